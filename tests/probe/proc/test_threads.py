@@ -3,7 +3,6 @@
 import os
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -33,6 +32,13 @@ def read_now(threads: ThreadSet, *, moved: bool = True, skip: bool = False):
     return threads.read(time.monotonic_ns, count_threads(threads.pid), moved=moved, skip=skip)
 
 
+def read_after(threads, pause_s):
+    """Read the threads, and again after a pause."""
+    read_now(threads)
+    time.sleep(pause_s)
+    return read_now(threads)
+
+
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_demand_counts_the_threads_that_want_a_cpu_not_those_that_got_one(watch, count):
     with child(f"start_burning({count}); time.sleep(0.2); say('up'); hear()") as one:
@@ -60,20 +66,14 @@ def test_demand_counts_the_threads_that_want_a_cpu_not_those_that_got_one(watch,
 def test_a_sleeping_process_wants_no_cpu_and_is_put_on_none(watch):
     with child("say('up'); hear()") as one:
         time.sleep(0.1)
-        threads = watch(one.pid)
-        read_now(threads)
-        time.sleep(0.3)
-        now = read_now(threads)
+        now = read_after(watch(one.pid), 0.3)
     assert (now.runnable, now.busy_threads, now.switches_s) == (0.0, 0, 0.0)
 
 
 def test_switches_count_how_often_threads_were_put_on_a_cpu(watch):
     code = "say('up')\nwhile True: time.sleep(0.005)"
     with child(code) as one:
-        threads = watch(one.pid)
-        read_now(threads)
-        time.sleep(0.6)
-        now = read_now(threads)
+        now = read_after(watch(one.pid), 0.6)
     assert 60 < now.switches_s < 220
     assert now.main_switches_s == now.switches_s
 
@@ -191,9 +191,7 @@ def test_threads_beyond_the_allowance_are_read_by_opening_them_each_time(watch):
     with child("start_burning(2); time.sleep(0.1); say('up'); hear()") as one:
         pipes = open_files()
         threads = watch(one.pid, descriptors=1)
-        read_now(threads)
-        time.sleep(0.5)
-        assert read_now(threads).runnable == pytest.approx(2, rel=0.15)
+        assert read_after(threads, 0.5).runnable == pytest.approx(2, rel=0.15)
         assert open_files() == pipes + 2, "one schedstat and the task folder"
         assert threads.allowance.descriptors == 0
 
@@ -315,8 +313,7 @@ def test_quiet_processes_are_not_all_read_in_the_same_tick(watch, tmp_path):
     """137 processes at once are a spike of 30 ms every fifth second."""
     read_in = []
     for pid in range(50, 50 + QUIET_TICKS):
-        FakeProc(tmp_path, pid).put(pid, "1000 0 5\n")
-        threads, clock = watch(pid, proc=str(tmp_path)), Clock()
+        threads, clock = Written(watch, tmp_path, pid).put((pid, "1000 0 5")).threads, Clock()
         threads.read(clock, 1, moved=True, skip=False)
         threads.read(clock, 1, moved=False, skip=False)
         assert clock.calls == 2, "the second tick gives the first rates"
@@ -328,77 +325,61 @@ def test_quiet_processes_are_not_all_read_in_the_same_tick(watch, tmp_path):
     assert len(set(read_in)) == QUIET_TICKS
 
 
-class FakeProc:
-    """Write the task folder of one process, so that a test chooses the kernel's numbers."""
+class Written:
+    """Write the task folder of process 77 and read it each second, so that a test chooses the kernel's numbers."""
 
-    def __init__(self, root: Path, pid: int = 77) -> None:
-        self.root, self.pid = root, pid
+    def __init__(self, watch, root, pid: int = 77) -> None:
         self.task = root / str(pid) / "task"
         self.task.mkdir(parents=True)
+        self.threads = watch(pid, proc=str(root))
+        self.at_ns = 4 * SECOND
 
-    def put(self, tid: int, schedstat: str) -> None:
-        folder = self.task / str(tid)
-        folder.mkdir(exist_ok=True)
-        (folder / "comm").write_text("python\n")
-        (folder / "schedstat").write_text(schedstat)
+    def put(self, *rows: tuple[int, str]):
+        for tid, schedstat in rows:
+            folder = self.task / str(tid)
+            folder.mkdir(exist_ok=True)
+            (folder / "comm").write_text("python\n")
+            (folder / "schedstat").write_text(f"{schedstat}\n")
+        return self
+
+    def read(self, **fields):
+        self.at_ns += SECOND
+        count = len(list(self.task.iterdir()))
+        return self.threads.read(lambda: self.at_ns, count, moved=True, skip=False, **fields)
 
 
 def test_a_kernel_that_does_not_fill_schedstat_is_missing_and_never_zero(watch, tmp_path):
-    fake = FakeProc(tmp_path)
-    fake.put(77, "0 0 0\n")
-    fake.put(78, "0 0 0\n")
-    threads, clock = watch(77, proc=str(tmp_path)), [5 * SECOND]
-    for _ in range(3):
-        now = threads.read(lambda: clock[0], 2, moved=True, skip=False)
-        clock[0] += SECOND
+    job = Written(watch, tmp_path).put((77, "0 0 0"), (78, "0 0 0"))
+    now = [job.read() for _ in range(3)][-1]
     for value in (now.runnable, now.waiting, now.running, now.busy_threads, now.switches_s):
-        assert not is_known(value)
         assert "schedstat" in value.reason
-    assert now.groups[0].count == 1
-    assert not is_known(now.groups[0].runnable)
+    assert (now.groups[0].count, is_known(now.groups[0].runnable)) == (1, False)
 
 
 def test_time_from_before_the_interval_is_not_counted_into_it(watch, tmp_path):
     """A thread met late with more time than the interval has starts to count now."""
-    fake = FakeProc(tmp_path)
-    fake.put(77, "1000000000 0 10\n")
-    threads, clock = watch(77, proc=str(tmp_path)), [5 * SECOND]
-    threads.read(lambda: clock[0], 1, moved=True, skip=False)
-    clock[0] += SECOND
-    fake.put(78, "900000000000 0 10\n")
-    fake.put(79, "200000000 100000000 10\n")
-    now = threads.read(lambda: clock[0], 3, moved=True, skip=False)
+    job = Written(watch, tmp_path).put((77, "1000000000 0 10"))
+    job.read()
+    now = job.put((78, "900000000000 0 10"), (79, "200000000 100000000 10")).read()
     assert (now.running, now.waiting) == (pytest.approx(0.2), pytest.approx(0.1))
-    clock[0] += SECOND
-    fake.put(78, "900500000000 0 10\n")
-    now = threads.read(lambda: clock[0], 3, moved=True, skip=False)
+    now = job.put((78, "900500000000 0 10")).read()
     assert (now.running, now.waiting) == (pytest.approx(0.5), 0.0)
 
 
 def test_busy_threads_come_busiest_first(watch, tmp_path):
-    fake = FakeProc(tmp_path)
-    for tid in (77, 78, 79, 80):
-        fake.put(tid, "0 0 1\n")
-    threads, clock = watch(77, proc=str(tmp_path)), [5 * SECOND]
-    threads.read(lambda: clock[0], 4, moved=True, skip=False)
-    clock[0] += SECOND
-    fake.put(78, "250000000 0 2\n")
-    fake.put(79, "100000000 800000000 2\n")
-    fake.put(80, "249999999 0 2\n")
-    now = threads.read(lambda: clock[0], 4, moved=True, skip=False)
-    assert now.busy_threads == 2
-    assert threads.busy_tids() == (79, 78)
+    job = Written(watch, tmp_path).put(*((tid, "0 0 1") for tid in (77, 78, 79, 80)))
+    job.read()
+    now = job.put((78, "250000000 0 2"), (79, "100000000 800000000 2"), (80, "249999999 0 2")).read()
+    assert (now.busy_threads, job.threads.busy_tids()) == (2, (79, 78))
 
 
-class Rested:
+class Rested(Written):
     """A process whose main thread works while two others rest, read until their rest is known."""
 
-    def __init__(self, watch, tmp_path) -> None:
-        self.fake, self.cpu_s, self.at_ns = FakeProc(tmp_path), 10.0, 5 * SECOND
-        for tid in (77, 78, 79):
-            self.fake.put(tid, "10000000000 0 10\n")
-        self.threads = watch(77, proc=str(tmp_path))
-        self.main_run = 10 * SECOND
+    def __init__(self, watch, root) -> None:
+        super().__init__(watch, root)
+        self.cpu_s, self.main_run = 10.0, 10 * SECOND
+        self.put(*((tid, "10000000000 0 10") for tid in (77, 78, 79)))
         for _ in range(RESTING_SAMPLES + 1):
             self.tick()
         while (self.threads._ticks + 1 + 77) % QUIET_TICKS != 1:
@@ -406,17 +387,15 @@ class Rested:
 
     def tick(self, main_s: float = 0.5, others_s: float = 0.0):
         """Let a second pass in which the main thread ran; ``others_s``: what others used, in stat."""
-        self.at_ns += SECOND
         self.main_run += int(main_s * SECOND)
         self.cpu_s += main_s + others_s
-        self.fake.put(77, f"{self.main_run} 0 {self.main_run}\n")
-        return self.threads.read(lambda: self.at_ns, 3, moved=True, skip=False, cpu_s=self.cpu_s)
+        return self.put((77, f"{self.main_run} 0 {self.main_run}")).read(cpu_s=self.cpu_s)
 
 
 def test_a_resting_thread_that_runs_is_seen_in_the_same_tick_by_the_cpu_time_of_its_process(watch, tmp_path):
     job = Rested(watch, tmp_path)
     assert job.tick().runnable == pytest.approx(0.5)
-    job.fake.put(78, "10600000000 200000000 20\n")
+    job.put((78, "10600000000 200000000 20"))
     now = job.tick(others_s=0.6)
     assert now.runnable == pytest.approx(0.5 + 0.6 + 0.2)
     assert now.busy_threads == 2
@@ -425,7 +404,7 @@ def test_a_resting_thread_that_runs_is_seen_in_the_same_tick_by_the_cpu_time_of_
 
 def test_resting_threads_are_not_read_while_the_others_account_for_all_cpu_time(watch, tmp_path):
     job = Rested(watch, tmp_path)
-    job.fake.put(78, "10010000000 0 20\n")
+    job.put((78, "10010000000 0 20"))
     seen = [job.tick(others_s=0.01 if i == 0 else 0.0).runnable for i in range(QUIET_TICKS)]
     assert seen[0] == pytest.approx(0.5), "10 ms of CPU are less than the clock tells"
     late = [value for value in seen if value > 0.501]
@@ -435,11 +414,11 @@ def test_resting_threads_are_not_read_while_the_others_account_for_all_cpu_time(
 
 def test_a_busy_thread_in_the_place_of_a_dead_resting_one_is_met_in_the_same_tick(watch, tmp_path):
     job = Rested(watch, tmp_path)
-    for file in (job.fake.task / "79").iterdir():
+    for file in (job.task / "79").iterdir():
         file.write_text("")  # what an open file of a dead thread says to a reader
         file.unlink()
-    (job.fake.task / "79").rmdir()
-    job.fake.put(80, "400000000 0 3\n")
+    (job.task / "79").rmdir()
+    job.put((80, "400000000 0 3"))
     now = job.tick(others_s=0.4)
     assert now.runnable == pytest.approx(0.9)
     assert now.busy_threads == 2
