@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.children import child
 from tests.frames import make_process
+from tests.waiting import wait_until
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.probe.base.procread import PAGE_BYTES, read_stat
@@ -22,7 +23,6 @@ from tpmon.probe.proc.memory import (
     AnonMemory,
     AnonReader,
     MemoryGrowth,
-    Pss,
     PssRation,
     fit_slope,
     parse_anon,
@@ -31,6 +31,7 @@ from tpmon.probe.proc.memory import (
 
 SECOND = 1_000_000_000
 MIB = 1 << 20
+RATIONED = Missing("rationed: one process every 10 s")
 HIDDEN = Missing("no control group of its own")
 UNFITTED = Missing(f"growth needs {SLOPE_MIN_POINTS} readings")
 
@@ -42,18 +43,15 @@ Pss_Anon:         301 kB
 """
 
 
-def test_pss_is_its_own_line_in_bytes():
+def test_pss_is_its_own_line_and_anonymous_memory_what_is_resident_less_files_and_shared_pages():
     assert parse_pss(ROLLUP) == 385 * 1024
-    with pytest.raises(ValueError):
-        parse_pss(b"Pss_Dirty: 68 kB\n")
-    with pytest.raises(ValueError):
-        parse_pss(b"")
-
-
-def test_anonymous_memory_is_what_is_resident_less_files_and_shared_pages():
     assert parse_anon(b"900 500 180 1 0 300 0\n") == 320 * PAGE_BYTES
+
+
+@pytest.mark.parametrize(("parse", "raw"), [(parse_pss, b"Pss_Dirty: 68 kB\n"), (parse_pss, b""), (parse_anon, b"9 5")])
+def test_a_file_that_is_cut_is_refused(parse, raw):
     with pytest.raises(ValueError):
-        parse_anon(b"900 500")
+        parse(raw)
 
 
 def test_anonymous_memory_is_added_over_processes_and_read_again_where_it_changed(tmp_path):
@@ -111,125 +109,99 @@ def test_a_mapped_file_that_is_touched_is_no_anonymous_memory(tmp_path):
         assert measure()[1] - touched[1] > 24 * MIB
 
 
-class FakeProc:
-    """Write smaps_rollup files and count who is read, by the figure that each next read finds."""
+class Written(PssRation):
+    """Read smaps_rollup files that a test writes; each holds its PID in KiB."""
 
     def __init__(self, root) -> None:
+        super().__init__(str(root))
         self.root = root
 
-    def put(self, pid: int, kib: int | None, start_ticks: int = 5) -> None:
-        folder = self.root / str(pid)
-        folder.mkdir(exist_ok=True)
-        fields = ["S", *["0"] * 18, str(start_ticks), *["0"] * 30]
-        (folder / "stat").write_text(f"{pid} (python) {' '.join(fields)}\n")
-        file = folder / "smaps_rollup"
-        if kib is None:
-            file.unlink(missing_ok=True)
-        else:
-            file.write_text(f"Rss: 1 kB\nPss: {kib} kB\n")
+    def put(self, *pids, start_ticks=5):
+        for pid in pids:
+            folder = self.root / str(pid)
+            folder.mkdir(exist_ok=True)
+            fields = ["S", *["0"] * 18, str(start_ticks), *["0"] * 30]
+            (folder / "stat").write_text(f"{pid} (python) {' '.join(fields)}\n")
+            (folder / "smaps_rollup").write_text(f"Rss: 1 kB\nPss: {pid} kB\n")
+        return self
+
+    def follow(self, *pids, rss=MIB, pace=Pace.FULL):
+        self.watch({who(pid): rss for pid in pids}, pace)
+
+    def read_pids(self, times: int) -> list[int]:
+        """Read a few times and say which process each read was of."""
+        order = []
+        for _ in range(times):
+            before = dict(self._known)
+            self.read_next()
+            order += [one.pid for one in self._rss if self._known.get(one) is not before.get(one)]
+        return order
 
 
 def who(pid: int) -> Identity:
     return Identity(pid, 5)
 
 
-def read_pids(ration: PssRation, pids, times: int) -> list[int]:
-    """Read a few times and say which process each read was of."""
-    order = []
-    for _ in range(times):
-        before = dict(ration._known)
-        ration.read_next()
-        order.extend(pid for pid in pids if ration._known.get(who(pid)) is not before.get(who(pid)))
-    return order
+@pytest.fixture
+def ration(tmp_path):
+    return Written(tmp_path)
 
 
-def test_each_process_in_turn_oldest_reading_first(tmp_path):
-    fake = FakeProc(tmp_path)
-    for pid in (11, 12, 13):
-        fake.put(pid, pid)
-    ration = PssRation(str(tmp_path))
-    ration.watch({who(11): MIB, who(12): MIB, who(13): MIB})
-    assert ration.latest(who(12)) == Missing("rationed: one process every 10 s")
-    assert read_pids(ration, (11, 12, 13), 6) == [11, 12, 13, 11, 12, 13]
+def test_each_process_in_turn_oldest_reading_first(ration):
+    ration.put(11, 12, 13).follow(11, 12, 13)
+    assert ration.latest(who(12)) == RATIONED
+    assert ration.read_pids(6) == [11, 12, 13, 11, 12, 13]
     pss = ration.latest(who(12))
-    assert isinstance(pss, Pss)
     assert pss.pss_bytes == 12 * 1024
     assert abs(time.monotonic_ns() - pss.taken_ns) < 5 * SECOND
-    fake.put(14, 1)
-    ration.watch({who(11): MIB, who(12): MIB, who(14): MIB})
-    assert read_pids(ration, (11, 12, 14), 1) == [14]
+    ration.put(14).follow(11, 12, 14)
+    assert ration.read_pids(1) == [14]
+    ration.follow()
+    ration.read_next()
+    ration.follow(11)
+    assert ration.latest(who(11)) == RATIONED, "who left is forgotten"
 
 
-def test_one_process_that_cannot_be_read_does_not_keep_the_others_from_their_turn(tmp_path):
-    fake = FakeProc(tmp_path)
-    for pid in (11, 12, 13):
-        fake.put(pid, pid)
-    fake.put(12, None)
-    ration = PssRation(str(tmp_path))
-    ration.watch({who(11): MIB, who(12): MIB, who(13): MIB})
-    assert read_pids(ration, (11, 12, 13), 6) == [11, 12, 13, 11, 12, 13]
+def test_one_process_that_cannot_be_read_does_not_keep_the_others_from_their_turn(ration):
+    ration.put(11, 12, 13).follow(11, 12, 13)
+    (ration.root / "12" / "smaps_rollup").unlink()
+    assert ration.read_pids(6) == [11, 12, 13, 11, 12, 13]
     assert ration.latest(who(12)) == Missing("PSS: no such file or directory")
 
 
-def test_a_large_process_is_never_read(tmp_path):
-    fake = FakeProc(tmp_path)
-    fake.put(11, 5)
-    fake.put(12, 6)
-    ration = PssRation(str(tmp_path))
+def test_a_large_process_is_never_read(ration):
+    ration.put(11, 12)
     ration.watch({who(11): PSS_MAX_RSS_BYTES + 1, who(12): PSS_MAX_RSS_BYTES})
-    assert read_pids(ration, (11, 12), 3) == [12, 12, 12]
+    assert ration.read_pids(3) == [12, 12, 12]
     assert ration.latest(who(11)) == Missing("larger than 1 GiB: reading PSS would stall the process")
-    ration.watch({who(12): PSS_MAX_RSS_BYTES + 1})
+    ration.follow(12, rss=PSS_MAX_RSS_BYTES + 1)
     assert not is_known(ration.latest(who(12))), "grown: the old figure is no longer shown"
     ration.read_next()
 
 
-def test_every_third_turn_is_used_while_the_verdict_is_settled(tmp_path, monkeypatch):
-    fake = FakeProc(tmp_path)
-    fake.put(11, 5)
-    ration = PssRation(str(tmp_path))
-    ration.watch({who(11): MIB}, Pace.SETTLED)
+def test_every_third_turn_is_used_while_the_verdict_is_settled(ration, monkeypatch):
+    ration.put(11).follow(11, pace=Pace.SETTLED)
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic_ns", lambda: round(now[0] * SECOND))
     taken = set()
     for _ in range(7):
         ration.read_next()
-        pss = ration.latest(who(11))
-        assert isinstance(pss, Pss)
-        taken.add(round(pss.taken_ns / SECOND))
+        taken.add(round(ration.latest(who(11)).taken_ns / SECOND))
         now[0] += PSS_EVERY_S
     assert taken == {1000, 1030, 1060}
 
 
-def test_processes_that_left_are_forgotten(tmp_path):
-    fake = FakeProc(tmp_path)
-    fake.put(11, 5)
-    ration = PssRation(str(tmp_path))
-    ration.watch({who(11): MIB})
+def test_a_pid_that_another_process_has_by_now_shows_no_figure(ration):
+    ration.put(11).follow(11)
     ration.read_next()
-    ration.watch({})
-    ration.read_next()
-    ration.watch({who(11): MIB})
-    assert ration.latest(who(11)) == Missing("rationed: one process every 10 s")
-
-
-def test_a_pid_that_another_process_has_by_now_shows_no_figure(tmp_path):
-    fake = FakeProc(tmp_path)
-    fake.put(11, 5)
-    ration = PssRation(str(tmp_path))
-    ration.watch({who(11): MIB})
-    ration.read_next()
-    assert isinstance(ration.latest(who(11)), Pss)
+    assert is_known(ration.latest(who(11)))
     heir = Identity(11, 99)
     ration.watch({heir: MIB})
-    assert ration.latest(heir) == Missing("rationed: one process every 10 s")
+    assert ration.latest(heir) == RATIONED
     ration.read_next()
     assert ration.latest(heir) == Missing("PSS: the process is gone"), "its stat line is not the heir's"
-    fake.put(11, 7, start_ticks=99)
-    ration.read_next()
-    pss = ration.latest(heir)
-    assert isinstance(pss, Pss)
-    assert pss.pss_bytes == 7 * 1024
+    ration.put(11, start_ticks=99).read_next()
+    assert ration.latest(heir).pss_bytes == 11 * 1024
 
 
 def test_pss_of_real_processes_that_share_is_less_than_their_rss():
@@ -242,20 +214,19 @@ def test_pss_of_real_processes_that_share_is_less_than_their_rss():
         ration.read_next()
         ration.read_next()
         pss = ration.latest(process)
-        assert isinstance(pss, Pss)
         assert 12 * MIB < pss.pss_bytes < rss - 8 * MIB
         assert ration.latest(absent) == Missing("PSS: no such file or directory")
 
 
 def test_the_thread_ends_when_it_is_asked_to():
+    def threads():
+        return [thread for thread in threading.enumerate() if thread.name == "tpmon-pss"]
+
     ration = PssRation()
     ration.start()
-    assert any(thread.name == "tpmon-pss" for thread in threading.enumerate())
+    assert threads()
     ration.stop()
-    end = time.monotonic() + 5
-    while any(thread.name == "tpmon-pss" for thread in threading.enumerate()):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    assert wait_until(lambda: not threads())
 
 
 SERIES = st.lists(st.floats(-1e9, 1e9), min_size=3, max_size=30)
@@ -290,13 +261,6 @@ def test_one_outlier_leaves_the_slope_between_those_of_the_noise(noise, where, o
     values = [1e6 * i + wobble for i, wobble in enumerate(noise)]
     values[where] = outlier
     assert fit_slope(at_seconds(values)) == pytest.approx(1e6, abs=200)
-
-
-@given(st.permutations(range(12)))
-def test_order_of_arrival_does_not_matter_to_pairs_in_time_order(order):
-    points = [(i * SECOND, float((i * i) % 7)) for i in range(12)]
-    mixed = sorted((points[i] for i in order), key=lambda point: point[0])
-    assert fit_slope(mixed) == fit_slope(points)
 
 
 @pytest.mark.parametrize("points", [[], [(5, 1.0)], [(5, 1.0), (5, 2.0)]])
