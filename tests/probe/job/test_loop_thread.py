@@ -126,67 +126,52 @@ TRAINS = [RESTING, stack(LOOP, TRAIN, STEP, name="Thread-1 (train)")]
 ME = Identity(PID, 7)
 
 
-def test_a_loop_once_found_stays_while_its_thread_does_something_else(loops):
-    assert loops.learn(ME, TRAINS, 0) == LOOP
-    assert loops.learn(ME, [RESTING, stack(LOOP, TRAIN), stack(OTHER, TRAIN, STEP)], SECOND) == LOOP
-    assert loops.tids() == {ME: LOOP}
-    assert loops.said(ME) == LOOP
-    # Its thread ended, and the next one trains.
-    assert loops.learn(ME, [RESTING, stack(OTHER, TRAIN, STEP)], 2 * SECOND) == OTHER
-    assert loops.learn(ME, [RESTING], 3 * SECOND) == PID
-    assert loops.tids() == {}
-    assert loops.said(ME) == PID
+SAVES = [RESTING, stack(LOOP, TRAIN, REDUCE)]
+LIBRARY, SAVE = ("train", SITE + "mycompany/train.py"), ("save", SITE + "torch/serialization.py")
+OWN_STEP = [stack(PID, MAIN, STEP)]
+RUNS = {
+    "a loop once found stays while its thread does something else, and ends with it": [
+        *((0, TRAINS, LOOP), (1, [RESTING, stack(LOOP, TRAIN), stack(OTHER, TRAIN, STEP)], LOOP)),
+        *((2, [RESTING, stack(OTHER, TRAIN, STEP)], OTHER), (3, [RESTING], PID)),
+    ],
+    "a thread of a pool that waits for its next task is no loop any more": [
+        *((0, TRAINS, LOOP), (1, [RESTING, stack(LOOP, POOL), stack(OTHER, TRAIN, STEP)], OTHER)),
+        (2, [RESTING, stack(LOOP, POOL), stack(OTHER, POOL)], PID),
+    ],
+    # The function that trains may be one of a library, and save, log or only compute for a while.
+    "code of an installed package is no pool": [
+        (1, [RESTING, stack(LOOP, LIBRARY, *more)], LOOP) for more in ([STEP], [FORWARD], [STEP], [SAVE], [])
+    ],
+    "a checkpoint that a thread saves for a main thread that trained is no loop": [
+        *((0, OWN_STEP, PID), *((second, SAVES, PID) for second in (70, 125, 190, 260)))
+    ],
+    "a main thread that trained lately is the loop also when a slice does not show it": [
+        *((0, [stack(PID, MAIN, BACKWARD)], PID), (1, TRAINS, PID)),
+        *((MAIN_S - 1e-9, TRAINS, PID), (MAIN_S, TRAINS, LOOP)),
+    ],
+    # With many ranks a slice of each comes every two or three minutes.
+    "the first slice after a long time changes nothing": [
+        *((0, [stack(PID, MAIN, BACKWARD)], PID), (200, TRAINS, PID), (400, TRAINS, LOOP))
+    ],
+    "a main thread that evaluates or saves takes nothing over, one that surely trains does": [
+        (0, TRAINS, LOOP),
+        *((1, [stack(PID, MAIN, frame), *TRAINS[1:]], LOOP) for frame in (FORWARD, NEXT, REDUCE)),
+        *((2, [stack(PID, MAIN, NEXT), stack(LOOP, TRAIN)], PID), (3, TRAINS, PID), (300, TRAINS, LOOP)),
+        (301, [*OWN_STEP, *TRAINS[1:]], PID),
+    ],
+    "a thread whose number cannot be told is not taken": [(0, [RESTING, stack(999, TRAIN, STEP)], PID)],
+}
 
 
-def test_a_thread_of_a_pool_that_waits_for_its_next_task_is_no_loop_any_more(loops):
-    assert loops.learn(ME, TRAINS, 0) == LOOP
-    assert loops.learn(ME, [RESTING, stack(LOOP, POOL), stack(OTHER, TRAIN, STEP)], SECOND) == OTHER
-    assert loops.learn(ME, [RESTING, stack(LOOP, POOL), stack(OTHER, POOL)], 2 * SECOND) == PID
+@pytest.mark.parametrize("run", RUNS)
+def test_the_thread_of_the_loop_is_remembered(loops, run):
+    for second, stacks, tid in RUNS[run]:
+        assert loops.learn(ME, stacks, round(second * SECOND)) == tid
+        assert loops.tids() == ({} if tid == PID else {ME: tid})
+        assert loops.said(ME) == tid
 
 
-def test_code_of_an_installed_package_is_no_pool(loops):
-    """The function that trains may be one of a library, and save, log or only compute for a while."""
-    train = ("train", SITE + "mycompany/train.py")
-    save = ("save", SITE + "torch/serialization.py")
-    for frames in ((train, STEP), (train, FORWARD), (train, STEP), (train, save), (train,)):
-        assert loops.learn(ME, [RESTING, stack(LOOP, *frames)], SECOND) == LOOP
-
-
-def test_a_checkpoint_that_a_thread_saves_for_a_main_thread_that_trained_is_no_loop(loops):
-    saves = [RESTING, stack(LOOP, TRAIN, REDUCE)]
-    assert loops.learn(ME, [stack(PID, MAIN, STEP)], 0) == PID
-    for second in (70, 125, 190, 260):
-        assert loops.learn(ME, saves, second * SECOND) == PID
-
-
-def test_a_main_thread_that_trained_lately_is_the_loop_also_when_a_slice_does_not_show_it(loops):
-    assert loops.learn(ME, [stack(PID, MAIN, BACKWARD)], 0) == PID
-    assert loops.learn(ME, TRAINS, SECOND) == PID
-    assert loops.learn(ME, TRAINS, int(MAIN_S * SECOND) - 1) == PID
-    assert loops.learn(ME, TRAINS, int(MAIN_S * SECOND)) == LOOP
-    assert loops.tids() == {ME: LOOP}
-
-
-def test_the_first_slice_after_a_long_time_changes_nothing(loops):
-    """With many ranks a slice of each comes every two or three minutes."""
-    assert loops.learn(ME, [stack(PID, MAIN, BACKWARD)], 0) == PID
-    assert loops.learn(ME, TRAINS, 200 * SECOND) == PID
-    assert loops.learn(ME, TRAINS, 400 * SECOND) == LOOP
-
-
-def test_a_main_thread_takes_over_when_it_surely_trains(loops):
-    assert loops.learn(ME, TRAINS, 0) == LOOP
-    # It evaluates, or saves what the loop trains.
-    for frame in (FORWARD, NEXT, REDUCE):
-        assert loops.learn(ME, [stack(PID, MAIN, frame), *TRAINS[1:]], SECOND) == LOOP
-    assert loops.learn(ME, [stack(PID, MAIN, NEXT), stack(LOOP, TRAIN)], 2 * SECOND) == PID
-    assert loops.learn(ME, TRAINS, 3 * SECOND) == PID
-    assert loops.learn(ME, TRAINS, 300 * SECOND) == LOOP
-    assert loops.learn(ME, [stack(PID, MAIN, STEP), *TRAINS[1:]], 301 * SECOND) == PID
-
-
-def test_a_thread_whose_number_cannot_be_told_is_not_taken(loops):
-    assert loops.learn(ME, [RESTING, stack(999, TRAIN, STEP)], 0) == PID
+def test_a_process_that_is_gone_has_its_main_thread(loops):
     assert loops.learn(Identity(5, 1), [stack(5, MAIN, JOIN), stack(LOOP, TRAIN, STEP)], 0) == 5
 
 
@@ -250,15 +235,16 @@ def threaded():
         yield one, tid
 
 
+def dump_kinds(one):
+    return {thread.tid: thread.kind for thread in Dumper([one]).read_round().processes[0].threads}
+
+
 def test_a_dump_takes_the_thread_that_trains_for_the_main_one(threaded):
     one, tid = threaded
-    look = Dumper([member(one.pid)]).read_round()
-    kinds = {thread.tid: thread.kind for thread in look.processes[0].threads}
-    assert kinds[tid] is ThreadKind.MAIN
-    assert kinds[one.pid] is ThreadKind.OTHER
+    kinds = dump_kinds(member(one.pid))
+    assert (kinds[tid], kinds[one.pid]) == (ThreadKind.MAIN, ThreadKind.OTHER)
     # Of a worker or a helper nothing is looked for.
-    look = Dumper([replace(member(one.pid), role=Role.WORKER)]).read_round()
-    assert {thread.tid: thread.kind for thread in look.processes[0].threads}[one.pid] is ThreadKind.MAIN
+    assert dump_kinds(replace(member(one.pid), role=Role.WORKER))[one.pid] is ThreadKind.MAIN
 
 
 def test_where_no_stack_comes_the_thread_that_is_known_is_read(threaded):
@@ -350,11 +336,8 @@ def test_a_thread_of_autograd_works_for_another(loops, tmp_path):
 def test_a_dump_leaves_the_thread_of_the_loop_to_those_who_know_it(threaded):
     one, tid = threaded
     main = replace(member(one.pid), is_loop_told=True)
-    look = Dumper([main]).read_round()
-    assert {thread.tid: thread.kind for thread in look.processes[0].threads}[one.pid] is ThreadKind.MAIN
-    gone = replace(main, loop=loop_of(1 << 22))
-    look = Dumper([gone]).read_round()
-    assert {thread.tid: thread.kind for thread in look.processes[0].threads}[tid] is ThreadKind.MAIN
+    assert dump_kinds(main)[one.pid] is ThreadKind.MAIN
+    assert dump_kinds(replace(main, loop=loop_of(1 << 22)))[tid] is ThreadKind.MAIN
 
 
 @pytest.mark.long

@@ -138,45 +138,29 @@ def test_standard_input_names_who_should_type():
         assert say_target(target).startswith("blocked in a read of standard input (pipe:[")
 
 
-PAIR = "a, b = os.pipe()\nc, d = os.pipe()\nx, y = socket.socketpair()\n"
+PAIR = "a, b = os.pipe()\nc, d = os.pipe()\nx, y = socket.socketpair()\ndef block():\n "
+POLL = "p = select.poll(); {}; p.poll()".format
+EPOLL = "e = select.epoll(); {}; e.poll()".format
 
 
 @pytest.mark.parametrize(
     ("code", "call", "words"),
     [
-        ("p = select.poll()\np.register(a, 1)\np.register(c, 1)\ndef block():\n p.poll()", "poll", "2 pipes"),
-        ("def block():\n select.select([a, c], [], [])", "select", "2 pipes"),
-        (
-            "e = select.epoll()\ne.register(a, 1)\ne.register(x, 1)\ndef block():\n e.poll()",
-            "epoll",
-            "1 pipe and 1 unix socket",
-        ),
-        (
-            "e = select.epoll()\np = select.poll()\np.register(e, 1)\np.register(a, 1)\ndef block():\n p.poll()",
-            "poll",
-            "1 pipe and 1 other descriptor",
-        ),
+        (POLL("p.register(a, 1); p.register(c, 1)"), "poll", "2 pipes"),
+        ("select.select([a, c], [], [])", "select", "2 pipes"),
+        (EPOLL("e.register(a, 1); e.register(x, 1)"), "epoll", "1 pipe and 1 unix socket"),
+        (POLL("e = select.epoll(); p.register(e, 1); p.register(a, 1)"), "poll", "1 pipe and 1 other descriptor"),
     ],
 )
 def test_a_call_that_watches_several_says_how_many_of_what(code, call, words):
     with blocked(PAIR + code) as one:
         target = target_of(one.pid)
-        assert target.kind is WaitKind.SEVERAL
         assert call in target.call
-        assert target.name == words
-        assert is_known(target.fds)
-        assert len(target.fds) == 2
+        assert (target.kind, target.name, len(target.fds)) == (WaitKind.SEVERAL, words, 2)
         assert target.fd is NOT_APPLICABLE
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "p = select.poll()\np.register(a, 1)\ndef block():\n p.poll()",
-        "def block():\n select.select([a], [], [])",
-        "e = select.epoll()\ne.register(a, 1)\ndef block():\n e.poll()",
-    ],
-)
+@pytest.mark.parametrize("code", [POLL("p.register(a, 1)"), "select.select([a], [], [])", EPOLL("e.register(a, 1)")])
 def test_a_call_that_watches_one_pipe_names_it(code):
     with blocked(PAIR + code) as one:
         target = target_of(one.pid)
@@ -402,12 +386,18 @@ def test_a_child_in_a_container_is_named_by_its_number_here(tmp_path):
     assert say_target(target(1, 8)) == "waits for process 8 (sshd) to end"
 
 
-def test_only_calls_for_one_child_name_one():
-    assert find_child(Syscall(61, (4711, 0, 0), 0), "x86_64") == 4711
-    assert find_child(Syscall(61, (2**64 - 1, 0, 0), 0), "x86_64") is None
-    assert find_child(Syscall(247, (1, 4711), 0), "x86_64") == 4711
-    assert find_child(Syscall(247, (0, 0), 0), "x86_64") is None
-    assert find_child(Syscall(0, (4711,), 0), "x86_64") is None
+@pytest.mark.parametrize(
+    ("number", "arguments", "child"),
+    [
+        (61, (4711, 0, 0), 4711),
+        (61, (2**64 - 1, 0, 0), None),
+        (247, (1, 4711), 4711),
+        (247, (0, 0), None),
+        (0, (7,), None),
+    ],
+)
+def test_only_calls_for_one_child_name_one(number, arguments, child):
+    assert find_child(Syscall(number, arguments, 0), "x86_64") == child
 
 
 ROWS = b"""1: POSIX  ADVISORY  WRITE 11 fe:00:500 0 EOF
@@ -429,14 +419,12 @@ def test_rows_are_parsed_and_those_that_are_cut_left_out():
     assert locks[2] == FileLock(2, False, 21, 600)
 
 
-def test_the_holder_is_in_the_row_above_of_the_same_number():
-    locks = parse_locks(ROWS)
-    assert pick_holders(locks, 22, None) == (21,)
-    assert pick_holders(locks, 12, 500) == (11,)
-    assert pick_holders(locks, 12, 600) == (21,)
-    assert pick_holders(locks, 12, None) == (11, 21)
-    assert pick_holders(locks, 31, None) == ()
-    assert pick_holders(locks, 99, None) == ()
+@pytest.mark.parametrize(
+    ("pid", "inode", "holders"),
+    [(22, None, (21,)), (12, 500, (11,)), (12, 600, (21,)), (12, None, (11, 21)), (31, None, ()), (99, None, ())],
+)
+def test_the_holder_is_in_the_row_above_of_the_same_number(pid, inode, holders):
+    assert pick_holders(parse_locks(ROWS), pid, inode) == holders
 
 
 def test_without_proc_locks_the_reason_is_told(tmp_path):
