@@ -86,35 +86,27 @@ def test_net_dev_of_any_text(text):
     assert isinstance(parse_net_dev(text), dict)
 
 
+def names(machine, used=NONE):
+    return [(one.interface, one.used_by_job) for one in machine.reader().read(SECOND, used)]
+
+
 def test_hardware_and_used_interfaces_are_shown_virtual_ones_are_not(machine):
-    samples = machine.reader().read(SECOND, NONE)
-    assert [one.interface for one in samples] == ["enp65s0f0np0"]
-    samples = machine.reader().read(SECOND, frozenset(["lo", "eth1.100", "gone0"]))
-    assert [(one.interface, one.used_by_job) for one in samples] == [
-        ("lo", True),
-        ("eth1.100", True),
-        ("enp65s0f0np0", False),
+    assert names(machine) == [("enp65s0f0np0", False)]
+    assert names(machine, frozenset(["lo", "eth1.100", "gone0"])) == [
+        *(("lo", True), ("eth1.100", True), ("enp65s0f0np0", False))
     ]
+    unknown = Missing("sock_diag is not permitted here")
+    assert names(machine, unknown) == [("enp65s0f0np0", unknown)]
 
 
-def test_use_that_is_not_known_is_missing(machine):
-    (sample,) = machine.reader().read(SECOND, Missing("sock_diag is not permitted here"))
-    assert sample.used_by_job == Missing("sock_diag is not permitted here")
-
-
-def test_hardware_that_is_down_is_left_out(machine):
-    (machine.sys / "class/net/enp65s0f0np0/operstate").write_text("down\n")
-    names = [one.interface for one in machine.reader().read(SECOND, NONE)]
-    # No hardware is left, so everything with traffic but the loopback is shown.
-    assert names == ["enp65s0f0np0", "docker0", "vethb1a2c3d", "eth1.100"]
-
-
-def test_another_namespace_shows_its_own_busy_interfaces(machine):
-    (machine.proc / "7/ns/net").unlink()
-    (machine.proc / "7/ns/net").symlink_to("net:[2]")
-    names = [one.interface for one in machine.reader().read(SECOND, NONE)]
-    assert "docker0" in names
-    assert "lo" not in names
+@pytest.mark.parametrize("why", ["down", "another namespace"])
+def test_without_hardware_all_that_carries_traffic_but_the_loopback_is_shown(machine, why):
+    if why == "down":
+        (machine.sys / "class/net/enp65s0f0np0/operstate").write_text("down\n")
+    else:
+        (machine.proc / "7/ns/net").unlink()
+        (machine.proc / "7/ns/net").symlink_to("net:[2]")
+    assert [name for name, _ in names(machine)] == ["enp65s0f0np0", "docker0", "vethb1a2c3d", "eth1.100"]
 
 
 def test_rates_are_differences_over_time(machine):
@@ -153,11 +145,6 @@ def test_infiniband_counts_four_bytes_a_unit(machine):
     assert (port.interface, port.used_by_job) == ("mlx5_0/1", True)
     assert (port.receive_bytes_s, port.send_bytes_s, port.errors_s) == (1e6, 0.0, 3.0)
     assert port.drops_s == Missing("the port has no port_xmit_discards")
-
-
-def test_ended_process_is_missing(machine):
-    shutil.rmtree(machine.proc / "7")
-    assert machine.reader().read(SECOND, NONE) == Missing("the process is gone")
 
 
 @given(st.dictionaries(st.text("abc0", min_size=1, max_size=3), st.integers(0, 99), max_size=40), st.data())
@@ -225,7 +212,11 @@ def test_real_namespace_of_the_target_is_the_one_that_is_read():
         samples = NetworkReader(lambda: pid).read(SECOND, NONE)
         # A new namespace has a loopback only, which nobody uses.
         assert samples == ()
+        apart = Missing("target is in another network namespace (doctor: place)")
+        assert SocketReader().read([pid], 0) == apart, "it is not ours to ask"
     assert isinstance(same_network_namespace(pid), Missing)
+    assert SocketReader().read([pid], 0) == Missing("the process is gone")
+    assert isinstance(SocketReader().read([], 0), Missing)
 
 
 DUMP = (Path(__file__).parents[2] / "data" / "sockets" / "dump.bin").read_bytes()
@@ -248,20 +239,9 @@ def parse_dump(data: bytes, inodes: set[int]) -> tuple[list[TcpSocket], int, boo
 
 def test_captured_dump_agrees_with_ss():
     (found,), seen, last = parse_dump(DUMP, {NEWER})
-    assert found == TcpSocket(
-        inode=NEWER,
-        local_address="127.0.0.1",
-        remote_address="127.0.0.1",
-        last_sent_ms=1352,
-        last_received_ms=352,
-        retransmits=0,
-        unsent_bytes=2001920,
-    )
+    assert found == TcpSocket(NEWER, "127.0.0.1", "127.0.0.1", 1352, 352, retransmits=0, unsent_bytes=2001920)
     assert (seen, last) == (2, True)
-
-
-def test_sockets_of_others_are_counted_and_left_out():
-    assert parse_dump(DUMP, set()) == ([], 2, True)
+    assert parse_dump(DUMP, set()) == ([], 2, True), "those of others are counted and left out"
 
 
 def test_short_tcp_info_of_an_old_kernel_is_missing_not_zero():
@@ -295,17 +275,17 @@ def test_damaged_dumps_end_in_an_answer_or_a_plain_error(noise, cut):
             continue
 
 
-def test_ipv6_and_mapped_addresses():
-    def with_address(family, address):
-        data = bytearray(DUMP)
-        data[16] = family
-        data[16 + 8 : 16 + 24] = address
-        found, _, _ = parse_dump(bytes(data), {NEWER, 102526})
-        return found[0].local_address
-
-    assert with_address(socket.AF_INET6, socket.inet_pton(socket.AF_INET6, "fe80::1")) == "fe80::1"
-    mapped = bytes(10) + b"\xff\xff" + socket.inet_aton("10.1.2.3")
-    assert with_address(socket.AF_INET6, mapped) == "10.1.2.3"
+@pytest.mark.parametrize(
+    ("raw", "address"),
+    [
+        (socket.inet_pton(socket.AF_INET6, "fe80::1"), "fe80::1"),
+        (bytes(10) + b"\xff\xff" + socket.inet_aton("10.1.2.3"), "10.1.2.3"),
+    ],
+)
+def test_ipv6_and_mapped_addresses(raw, address):
+    data = bytearray(DUMP)
+    data[16], data[16 + 8 : 16 + 24] = socket.AF_INET6, raw
+    assert parse_dump(bytes(data), {NEWER, 102526})[0][0].local_address == address
 
 
 def test_sum_takes_the_newest_movement_and_adds_losses():
@@ -314,24 +294,24 @@ def test_sum_takes_the_newest_movement_and_adds_losses():
     total = sum_up([one, two])
     assert (total.connections, total.last_send_s, total.last_receive_s) == (2, 0.04, 0.352)
     assert (total.retransmits, total.unsent_bytes) == (3, 2001930)
+    none = sum_up([])
+    assert (none.connections, none.retransmits, none.last_send_s) == (0, 0, Missing("no connection"))
 
 
-def test_no_connection_is_a_count_of_zero_and_no_age():
-    total = sum_up([])
-    assert total.connections == total.retransmits == 0
-    assert total.last_send_s == Missing("no connection")
-
-
-def test_interface_of_a_connection():
-    (one,), _, _ = parse_dump(DUMP, {NEWER})
-    interface_of = {"10.0.0.5": "eth0", "127.0.0.1": "lo"}
-    assert find_interface(one, interface_of) == "lo"
-    away = replace(one, local_address="10.0.0.5", remote_address="10.0.0.9")
-    assert find_interface(away, interface_of) == "eth0"
-    # Two ranks of one machine that talk by its outer address never leave it.
-    assert find_interface(replace(away, remote_address="10.0.0.5"), interface_of) == "lo"
-    assert find_interface(replace(away, local_address="192.0.2.1"), interface_of) == ""
-    assert find_interface(replace(away, local_address="127.0.1.1"), interface_of) == "lo"
+@pytest.mark.parametrize(
+    ("addresses", "name"),
+    [
+        (("127.0.0.1", "127.0.0.1"), "lo"),
+        (("10.0.0.5", "10.0.0.9"), "eth0"),
+        # Two ranks of one machine that talk by its outer address never leave it.
+        (("10.0.0.5", "10.0.0.5"), "lo"),
+        (("192.0.2.1", "10.0.0.9"), ""),
+        (("127.0.1.1", "10.0.0.9"), "lo"),
+    ],
+)
+def test_interface_of_a_connection(addresses, name):
+    one = TcpSocket(NEWER, *addresses, 0, 0, retransmits=0, unsent_bytes=0)
+    assert find_interface(one, {"10.0.0.5": "eth0", "127.0.0.1": "lo"}) == name
 
 
 def test_descriptors_are_told_by_their_links(tmp_path):
@@ -411,14 +391,6 @@ def test_real_job_is_this_process(pair):
         later = reading(sockets, [os.getpid()], now + 11 * SECOND)
         assert later.sample.connections == first.sample.connections + 1
         late.close()
-
-
-def test_another_network_namespace_is_not_ours_to_ask():
-    with in_own_network() as pid:
-        found = SocketReader().read([pid], 0)
-    assert found == Missing("target is in another network namespace (doctor: place)")
-    assert SocketReader().read([pid], 0) == Missing("the process is gone")
-    assert isinstance(SocketReader().read([], 0), Missing)
 
 
 def test_own_addresses_name_the_loopback():
