@@ -10,33 +10,15 @@ from dataclasses import replace
 import pytest
 
 from tests.children import Child, child
-from tests.frames import NOW
-from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.process import Identity, Role, ThreadKind
-from tpmon.probe.base.procread import parse_stat, read_stat
+from tests.members import made_up
+from tests.members import member as member_of
+from tpmon.model.known import Missing, is_known
+from tpmon.model.process import Identity, ThreadKind
 from tpmon.probe.collect import processes as population_module
 from tpmon.probe.collect.processes import Population, describe_shortage
 from tpmon.probe.job.job import Member
 from tpmon.probe.proc.counters import KEPT_PROCESSES, KEPT_THREADS, Shares, share_descriptors
 from tpmon.probe.proc.threads import QUIET_TICKS
-
-
-def member_of(pid: int, start_ticks: int | None = None) -> Member:
-    if start_ticks is None:
-        start_ticks = read_stat(pid).start_ticks
-    return Member(
-        identity=Identity(pid, start_ticks),
-        parent=os.getpid(),
-        role=Role.RANK,
-        rank=0,
-        local_rank=0,
-        worker=NOT_APPLICABLE,
-        rank_pid=pid,
-        name="python",
-        label="train.py",
-        started=NOW,
-        environment=(),
-    )
 
 
 def open_files() -> int:
@@ -81,7 +63,7 @@ def test_a_dead_member_has_no_row_and_leaves_no_descriptor(population):
         assert read(population, member) == []
         assert open_files() == before
         assert read(population, member) == []
-    assert read(population, member_of(1 << 22, 5)) == []
+    assert read(population, made_up(1 << 22)) == []
 
 
 def test_another_process_with_the_pid_of_a_member_has_no_row(population):
@@ -280,7 +262,7 @@ def test_a_process_lives_without_schedstat_and_one_that_does_not_answer_is_count
     stat = f"77 (python) S 1 {'0 ' * 15} 1 0 500 0 {'0 ' * 30}\n".encode()
     (tmp_path / "77" / "stat").write_bytes(stat)
     (folder / "comm").write_text("python\n")
-    member = member_of(77, parse_stat(stat).start_ticks)
+    member = made_up(77, identity=Identity(77, parse_stat(stat).start_ticks))
     one = Population(str(tmp_path), Shares(10, 10, 10, 1024))
     try:
         for _ in range(QUIET_TICKS + 2):

@@ -229,16 +229,25 @@ OTHERS = textwrap.dedent("""
 """)
 
 
-def test_memfds_of_that_name_that_are_no_pages_are_passed_over(reader):
-    with drive(OTHERS) as job:
-        assert reader.read_steps([job.identity])[job.identity] == Missing(NO_HOOK)
+HEADER = wire.pack_header(wire.Header(1))
+ANOTHER = HEADER[:8] + b"\x09" + HEADER[9:]
 
 
-def test_a_page_that_its_owner_could_shrink_is_not_mapped(reader):
-    header = wire.pack_header(wire.Header(1))
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("pass", NO_HOOK),
+        (f"make({HEADER!r} + bytes(300000), seal=False)", NO_HOOK),
+        (f"make({ANOTHER!r} + bytes(300000))", "bus layout 9"),
+    ],
+    ids=["memfds of that name that are none", "one that its owner could shrink", "another layout"],
+)
+def test_what_is_no_page_is_not_mapped_and_another_layout_is_named(reader, line, said):
     with drive(OTHERS) as job:
-        job.do(f"make({header!r} + bytes(300000), seal=False)")
-        assert reader.read_steps([job.identity])[job.identity] == Missing(NO_HOOK)
+        job.do(line)
+        reading = reader.read_steps([job.identity])[job.identity]
+    assert isinstance(reading, Missing)
+    assert said in reading.reason
 
 
 def test_a_python_that_does_not_name_the_seals_reads_the_page(reader, monkeypatch):
@@ -247,16 +256,6 @@ def test_a_python_that_does_not_name_the_seals_reads_the_page(reader, monkeypatc
     with drive() as job:
         job.do("train(3)")
         assert read(reader, job.identity).state is HookState.RUNNING
-
-
-def test_another_layout_is_named(reader):
-    header = bytearray(wire.pack_header(wire.Header(1)))
-    header[8] = 9
-    with drive(OTHERS) as job:
-        job.do(f"make({bytes(header)!r} + bytes(300000))")
-        reading = reader.read_steps([job.identity])[job.identity]
-        assert isinstance(reading, Missing)
-        assert "bus layout 9" in reading.reason
 
 
 def test_a_process_that_ended_is_said_and_forgotten(reader):
@@ -298,32 +297,8 @@ def test_a_reading_names_what_it_does_not_know():
         assert reading.ended == Missing("no step ended yet")
         assert isinstance(reading.counts.skipped_updates, Missing)
         assert (reading.rule, reading.spans) == (StepRule.NONE, ())
-        words = [
-            0,
-            header.created_ns + 9 * MS,
-            1,
-            1,
-            1,
-            1,
-            1,
-            1,
-            1,
-            0,
-            8,
-            0,
-            1,
-            2,
-            3,
-            4,
-            5,
-            6,
-            7,
-            8,
-            0,
-            8,
-            header.created_ns + 9 * MS,
-            0,
-        ]
+        ended_ns = header.created_ns + 9 * MS
+        words = [0, ended_ns, *[1] * 7, 0, 8, 0, *range(1, 9), 0, 8, ended_ns, 0]
         wire.RECORD.pack_into(pages.page, wire.RING_OFFSET, *words)
         pages.live[wire.LIVE_RECORDS] = 1
         pages.live[wire.LIVE_BACKWARD_BEGAN] = header.created_ns
@@ -333,7 +308,7 @@ def test_a_reading_names_what_it_does_not_know():
         assert reading.ended.evaluation == PhaseTimes(6, 7, 0, 0, 8)
         assert reading.spans == (reading.ended,)
         assert reading.now == LoopNow(LoopPhase.BACKWARD, 0.01)
-        assert reading.ended.ended_ns == header.created_ns + 9 * MS
+        assert reading.ended.ended_ns == ended_ns
     finally:
         pages.close()
 

@@ -21,7 +21,7 @@ from tpmon.model.hook import (
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.probe.hooked.page import NO_HOOK
-from tpmon.probe.hooked.step_pace import NO_HOOK_IN_JOB, ONE_STEP, RankPace, StepProbe
+from tpmon.probe.hooked.step_pace import _PHASES, NO_HOOK_IN_JOB, ONE_STEP, RankPace, StepProbe
 
 MS = 1_000_000
 NO_STEP = Missing("no step ended yet")
@@ -50,8 +50,7 @@ class Loop:
         for _ in range(times_over):
             took = times(ms)
             self.steps += 1
-            names = ("data_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns")
-            self.train = [a + getattr(took, name) for a, name in zip(self.train, names, strict=True)]
+            self.train = [a + b for a, b in zip(self.train, _PHASES(took), strict=True)]
             self.now_ns += round(ms * MS)
             self.record_ns = self.now_ns
             self.spans.append(StepSpan(self.now_ns, 1, 0, self.batch, took, NO_TIME))
@@ -98,6 +97,27 @@ class Loop:
             taken_ns=self.now_ns,
         )
         return replace(plain, **fields)
+
+
+@pytest.fixture
+def answer(monkeypatch):
+    """Give what lets the hooks of all ranks, or of each, answer a probe that reads them."""
+    probe = StepProbe()
+
+    def give(reading, *processes):
+        def read_steps(asked):
+            return {one: reading[one.pid] if isinstance(reading, dict) else reading for one in asked}
+
+        monkeypatch.setattr(probe._reader, "read_steps", read_steps)
+        return probe.read(processes or [make_process()])
+
+    return give
+
+
+def play(steps: int = 20, **fields: Any) -> StepReading:
+    loop = Loop()
+    loop.step(100, steps)
+    return loop.read(**fields)
 
 
 def told(pace: object) -> StepPace:
@@ -212,20 +232,14 @@ def test_a_job_adds_up_the_samples_and_shows_its_first_rank():
     assert join_paces(Missing("none")) == Missing("none")
 
 
-def test_a_job_without_a_hook_says_so(monkeypatch):
-    probe = StepProbe()
-    monkeypatch.setattr(probe._reader, "read_steps", lambda asked: dict.fromkeys(asked, Missing(NO_HOOK)))
-    read = probe.read([make_process()])
+def test_a_job_without_a_hook_says_so(answer):
+    read = answer(Missing(NO_HOOK))
     assert (read.hook, read.steps, read.age_s) == (NO_HOOK_IN_JOB, NO_HOOK_IN_JOB, NO_HOOK_IN_JOB)
     assert read.put([make_rank()]) == (make_rank(),)
 
 
-def test_a_hook_that_turned_itself_off_is_a_note(monkeypatch):
-    probe, loop = StepProbe(), Loop()
-    loop.step(100, 20)
-    off = loop.read(state=HookState.DISABLED, error="KeyError('x')")
-    monkeypatch.setattr(probe._reader, "read_steps", lambda asked: dict.fromkeys(asked, off))
-    read = probe.read([make_process()])
+def test_a_hook_that_turned_itself_off_is_a_note(answer):
+    read = answer(play(state=HookState.DISABLED, error="KeyError('x')"))
     assert read.steps == Missing("the hook turned itself off: KeyError('x')")
     assert read.notes == (
         "hook-off: the hook of rank 0 turned itself off, its steps are not known any more: KeyError('x')",
@@ -233,9 +247,7 @@ def test_a_hook_that_turned_itself_off_is_a_note(monkeypatch):
 
 
 def test_samples_are_not_told_where_no_batch_ends_a_step():
-    loop, keeper = Loop(batch=1), RankPace()
-    loop.step(100, 20)
-    pace = told(keeper.add(loop.read(rule=StepRule.UPDATE), 0))
+    pace = told(RankPace().add(play(rule=StepRule.UPDATE), 0))
     assert pace.rate_hz == pytest.approx(10)
     assert pace.samples_hz == Missing("its batch size is not known")
 
@@ -251,24 +263,16 @@ def test_samples_are_not_told_where_no_batch_ends_a_step():
         ("odd", 0, 0, False),
     ],
 )
-def test_a_torch_that_takes_the_hook_off_its_optimizers_is_a_note(monkeypatch, torch, calls, updates, said):
-    probe, loop = StepProbe(), Loop()
-    loop.step(100, 20)
+def test_a_torch_that_takes_the_hook_off_its_optimizers_is_a_note(answer, torch, calls, updates, said):
     counts = StepCounts(64, 0, 64, 64, calls, updates, Missing("no"), 0, 0, 0)
-    reading = loop.read(counts=counts, torch_version=torch, rule=StepRule.BATCH_AFTER_BACKWARD)
-    monkeypatch.setattr(probe._reader, "read_steps", lambda asked: dict.fromkeys(asked, reading))
-    notes = probe.read([make_process()]).notes
+    notes = answer(play(counts=counts, torch_version=torch, rule=StepRule.BATCH_AFTER_BACKWARD)).notes
     assert [note.partition(":")[0] for note in notes] == (["hook-blind"] if said else [])
     assert not said or "rank 0 ran 64 backwards" in notes[0]
 
 
-def test_rows_have_the_step_of_their_rank_and_the_reason_of_those_without(monkeypatch):
-    probe, loop = StepProbe(), Loop()
-    loop.step(100, 20)
-    processes = [make_process(4211), make_process(4212, rank=1)]
-    readings = {Identity(4211, 104_211): loop.read(), Identity(4212, 104_212): Missing("not permitted")}
-    monkeypatch.setattr(probe._reader, "read_steps", lambda asked: {one: readings[one] for one in asked})
-    read = probe.read(processes)
+def test_rows_have_the_step_of_their_rank_and_the_reason_of_those_without(answer):
+    readings = {4211: play(), 4212: Missing("not permitted")}
+    read = answer(readings, make_process(4211), make_process(4212, rank=1))
     first, second = read.put([make_rank(4211), make_rank(4212, rank=1)])
     assert (first.step, first.step_ms, first.step_own_ms) == (20, 100.0, pytest.approx(44.0))
     assert (second.step, second.step_age_s) == (Missing("not permitted"), Missing("not permitted"))
@@ -276,14 +280,10 @@ def test_rows_have_the_step_of_their_rank_and_the_reason_of_those_without(monkey
     assert told(read.steps).samples_hz == pytest.approx(320)
 
 
-def test_a_job_whose_environment_tells_no_size_has_that_of_its_process_group(monkeypatch):
-    probe, loop = StepProbe(), Loop()
-    loop.step(100, 20)
-    monkeypatch.setattr(probe._reader, "read_steps", lambda asked: dict.fromkeys(asked, loop.read(world_size=4)))
-    read = probe.read([make_process()])
+def test_a_job_whose_environment_tells_no_size_has_that_of_its_process_group(answer):
+    read = answer(play(world_size=4))
     untold = Missing("no WORLD_SIZE in the start environment")
     assert read.size_job(untold, 4) == 4
     assert read.size_job(2, 2) == 2, "as it was started"
     assert read.size_job(untold, 8) == untold, "a group of some of them"
-    monkeypatch.setattr(probe._reader, "read_steps", lambda asked: dict.fromkeys(asked, Missing(NO_HOOK)))
-    assert probe.read([make_process()]).size_job(untold, 4) == untold
+    assert answer(Missing(NO_HOOK)).size_job(untold, 4) == untold

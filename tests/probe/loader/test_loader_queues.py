@@ -102,25 +102,21 @@ def map_of(process: subprocess.Popen[str], truth: list[dict[str, object]]):
     return map_queues(read_queue_pipes(process.pid), workers)
 
 
-@pytest.mark.parametrize("before", ["nothing", "library", "queue"])
-@pytest.mark.parametrize("arguments", ["", "--migrate", "--workers 1", "--loaders 2"])
-def test_real_forked_workers_show_their_queues(arguments, before):
-    with loader("--context", "fork", "--before", before, *arguments.split()) as (process, truth):
-        found = map_of(process, truth)
-        assert read_fds(found.data) == [one["data"] for one in truth for _ in one["workers"]]
-        assert read_fds(found.index) == [fd for one in truth for fd in one["index"]]
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
+        *(
+            f"--context fork --before {before} {more}"
+            for before in ("nothing", "library", "queue")
+            for more in ("", "--migrate", "--workers 1", "--loaders 2")
+        ),
         "--context spawn --before queue --migrate",
         "--context spawn --loaders 2",
         "--context forkserver",
         "--context forkserver --loaders 2",
     ],
 )
-def test_real_spawned_workers_show_their_queues(arguments):
+def test_real_workers_show_their_queues(arguments):
     with loader(*arguments.split()) as (process, truth):
         found = map_of(process, truth)
         assert read_fds(found.data) == [one["data"] for one in truth for _ in one["workers"]]

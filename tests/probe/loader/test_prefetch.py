@@ -12,6 +12,7 @@ import pytest
 from tests.children import child
 from tests.loaders import loader
 from tests.waiting import wait_until
+from tpmon.model.host import LoaderSample
 from tpmon.model.known import Missing, is_known
 from tpmon.probe.loader import queues as loader_module
 from tpmon.probe.loader.queues import (
@@ -43,43 +44,53 @@ def rank_of(process: subprocess.Popen[str], truth: list[dict[str, object]]) -> L
     return LoaderRank(0, process.pid, tuple(LoaderWorker(i, pid, 100 + i) for i, pid in enumerate(workers)), False)
 
 
+def watch(process: subprocess.Popen[str], truth: list[dict[str, object]]) -> LoaderProbe:
+    probe = LoaderProbe()
+    probe.watch((rank_of(process, truth),), 0)
+    return probe
+
+
+def look(probe: LoaderProbe, seconds: float) -> LoaderSample:
+    """Look at the queues of the only loader there is."""
+    probe.look(round(seconds * SECOND))
+    (sample,) = probe.latest()
+    return sample
+
+
+def find_data(process: subprocess.Popen[str], truth: list[dict[str, object]]) -> PipeEnds:
+    return next(pipe for pipe in read_queue_pipes(process.pid).values() if pipe.read_fd == truth[0]["data"])
+
+
 def test_depths_ages_and_pending_work_of_a_real_loader():
     with loader() as (process, truth):
-        rank, probe = rank_of(process, truth), LoaderProbe()
-        probe.watch((rank,), 0)
+        probe = watch(process, truth)
         (sample,) = probe.latest()
         assert sample.ready_batches == Missing("not read yet")
-        probe.look(SECOND)
-        (sample,) = probe.latest()
+        sample = look(probe, 1)
         assert sample.ready_bytes == 0
         assert sample.ready_batches == 0.0, "also before a batch was seen: a starved loader shows none"
         assert (sample.empty_ratio, sample.looks) == (1.0, 1)
         assert [queue.pending_bytes for queue in sample.queues] == [0, 0]
         assert [(queue.worker, queue.pid) for queue in sample.queues] == list(enumerate(truth[0]["workers"]))
 
-        data = read_queue_pipes(process.pid)
-        data = next(pipe for pipe in data.values() if pipe.read_fd == truth[0]["data"])
+        data = find_data(process, truth)
         tell(process, "send 4")
         assert wait_until(lambda: read_pending(process.pid, data) == 4 * MESSAGE_BYTES)
-        probe.look(2 * SECOND)
-        (sample,) = probe.latest()
+        sample = look(probe, 2)
         assert sample.ready_batches == 4.0, "a queue that is always full still tells its depth"
         assert sample.empty_ratio == 0.5
 
         assert tell(process, "take 3") == "3"
-        probe.look(3 * SECOND)
-        (sample,) = probe.latest()
+        sample = look(probe, 3)
         assert sample.ready_batches == 1.0
         assert tell(process, "take 1") == "1"
-        probe.look(4 * SECOND)
-        (sample,) = probe.latest()
+        sample = look(probe, 4)
         assert (sample.ready_batches, sample.ready_bytes, sample.empty_ratio) == (0.0, 0, 0.5)
 
         tell(process, "stop 1")
         tell(process, "send 6")
         assert wait_until(lambda: read_pending(process.pid, data) == 3 * MESSAGE_BYTES)
-        probe.look(5 * SECOND)
-        (sample,) = probe.latest()
+        sample = look(probe, 5)
         assert sample.queues[0].pending_bytes == 0
         assert sample.queues[1].pending_bytes > 0
         probe.look(5 * SECOND + SAMPLE_SPAN_NS)
@@ -95,7 +106,7 @@ def test_two_loaders_of_one_rank_have_a_sample_each(context):
         probe.watch((train,), 0)
         probe.look(SECOND)
         tell(process, "send 3")
-        data = next(p for p in read_queue_pipes(process.pid).values() if p.read_fd == truth[0]["data"])
+        data = find_data(process, truth)
         assert wait_until(lambda: read_pending(process.pid, data) == 3 * MESSAGE_BYTES)
         probe.watch((rank,), SECOND)
         (first,) = probe.latest()
@@ -110,33 +121,26 @@ def test_two_loaders_of_one_rank_have_a_sample_each(context):
         probe.watch((validation,), 3 * SECOND)
         (sample,) = probe.latest()
         assert (sample.ready_batches, sample.workers) == (0.0, 2), "the other one's figures left with it"
-        probe.look(3 * SECOND)
-        (sample,) = probe.latest()
+        sample = look(probe, 3)
         assert (sample.ready_batches, sample.looks) == (0.0, 2)
 
 
 def test_a_dead_worker_keeps_its_place_and_the_data_queue_is_still_seen():
     with loader("--workers", "3") as (process, truth):
-        rank, probe = rank_of(process, truth), LoaderProbe()
-        probe.watch((rank,), 0)
+        rank, probe = rank_of(process, truth), watch(process, truth)
         probe.look(SECOND)
         tell(process, "reap 0")
         tell(process, "send 3")
-        probe.look(12 * SECOND)
-        (sample,) = probe.latest()
+        sample = look(probe, 12)
         assert is_known(sample.ready_bytes)
-        late = LoaderProbe()
-        late.watch((rank,), 0)
-        late.look(SECOND)
-        (sample,) = late.latest()
+        sample = look(watch(process, truth), 1)
         assert is_known(sample.ready_bytes), "attached after the death"
         assert [is_known(queue.pending_bytes) for queue in sample.queues] == [False, True, True]
         assert [queue.worker for queue in sample.queues] == [0, 1, 2]
         without = LoaderRank(0, rank.pid, rank.workers[1:], pin_thread=False)
         probe.watch((without,), 13 * SECOND)
         tell(process, "send 1")
-        probe.look(13 * SECOND)
-        (sample,) = probe.latest()
+        sample = look(probe, 13)
         assert wait_until(lambda: probe.look(13 * SECOND) is None and probe.latest()[0].ready_bytes > 0)
         assert sample.workers == 2
 
@@ -144,13 +148,11 @@ def test_a_dead_worker_keeps_its_place_and_the_data_queue_is_still_seen():
 def test_a_descriptor_that_became_another_file_is_not_opened():
     """Its size would pass for bytes in a queue, and a device would be opened."""
     with loader() as (process, truth):
-        rank, probe = rank_of(process, truth), LoaderProbe()
-        probe.watch((rank,), 0)
+        probe = watch(process, truth)
         probe.look(SECOND)
         assert is_known(probe.latest()[0].ready_bytes)
         tell(process, "replace 0")
-        probe.look(2 * SECOND)
-        (sample,) = probe.latest()
+        sample = look(probe, 2)
         assert sample.ready_bytes == Missing("pipe: closed since it was found")
         assert sample.ready_batches == sample.ready_bytes
 
@@ -158,8 +160,7 @@ def test_a_descriptor_that_became_another_file_is_not_opened():
 def test_looking_takes_nothing_from_the_job():
     """Every message arrives, though the pipe is looked into all the time."""
     with loader() as (process, truth):
-        rank, probe = rank_of(process, truth), LoaderProbe()
-        probe.watch((rank,), 0)
+        probe = watch(process, truth)
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(40):
             tell(process, "send 10")
@@ -212,8 +213,7 @@ def test_the_first_message_tells_its_size_and_stays():
 
 def test_a_torn_message_does_not_become_the_size_of_a_batch():
     with loader() as (process, truth):
-        rank, probe = rank_of(process, truth), LoaderProbe()
-        probe.watch((rank,), 0)
+        probe = watch(process, truth)
         tell(process, "send 2")
         assert wait_until(lambda: probe.look(SECOND) is None and probe.latest()[0].ready_batches == 2.0)
         data = f"/proc/{process.pid}/fd/{truth[0]['data']}"
@@ -255,8 +255,7 @@ def test_a_rank_without_workers_or_without_access_says_so():
     assert probe.latest() == ()
     gone = LoaderRank(0, 1 << 22, (LoaderWorker(0, (1 << 22) + 1, 5),), False)
     probe.watch((gone,), 0)
-    probe.look(SECOND)
-    (sample,) = probe.latest()
+    sample = look(probe, 1)
     assert sample.ready_bytes == Missing("no such file or directory")
     assert sample.queues[0].pending_bytes == sample.ready_bytes
     assert sample.empty_ratio == Missing("not read yet")
@@ -264,8 +263,7 @@ def test_a_rank_without_workers_or_without_access_says_so():
 
 def test_the_thread_looks_by_itself_and_ends():
     with loader() as (process, truth):
-        probe = LoaderProbe()
-        probe.watch((rank_of(process, truth),), 0)
+        probe = watch(process, truth)
         probe.start()
         assert wait_until(lambda: is_known(probe.latest()[0].ready_bytes))
         probe.stop()
