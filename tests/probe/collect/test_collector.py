@@ -55,8 +55,8 @@ def tree():
 
 
 @contextmanager
-def collecting(pid: int) -> Iterator[Collector]:
-    collector = Collector(find_job(pid))
+def collecting(pid: int, *, threads_later: bool = False) -> Iterator[Collector]:
+    collector = Collector(find_job(pid), threads_later=threads_later)
     try:
         yield collector
     finally:
@@ -191,13 +191,10 @@ def test_shedding_load_is_told_once_when_it_begins_and_once_when_it_ends(tree, m
 
 
 def test_threads_that_are_read_later_have_rates_in_the_second_frame(tree):
-    collector = Collector(find_job(tree.pid), threads_later=True)
-    try:
+    with collecting(tree.pid, threads_later=True) as collector:
         first = collector.collect()
         collector.read_rest()
         second = next_frame(collector)
-    finally:
-        collector.close()
     assert sum(process.threads for process in first.processes) == THREADS
     assert not any(is_known(process.runnable) or process.thread_groups for process in first.processes)
     assert all(is_known(process.runnable) and process.thread_groups for process in second.processes)
@@ -205,16 +202,13 @@ def test_threads_that_are_read_later_have_rates_in_the_second_frame(tree):
 
 
 def test_a_member_that_ends_before_its_threads_are_read_is_left_out(tree):
-    collector = Collector(find_job(tree.pid), threads_later=True)
-    try:
+    with collecting(tree.pid, threads_later=True) as collector:
         first = collector.collect()
         gone = by_role(first, Role.WORKER)[0].pid
         os.kill(gone, signal.SIGKILL)
         wait_until(lambda: not os.path.exists(f"/proc/{gone}") or proc_value(gone, 0) == "Z")
         collector.read_rest()
         second = next_frame(collector)
-    finally:
-        collector.close()
     assert is_known(second.cpu.runnable)
 
 

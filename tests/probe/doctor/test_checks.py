@@ -31,6 +31,11 @@ from tpmon.probe.proc.access import (
     read_deny_ptrace,
 )
 
+ENGINE, LXC, WSL, TOOLBOX = RuntimeKind.ENGINE, RuntimeKind.LXC, RuntimeKind.WSL, RuntimeKind.TOOLBOX
+GO_INSIDE, ADD = "docker exec -it --privileged -u 0 CONTAINER tpmon attach", "docker run --cap-add SYS_PTRACE"
+RELAX = "docker run --security-opt {}  # at its next start"
+SHUT = "sudo setsebool deny_ptrace off"
+ALONE = "in a container: it sees the processes in there alone"
 NO_YAMA = Missing("this kernel has no Yama")
 BY_ANCESTORS = "only a process's own ancestors, or all where tpmon run --allow-stacks started it, may read"
 
@@ -44,26 +49,17 @@ BY_ANCESTORS = "only a process's own ancestors, or all where tpmon run --allow-s
         (1, own(1000, 19), ALLOWED, "and tpmon has CAP_SYS_PTRACE", ""),
         (
             1,
-            own(0, runtime=RuntimeKind.ENGINE),
+            own(0, runtime=ENGINE),
             DENIED,
-            (
-                "or there: docker exec -it --privileged -u 0 CONTAINER tpmon attach 7; "
-                "at the next start of the container, as root in it: docker run --cap-add SYS_PTRACE"
-            ),
-            "sysctl kernel.yama.ptrace_scope=0  # on the host, as root",
+            f"or there: {GO_INSIDE} 7; at the next start of the container, as root in it: {ADD}",
+            f"{LIFT_YAMA}  # on the host, as root",
         ),
         (1, own(0), DENIED, BY_ANCESTORS, ""),
         (1, own(0, runtime=RuntimeKind.UNKNOWN), DENIED, "may read", f"{LIFT_YAMA}  # on the host, as root"),
-        (1, own(runtime=RuntimeKind.LXC), DENIED, "may read", "sudo tpmon attach 7"),
-        (1, own(runtime=RuntimeKind.WSL), DENIED, "may read", f"sudo {LIFT_YAMA}"),
+        (1, own(runtime=LXC), DENIED, "may read", "sudo tpmon attach 7"),
+        (1, own(runtime=WSL), DENIED, "may read", f"sudo {LIFT_YAMA}"),
         (2, own(), DENIED, "only who has CAP_SYS_PTRACE", "sudo tpmon attach 7"),
-        (
-            2,
-            own(runtime=RuntimeKind.ENGINE),
-            DENIED,
-            "only who has CAP_SYS_PTRACE",
-            "docker exec -it --privileged -u 0 CONTAINER tpmon attach 7  # on the host",
-        ),
+        (2, own(runtime=ENGINE), DENIED, "only who has CAP_SYS_PTRACE", f"{GO_INSIDE} 7  # on the host"),
         (2, own(0, 19), ALLOWED, "and tpmon has", ""),
         (3, own(0, 19), DENIED, "until the next start of the machine", ""),
     ],
@@ -81,7 +77,7 @@ def test_the_py_spy_that_tpmon_starts_is_the_one_to_be_given_the_right(tmp_path,
     give = "for py-spy alone: sudo setcap cap_sys_ptrace+ep '/opt/my venv/bin/py-spy'"
     for scope in (1, 2):
         assert judge_yama(scope, own(), "/opt/my venv/bin/py-spy", "7").why.endswith(give)
-    for scope, who in ((0, own()), (3, own()), (1, own(0, 19)), (1, own(0, runtime=RuntimeKind.ENGINE))):
+    for scope, who in ((0, own()), (3, own()), (1, own(0, 19)), (1, own(0, runtime=ENGINE))):
         assert "setcap" not in judge_yama(scope, who, "/bin/py-spy", "7").why
     program = tmp_path / "real"
     program.touch(mode=0o755)
@@ -96,47 +92,32 @@ def test_the_py_spy_that_tpmon_starts_is_the_one_to_be_given_the_right(tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("who", "access", "why", "fix"),
+    ("judge", "who", "access", "why", "fix"),
     [
-        (own(), ALLOWED, "your own jobs do not need it", ""),
-        (own(0, 19), ALLOWED, "tpmon has CAP_SYS_PTRACE", ""),
-        (own(0, 19, all_users=False), ALLOWED, "inside its own user namespace", ""),
-        (own(0, 21), DENIED, "root, but without CAP_SYS_PTRACE (a container's default)", ""),
+        (judge_capability, own(), ALLOWED, "your own jobs do not need it", ""),
+        (judge_capability, own(0, 19), ALLOWED, "tpmon has CAP_SYS_PTRACE", ""),
+        (judge_capability, own(0, 19, all_users=False), ALLOWED, "inside its own user namespace", ""),
+        (judge_capability, own(0, 21), DENIED, "root, but without CAP_SYS_PTRACE (a container's default)", ""),
         (
-            own(0, 21, runtime=RuntimeKind.ENGINE),
+            judge_capability,
+            own(0, 21, runtime=ENGINE),
             DENIED,
-            "at its next start: docker run --cap-add SYS_PTRACE",
-            "docker exec -it --privileged -u 0 CONTAINER tpmon attach --job  # on the host",
+            f"next start: {ADD}",
+            f"{GO_INSIDE} --job  # on the host",
         ),
+        (judge_container, own(), ALLOWED, "outside of containers", ""),
+        (judge_container, own(0, runtime=ENGINE, own_pids=True), UNKNOWN, ALONE, "docker run --pid=host"),
+        (judge_container, own(0, runtime=ENGINE), ALLOWED, "in a container with the host's PIDs", ""),
+        (judge_container, own(runtime=WSL, own_pids=True), UNKNOWN, "in a distribution of WSL", ""),
+        (judge_container, own(runtime=LXC, own_pids=True), UNKNOWN, "in a container of LXC", ""),
+        (judge_container, own(runtime=RuntimeKind.UNKNOWN, own_pids=True), UNKNOWN, "in a container", ""),
+        (judge_container, own(runtime=TOOLBOX, all_users=False), UNKNOWN, "in a user namespace", ""),
+        (judge_container, own(0, 19, all_users=False), UNKNOWN, "in a user namespace", ""),
+        (judge_container, own(0, 19, runtime=ENGINE, all_users=False), UNKNOWN, "in a user namespace", ""),
     ],
 )
-def test_what_the_capability_allows(who, access, why, fix):
-    check = judge_capability(who, "--job")
-    assert (check.access, fix_of(check)) == (access, fix)
-    assert why in check.why
-
-
-@pytest.mark.parametrize(
-    ("who", "access", "why", "fix"),
-    [
-        (own(), ALLOWED, "outside of containers", ""),
-        (
-            own(0, runtime=RuntimeKind.ENGINE, own_pids=True),
-            UNKNOWN,
-            "in a container: it sees the processes in there alone",
-            "docker run --pid=host",
-        ),
-        (own(0, runtime=RuntimeKind.ENGINE), ALLOWED, "in a container with the host's PIDs", ""),
-        (own(runtime=RuntimeKind.WSL, own_pids=True), UNKNOWN, "in a distribution of WSL", ""),
-        (own(runtime=RuntimeKind.LXC, own_pids=True), UNKNOWN, "in a container of LXC", ""),
-        (own(runtime=RuntimeKind.UNKNOWN, own_pids=True), UNKNOWN, "in a container", ""),
-        (own(runtime=RuntimeKind.TOOLBOX, all_users=False), UNKNOWN, "in a user namespace", ""),
-        (own(0, 19, all_users=False), UNKNOWN, "in a user namespace", ""),
-        (own(0, 19, runtime=RuntimeKind.ENGINE, all_users=False), UNKNOWN, "in a user namespace", ""),
-    ],
-)
-def test_what_a_container_takes_away(who, access, why, fix):
-    check = judge_container(who)
+def test_what_the_capability_allows_and_a_container_takes_away(judge, who, access, why, fix):
+    check = judge(who, "--job") if judge is judge_capability else judge(who)
     assert (check.access, fix_of(check)) == (access, fix)
     assert why in check.why
 
@@ -189,8 +170,8 @@ def test_a_filter_is_found_by_what_it_does_to_tpmon_itself():
     assert (passed.access, passed.why) == (ALLOWED, "a seccomp filter binds tpmon, but lets process_vm_readv pass")
     held = judge_seccomp(own(filtered=2), refused)
     assert (held.access, fix_of(held)) == (DENIED, "")
-    inside = judge_seccomp(own(filtered=2, runtime=RuntimeKind.ENGINE), refused)
-    assert fix_of(inside) == "docker run --cap-add SYS_PTRACE  # at its next start"
+    inside = judge_seccomp(own(filtered=2, runtime=ENGINE), refused)
+    assert fix_of(inside) == f"{ADD}  # at its next start"
     assert "a seccomp filter forbids it" in held.why
     assert "a sandbox does not have it" in judge_seccomp(own(), Missing("Function not implemented")).why
 
@@ -202,38 +183,20 @@ def test_a_filter_is_found_by_what_it_does_to_tpmon_itself():
         ("", b"", False, ALLOWED, ""),
         ("apparmor", b"vscode (unconfined)\n", False, ALLOWED, ""),
         ("apparmor", b"/usr/bin/python3 (complain)\n", False, ALLOWED, ""),
-        (
-            "apparmor",
-            b"docker-default (enforce)\n",
-            False,
-            UNKNOWN,
-            "docker run --security-opt apparmor=unconfined  # at its next start",
-        ),
+        ("apparmor", b"docker-default (enforce)\n", False, UNKNOWN, RELAX.format("apparmor=unconfined")),
         ("selinux", b"unconfined_u:unconfined_r:unconfined_t:s0-s0:c0.c1023\0", False, ALLOWED, ""),
-        (
-            "selinux",
-            b"system_u:system_r:container_t:s0:c1,c2\0",
-            False,
-            UNKNOWN,
-            "docker run --security-opt label=disable  # at its next start",
-        ),
-        (
-            "selinux",
-            b"unconfined_u:unconfined_r:unconfined_t:s0\0",
-            True,
-            DENIED,
-            "sudo setsebool deny_ptrace off  # on the host",
-        ),
+        ("selinux", b"system_u:system_r:container_t:s0:c1,c2\0", False, UNKNOWN, RELAX.format("label=disable")),
+        ("selinux", b"unconfined_u:unconfined_r:unconfined_t:s0\0", True, DENIED, f"{SHUT}  # on the host"),
     ],
 )
 def test_what_a_security_profile_says(modules, attribute, deny, access, fix):
-    inside = Caller(1000, RuntimeKind.ENGINE, root_may=False)
+    inside = Caller(1000, ENGINE, root_may=False)
     check = judge_profile(modules, parse_profile(attribute), inside, deny_ptrace=deny)
     assert (check.access, fix_of(check)) == (access, fix)
     outside = judge_profile(modules, parse_profile(attribute), Caller(), deny_ptrace=deny)
-    assert (outside.access, fix_of(outside)) == (access, "sudo setsebool deny_ptrace off" if deny else "")
+    assert (outside.access, fix_of(outside)) == (access, SHUT if deny else "")
     bound = judge_profile(modules, parse_profile(attribute), Caller(root_may=False), deny_ptrace=deny)
-    there = "sudo setsebool deny_ptrace off  # in a shell that may become root: this one may not"
+    there = f"{SHUT}  # in a shell that may become root: this one may not"
     assert fix_of(bound) == (there if deny else "")
 
 
@@ -253,9 +216,9 @@ def test_where_tpmon_runs_is_told_from_marks_and_not_from_its_pids():
     docker, podman, toolbox = "/.dockerenv", "/run/.containerenv", "/run/.toolboxenv"
     wsl = "5.15.167.4-microsoft-standard-WSL2"
     assert place(own_pids=False) == RuntimePlace(RuntimeKind.HOST, False)
-    assert place(docker) == RuntimePlace(RuntimeKind.ENGINE, True)
-    assert place(docker, own_pids=False) == RuntimePlace(RuntimeKind.ENGINE, False)
-    assert place(podman, manager="podman", release=wsl) == RuntimePlace(RuntimeKind.ENGINE, True)
+    assert place(docker) == RuntimePlace(ENGINE, True)
+    assert place(docker, own_pids=False) == RuntimePlace(ENGINE, False)
+    assert place(podman, manager="podman", release=wsl) == RuntimePlace(ENGINE, True)
     assert place(podman, toolbox, own_pids=False) == RuntimePlace(RuntimeKind.TOOLBOX, False)
     assert place(release=wsl) == RuntimePlace(RuntimeKind.WSL, True)
     assert place(manager="lxc") == RuntimePlace(RuntimeKind.LXC, True)

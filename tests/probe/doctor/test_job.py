@@ -29,11 +29,14 @@ from tpmon.probe.gpu.nvml import blank_fast
 from tpmon.probe.gpu.nvml_queries import NO_PERMISSION, describe_code
 from tpmon.probe.gpu.wire import CardIdentity, CardLine, DriverLine, FailureLine
 from tpmon.probe.proc.access import Caller, RuntimeKind
+from tpmon.probe.records.servers import PORT
 
 # the job
 
+ENTER = "sudo nsenter --net --target 7 tpmon attach 7"
 
-def test_listening_ports_are_parsed_and_judged():
+
+def test_listening_ports_are_parsed():
     table = (
         "  sl  local_address rem_address   st tx_queue\n"
         "   0: 0100007F:6D7C 00000000:0000 0A 00000000:00000000\n"
@@ -44,16 +47,27 @@ def test_listening_ports_are_parsed_and_judged():
     assert parse_listeners(table) == {28028}
     assert parse_listeners(six) == {28028}
     assert parse_listeners("") == frozenset()
-    assert judge_ras(frozenset((28028,)), True, 7).access is ALLOWED
-    inside = judge_ras(frozenset((28028,)), False, 7)
-    assert (inside.access, fix_of(inside)) == (DENIED, "sudo nsenter --net --target 7 tpmon attach 7")
-    assert judge_ras(frozenset((80,)), True, 7).access is ABSENT
-    moved = judge_ras(frozenset((28028,)), True, 7, 9000)
-    assert (moved.access, moved.why.partition(":")[0]) == (ABSENT, "nothing listens on port 9000")
-    assert judge_ras(frozenset((9000,)), True, 7, 9000).access is ALLOWED
-    off = judge_ras(frozenset((28028,)), True, 7, Missing("NCCL_RAS_ENABLE=0 turned it off"))
-    assert (off.access, off.why) == (ABSENT, "NCCL's status port: NCCL_RAS_ENABLE=0 turned it off")
-    assert judge_ras(Missing("no such process"), True, 7).access is UNKNOWN
+
+
+OFF = Missing("NCCL_RAS_ENABLE=0 turned it off")
+
+
+@pytest.mark.parametrize(
+    ("ports", "same_network", "port", "access", "why"),
+    [
+        ({28028}, True, PORT, ALLOWED, "NCCL's status port 28028 is open"),
+        ({9000}, True, 9000, ALLOWED, "NCCL's status port 9000 is open"),
+        ({28028}, False, PORT, DENIED, "network namespace of the job's own"),
+        ({80}, True, PORT, ABSENT, "nothing listens on port 28028: "),
+        ({28028}, True, 9000, ABSENT, "nothing listens on port 9000: "),
+        ({28028}, True, OFF, ABSENT, "NCCL's status port: NCCL_RAS_ENABLE=0 turned it off"),
+        (Missing("no such process"), True, PORT, UNKNOWN, "no such process"),
+    ],
+)
+def test_whether_nccls_status_port_may_be_asked(ports, same_network, port, access, why):
+    check = judge_ras(ports, same_network, 7, port)
+    assert (check.access, fix_of(check)) == (access, ENTER if access is DENIED else "")
+    assert why in check.why
 
 
 def test_a_kernel_without_ipv6_has_one_table_of_listeners(tmp_path):
@@ -69,32 +83,45 @@ def test_a_kernel_without_ipv6_has_one_table_of_listeners(tmp_path):
     assert check_ras(9, str(tmp_path)).access is UNKNOWN
 
 
-def test_cards_that_the_job_holds_and_nvml_does_not_show():
-    both = frozenset((0, 3))
-    assert judge_cards(frozenset(), both, "").access is ABSENT
-    assert judge_cards(frozenset((3,)), both, "").access is ALLOWED
-    hidden = judge_cards(frozenset((3, 4)), both, "docker run --gpus all")
-    assert hidden.access is DENIED
-    assert hidden.why.endswith("but NVML does not show /dev/nvidia4 to this shell")
-    assert hidden.fix == "docker run --gpus all"
-    assert judge_cards(Missing("permission denied"), both, "").access is UNKNOWN
-    assert judge_cards(both, Missing("NVML does not answer"), "").access is UNKNOWN
+BOTH = frozenset((0, 3))
+
+
+@pytest.mark.parametrize(
+    ("held", "shown", "access", "why", "fix"),
+    [
+        (frozenset(), BOTH, ABSENT, "the job holds no NVIDIA card open", ""),
+        (frozenset((3,)), BOTH, ALLOWED, "the job holds /dev/nvidia3, and NVML shows it all", ""),
+        (frozenset((3, 4)), BOTH, DENIED, "but NVML does not show /dev/nvidia4 to this shell", "docker run --gpus all"),
+        (Missing("permission denied"), BOTH, UNKNOWN, "permission denied", ""),
+        (BOTH, Missing("NVML does not answer"), UNKNOWN, "NVML does not answer", ""),
+    ],
+)
+def test_cards_that_the_job_holds_and_nvml_does_not_show(held, shown, access, why, fix):
+    check = judge_cards(held, shown, "docker run --gpus all")
+    assert (check.access, fix_of(check)) == (access, fix)
+    assert check.why.endswith(why)
+
+
+def test_the_step_of_a_job_is_told_by_its_environment():
     assert parse_step(b"A=1\0SLURM_JOB_ID=991\0B=2\0") == "991"
     assert parse_step(b"MY_SLURM_JOB_ID=991\0") == ""
 
 
-def test_a_job_in_a_container_below_is_said():
-    assert judge_inside((7,), 7).why == "the job runs in the same PID namespace as tpmon"
-    assert "7 is 1 inside" in judge_inside((7, 1), 7).why
-    assert judge_inside((7, 1), 7, Missing("denied")).access is ALLOWED
-
-
-def test_a_job_with_a_network_of_its_own_is_said_with_the_way_into_it():
-    """The panes of connections point here where they are not read for that."""
-    apart = judge_inside((7,), 7, False)
-    assert (apart.access, fix_of(apart)) == (DENIED, "sudo nsenter --net --target 7 tpmon attach 7")
-    assert apart.why.startswith("the job runs in the same PID namespace as tpmon; its network namespace is")
-    assert "7 is 1 inside" in judge_inside((7, 1), 7, False).why
+@pytest.mark.parametrize(
+    ("ns_pids", "same_network", "access", "words"),
+    [
+        ((7,), True, ALLOWED, "the job runs in the same PID namespace as tpmon"),
+        ((7, 1), True, ALLOWED, "7 is 1 inside"),
+        ((7, 1), Missing("denied"), ALLOWED, "7 is 1 inside"),
+        # The panes of connections point here where they are not read for that.
+        ((7,), False, DENIED, "in the same PID namespace as tpmon; its network namespace is its own"),
+        ((7, 1), False, DENIED, "7 is 1 inside"),
+    ],
+)
+def test_a_job_in_a_container_below_or_with_a_network_of_its_own_is_said(ns_pids, same_network, access, words):
+    check = judge_inside(ns_pids, 7, same_network)
+    assert (check.access, fix_of(check)) == (access, "" if access is ALLOWED else ENTER)
+    assert words in check.why
 
 
 # NVML
@@ -102,23 +129,21 @@ def test_a_job_with_a_network_of_its_own_is_said_with_the_way_into_it():
 
 def make_card(index: int = 0, reason: str = "", lost: str = "", minor: Known[int] = 0) -> CardLine:
     identity = CardIdentity("H100", minor, 1980.0, 2619.0, 5, 16, 90.0, True)
-    return CardLine(
-        index,
-        f"GPU-{index}",
-        0,
-        1.0,
-        lost or NOT_APPLICABLE,
-        blank_fast(reason),
-        NOT_APPLICABLE,
-        NOT_APPLICABLE,
-        identity,
-    )
+    no, fast = NOT_APPLICABLE, blank_fast(reason)
+    return CardLine(index, f"GPU-{index}", 0, 1.0, lost or no, fast, no, no, identity)
 
 
-def make_answer(count: int, *cards: CardLine, failure: FailureLine | None = None) -> NvmlAnswer:
-    if failure is not None:
-        return NvmlAnswer(Missing("none"), failure, ())
+def make_answer(count: int, *cards: CardLine) -> NvmlAnswer:
     return NvmlAnswer(DriverLine("570.1", "12.8", count), Missing("none"), cards)
+
+
+def fail(code: int, reason: str = "x") -> NvmlAnswer:
+    return NvmlAnswer(Missing("none"), FailureLine(code, reason), ())
+
+
+LOST, REFUSED = make_card(lost="GPU is lost"), make_card(reason=describe_code(NO_PERMISSION))
+SILENT = "1 of 2 cards gave no answer in time"
+XIDS = "sudo dmesg | grep -i xid"
 
 
 @pytest.mark.parametrize(
@@ -127,53 +152,17 @@ def make_answer(count: int, *cards: CardLine, failure: FailureLine | None = None
         (make_answer(1, make_card()), True, ALLOWED, "driver 570.1: 1 card answers", ""),
         (make_answer(2, make_card(), make_card(1)), True, ALLOWED, "2 cards answer", ""),
         (make_answer(0), True, DENIED, "shows no card to this shell", "srun --overlap"),
-        (
-            make_answer(2, make_card()),
-            True,
-            UNKNOWN,
-            "1 of 2 cards gave no answer in time: persistence mode may be off",
-            "sudo nvidia-smi -pm 1",
-        ),
-        (
-            make_answer(2, make_card(lost="GPU is lost")),
-            True,
-            UNKNOWN,
-            "1 of 2 cards gave no answer in time",
-            "sudo dmesg | grep -i xid",
-        ),
-        (make_answer(1, make_card(lost="GPU is lost")), True, UNKNOWN, "card 0: GPU is lost", "sudo dmesg | grep"),
-        (
-            make_answer(1, make_card(reason=describe_code(NO_PERMISSION))),
-            True,
-            DENIED,
-            "no permission for util",
-            "sudo tpmon",
-        ),
-        (make_answer(0, failure=FailureLine(12, "libnvidia-ml.so.1 not found")), False, ABSENT, "no NVIDIA", ""),
-        (
-            make_answer(0, failure=FailureLine(12, "x")),
-            True,
-            DENIED,
-            "the driver's library package is missing",
-            "ldconfig -p | grep libnvidia-ml",
-        ),
-        (make_answer(0, failure=FailureLine(9, "not loaded")), False, ABSENT, "no NVIDIA driver", ""),
-        (
-            make_answer(0, failure=FailureLine(18, "driver and library differ")),
-            True,
-            DENIED,
-            "was updated",
-            "sudo reboot",
-        ),
-        (make_answer(0, failure=FailureLine(4, "no permission")), True, DENIED, "/dev/nvidiactl", "sudo tpmon"),
-        (
-            make_answer(0, failure=FailureLine(0, "the nvidia-ml-py package")),
-            True,
-            DENIED,
-            "package",
-            install_command("nvidia-ml-py"),
-        ),
-        (NvmlAnswer(Missing("no answer"), Missing("none"), ()), True, UNKNOWN, "no answer", "sudo dmesg | grep -i xid"),
+        (make_answer(2, make_card()), True, UNKNOWN, f"{SILENT}: persistence mode may be off", "sudo nvidia-smi -pm 1"),
+        (make_answer(2, LOST), True, UNKNOWN, SILENT, XIDS),
+        (make_answer(1, LOST), True, UNKNOWN, "card 0: GPU is lost", "sudo dmesg | grep"),
+        (make_answer(1, REFUSED), True, DENIED, "no permission for util", "sudo tpmon"),
+        (fail(12, "libnvidia-ml.so.1 not found"), False, ABSENT, "no NVIDIA", ""),
+        (fail(12), True, DENIED, "the driver's library package is missing", "ldconfig -p | grep libnvidia-ml"),
+        (fail(9, "not loaded"), False, ABSENT, "no NVIDIA driver", ""),
+        (fail(18, "driver and library differ"), True, DENIED, "was updated", "sudo reboot"),
+        (fail(4, "no permission"), True, DENIED, "/dev/nvidiactl", "sudo tpmon"),
+        (fail(0, "the nvidia-ml-py package"), True, DENIED, "package", install_command("nvidia-ml-py")),
+        (NvmlAnswer(Missing("no answer"), Missing("none"), ()), True, UNKNOWN, "no answer", XIDS),
     ],
 )
 def test_what_nvml_says(answer, loaded, access, why, fix):
@@ -190,9 +179,9 @@ def test_cards_that_this_shell_does_not_see_are_looked_for_where_they_can_be():
     assert find_cards(Caller(), "991", "7") == find_cards(inside, "991", "7") == step
     assert find_cards(inside, "", "7") == "docker run --gpus all"
     assert find_cards(Caller(), "", "7") == "lspci | grep -i nvidia; sudo dmesg | grep -i nvrm"
-    missing = judge_nvml(make_answer(0, failure=FailureLine(12, "x")), True, inside, "")
+    missing = judge_nvml(fail(12), True, inside, "")
     assert (missing.fix, "(a container without GPUs?)" in missing.why) == ("docker run --gpus all", True)
-    for card in (make_card(reason=describe_code(NO_PERMISSION)), make_card(lost="GPU is lost")):
+    for card in (REFUSED, LOST):
         assert "sudo" not in fix_of(judge_nvml(make_answer(1, card), True, Caller(0), ""))
 
 
@@ -217,7 +206,7 @@ def test_a_job_in_no_control_group_misses_nothing_and_one_out_of_view_needs_the_
 
 def test_minors_are_those_of_the_cards_that_said_one():
     assert list_minors(make_answer(2, make_card(minor=3), make_card(1, minor=Missing("?")))) == {3}
-    assert not is_known(list_minors(make_answer(0, failure=FailureLine(12, "x"))))
+    assert not is_known(list_minors(fail(12)))
 
 
 def test_the_child_that_asks_nvml_has_a_deadline_and_may_fail(tmp_path):

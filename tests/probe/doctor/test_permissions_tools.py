@@ -16,6 +16,8 @@ from tpmon.probe.spy.failure import SpyOutcome
 
 # programs
 
+INSTALL = "pip install -U py-spy"
+
 
 def outcome(output: bytes = b"", errors: bytes = b"", status: int = 0, *, late: bool = False) -> SpyOutcome:
     return SpyOutcome(output, errors, status, 0.0, 0.0, late, flooded=False)
@@ -25,23 +27,17 @@ def outcome(output: bytes = b"", errors: bytes = b"", status: int = 0, *, late: 
     ("path", "said", "access", "why", "fix"),
     [
         ("/bin/py-spy", outcome(b"py-spy 0.4.1\n"), ALLOWED, "py-spy 0.4.1 at /bin/py-spy", ""),
-        ("/bin/py-spy", outcome(b"py-spy 0.3.14\n"), ALLOWED, "ask for 0.4 or newer", "pip install -U py-spy"),
-        (Missing("py-spy is not installed"), outcome(), ABSENT, "not installed", "pip install -U py-spy"),
-        (
-            "/bin/py-spy",
-            Missing("Exec format error"),
-            DENIED,
-            "cannot be started: Exec format",
-            "pip install -U py-spy",
-        ),
-        ("/bin/py-spy", outcome(b"\x1b[31mgarbage"), DENIED, "does not work: ?[31mgarbage", "pip install -U py-spy"),
-        ("/bin/py-spy", outcome(status=3), DENIED, "does not work: status 3", "pip install -U py-spy"),
+        ("/bin/py-spy", outcome(b"py-spy 0.3.14\n"), ALLOWED, "ask for 0.4 or newer", INSTALL),
+        (Missing("py-spy is not installed"), outcome(), ABSENT, "not installed", INSTALL),
+        ("/bin/py-spy", Missing("Exec format error"), DENIED, "cannot be started: Exec format", INSTALL),
+        ("/bin/py-spy", outcome(b"\x1b[31mgarbage"), DENIED, "does not work: ?[31mgarbage", INSTALL),
+        ("/bin/py-spy", outcome(status=3), DENIED, "does not work: status 3", INSTALL),
         ("/bin/py-spy", outcome(errors=b"no libc\nx", status=1), DENIED, "does not work: no libc", "pip install"),
         ("/bin/py-spy", outcome(late=True), UNKNOWN, "no answer within 5 s", "/bin/py-spy --version"),
     ],
 )
 def test_whether_py_spy_works(path, said, access, why, fix):
-    check = judge_spy(path, said, "", "pip install -U py-spy")
+    check = judge_spy(path, said, "", INSTALL)
     assert check.access is access
     assert why in check.why
     assert fix_of(check).startswith(fix)

@@ -45,6 +45,8 @@ def test_it_is_said_of_which_processes_a_file_may_not_be_read():
 
 STANDING = AccessStanding(0, 1000, 1000, may_ptrace=False, dumpable=True)
 ROOT = replace(STANDING, own_uid=0, uid=0, gid=100, caller=Caller(0, root_may=False))
+ENTER, ATTACH = "docker exec -it", "CONTAINER tpmon attach 7  # on the host"
+AS_USER = "--reuid=1000 --regid=100 --clear-groups"
 INSIDE = Caller(1000, RuntimeKind.ENGINE, root_may=False)
 
 
@@ -54,22 +56,10 @@ INSIDE = Caller(1000, RuntimeKind.ENGINE, root_may=False)
         (replace(STANDING, uid=1001), "belongs to uid 1001, tpmon runs as 1000", "sudo tpmon attach 7"),
         (replace(STANDING, dumpable=False), "not dumpable", "sudo tpmon attach 7"),
         (STANDING, "more capabilities than tpmon", "sudo tpmon attach 7"),
-        (
-            replace(ROOT, uid=1000),
-            "belongs to uid 1000, tpmon runs as 0",
-            "setpriv --reuid=1000 --regid=100 --clear-groups tpmon attach 7",
-        ),
-        (
-            replace(STANDING, uid=1001, caller=INSIDE),
-            "belongs to uid 1001",
-            "docker exec -it -u 1001 CONTAINER tpmon attach 7  # on the host",
-        ),
+        (replace(ROOT, uid=1000), "belongs to uid 1000, tpmon runs as 0", f"setpriv {AS_USER} tpmon attach 7"),
+        (replace(STANDING, uid=1001, caller=INSIDE), "belongs to uid 1001", f"{ENTER} -u 1001 {ATTACH}"),
         (ROOT, "root without CAP_SYS_PTRACE, and the process has more capabilities", ""),
-        (
-            replace(ROOT, caller=replace(INSIDE, uid=0)),
-            "root without CAP_SYS_PTRACE",
-            "docker exec -it --privileged -u 0 CONTAINER tpmon attach 7  # on the host",
-        ),
+        (replace(ROOT, caller=replace(INSIDE, uid=0)), "root without CAP", f"{ENTER} --privileged -u 0 {ATTACH}"),
         (replace(ROOT, may_ptrace=True), "a sandbox forbids it", ""),
         (replace(ROOT, may_ptrace=True, all_users=False), "run tpmon outside of it", ""),
     ],
@@ -96,6 +86,7 @@ def test_a_fake_process_tells_what_decides(tmp_path):
 
 
 HOST = "node-07"
+INSTALL = "pipx runpip tpmon install -U py-spy"
 LOOK = DumpRound(HOST, None, 0, (), (), 0.0, 14.0)  # type: ignore[arg-type]
 
 
@@ -103,8 +94,8 @@ LOOK = DumpRound(HOST, None, 0, (), (), 0.0, 14.0)  # type: ignore[arg-type]
     ("kind", "access", "fix"),
     [
         (ErrorKind.DENIED, DENIED, "the fix"),
-        (ErrorKind.NO_SPY, ABSENT, "pipx runpip tpmon install -U py-spy"),
-        (ErrorKind.UNKNOWN_PYTHON, DENIED, "pipx runpip tpmon install -U py-spy"),
+        (ErrorKind.NO_SPY, ABSENT, INSTALL),
+        (ErrorKind.UNKNOWN_PYTHON, DENIED, INSTALL),
         (ErrorKind.FAILED, DENIED, "tpmon dump 70"),
         (ErrorKind.LATE, UNKNOWN, "tpmon dump 70"),
         (ErrorKind.BUSY, UNKNOWN, "tpmon dump 70"),
@@ -114,6 +105,6 @@ LOOK = DumpRound(HOST, None, 0, (), (), 0.0, 14.0)  # type: ignore[arg-type]
 )
 def test_what_a_dump_of_one_process_says(kind, access, fix):
     error = DumpError(HOST, 70, Role.RANK, 0, NOT_APPLICABLE, kind, "the reason")
-    check = judge_stacks(replace(LOOK, errors=(error,)), "the fix", "pipx runpip tpmon install -U py-spy")
+    check = judge_stacks(replace(LOOK, errors=(error,)), "the fix", INSTALL)
     assert (check.access, check.why, fix_of(check)) == (access, "the reason", fix)
     assert judge_stacks(LOOK, "", "").access is ALLOWED

@@ -165,24 +165,15 @@ def test_the_pane_says_why_and_the_rest_lives(job, install, monkeypatch, case):
     assert is_known(row.waits_for)
     assert is_known(frame.cpu.used_cores)
     assert is_known(frame.memory.rss_bytes)
+    said = " ".join(" ".join(write_once(frame)).split())
+    assert "(doctor: " in said
+    assert ("ptrace_scope 1" in said) == (case.kind is ErrorKind.DENIED)
     update = watched.ended_dump()
     (error,) = update.dump.errors
     assert error.kind is case.kind
     assert "\x1b" not in error.reason
     assert [thread.pid for group in update.dump.groups for thread in group.threads] == [job]
     assert wait_until(lambda: spies_of(os.getpid()) == [], SECONDS)
-
-
-def test_the_text_of_a_frame_names_the_reason_and_the_doctor(job, install):
-    install(f"cat >&2 <<'EOF'\n{REFUSAL}EOF\nexit 1")
-    watched = Watched(job)
-    try:
-        assert wait_until(lambda: watched.says_of_stacks(YAMA), SECONDS)
-    finally:
-        watched.session.stop()
-    said = " ".join(" ".join(write_once(watched.last())).split())
-    assert "ptrace_scope 1" in said
-    assert "(doctor: stacks)" in said
 
 
 @needs_setpriv

@@ -23,7 +23,7 @@ from tpmon.probe.base.procread import read_stat
 from tpmon.probe.spy import dump, sample
 from tpmon.probe.spy import failure as spy_failure
 from tpmon.probe.spy.dump import Dumper
-from tpmon.probe.spy.failure import LENGTH_FLAGS, Failure, Spy, find_obstacle, find_sleeper, parse_number, yield_time_s
+from tpmon.probe.spy.failure import Failure, Spy, find_obstacle, find_sleeper, yield_time_s
 from tpmon.probe.spy.pool import SpyChild
 from tpmon.probe.spy.sample import Sampler, SampleTally
 
@@ -82,20 +82,6 @@ def test_what_was_given_up_is_not_tried_again_with_a_stop(tmp_path, monkeypatch)
         assert wait_until(lambda: spies_of(os.getpid()) == [])
         time.sleep(0.3)
         assert len(tried.read_text().splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("argv", "seconds"),
-    [
-        (["py-spy", "record", "--duration", "11", "--pid", "7"], 11),
-        (["py-spy", "record", "-d", "3"], 3),
-        (["py-spy", "record", "--duration=unlimited", "-p", "7"], None),
-        (["py-spy", "record", "-d", "9" * 5000], None),
-        (["py-spy", "dump", "--pid", "7"], None),
-    ],
-)
-def test_how_long_a_py_spy_was_told_to_look(argv, seconds):
-    assert parse_number(argv, LENGTH_FLAGS) == seconds
 
 
 def test_before_a_stop_the_slice_of_another_sampler_is_waited_for_to_its_end(monkeypatch):

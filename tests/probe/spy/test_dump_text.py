@@ -156,17 +156,8 @@ def test_of_many_variables_some_are_kept():
 _LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
 _KEYS = st.sampled_from(
     [
-        "name",
-        "filename",
-        "line",
-        "locals",
-        "module",
-        "frames",
-        "repr",
-        "thread_name",
-        "os_thread_id",
-        "owns_gil",
-        "active",
+        *("name", "filename", "line", "locals", "module", "frames", "repr"),
+        *("thread_name", "os_thread_id", "owns_gil", "active"),
     ]
 )
 _ANY = st.recursive(
@@ -175,6 +166,9 @@ _ANY = st.recursive(
 _FRAMES = st.lists(st.dictionaries(_KEYS, _ANY, max_size=5) | _ANY, max_size=3)
 
 
-@given(st.lists(st.fixed_dictionaries({"frames": _FRAMES | _ANY}, optional={"thread_name": _ANY}), max_size=3))
+_THREADS = st.fixed_dictionaries({"frames": _FRAMES | _ANY}, optional={"thread_name": _ANY, "os_thread_id": _ANY})
+
+
+@given(st.lists(_THREADS | _ANY, max_size=3) | _ANY)
 def test_no_answer_of_py_spy_raises(threads):
     assert isinstance(parse_dump(json.dumps(threads).encode(), 7), Sampled)

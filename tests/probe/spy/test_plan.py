@@ -32,6 +32,9 @@ from tpmon.probe.spy.plan import (
 SECOND = 1_000_000_000
 
 
+WORKER = SpySubject(Identity(900, 7), 0, is_worker=True)
+
+
 def subjects(count: int, first: int = 0) -> list[SpySubject]:
     return [SpySubject(Identity(100 + rank, 7), rank) for rank in range(first, first + count)]
 
@@ -41,8 +44,7 @@ class Run:
 
     def __init__(self, ranks: int, start_ms: float = 20.0, sample_ms: float = 0.4, *, works: bool = False) -> None:
         self.plan = StackPlan(0)
-        worker = SpySubject(Identity(900, 7), 0, is_worker=True)
-        self.plan.watch([*subjects(ranks), *([worker] if works else [])])
+        self.plan.watch([*subjects(ranks), *([WORKER] if works else [])])
         self.now_ns = 0
         self.start_ms, self.sample_ms = start_ms, sample_ms
         self.done: list[tuple[int, SliceTurn, float]] = []
@@ -60,6 +62,15 @@ class Run:
             self.plan.settle(turn, cost_ms, samples, 10, self.now_ns)
             self.done.append((self.now_ns, turn, cost_ms))
         return self.done
+
+
+def begin(ranks: int = 1) -> tuple[StackPlan, SliceTurn]:
+    """Return a plan of some ranks, and its first turn."""
+    plan = StackPlan(0)
+    assert plan.watch(subjects(ranks))
+    turn = plan.next(0)
+    assert isinstance(turn, SliceTurn)
+    return plan, turn
 
 
 def ranks_of(done, kind: SubjectKind) -> list:
@@ -212,33 +223,19 @@ def test_a_pace_that_does_not_rise_wakes_nobody():
 
 
 def test_a_refused_rank_is_tried_again_after_a_minute_and_holds_nobody_up():
-    plan = StackPlan(0)
-    plan.watch(subjects(2))
-    first = plan.next(0)
-    assert isinstance(first, SliceTurn)
+    run = Run(2)
+    plan, first = run.plan, run.plan.next(0)
     plan.refuse(first, 3.0, "not permitted", 0, final=True)
     assert plan.refusals() == ((0, "not permitted"),)
     assert not plan.all_refused()
-    seen = []
-    now_ns = 0
-    while now_ns < 80 * SECOND:
-        turn = plan.next(now_ns)
-        if isinstance(turn, SliceTurn):
-            seen.append((now_ns // SECOND, turn.subject.rank))
-            now_ns += turn.seconds * SECOND + 1
-            plan.settle(turn, 10.0, 10, 10, now_ns)
-        else:
-            now_ns += round(turn * SECOND)
+    seen = [(at / SECOND, turn.subject.rank) for at, turn, _ in run.until(80)]
     assert {rank for at, rank in seen if at < 60} == {1}
     assert 0 in [rank for at, rank in seen if at >= 60]
     assert plan.refusals() == ()
 
 
 def test_a_rank_that_only_starts_up_is_tried_again_sooner():
-    plan = StackPlan(0)
-    plan.watch(subjects(1))
-    turn = plan.next(0)
-    assert isinstance(turn, SliceTurn)
+    plan, turn = begin()
     now_s = 0.0
     for wait_s in (1.0, 3.0, 10.0, 60.0):
         plan.refuse(turn, 3.0, "unknown Python", round(now_s * SECOND), final=False)
@@ -250,10 +247,7 @@ def test_a_rank_that_only_starts_up_is_tried_again_sooner():
 
 
 def test_a_held_rank_waits_a_moment_and_is_taken_up_again():
-    plan = StackPlan(0)
-    plan.watch(subjects(1))
-    turn = plan.next(0)
-    assert isinstance(turn, SliceTurn)
+    plan, turn = begin()
     plan.postpone(turn, "traced", 0)
     assert plan.all_refused()
     assert plan.next(0) == pytest.approx(5)
@@ -263,27 +257,19 @@ def test_a_held_rank_waits_a_moment_and_is_taken_up_again():
 
 
 def test_a_rank_that_is_gone_is_no_refusal_and_a_new_one_is_dumped():
-    plan = StackPlan(0)
-    assert plan.watch(subjects(1))
-    turn = plan.next(0)
-    assert isinstance(turn, SliceTurn)
+    plan, turn = begin()
     plan.forget(turn)
     assert plan.refusals() == ()
     assert not plan.all_refused()
     assert not isinstance(plan.next(0), SliceTurn)
     assert plan.watch(subjects(1, first=5))
-    new = plan.next(0)
-    assert isinstance(new, SliceTurn)
-    assert (new.kind, new.subject.rank) == (SubjectKind.DUMP, 5)
+    assert plan.next(0) == SliceTurn(subjects(1, first=5)[0], SubjectKind.DUMP, 0, 0)
     assert not plan.watch(subjects(1, first=5))
     plan.settle(turn, 10.0, 1, 10, 0)  # the answer of one that is not watched any more
 
 
 def test_a_dump_of_many_frames_makes_the_first_slice_a_slow_one():
-    plan = StackPlan(0)
-    plan.watch(subjects(1))
-    dump = plan.next(0)
-    assert isinstance(dump, SliceTurn)
+    plan, dump = begin()
     plan.settle(dump, 30.0, 1, 400, 0)
     first = plan.next(0)
     assert isinstance(first, SliceTurn)
@@ -292,73 +278,56 @@ def test_a_dump_of_many_frames_makes_the_first_slice_a_slow_one():
     assert 30 + 0.018 * 400 * first.rate_hz * first.seconds <= CREDIT_MS
 
 
-def test_a_working_worker_has_the_second_slice_and_every_fourth():
-    ranks = subjects(1)
-    worker = SpySubject(Identity(900, 7), 0, is_worker=True)
-    plan = StackPlan(0)
-    assert plan.watch([*ranks, worker])
-    seen = []
-    now_ns = 0
-    while len(seen) < 10:
-        turn = plan.next(now_ns)
-        if not isinstance(turn, SliceTurn):
-            now_ns += round(turn * 1e9) + 1
-            continue
-        now_ns += turn.seconds * 1_000_000_000
-        plan.settle(turn, 10.0, 20, 40, now_ns)
-        if turn.kind is SubjectKind.SLICE:
-            seen.append(turn.subject.is_worker)
-            assert not turn.subject.is_worker or turn.seconds == WORKER_SECONDS
-        else:
-            assert not turn.subject.is_worker, "a worker needs no first look"
-    assert seen == [i % WORKER_EVERY == 1 for i in range(10)]
+def test_a_working_worker_has_the_second_slice_and_every_fourth_and_no_first_look():
+    turns = [turn for _, turn, _ in Run(1, works=True).until(100)]
+    slices = [turn for turn in turns if turn.kind is SubjectKind.SLICE][:10]
+    assert [turn.subject.is_worker for turn in slices] == [i % WORKER_EVERY == 1 for i in range(10)]
+    assert {turn.seconds for turn in slices if turn.subject.is_worker} == {WORKER_SECONDS}
+    assert not any(turn.subject.is_worker for turn in turns if turn.kind is SubjectKind.DUMP)
 
 
 def test_a_refused_worker_is_no_word_about_the_ranks():
-    worker = SpySubject(Identity(900, 7), 0, is_worker=True)
-    plan = StackPlan(0)
-    plan.watch([*subjects(1), worker])
-    plan.refuse(SliceTurn(worker, SubjectKind.SLICE, 5, 3), 1.0, "not permitted", 1, final=True)
+    plan = Run(1, works=True).plan
+    plan.refuse(SliceTurn(WORKER, SubjectKind.SLICE, 5, 3), 1.0, "not permitted", 1, final=True)
     assert not plan.all_refused()
     assert plan.refusals() == ()
 
 
-def test_the_worker_that_computes_most_is_worth_a_look():
-    lazy = make_worker(11, 0, runnable=0.2)
-    assert find_working_worker([make_process(10), lazy]) == []
-    busy = [
-        make_worker(12, 1, runnable=0.7, cpu_pct=70.0),
-        make_worker(13, 2, runnable=0.9, cpu_pct=40.0),
-        make_worker(14, 3, runnable=Missing("no")),
-    ]
-    # Beside a neighbour the one that wants a CPU most may get less of it.
-    assert [one.identity.pid for one in find_working_worker([make_process(10), lazy, *busy])] == [13]
+LAZY = make_worker(11, 0, runnable=0.2)
+# Beside a neighbour the one that wants a CPU most may get less of it.
+BUSY = (make_worker(12, 1, runnable=0.7, cpu_pct=70.0), make_worker(13, 2, runnable=0.9, cpu_pct=40.0))
+UNREAD = make_worker(14, 3, runnable=Missing("no"))
+HIDDEN = make_worker(12, 1, runnable=0.02, waits_for=Missing("no"))
+READS = make_worker(13, 2, runnable=0.02, waits_for="disk")
+ASLEEP = make_worker(14, 3, runnable=0.02, waits_for="lock or queue (futex)")
+COMPUTES = make_worker(15, 4, runnable=0.8, waits_for="running")
 
 
-def test_a_worker_that_sleeps_is_looked_at_where_none_computes():
-    idle = make_worker(11, 0, runnable=0.02)
-    hidden = make_worker(12, 1, runnable=0.02, waits_for=Missing("no"))
-    reads = make_worker(13, 2, runnable=0.02, waits_for="disk")
-    asleep = make_worker(14, 3, runnable=0.02, waits_for="lock or queue (futex)")
-    computes = make_worker(15, 4, runnable=0.8, waits_for="running")
-    assert find_working_worker([idle, hidden, reads]) == []
-    assert [one.identity.pid for one in find_working_worker([idle, hidden, reads, asleep])] == [14]
-    assert [one.identity.pid for one in find_working_worker([asleep, computes])] == [15]
+@pytest.mark.parametrize(
+    ("processes", "found"),
+    [
+        ([make_process(10), LAZY], []),
+        ([make_process(10), LAZY, *BUSY, UNREAD], [13]),
+        ([LAZY, HIDDEN, READS], []),
+        ([LAZY, HIDDEN, READS, ASLEEP], [14]),
+        ([ASLEEP, COMPUTES], [15]),
+    ],
+)
+def test_the_worker_that_wants_a_cpu_most_or_one_asleep_is_worth_a_look(processes, found):
+    assert [one.identity.pid for one in find_working_worker(processes)] == found
 
 
 def test_a_worker_that_could_not_be_sampled_is_left_alone_also_when_another_was_named_meanwhile():
     plan = StackPlan(0)
-    asleep = SpySubject(Identity(901, 5), 0, is_worker=True)
-    plan.watch([asleep])
-    turn = SliceTurn(asleep, SubjectKind.SLICE, 3, 3)
-    plan.refuse(turn, 1.0, "permission denied", plan.now_ns, final=True)
+    plan.watch([WORKER])
+    plan.refuse(SliceTurn(WORKER, SubjectKind.SLICE, 3, 3), 1.0, "permission denied", plan.now_ns, final=True)
     plan.watch([])
-    plan.watch([asleep])
+    plan.watch([WORKER])
     waits_s = plan.next(plan.now_ns + SECOND)
     assert not isinstance(waits_s, SliceTurn)
     assert waits_s > 50
     plan.watch([])
     plan.next(plan.now_ns + 70 * SECOND)
     plan.watch([])
-    plan.watch([asleep])
+    plan.watch([WORKER])
     assert isinstance(plan.next(plan.now_ns + SECOND), SliceTurn)

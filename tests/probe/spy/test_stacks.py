@@ -233,64 +233,54 @@ def test_a_process_of_another_user_is_refused_with_the_reason(monkeypatch, tmp_p
             assert wait_until(lambda: sampler.take() == Missing(reason))
 
 
+USER = AccessStanding(0, 1000, 1000, False)
+YAMA = replace(USER, ptrace_scope=1)
+ROOT = AccessStanding(0, 0, 0, False, caller=Caller(0))
+INNER_ROOT = replace(INSIDE, uid=0)
+LIFT = "sysctl kernel.yama.ptrace_scope=0"
+ENTER = "docker exec -it --privileged -u 0 CONTAINER tpmon attach 7"
+NO_CAPABILITY = ": root without CAP_SYS_PTRACE, and"
+DOCKER, SELINUX = "docker-default (enforce)", "system_u:system_r:container_t:s0"
+NO_YAMA = Missing("no Yama")
+
+
 @pytest.mark.parametrize(
     ("standing", "said"),
     [
-        (AccessStanding(1, 1000, 1000, False), ": ptrace_scope 1 (Yama); sudo sysctl kernel.yama.ptrace_scope=0"),
+        (YAMA, f": ptrace_scope 1 (Yama); sudo {LIFT}"),
+        (replace(YAMA, caller=INSIDE), f": ptrace_scope 1 (Yama); sudo {LIFT}  # on the host"),
         (
-            AccessStanding(1, 1000, 1000, False, caller=INSIDE),
-            ": ptrace_scope 1 (Yama); sudo sysctl kernel.yama.ptrace_scope=0  # on the host",
+            replace(ROOT, ptrace_scope=1, caller=INNER_ROOT),
+            f"{NO_CAPABILITY} ptrace_scope 1 (Yama); {LIFT}  # on the host",
         ),
-        (
-            AccessStanding(1, 0, 0, False, caller=replace(INSIDE, uid=0)),
-            (
-                ": root without CAP_SYS_PTRACE, and ptrace_scope 1 (Yama); "
-                "sysctl kernel.yama.ptrace_scope=0  # on the host, as root"
-            ),
-        ),
-        (AccessStanding(1, 0, 0, False, caller=Caller(0)), "and ptrace_scope 1 (Yama)"),
-        (AccessStanding(2, 1000, 1000, False), ": ptrace_scope 2 (Yama); sudo tpmon attach 7"),
-        (
-            AccessStanding(2, 1000, 1000, False, caller=INSIDE),
-            "(Yama); docker exec -it --privileged -u 0 CONTAINER tpmon attach 7  # on the host",
-        ),
+        (replace(ROOT, ptrace_scope=1), "and ptrace_scope 1 (Yama)"),
+        (replace(USER, ptrace_scope=2), ": ptrace_scope 2 (Yama); sudo tpmon attach 7"),
+        (replace(USER, ptrace_scope=2, caller=INSIDE), f"(Yama); {ENTER}  # on the host"),
         (AccessStanding(3, 0, 1000, True), ": ptrace_scope 3: nobody may read until the next start of the machine"),
-        (AccessStanding(1, 1000, 1001, False), ": it is a process of uid 1001; sudo tpmon attach 7"),
+        (replace(YAMA, uid=1001), ": it is a process of uid 1001; sudo tpmon attach 7"),
         (
-            AccessStanding(Missing("no Yama"), 0, 1000, False, gid=100, caller=Caller(0)),
-            (
-                ": root without CAP_SYS_PTRACE, and it is a process of uid 1000; "
-                "setpriv --reuid=1000 --regid=100 --clear-groups tpmon attach 7"
-            ),
+            replace(ROOT, ptrace_scope=NO_YAMA, uid=1000, gid=100),
+            f"{NO_CAPABILITY} it is a process of uid 1000; setpriv --reuid=1000 --regid=100 --clear-groups tpmon attach 7",
         ),
+        (AccessStanding(1, 0, 1000, False, caller=INNER_ROOT), f"it is a process of uid 1000; {ENTER}"),
+        (replace(ROOT, ptrace_scope=NO_YAMA), "(not dumpable)"),
+        (replace(USER, dumpable=False), "protects itself (not dumpable); sudo tpmon attach"),
+        (replace(USER, dumpable=True, more_capabilities=True), "capabilities that tpmon has not"),
         (
-            AccessStanding(1, 0, 1000, False, caller=replace(INSIDE, uid=0)),
-            "it is a process of uid 1000; docker exec -it --privileged -u 0 CONTAINER tpmon attach 7",
-        ),
-        (AccessStanding(Missing("no Yama"), 0, 0, False, caller=Caller(0)), "(not dumpable)"),
-        (AccessStanding(0, 1000, 1000, False, dumpable=False), "protects itself (not dumpable); sudo tpmon attach"),
-        (
-            AccessStanding(0, 1000, 1000, False, dumpable=True, more_capabilities=True),
-            "capabilities that tpmon has not",
-        ),
-        (
-            AccessStanding(0, 1000, 1000, False, call_works=False, caller=INSIDE),
+            replace(USER, call_works=False, caller=INSIDE),
             "(seccomp) or a sandbox forbids it; docker run --cap-add SYS_PTRACE  # at its next start",
         ),
-        (AccessStanding(0, 1000, 1000, False, call_works=False), "a sandbox forbids it"),
+        (replace(USER, call_works=False), "a sandbox forbids it"),
+        (replace(USER, confined=DOCKER, caller=INSIDE), "apparmor=unconfined  # at its next start"),
+        (replace(USER, confined="x (enforce)"), "x (enforce) may forbid it"),
         (
-            AccessStanding(0, 1000, 1000, False, confined="docker-default (enforce)", caller=INSIDE),
-            "apparmor=unconfined  # at its next start",
+            AccessStanding(0, 0, 0, True, confined=SELINUX, caller=INSIDE),
+            f"may forbid it ({SELINUX}); docker run --security-opt label=disable",
         ),
-        (AccessStanding(0, 1000, 1000, False, confined="x (enforce)"), "x (enforce) may forbid it"),
-        (
-            AccessStanding(0, 0, 0, True, confined="system_u:system_r:container_t:s0", caller=INSIDE),
-            "may forbid it (system_u:system_r:container_t:s0); docker run --security-opt label=disable",
-        ),
-        (AccessStanding(0, 1000, 1000, False, deny_ptrace=True), "(deny_ptrace is on); sudo setsebool deny_ptrace off"),
+        (replace(USER, deny_ptrace=True), "(deny_ptrace is on); sudo setsebool deny_ptrace off"),
         (AccessStanding(0, 0, 0, True), "although tpmon has CAP_SYS_PTRACE"),
         (AccessStanding(0, 0, 0, True, all_users=False), "outside of tpmon's user namespace: run tpmon outside of it"),
-        (AccessStanding(0, 1000, Missing("hidden"), False), "a sandbox forbids it, or the process protects itself"),
+        (replace(USER, uid=Missing("hidden")), "a sandbox forbids it, or the process protects itself"),
     ],
 )
 def test_the_reason_of_a_refusal_is_found_out(standing, said):

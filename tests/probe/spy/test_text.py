@@ -138,23 +138,6 @@ def test_no_arrangement_of_the_separators_makes_the_parser_raise(pieces):
         assert frame.file.isprintable()
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(
-                st.sampled_from(["frames", "name", "filename", "line", "os_thread_id", "thread_name"]), inner
-            )
-        ),
-        max_leaves=12,
-    )
-)
-def test_no_json_makes_the_dump_parser_raise(document):
-    assert isinstance(parse_dump(json.dumps(document).encode(), 1), Sampled)
-    assert isinstance(parse_dump(json.dumps([document]).encode(), 1), Sampled)
-
-
 def test_a_dump_is_one_sample_of_each_thread_outermost_first():
     frames = [
         {"name": "inner", "filename": "/a.py", "line": 3, "short_filename": "a.py", "locals": None},
