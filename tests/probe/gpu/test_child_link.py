@@ -62,7 +62,7 @@ class Run:
         return self
 
     def _on_lines(self, found: Sequence[bytes]) -> None:
-        self.pids.append(self.link.pid())
+        self.pids.append(self.link.pid)
         if self._fails:
             raise ValueError("a line that nobody foresaw")
         self.lines.extend(found)
@@ -92,7 +92,7 @@ def run_link(code: str, **more) -> Run:
 def test_the_end_of_a_child_is_told_in_words(code, how):
     run = run_link(code).wait()
     assert run.ends == [(how, 1)]
-    assert not is_known(run.link.pid())
+    assert not is_known(run.link.pid)
 
 
 def test_a_command_that_is_not_there_is_told():

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Generic, TypeVar
 
 from tpmon.model.frozen import dataclass
@@ -380,10 +381,6 @@ MOST_PROCESSES = 2048
 """More are not read: uncached ones cost 0.1 ms of CPU each."""
 
 
-def _kind_of(name: str) -> ThreadKind:
-    return thread_kind(name, main=False)
-
-
 @dataclass(frozen=True, slots=True)
 class Reading:
     """Join who a process is with what one tick told of it."""
@@ -501,7 +498,7 @@ class Population:
         try:
             probe = ProcessProbe(
                 member.identity.pid,
-                _kind_of,
+                partial(thread_kind, main=False),
                 self._allowance,
                 self._proc,
                 born_after_ns=self._last_ns if member.identity.start_ticks > self._last_ticks else 0,

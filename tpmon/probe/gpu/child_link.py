@@ -42,6 +42,7 @@ MAX_LINES_PER_S = 512
 MAX_BYTES_PER_S = 512 * 1024
 """16 cards with 200 processes each write 180 KB."""
 _READ_BYTES = 65536
+_NO_CHILD = Missing("the GPU child does not run")
 _END_WAIT_S = 0.5
 _GATHER_S = 0.05
 
@@ -55,7 +56,6 @@ class LineSplitter:
     """Cut a byte stream into lines; an overlong line is dropped whole and counted."""
 
     def __init__(self, limit: int = MAX_LINE_BYTES) -> None:
-        """Bound a line to ``limit`` bytes."""
         self._limit = limit
         self._rest = b""
         self._skipping = False
@@ -96,13 +96,13 @@ class ChildLink:
     """Own the child process and the daemon thread that reads it."""
 
     def __init__(self, command: Sequence[str], listener: Listener) -> None:
-        """Keep the command; nothing runs until ``start``."""
         self._command = tuple(command)
         self._listener = listener
         self._worker = Worker[None]("gpu")
         self._attempt = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._pid: Known[int] = Missing("the GPU child does not run")
+        self.pid: Known[int] = _NO_CHILD
+        """Of the running child."""
         self.dropped_lines = 0
 
     def start(self) -> None:
@@ -112,13 +112,8 @@ class ChildLink:
     def stop(self) -> None:
         """Kill the child and return, at the latest after half a second."""
         self._worker.stop()
-        process = self._process
-        if process is not None:
+        if (process := self._process) is not None:
             _kill(process)
-
-    def pid(self) -> Known[int]:
-        """Return the PID of the running child."""
-        return self._pid
 
     def _run(self) -> float:
         """Run one child to its end; return in how many seconds the next one is started."""
@@ -150,14 +145,14 @@ class ChildLink:
         except OSError as error:
             return f"cannot start: {error.strerror or error}"
         self._process = process
-        self._pid = process.pid
+        self.pid = process.pid
         if self._worker.stopped.is_set():
             process.kill()
         try:
             flooded = self._read(process)
         finally:
             code = _kill(process)
-            self._pid = Missing("the GPU child does not run")
+            self.pid = _NO_CHILD
             # Closed by this thread alone: a descriptor closed under a read may be another file by then.
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
@@ -244,7 +239,7 @@ class GpuProbe:
         self._lock = threading.Lock()
         self._board = Board(time.monotonic_ns())
         self._unreadable = 0
-        self._pids_are_ours = in_first_pid_namespace(proc)
+        self.pids_are_ours = in_first_pid_namespace(proc)
         self._files = DeviceFiles(proc)
         self._held = Background("open device files", self._files.scan, SCAN_EVERY_S)
         self._listed = Background("cards of the driver", partial(read_driver_cards, proc), LIST_EVERY_S)
@@ -265,7 +260,7 @@ class GpuProbe:
             reading = self._board.read(
                 job_pids,
                 known_or(held, {}),
-                self._pids_are_ours,
+                self.pids_are_ours,
                 time.monotonic_ns(),
                 self._files.has_driver,
                 driver_cards=self._listed.latest()[0],
@@ -282,7 +277,7 @@ class GpuProbe:
 
     def child_pid(self) -> Known[int]:
         """Return the PID of the running child."""
-        return self._link.pid()
+        return self._link.pid
 
     def _on_start(self) -> None:
         with self._lock:
@@ -300,10 +295,9 @@ class GpuProbe:
 
     def _on_end(self, how: str, attempt: int) -> float:
         with self._lock:
+            retry_s = self._backoff_s[min(attempt, len(self._backoff_s)) - 1]
             if self._board.refused:
                 retry_s = min(self._absent_retry_s * 2.0 ** min(attempt - 1, 8), MAX_ABSENT_RETRY_S)
-            else:
-                retry_s = self._backoff_s[min(attempt, len(self._backoff_s)) - 1]
             self._board.on_end(how, time.monotonic_ns(), retry_s)
         return retry_s
 
@@ -347,19 +341,22 @@ class ClockWatch:
         limit = time.monotonic() + wait_s
         while True:
             gpus = self._reader.read(self._job).gpus
+            mine = [
+                card
+                for card in known_or(gpus, ())
+                if not self._job.keys().isdisjoint(known_or(card.pids, ()))
+            ]
             if is_known(gpus):
-                found = tuple(
-                    GpuClocks(
-                        card.index, card.name, card.sm_clock_mhz, card.sm_clock_max_mhz, card.memory_clock_mhz
-                    )
-                    for card in gpus
-                    if not self._job.keys().isdisjoint(known_or(card.pids, ()))
-                )
                 self.busy = frozenset(pid for pid in self._job if any(_works_for(card, pid) for card in gpus))
-                if found:
-                    return found
+            if mine:
+                return tuple(
+                    GpuClocks(
+                        one.index, one.name, one.sm_clock_mhz, one.sm_clock_max_mhz, one.memory_clock_mhz
+                    )
+                    for one in mine
+                )
             if time.monotonic() > limit:
-                return gpus if not is_known(gpus) else Missing("no card lists these processes")
+                return Missing("no card lists these processes") if is_known(gpus) else gpus
             time.sleep(_AGAIN_S)
 
 

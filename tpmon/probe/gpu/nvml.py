@@ -164,7 +164,6 @@ class MigReader:
     """Keep the instances of one MIG-enabled card."""
 
     def __init__(self, calls: Calls, parent: Any) -> None:
-        """Take the handle of the whole card; ``refresh`` finds its instances."""
         self._calls = calls
         self._parent = parent
         self._instances: list[_Instance] = []

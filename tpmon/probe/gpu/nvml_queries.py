@@ -12,7 +12,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.results.doctor import point_to
@@ -30,6 +30,7 @@ UNKNOWN = 999  # of a living card too: WSL answers so for the utilisation
 # The driver was unloaded or replaced under a running library: only a fresh process helps.
 DRIVER_GONE_CODES = frozenset((1, 9, 18))
 
+_MISMATCH = "NVMLLibraryMismatchError"
 _SILENT = frozenset((NOT_SUPPORTED, FUNCTION_NOT_FOUND))
 
 _WORDS = {
@@ -52,6 +53,7 @@ _WORDS = {
     25: "this driver wants another version of the call",
     UNKNOWN: "unknown driver error",
 }
+_ABSENT = Missing(_WORDS[FUNCTION_NOT_FOUND])
 UNSUPPORTED = Missing(_WORDS[NOT_SUPPORTED])
 
 # nvml.h, nvmlValueType_t; every field that tpmon reads is a whole number.
@@ -80,27 +82,20 @@ def describe_error(error: BaseException) -> str:
     if code >= 0:
         return describe_code(code)
     # pynvml raises this outside its NVMLError tree when an unversioned call meets an old driver.
-    if type(error).__name__ == "NVMLLibraryMismatchError":
+    if type(error).__name__ == _MISMATCH:
         return describe_code(FUNCTION_NOT_FOUND)
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def refuse_number(value: Any) -> NoReturn:
-    """Raise for an answer that is no number, so that it costs its field.
-
-    Raises:
-        ValueError: always.
-    """
-    raise ValueError(f"no number: {value!r:.40}")
 
 
 def to_int(value: Any) -> int:
     """Check that an answer is a whole number.
 
     Raises:
-        ValueError: for None and everything else.
+        TypeError: for None and everything else, so that it costs its field.
     """
-    return value if isinstance(value, int) else refuse_number(value)
+    if not isinstance(value, int):
+        raise TypeError(f"no number: {value!r:.40}")
+    return value
 
 
 def to_float(value: Any) -> float:
@@ -109,9 +104,9 @@ def to_float(value: Any) -> float:
     Raises:
         ValueError: for None, NaN and everything else.
     """
-    if isinstance(value, (int, float)) and math.isfinite(value):
-        return float(value)
-    return refuse_number(value)
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"no number: {value!r:.40}")
+    return float(value)
 
 
 Counted = tuple[Known[int], int]
@@ -143,10 +138,8 @@ class Calls:
     def ask(self, name: str, *args: Any, kind: int = 0) -> Known[Any]:
         """Call ``nvml.<name>(*args)``; ``kind`` tells apart calls of one name that may differ."""
         key = (name, kind)
-        for refused in (self._silent, self._stuck):
-            known = refused.get(key)
-            if known is not None:
-                return known
+        if (refused := self._silent.get(key, self._stuck.get(key))) is not None:
+            return refused
         function = getattr(self.nvml, name, None)
         if function is None:
             missing = self._silent[key] = Missing("this nvidia-ml-py does not have the call")
@@ -221,10 +214,9 @@ class Calls:
         """Return the NVML code if most calls of this round found no driver, else 0."""
         return self._gone_code if self._gone > self._answered else 0
 
-    def _fail(self, key: tuple[str, int], error: Exception) -> Missing:
+    def _fail(self, key: Question, error: Exception) -> Missing:
         missing = self.note_failure(error)
-        mismatch = type(error).__name__ == "NVMLLibraryMismatchError"
-        if code_of(error) in _SILENT or mismatch:
+        if code_of(error) in _SILENT or type(error).__name__ == _MISMATCH:
             self._silent[key] = missing
         return missing
 
@@ -270,7 +262,6 @@ class ProcessList:
     """Read the process lists of one card in the version that its driver speaks."""
 
     def __init__(self, calls: Calls, proc: str = "/proc") -> None:
-        """Take the calls of the card; ``proc`` replaces the file system in tests."""
         self._calls = calls
         self._proc = proc
         self._servers: dict[int, bool] = {}
@@ -315,15 +306,13 @@ class ProcessList:
     def _list(self, handle: Any) -> Known[list[Any]]:
         if self._read is not None:
             return self._read(handle)
-        absent = describe_code(FUNCTION_NOT_FOUND)
-        answer: Known[list[Any]] = Missing(absent)
+        answer: Known[list[Any]] = _ABSENT
         for read in self._versions():
             answer = read(handle)
             if is_known(answer):
                 self._read = read
-                return answer
-            if answer.reason != absent:
-                return answer
+            if answer != _ABSENT:
+                break
         return answer
 
     def _versions(self) -> list[Callable[[Any], Known[list[Any]]]]:
@@ -354,7 +343,7 @@ class ProcessList:
     def _list_v1(self, handle: Any) -> Known[list[Any]]:
         find = getattr(self._calls.nvml, "_nvmlGetFunctionPointer", None)
         if find is None:
-            return Missing(describe_code(FUNCTION_NOT_FOUND))
+            return _ABSENT
         try:
             call = find("nvmlDeviceGetComputeRunningProcesses")
             count = ctypes.c_uint(0)

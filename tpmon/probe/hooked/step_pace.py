@@ -23,7 +23,7 @@ from tpmon.model.hook import (
     StepSpan,
     join_paces,
 )
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Identity, ProcessSample, RankRow, Role
 from tpmon.model.text.dump_words import list_numbers
 from tpmon.probe.hooked.page import NO_HOOK, StepReader
@@ -86,8 +86,10 @@ class RankPace:
 
     def add(self, reading: StepReading, rank: Applicable[int]) -> Known[StepPace]:
         """Take one reading and return the pace; Missing before the ends of two are known."""
+        if reading.state is HookState.DISABLED:
+            return Missing(f"the hook turned itself off: {reading.error or 'it does not say why'}")
         if reading.state is not HookState.RUNNING:
-            return Missing(_describe_state(reading))
+            return Missing("the hook was taken out")
         if not is_known(reading.ended):
             return reading.ended
         slowest = self._time_steps(reading)
@@ -185,12 +187,6 @@ def _list_shares(phases_ns: Sequence[int]) -> list[Known[float]]:
     return [100 * one / total if total > 0 else NO_STEP for one in phases_ns]
 
 
-def _describe_state(reading: StepReading) -> str:
-    if reading.state is HookState.DISABLED:
-        return f"the hook turned itself off: {reading.error or 'it does not say why'}"
-    return "the hook was taken out"
-
-
 @dataclass(frozen=True, slots=True)
 class StepsRead:
     """Hold what one tick read of all hooks, for the Frame."""
@@ -214,9 +210,7 @@ class StepsRead:
     @property
     def notes(self) -> tuple[str, ...]:
         """Say which hooks turned themselves off or are blind: silently for the program, not for who looks."""
-        if not is_known(self.hook):
-            return ()
-        off = next((one for one in self.hook if one.state is HookState.DISABLED), None)
+        off = next((one for one in known_or(self.hook, ()) if one.state is HookState.DISABLED), None)
         if off is None:
             return self.blind
         name = _name(off.rank, off.pid)
@@ -226,7 +220,7 @@ class StepsRead:
 
     def put(self, rows: Iterable[RankRow]) -> tuple[RankRow, ...]:
         """Put each rank's last step into its row of the rank table."""
-        paces = {one.pid: one.pace for one in self.hook} if is_known(self.hook) else {}
+        paces = {one.pid: one.pace for one in known_or(self.hook, ())}
         return tuple(_put(row, paces.get(row.pid, self.missing.get(row.pid, NO_HOOK_IN_JOB))) for row in rows)
 
 
@@ -330,10 +324,12 @@ AGAIN_S = 60.0
 
 
 class CompileTracker:
-    """Remember the counters of each rank, and word their rises: one event a rise, for all ranks together."""
+    """Remember the counters of each rank, and word their rises: one event a rise, for all ranks together.
+
+    What was compiled before is no news.
+    """
 
     def __init__(self) -> None:
-        """Begin with no rank known: what was compiled before is no news."""
         self._trains_ns: dict[int, int] = {}
         self._told: dict[int, tuple[int, int, int]] = {}
         self._risen_ns: int | None = None
@@ -350,9 +346,8 @@ class CompileTracker:
             return []
         if self._risen_ns is None:
             self._risen_ns = now_ns
-        if now_ns - self._risen_ns < GATHER_S * 1e9:
-            return []
-        if self._told_ns is not None and now_ns - self._told_ns < AGAIN_S * 1e9:
+        told_lately = self._told_ns is not None and now_ns - self._told_ns < AGAIN_S * 1e9
+        if now_ns - self._risen_ns < GATHER_S * 1e9 or told_lately:
             return []
         self._risen_ns, self._told_ns = None, now_ns
         for one, counts in risen:

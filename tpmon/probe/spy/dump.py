@@ -223,7 +223,9 @@ class Dumper:
         """
         before_s = self._pool.cost()[0]
         self._dead = find_dead({member.identity.pid for member in self._members}, self._proc)
-        turns = Turns[Member, _Answer]("dump", lambda member: self._read_guarded(member, now))
+        turns = Turns[Member, _Answer | Failure](
+            "dump", lambda member: guard(lambda: self._read(member, now))
+        )
         ends = OtherEnds(self._names, self._proc)
         now = _Round(self._find_spy(), find_spies(self._proc), ends, turns.late, [])
         most = MOST_NATIVE_AT_ONCE if self._how.native else MOST_AT_ONCE
@@ -247,7 +249,8 @@ class Dumper:
                 # What has come is told also while the rest takes its time.
                 tell_s = told_s + PROGRESS_S if progress is not None and len(got) > told else end_s
                 if (answered := turns.wait(min(end_s, tell_s, *turns.active.values()))) is not None:
-                    got[answered[0]] = answered[1]
+                    member, answer = answered
+                    got[member] = (None, answer) if isinstance(answer, Failure) else answer
         finally:
             self._pool.kill()
         for member in waiting:
@@ -318,10 +321,6 @@ class Dumper:
             toll=read_toll(pid, self._proc),
             frozen=frozen if held else NOT_APPLICABLE,
         )
-
-    def _read_guarded(self, member: Member, now: _Round) -> _Answer:
-        answer = guard(lambda: self._read(member, now))
-        return (None, answer) if isinstance(answer, Failure) else answer
 
     def _read(self, member: Member, now: _Round) -> _Answer:
         found = find_gone(member.identity, self._proc) or self._read_stacks(member, now)
@@ -421,15 +420,8 @@ class DumpService(Worker[DumpState]):
     def ask(self, request: DumpRequest) -> None:
         """Start to dump, or say in ``state`` why not: one dump at a time."""
         wanted = [one for one in self._members() if not request.pids or one.identity.pid in request.pids]
-        first = DumpState(
-            request,
-            (),
-            0,
-            len(wanted),
-            bool(wanted),
-            "" if wanted else NOBODY,
-            self._find_earlier(request, wanted),
-        )
+        earlier, refused = self._find_earlier(request, wanted), "" if wanted else NOBODY
+        first = DumpState(request, (), 0, len(wanted), bool(wanted), refused, earlier)
         with self._lock:
             if self.is_busy:
                 self.change(lambda now: replace(now if is_known(now) else first, refused=ALREADY))
@@ -444,9 +436,8 @@ class DumpService(Worker[DumpState]):
         if self._kept is None or request.rounds > 1 or request.native:
             return NOT_APPLICABLE
         kept, dump = self._kept
-        if not kept.issuperset(one.identity for one in members):
-            return NOT_APPLICABLE
-        return dump if APART_S <= (time.monotonic_ns() - dump.taken_ns) / 1e9 <= EARLIER_S else NOT_APPLICABLE
+        fits = APART_S <= (time.monotonic_ns() - dump.taken_ns) / 1e9 <= EARLIER_S
+        return dump if fits and kept.issuperset(one.identity for one in members) else NOT_APPLICABLE
 
     def stop(self) -> None:
         """End what runs, with every py-spy of it."""
@@ -484,5 +475,5 @@ class DumpService(Worker[DumpState]):
 
 
 def _end(state: Applicable[DumpState], answer: Known[None]) -> Applicable[DumpState]:
-    refused = f"the dump failed: {answer.reason}" if isinstance(answer, Missing) else ""
+    refused = "" if is_known(answer) else f"the dump failed: {answer.reason}"
     return replace(state, running=False, refused=refused) if is_known(state) else state

@@ -93,7 +93,6 @@ class SampleTally:
     """Remember what was sampled of one process, and why there is no more."""
 
     def __init__(self, member: Member) -> None:
-        """Start with nothing."""
         self.member = member
         self.loop = member.loop
         self.turns = 0
@@ -114,11 +113,6 @@ class SampleTally:
     def has_ended(self) -> bool:
         """Tell whether the process is gone."""
         return self.failure is not None and self.failure.kind is ErrorKind.GONE
-
-    def close(self) -> None:
-        """Say at the end why there is nothing of a process that had its turn."""
-        if not self.looks and self.failure is None:
-            self.failure = self.refusal
 
     def add(self, one: SampleSlice) -> None:
         """Add a slice."""
@@ -213,12 +207,12 @@ def fix_request(members: Sequence[Member], request: SampleRequest) -> SampleRequ
 
 def choose_members(members: Sequence[Member], request: SampleRequest) -> tuple[Member, ...]:
     """Return the processes that a request names; a rank stands for its loader workers too."""
-    return tuple(one for one in members if request.everyone or _is_named(one, request.pids))
-
-
-def _is_named(member: Member, pids: tuple[int, ...]) -> bool:
-    serves = member.role is Role.WORKER and is_known(member.rank_pid) and member.rank_pid in pids
-    return serves or member.identity.pid in pids
+    pids = request.pids
+    return tuple(
+        one
+        for one in members
+        if request.everyone or one.identity.pid in pids or (one.role is Role.WORKER and one.rank_pid in pids)
+    )
 
 
 def sample_arguments(pid: int, rate_hz: int, seconds: int, counted: CountedFunction) -> tuple[str, ...]:
@@ -321,7 +315,8 @@ class Sampler:
             for tally in turns.active:
                 tally.failure = Failure(ErrorKind.LATE, NO_ANSWER)
         for tally in self._tallies.values():
-            tally.close()
+            if not tally.looks and tally.failure is None:
+                tally.failure = tally.refusal
 
     def _meet(self) -> None:
         """Add the processes that are new."""
@@ -463,7 +458,10 @@ class SampleService(Worker[SampleState]):
         self, request: SampleRequest, state: Applicable[SampleState], answer: Known[SampleReading]
     ) -> SampleState:
         self._sampler = None  # with all the stacks that it counted
-        return _end(request, state, answer)
+        if is_known(answer):
+            return SampleState(request, answer, running=False, refused="")
+        reading = state.reading if is_known(state) else NOTHING_YET  # what was sampled before the failure
+        return SampleState(request, reading, running=False, refused=f"sampling failed: {answer.reason}")
 
     def finish(self) -> None:
         """End what runs, and keep what was sampled."""
@@ -488,11 +486,3 @@ class SampleService(Worker[SampleState]):
         super().stop()
         if (sampler := self._sampler) is not None:
             sampler.stop()
-
-
-def _end(request: SampleRequest, state: Applicable[SampleState], answer: Known[SampleReading]) -> SampleState:
-    """Keep what was sampled before a failure."""
-    if is_known(answer):
-        return SampleState(request, answer, running=False, refused="")
-    reading = state.reading if is_known(state) else NOTHING_YET
-    return SampleState(request, reading, running=False, refused=f"sampling failed: {answer.reason}")
