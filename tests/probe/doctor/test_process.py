@@ -10,7 +10,7 @@ from tests.permissions import ABSENT, ALLOWED, DENIED, UNKNOWN, fix_of, own
 from tpmon.model.dump import DumpError, DumpRound, ErrorKind
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Role
-from tpmon.probe.doctor.process import SOURCES, Trial, explain_read, judge_source, judge_stacks, try_source
+from tpmon.probe.doctor.job import SOURCES, Trial, explain_read, judge_source, judge_stacks, try_source
 from tpmon.probe.proc.access import AccessStanding, Caller, RuntimeKind, read_dumpable, read_standing
 from tpmon.probe.proc.memory import try_memory
 

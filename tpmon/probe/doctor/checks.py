@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from itertools import islice
 
 from tpmon.errors import NoTargetError, NotPermittedError, TpmonError
 from tpmon.model.frozen import dataclass
@@ -32,9 +33,18 @@ from tpmon.probe.base.procread import (
     read_status,
 )
 from tpmon.probe.base.worker import read_all
-from tpmon.probe.doctor.job import check_cards, check_groups, check_inside, check_ras
+from tpmon.probe.doctor.job import (
+    MOST_PROCESSES,
+    SOURCES,
+    check_cards,
+    check_groups,
+    check_inside,
+    check_memory,
+    check_ras,
+    check_source,
+    check_stacks,
+)
 from tpmon.probe.doctor.nvml import NOT_ASKED, NvmlAnswer, ask_nvml, check_counters, check_nvml
-from tpmon.probe.doctor.process import MOST_PROCESSES, SOURCES, check_memory, check_source, check_stacks
 from tpmon.probe.doctor.rules import (
     ANY_JOB,
     check_hidepid,
@@ -143,23 +153,21 @@ def judge_clipboard(environment: Mapping[str, str], tmux: Known[str]) -> Check:
 
 def check_clipboard(environment: Mapping[str, str]) -> Check:
     """Ask tmux, where tpmon runs in one, what it does with the clipboard."""
-    answer: Known[str] = Missing("not asked")
-    if environment.get("TMUX"):
-        try:
-            done = subprocess.run(
-                ("tmux", "show-options", "-sv", "set-clipboard"),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_TMUX_S,
-                check=False,
-            )
-            text = admit_text(done.stdout.decode("utf-8", "replace").strip(), 40)
-            answer = text or Missing(f"it refused ({done.returncode})")
-        except subprocess.TimeoutExpired:
-            answer = Missing(f"no answer within {_TMUX_S:g} s")
-        except OSError as error:
-            answer = Missing(error.strerror or str(error))
-    return judge_clipboard(environment, answer)
+    return judge_clipboard(environment, _ask_tmux() if environment.get("TMUX") else Missing("not asked"))
+
+
+def _ask_tmux() -> Known[str]:
+    command = ("tmux", "show-options", "-sv", "set-clipboard")
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TMUX_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Missing(f"no answer within {_TMUX_S:g} s")
+    except OSError as error:
+        return Missing(error.strerror or str(error))
+    text = admit_text(done.stdout.decode("utf-8", "replace").strip(), 40)
+    return text or Missing(f"it refused ({done.returncode})")
 
 
 CHECK_S = 2.0
@@ -263,24 +271,18 @@ def plan_job(
     """List the checks of one job; without ``stacks`` nothing touches its memory."""
     pids = subject.pids[:MOST_PROCESSES]
     member = subject.member
-    plans = [Plan(one.name, partial(check_source, one, pids, proc), needed=one.needed) for one in SOURCES]
-
-    def stacks_of() -> Check:
-        if not stacks:
-            return make_check("stacks", Access.UNKNOWN, _NO_STACKS)
-        if not isinstance(member, Member):
-            return make_check("stacks", Access.UNKNOWN, _NO_PYTHON)
-        return check_stacks(member, spy, SPY_ANSWER_S - 1.0, proc)
-
-    def memory() -> Check:
-        if not stacks:
-            return make_check("memory", Access.UNKNOWN, _NO_STACKS)
-        return check_memory(pids, proc)
-
+    memory = partial(check_memory, pids, proc)
+    of_stacks = partial(make_check, "stacks", Access.UNKNOWN, _NO_PYTHON)
+    if isinstance(member, Member):
+        of_stacks = partial(check_stacks, member, spy, SPY_ANSWER_S - 1.0, proc)
+    if not stacks:
+        memory, of_stacks = (
+            partial(make_check, name, Access.UNKNOWN, _NO_STACKS) for name in ("memory", "stacks")
+        )
     return (
-        *plans,
+        *(Plan(one.name, partial(check_source, one, pids, proc), needed=one.needed) for one in SOURCES),
         Plan("memory", memory),
-        Plan("stacks", stacks_of, SPY_ANSWER_S, needed=True),
+        Plan("stacks", of_stacks, SPY_ANSWER_S, needed=True),
         Plan("cgroup", partial(check_groups, pids, proc)),
         Plan("cards", lambda: check_cards(pids, nvml.get(), proc), NVML_S),
         Plan("ras", partial(check_ras, pids[0], proc)),
@@ -300,21 +302,18 @@ def read_checkup(
     nvml = NvmlOnce(ask)
     machine = plan_machine(nvml, spy, proc, str(subjects[0].pid) if subjects else ANY_JOB)
     jobs = [plan_job(subject, nvml, spy, proc, stacks=stacks) for subject in subjects]
-    answers = run_plans([*machine, *(plan for job in jobs for plan in job)])
-    at = len(machine)
-    checked: list[JobCheckup] = []
-    for subject, plans in zip(subjects, jobs, strict=True):
-        checks = answers[at : at + len(plans)]
-        at += len(plans)
-        checked.append(
-            JobCheckup(subject.pid, subject.name, subject.user, subject.pids, subject.remark, checks)
-        )
+    answers = iter(run_plans([*machine, *(plan for job in jobs for plan in job)]))
+    of_machine = tuple(islice(answers, len(machine)))
+    checked = [
+        JobCheckup(one.pid, one.name, one.user, one.pids, one.remark, tuple(islice(answers, len(plans))))
+        for one, plans in zip(subjects, jobs, strict=True)
+    ]
     return Checkup(
         schema=DOCTOR_SCHEMA,
         taken=datetime.now().astimezone(),
         host=os.uname().nodename,
         user=user_name(os.geteuid()),
-        machine=settle_machine(answers[: len(machine)], checked),
+        machine=settle_machine(of_machine, checked),
         jobs=tuple(checked),
     )
 
@@ -361,8 +360,7 @@ def find_subject(pid: int) -> CheckupSubject:
     try:
         return make_subject(find_job(pid))
     except (NoTargetError, NotPermittedError) as error:
-        alone = _make_lone_subject(pid, error)
-        if alone is None:
+        if (alone := _make_lone_subject(pid, error)) is None:
             raise
         return alone
 

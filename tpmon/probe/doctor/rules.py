@@ -1,7 +1,7 @@
 """Say which rules of this machine and of tpmon's own process stand in the way of looking at a job.
 
 Each rule has a pure half (``parse_``, ``judge_``) on captured text. "allowed" means: it forbids nothing
-here. Whether a certain process may be read is tried in ``process``.
+here. Whether a certain process may be read is tried in ``job``.
 """
 
 from __future__ import annotations
