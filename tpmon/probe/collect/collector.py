@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
 from functools import partial
 
@@ -29,9 +29,7 @@ from tpmon.model.text.job_words import list_taxes, state_facts
 from tpmon.model.text.redaction import admit_text
 from tpmon.probe.base.worker import Background, Pace, Worker, read_within
 from tpmon.probe.collect.frame import (
-    age_by,
     age_output,
-    first_environment,
     has_pin_thread,
     list_loader_ranks,
     make_cpu,
@@ -335,8 +333,9 @@ class Collector:
         steps: StepsRead,
         outputs: Known[object],
     ) -> tuple[str, ...]:
+        rank = next((one for one in processes if one.role is Role.RANK), None)
         said = (
-            *list_taxes(first_environment(processes)),
+            *list_taxes(known_or(rank.environment, ()) if rank else ()),
             *gpu.notes,
             *steps.notes,
             *describe_loops(one.member for one in readings),
@@ -413,13 +412,16 @@ class Collector:
         if helpers := self._membership.members:
             said += f"; still there: {', '.join(f'{one.label} ({one.identity.pid})' for one in helpers[:4])}"
         events += (Event(taken, EventKind.ENDED, said),)
+        before, later_s = self._last.ages_s, (now_ns - self._last.taken_ns) / 1e9
         outputs = read_within(LAST_WORDS_S, lambda: self._log.read(()))
         return replace(
             self._last,
             taken=taken,
             taken_ns=now_ns,
             target=target,
-            ages_s=age_by(self._last.ages_s, (now_ns - self._last.taken_ns) / 1e9),
+            ages_s=Ages(
+                *(map_known(lambda age: age + later_s, getattr(before, one.name)) for one in fields(Ages))
+            ),
             output=tuple(age_output(one, taken) for one in known_or(outputs, self._last.output)),
             stacks=self._stacks.take(),
             rounds=self.dumps.take(),

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from tpmon.model.frame import Ages
 from tpmon.model.gpu import GpuSample, find_used
 from tpmon.model.host import SUMMED_ANON, CpuSample, MemorySample, OutputSample, Pool, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
-from tpmon.model.process import EnvironmentSetting, ProcessSample, RankRow, Role, ThreadKind
+from tpmon.model.process import ProcessSample, RankRow, Role, ThreadKind
 from tpmon.model.waits import describe_wait
 from tpmon.probe.collect.processes import Reading
 from tpmon.probe.host.cgroup import HOST, CgroupReading, CpuBudget
@@ -228,11 +227,6 @@ def age_output(output: OutputSample, taken: datetime) -> OutputSample:
     return replace(output, last_write_age_s=max(0.0, (taken - output.last_write).total_seconds()))
 
 
-def age_by(ages: Ages, seconds: float) -> Ages:
-    """Return the ages that the same readings have ``seconds`` later."""
-    return Ages(*(map_known(lambda age: age + seconds, getattr(ages, one.name)) for one in fields(Ages)))
-
-
 def make_memory(
     processes: Sequence[ProcessSample],
     group: CgroupReading,
@@ -241,11 +235,9 @@ def make_memory(
     anon: AnonMemory,
 ) -> MemorySample:
     """Put together the memory of the job: its control group's where it has one, else its processes'."""
-    rss: Known[int] = sum(process.rss_bytes for process in processes)
-    if not processes:
-        rss = Missing("no process of the job was read")
+    rss_bytes = sum(process.rss_bytes for process in processes)
     return MemorySample(
-        rss_bytes=rss,
+        rss_bytes=rss_bytes if processes else Missing("no process of the job was read"),
         anon_bytes=anon.anon_bytes,
         anon_source=SUMMED_ANON if anon.is_summed else name_place(group.memory_source),
         anon_growth_bytes_s=anon.growth_bytes_s,
@@ -262,9 +254,3 @@ def make_memory(
         shm=shm,
         psi_of_host=True if group.psi_source == HOST else NOT_APPLICABLE,
     )
-
-
-def first_environment(processes: Sequence[ProcessSample]) -> tuple[EnvironmentSetting, ...]:
-    """Return the settings that the first rank was started with; none where they could not be read."""
-    first = next((one for one in processes if one.role is Role.RANK), None)
-    return known_or(first.environment, ()) if first is not None else ()

@@ -182,10 +182,11 @@ class _Optional:
         self._refused = Missing(say_refusal(error, self._check))
 
 
-def _parse_wait(
-    state: str, raw: Known[bytes], raw_call: Known[bytes], role: Role
-) -> tuple[Known[str], Known[str], Known[Wait]]:
-    """Return wchan, the number of the system call, and what both tell."""
+_Waits = tuple[Known[str], Known[str], Known[Wait]]
+"""The kernel function, the number of the system call, and what both tell."""
+
+
+def _parse_wait(state: str, raw: Known[bytes], raw_call: Known[bytes], role: Role) -> _Waits:
     wchan: Known[str]
     if isinstance(raw, Missing):
         wchan = raw
@@ -238,21 +239,17 @@ class ProcessProbe:
         self.keep = keep
         self._stat = _Parsed(f"{base}/stat", 1024, parse_stat, keep=keep)
         self._io = _Optional(f"{base}/io", 512, "io", keep=keep)
-        self._wchan = _Optional(f"{base}/wchan", 128, "wchan", keep=keep)
-        self._syscall = _Optional(f"{base}/syscall", 256, "syscall", keep=keep)
         self.threads = ThreadSet(pid, kind_of, allowance, proc, born_after_ns, keep)
         self._raw_io: Known[bytes] = Missing("not read yet")
         self._parsed_io: Known[Io] = self._raw_io
         self._raw_wait: tuple[str, Known[bytes], Known[bytes], Role] | None = None
-        self._waits: tuple[Known[str], Known[str], Known[Wait]] = (_HIDDEN, _HIDDEN, _HIDDEN)
-        self._parsed_wait: tuple[Known[str], Known[str], Known[Wait]] = (_HIDDEN, _HIDDEN, _HIDDEN)
+        self._waits: _Waits = (_HIDDEN, _HIDDEN, _HIDDEN)
+        self._parsed_wait: _Waits = (_HIDDEN, _HIDDEN, _HIDDEN)
         self._looks = pid
         self._old: tuple[StatLine, Known[Io], int] | None = None
         self._proc = proc
-        self._loop_tid = pid
-        self._loop_stat: _Optional | None = None
-        """State of the thread that is followed, where it is not the first."""
         self._wait: tuple[Wait, int] | None = None
+        self._open_loop(pid)
 
     def close(self) -> None:
         """Close all descriptors."""
@@ -266,16 +263,20 @@ class ProcessProbe:
         """Read from now on the state and the waits of thread ``tid``, which runs the training loop."""
         if tid == self._loop_tid:
             return
-        self._loop_tid = tid
         for file in (self._wchan, self._syscall, self._loop_stat):
             if file is not None:
                 file.close()
-        base = f"{self._proc}/{self.pid}/task/{tid}"
+        self._open_loop(tid)
+        self._looks, self._wait = -1, None  # the next reading looks at the waits
+        self.threads.follow(tid)
+
+    def _open_loop(self, tid: int) -> None:
+        """Open what tells the waits of the thread of the loop, and its state where it is not the first."""
+        base = f"{self._proc}/{self.pid}{f'/task/{tid}' if tid != self.pid else ''}"
+        self._loop_tid = tid
         self._wchan = _Optional(f"{base}/wchan", 128, "wchan", keep=self.keep)
         self._syscall = _Optional(f"{base}/syscall", 256, "syscall", keep=self.keep)
         self._loop_stat = _Optional(f"{base}/stat", 1024, "stat", keep=self.keep) if tid != self.pid else None
-        self._looks, self._wait = -1, None  # the next reading looks at the waits
-        self.threads.follow(tid)
 
     def read(self, role: Role, *, skip_threads: bool, threads_later: bool = False) -> ProcessReading:
         """Read the process now, its threads perhaps later (``begin_threads``).
@@ -357,7 +358,7 @@ class ProcessProbe:
         state = raw[raw.rindex(b")") + 2 :][:1].decode("ascii", "replace")
         return stat.state if state in "ZX" else state  # the thread ends, not the process
 
-    def _read_wait(self, state: str, role: Role) -> tuple[Known[str], Known[str], Known[Wait]]:
+    def _read_wait(self, state: str, role: Role) -> _Waits:
         if state == "R":
             return ON_CPU, ON_CPU, RUNNING
         raw, raw_call = self._wchan.read(), self._syscall.read()

@@ -198,9 +198,7 @@ _COPIED_OF = {
 
 
 def _margin(slow: Slow, identity: CardIdentity, temperature: Known[float]) -> Known[float]:
-    if is_known(slow.margin_c):
-        return slow.margin_c
-    if is_known(identity.slowdown_c) and is_known(temperature):
+    if not is_known(slow.margin_c) and is_known(identity.slowdown_c) and is_known(temperature):
         return identity.slowdown_c - temperature
     return slow.margin_c
 

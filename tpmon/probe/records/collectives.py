@@ -67,7 +67,13 @@ class _Rank:
 
     member: Member
     number: int
-    environment: Known[dict[str, str]]
+    told: Known[dict[str, str]]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        if isinstance(self.told, Missing):
+            raise OSError(f"its environment: {self.told.reason}")
+        return self.told
 
 
 def read_collectives(
@@ -143,18 +149,12 @@ def _try(read: Callable[[], Known[T]]) -> Known[T]:
         return Missing(admit_text(f"not understood: {type(error).__name__}: {error}", _REASON_CHARS))
 
 
-def _environment(one: _Rank) -> dict[str, str]:
-    if isinstance(one.environment, Missing):
-        raise OSError(f"its environment: {one.environment.reason}")
-    return one.environment
-
-
 def _read_server(
     one: _Rank, *, host: str, listening: Known[tuple[ListeningSocket, ...]], ask_nccl: bool, proc: str
 ) -> RankRecord:
     pid = one.member.identity.pid
     everything = listening if is_known(listening) else ()
-    door = find_door(pid, _environment(one), everything, proc)
+    door = find_door(pid, one.environment, everything, proc)
     if isinstance(door, Missing):
         raise OSError(door.reason)
     origin = RecordOrigin(host, pid, one.number, RecordSource.SERVER, datetime.now().astimezone())
@@ -162,7 +162,7 @@ def _read_server(
 
 
 def _read_file(one: _Rank, *, host: str, ask: bool, proc: str) -> RankRecord:
-    pid, environment = one.member.identity.pid, _environment(one)
+    pid, environment = one.member.identity.pid, one.environment
     if ask:
         asked = datetime.now().astimezone()
         ask_pipe(pid, one.number, environment, proc)
@@ -181,7 +181,7 @@ def _read_ras(
         return Missing("no rank uses NCCL")
     if isinstance(listening, Missing):
         return listening
-    port = find_port([one.environment for one in with_nccl if is_known(one.environment)])
+    port = find_port([one.told for one in with_nccl if is_known(one.told)])
     if isinstance(port, Missing):
         return port
     for one in with_nccl:

@@ -15,6 +15,7 @@ from tpmon.model.dump import DUMP_SCHEMA, Dump
 from tpmon.model.text.dump_words import TO_FILES, write_step
 from tpmon.model.text.redaction import clean_value
 from tpmon.model.units import clean_text
+from tpmon.probe.base.procread import read_file
 
 MOST_BYTES = 256 << 20
 """Of all files together; the dump of a job of 72 processes has 0.2 MB."""
@@ -39,7 +40,10 @@ def read_dumps(paths: Iterable[str], tell: Callable[[str], None] = lambda _: Non
     for path in paths:
         name = "standard input" if path == _STDIN else path
         try:
-            data = _read_file(path, room)
+            if path == _STDIN:
+                data = sys.stdin.buffer.read(room) if sys.stdin is not None else b""  # None: it was closed
+            else:
+                data = read_file(path, room)
         except OSError as error:
             raise UsageError(f"{name}: {error.strerror or error}", "tpmon dump PID --json > FILE") from error
         room -= len(data)
@@ -107,13 +111,6 @@ def _is_whole(line: bytes) -> bool:
         json.loads(line)
         return True
     return False
-
-
-def _read_file(path: str, limit: int) -> bytes:
-    if path == _STDIN:
-        return sys.stdin.buffer.read(limit) if sys.stdin is not None else b""  # None: it was closed
-    with open(path, "rb") as file:
-        return file.read(limit)
 
 
 def _parse_dump(line: str, place: str) -> Dump:

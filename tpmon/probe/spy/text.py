@@ -71,18 +71,15 @@ class Sampled:
         return sum(len(one.frames) for one in self.stacks)
 
 
-def _clean_path(path: str) -> str:
-    """Clean a path and keep its end, which names the file."""
+@lru_cache(maxsize=4096)
+def make_frame(function: str, path: str, line: int) -> StackFrame:
+    """Make a frame of cleaned and capped text; of a path the end stays, which names the file."""
     shown = hide(path)
-    return clean_text(shown if len(shown) <= _PATH_CHARS else "…" + shown[1 - _PATH_CHARS :], _PATH_CHARS)
+    file = clean_text(shown if len(shown) <= _PATH_CHARS else "…" + shown[1 - _PATH_CHARS :], _PATH_CHARS)
+    return StackFrame(admit_text(function, _NAME_CHARS), file, min(max(line, 0), _MAX_LINE))
 
 
 @lru_cache(maxsize=4096)
-def make_frame(function: str, path: str, line: int) -> StackFrame:
-    """Make a frame of cleaned and capped text."""
-    return StackFrame(admit_text(function, _NAME_CHARS), _clean_path(path), min(max(line, 0), _MAX_LINE))
-
-
 def _parse_frame(text: str) -> StackFrame | None:
     """Parse "function (file:line)" or "function (file)"; None for anything else."""
     function, opening, place = text.partition(" (")
@@ -94,43 +91,31 @@ def _parse_frame(text: str) -> StackFrame | None:
     return make_frame(function, place[:-1], 0)
 
 
-class _Frames:
-    """Parse frames, each distinct text once."""
+def _split_frames(parts: Sequence[str]) -> tuple[str, tuple[StackFrame, ...]]:
+    """Join the parts of a line into frames, outermost first; also returns what belongs to the name.
 
-    def __init__(self) -> None:
-        self._known: dict[str, StackFrame | None] = {}
-
-    def find(self, text: str) -> StackFrame | None:
-        """Return the frame that ``text`` spells, None when it spells none."""
-        if text not in self._known:
-            self._known[text] = _parse_frame(text)
-        return self._known[text]
-
-    def split(self, parts: list[str]) -> tuple[str, tuple[StackFrame, ...]]:
-        """Join the parts of a line into frames, outermost first; also returns what belongs to the name.
-
-        File and thread names may hold semicolons, so a part need not be a whole frame.
-        """
-        frames: list[StackFrame] = []
-        name = ""
-        rest: list[str] = []
-        for part in parts:
-            frame = self.find(part)
-            if rest and not frames and frame is not None and frame.file.startswith(("/", "<", "…")):
-                # What stood before the first frame was the end of the thread's name.
-                name = ";" + ";".join(rest)
-                rest = []
-            rest.append(part)
-            if len(rest) > 1:
-                frame = self.find(";".join(rest)) if part.endswith(")") else None
-            if frame is None and len(rest) == _MAX_PARTS:
-                frame = make_frame(";".join(rest), "", 0)
-            if frame is not None:
-                frames.append(frame)
-                rest = []
-        if rest:
-            frames.append(make_frame(";".join(rest), "", 0))
-        return name, tuple(frames)
+    File and thread names may hold semicolons, so a part need not be a whole frame.
+    """
+    frames: list[StackFrame] = []
+    name = ""
+    rest: list[str] = []
+    for part in parts:
+        frame = _parse_frame(part)
+        if rest and not frames and frame is not None and frame.file.startswith(("/", "<", "…")):
+            # What stood before the first frame was the end of the thread's name.
+            name = ";" + ";".join(rest)
+            rest = []
+        rest.append(part)
+        if len(rest) > 1:
+            frame = _parse_frame(";".join(rest)) if part.endswith(")") else None
+        if frame is None and len(rest) == _MAX_PARTS:
+            frame = make_frame(";".join(rest), "", 0)
+        if frame is not None:
+            frames.append(frame)
+            rest = []
+    if rest:
+        frames.append(make_frame(";".join(rest), "", 0))
+    return name, tuple(frames)
 
 
 def _cut_middle(frames: tuple[T, ...], *cut: T) -> tuple[T, ...]:
@@ -149,7 +134,6 @@ def parse_raw(output: bytes, pid: int, loop_tid: int = 0) -> Sampled:
 
     Where there are too many stacks, those of the main thread and of ``loop_tid`` are kept first.
     """
-    frames = _Frames()
     counts: Counter[tuple[int, str, tuple[StackFrame, ...]]] = Counter()
     lost = 0
     # The name of a thread, function or file may hold a line break: a stack goes on until it is counted.
@@ -164,7 +148,7 @@ def parse_raw(output: bytes, pid: int, loop_tid: int = 0) -> Sampled:
         if number is None or header is None:
             lost += 1
             continue
-        name, stack = frames.split(parts[1:])
+        name, stack = _split_frames(parts[1:])
         tid = int(header[1], 0)
         thread = admit_text((header[2] or "") + name, _THREAD_CHARS)
         counts[tid, thread, _cut_middle(stack)] += int(number[1])
