@@ -163,17 +163,6 @@ def test_a_job_that_ended_before_the_first_reading_is_no_target(tree):
         collector.close()
 
 
-def test_a_stopped_job_says_that_it_is_stopped(tree):
-    with collecting(tree.pid) as collector:
-        (rank,) = by_role(collector.collect(), Role.RANK)
-        os.kill(rank.pid, signal.SIGSTOP)
-        frame = next_frame(collector)
-        assert frame.target.state is TargetState.STOPPED
-        assert frame.ranks[0].where == "stopped by a signal"
-        os.kill(rank.pid, signal.SIGCONT)
-        assert next_frame(collector).target.state is TargetState.RUNNING
-
-
 def test_shedding_load_is_told_once_when_it_begins_and_once_when_it_ends(tree, monkeypatch):
     budget = "tpmon.probe.host.machine.BUDGET_MS_PER_S"
     with collecting(tree.pid) as collector:
@@ -315,13 +304,17 @@ def test_a_limit_below_what_tpmon_needs_is_refused(monkeypatch):
         find_job(os.getpid())
 
 
-def test_stops_are_events_and_that_no_rank_is_left_is_the_first_fact(tree):
+def test_stops_are_states_and_events_and_that_no_rank_is_left_is_the_first_fact(tree):
     with collecting(tree.pid) as collector:
         (rank,) = by_role(collector.collect(), Role.RANK)
         os.kill(rank.pid, signal.SIGSTOP)
-        assert [event.text for event in next_frame(collector).events] == [f"rank 0 ({rank.pid}) stopped by a signal"]
+        frame = next_frame(collector)
+        assert (frame.target.state, frame.ranks[0].where) == (TargetState.STOPPED, "stopped by a signal")
+        assert [event.text for event in frame.events] == [f"rank 0 ({rank.pid}) stopped by a signal"]
         os.kill(rank.pid, signal.SIGCONT)
-        assert [event.text for event in next_frame(collector).events] == [f"rank 0 ({rank.pid}) running again"]
+        frame = next_frame(collector)
+        assert frame.target.state is TargetState.RUNNING
+        assert [event.text for event in frame.events] == [f"rank 0 ({rank.pid}) running again"]
         os.kill(rank.pid, signal.SIGKILL)
         frame = next_frame(collector)
         assert (frame.target.state, frame.target.local_ranks) == (TargetState.RUNNING, 0)

@@ -1,5 +1,7 @@
 """What a reader makes of a loop, once a second, on a clock that the test holds: from the hook to the pace."""
 
+from typing import Any
+
 import pytest
 
 from tests.hook_loop import MS, Batches, Loop
@@ -46,6 +48,12 @@ class Watched(Loop):
         self.told.append(self.pace.add(reading, 0))
         return reading
 
+    def repeat(self, times: int, *acts: tuple[Any, ...]) -> None:
+        """Do some things one after the other, so many times."""
+        for _ in range(times):
+            for name, *given in acts:
+                getattr(self, name)(*given)
+
     def paces(self) -> list[StepPace]:
         return [pace for pace in self.told if is_known(pace)]
 
@@ -62,12 +70,8 @@ def loop(monkeypatch):
 
 def train_long(loop: Watched, steps: int, micro: int, forward_ms: float, backward_ms: float) -> None:
     """Play steps of so many batches with a backward each, of which one takes 50 ms more for data."""
-    for _ in range(steps):
-        for _ in range(micro):
-            loop.batch(50)
-            loop.backward(forward_ms, backward_ms)
-        loop.update(400)
-        loop.spend(100)
+    batches = [("batch", 50), ("backward", forward_ms, backward_ms)] * micro
+    loop.repeat(steps, *batches, ("update", 400), ("spend", 100))
 
 
 @pytest.mark.parametrize(
@@ -104,10 +108,7 @@ def test_who_slept_through_a_long_step_times_no_part_of_it(loop):
 
 
 def test_a_step_that_ends_just_after_a_record_of_its_middle_is_told_all_the_same(loop):
-    for _ in range(5):
-        loop.batch(1)
-        loop.backward(500, 900)
-        loop.update(0.5)
+    loop.repeat(5, ("batch", 1), ("backward", 500, 900), ("update", 0.5))
     loop.batch(0.2)
     loop.spend(1_000)
     assert loop.last().count == 5
@@ -139,86 +140,39 @@ def test_long_steps_have_an_exact_wait_too(loop):
 
 
 def test_a_validation_within_an_accumulation_leaves_its_step_whole(loop):
-    other = Batches(4)
-    for _ in range(6):
-        for half in range(2):
-            for _ in range(4):
-                loop.batch(20)
-                loop.backward(80, 200)
-            if half == 0:
-                loop.stop()
-                for _ in range(3):
-                    loop.batch(20, of=other)
-                    loop.spend(400)
-                loop.stop()
-        loop.update(100)
+    half = [("batch", 20), ("backward", 80, 200)] * 4
+    validation = (("stop",), *[("batch", 20, Batches(4)), ("spend", 400)] * 3, ("stop",))
+    loop.repeat(6, *half, *validation, *half, ("update", 100))
     assert loop.last().p50_ms == pytest.approx(8 * 300 + 100)
     assert loop.last().eval_count > 0
 
 
-def drawn_together(loop: Watched) -> None:
-    """Have process 0 fetch a batch for each of eight ranks, as Accelerate does for a streaming dataset."""
-    for _ in range(8):
-        loop.batch(100)
-    loop.backward(150, 250)
-    loop.update(50)
-    loop.spend(10)
-
-
-def drawn_from_three(loop: Watched) -> None:
-    for _ in range(3):
-        loop.batch(100)
-    loop.backward(50, 80)
-    loop.update(20)
-    loop.spend(10)
-
-
-def copied_from_three(loop: Watched) -> None:
-    """Have a batch of each of three loaders, copied to a card before the next is asked for."""
-    for _ in range(3):
-        loop.batch(100)
-        loop.spend(4)
-    loop.backward(50, 80)
-    loop.update(20)
-
-
-def accumulated_from_two(loop: Watched) -> None:
-    for _ in range(2):
-        loop.batch(150)
-        loop.batch(2)
-        loop.backward(40, 60)
-    loop.update(20)
-
-
-def drawn_for_an_accumulation(loop: Watched) -> None:
-    """Have process 0 fetch for two ranks, and for four backwards: between these fetches it sends batches."""
-    for _ in range(4):
-        loop.batch(50)
-        loop.batch(50)
-        loop.spend(5)
-    for _ in range(4):
-        loop.backward(40, 60)
-    loop.update(20)
+# Process 0 fetches a batch for each of eight ranks, as Accelerate does for a streaming dataset.
+TOGETHER = (*[("batch", 100)] * 8, ("backward", 150, 250), ("update", 50), ("spend", 10))
+FROM_THREE = (*[("batch", 100)] * 3, ("backward", 50, 80), ("update", 20), ("spend", 10))
+# A batch of each of three loaders is copied to a card before the next is asked for.
+COPIED = (*[("batch", 100), ("spend", 4)] * 3, ("backward", 50, 80), ("update", 20))
+ACCUMULATED = (*[("batch", 150), ("batch", 2), ("backward", 40, 60)] * 2, ("update", 20))
+# Process 0 fetches for two ranks, and for four backwards: between these fetches it sends batches.
+AHEAD = (*[("batch", 50), ("batch", 50), ("spend", 5)] * 4, *[("backward", 40, 60)] * 4, ("update", 20))
 
 
 @pytest.mark.parametrize(
     ("step", "ahead", "batches", "times_ms"),
     [
-        (drawn_together, 0, 8, (1_260, 800)),
-        (drawn_together, 8, 8, (1_260, 800)),
-        (drawn_together, 64, 8, (1_260, 800)),
-        (drawn_from_three, 0, 3, (460, 300)),
-        (copied_from_three, 0, 3, (462, 300)),
-        (accumulated_from_two, 0, 4, (524, 304)),
-        (drawn_for_an_accumulation, 0, 8, (840, 400)),
+        (TOGETHER, 0, 8, (1_260, 800)),
+        (TOGETHER, 8, 8, (1_260, 800)),
+        (TOGETHER, 64, 8, (1_260, 800)),
+        (FROM_THREE, 0, 3, (460, 300)),
+        (COPIED, 0, 3, (462, 300)),
+        (ACCUMULATED, 0, 4, (524, 304)),
+        (AHEAD, 0, 8, (840, 400)),
     ],
 )
 def test_batches_that_are_drawn_for_one_step_are_no_evaluation(loop, step, ahead, batches, times_ms):
     step_ms, data_ms = times_ms
-    for _ in range(ahead):
-        loop.batch(100)
-    for _ in range(60):
-        step(loop)
+    loop.repeat(ahead, ("batch", 100))
+    loop.repeat(60, *step)
     pace = loop.last()
     # But for those before the first three steps were seen, which none can tell from an evaluation yet.
     assert pace.eval_count <= ahead + 3 * batches
@@ -241,13 +195,9 @@ def test_a_loader_that_joins_later_and_one_that_comes_now_and_then_are_no_evalua
 
 def test_an_evaluation_is_one_also_where_batches_are_drawn_together(loop):
     for _ in range(3):
-        for _ in range(20):
-            drawn_from_three(loop)
+        loop.repeat(20, *FROM_THREE)
         loop.stop()
-        for _ in range(30):
-            loop.batch(10)
-            loop.batch(10)
-            loop.spend(200)
+        loop.repeat(30, ("batch", 10), ("batch", 10), ("spend", 200))
         loop.stop()
     loop.train(1)
     assert (loop.steps.steps, loop.steps.eval_steps) == (60, 180)
@@ -256,41 +206,28 @@ def test_an_evaluation_is_one_also_where_batches_are_drawn_together(loop):
 def test_an_evaluation_of_next_to_no_work_is_told_when_its_loader_ended(loop):
     loop.train(10)
     loop.stop()
-    for _ in range(5):
-        loop.batch(10)
-        loop.spend(0.02)
+    loop.repeat(5, ("batch", 10), ("spend", 0.02))
     loop.stop()
     assert (loop.steps.steps, loop.steps.eval_steps, loop.steps.samples) == (10, 5, 40)
 
 
 def test_an_evaluation_of_as_many_batches_every_few_steps_is_one(loop):
     """Broken off, so that no DataLoader ends."""
-    other = Batches(4)
-    for _ in range(5):
-        loop.train(10)
-        for _ in range(4):
-            loop.batch(10, of=other)
-            loop.spend(20)
+    loop.repeat(5, ("train", 10), *[("batch", 10, Batches(4)), ("spend", 20)] * 4)
     loop.train(1)
     assert (loop.steps.steps, loop.steps.eval_steps) == (50, 20)
 
 
 def test_micro_batches_whose_backwards_cannot_be_seen_are_no_evaluation(loop):
     """As of an engine that is called in its own way: the updates alone tell of training."""
-    for _ in range(60):
-        for _ in range(24):
-            loop.batch(1)
-            loop.spend(30)
-        loop.update(100)
+    loop.repeat(60, *[("batch", 1), ("spend", 30)] * 24, ("update", 100))
     pace = loop.last()
     assert (pace.count, pace.eval_count, pace.p50_ms) == (59, 0, pytest.approx(844))
     assert loop.steps.samples == 59 * 24 * 4
 
 
 def test_an_inference_of_long_batches_is_told_from_the_first_on(loop):
-    for _ in range(5):
-        loop.batch(50)
-        loop.spend(20_000)
+    loop.repeat(5, ("batch", 50), ("spend", 20_000))
     reading = loop.read()
     assert (reading.rule, reading.counts.batches, reading.counts.eval_steps) == (StepRule.BATCH, 4, 4)
     assert loop.last().eval_hz == pytest.approx(1 / 20.05, rel=0.01)
@@ -299,9 +236,7 @@ def test_an_inference_of_long_batches_is_told_from_the_first_on(loop):
 
 
 def test_batches_that_may_be_fetched_ahead_are_told_as_batches_meanwhile(loop):
-    for _ in range(20):
-        loop.batch(50)
-        loop.spend(450)
+    loop.repeat(20, ("batch", 50), ("spend", 450))
     reading = loop.read()
     assert reading.counts.batches >= 17
     assert loop.told[-1] == Missing("no step ended yet")
@@ -313,12 +248,8 @@ def test_batches_that_may_be_fetched_ahead_are_told_as_batches_meanwhile(loop):
 def test_a_loop_without_a_dataloader_that_validates_on_one_keeps_its_steps(loop, epochs, updates, first):
     """Data that lie on the card, played games: few updates between two validations."""
     for epoch in range(epochs + 1):
-        for _ in range(updates if epoch or not first else 0):
-            loop.backward()
-            loop.update()
-        for _ in range(5):
-            loop.batch(2)
-            loop.spend(1)
+        loop.repeat(updates if epoch or not first else 0, ("backward",), ("update",))
+        loop.repeat(5, ("batch", 2), ("spend", 1))
         loop.stop()
     done = updates * (epochs + (not first))
     assert done - 1 <= loop.steps.steps <= done

@@ -137,37 +137,22 @@ def main_of_looks(looks: tuple[ThreadLook, ...]) -> ThreadLook:
     return next(thread for thread in looks if thread.kind is ThreadKind.MAIN)
 
 
-def test_five_hundred_threads_are_no_trouble():
-    code = "for n in range(500):\n threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nsay('up')\ntime.sleep(60)\n"
-    with child(code) as one:
-        (process,) = read_one(one.pid).processes
-        assert len(process.threads) + process.idle == 501
-        assert functions(main_of(process)) == ["<module>"]
-
-
 # what is refused
 
 
-def test_a_process_that_ended_is_an_error_and_costs_the_others_nothing():
-    with child(NAP) as one, child(NAP) as two:
-        gone, there = member(one.pid), member(two.pid, 1)
+def test_processes_that_ended_are_errors_and_cost_the_others_nothing():
+    with child(NAP) as one, child(NAP) as two, child(NAP) as three:
+        gone, zombie, there = member(one.pid), member(two.pid, 1), member(three.pid, 2)
+        reused = replace(there, rank=3, identity=Identity(three.pid, 1))
         one.kill()
-        look = Dumper([gone, there]).read_round()
-        assert [process.pid for process in look.processes] == [two.pid]
-        (error,) = look.errors
-        assert (error.pid, error.kind, error.rank) == (gone.identity.pid, ErrorKind.GONE, 0)
-
-
-def test_a_zombie_and_a_reused_number_are_gone():
-    with child(NAP) as one, child(NAP) as two:
-        reused = replace(member(two.pid), identity=Identity(two.pid, 1))
-        zombie = member(one.pid)
-        one.process.send_signal(signal.SIGKILL)
-        assert wait_until(lambda: read_stat(one.pid).state == "Z")
-        look = Dumper([zombie, reused]).read_round()
-        assert look.processes == ()
-        assert [error.kind for error in look.errors] == [ErrorKind.GONE, ErrorKind.GONE]
-        assert "another process has its number" in look.errors[1].reason
+        two.process.send_signal(signal.SIGKILL)
+        assert wait_until(lambda: read_stat(two.pid).state == "Z")
+        look = Dumper([gone, zombie, there, reused]).read_round()
+    assert [process.pid for process in look.processes] == [three.pid]
+    assert [(error.pid, error.kind, error.rank) for error in look.errors] == [
+        (one.identity.pid, ErrorKind.GONE, one.rank) for one in (gone, zombie, reused)
+    ]
+    assert "another process has its number" in look.errors[2].reason
 
 
 def test_a_process_that_ends_while_py_spy_looks_is_gone(tmp_path):

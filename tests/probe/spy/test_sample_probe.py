@@ -106,23 +106,30 @@ def test_no_form_of_sampling_ever_stops_the_target():
 # what py-spy says beside the stacks
 
 
-def test_lost_and_late_samples_are_found_in_what_py_spy_says():
-    said = (
-        b"py-spy> Sampling process 20 times a second for 4 seconds. Press Control-C to exit.\n\n"
-        b"py-spy> 1.05s behind in sampling, results may be inaccurate. Try reducing the sampling rate\n"
-        b"\x1b[1A\x1b[2K\rpy-spy> 2.45s behind in sampling, results may be inaccurate.\n"
-        b"thread (1): Samples: 1 Errors: 9;f (9.99s behind in sampling:1) 3\n"
-        b"py-spy> Wrote raw flamegraph data to '/dev/stdout'. Samples: 158 Errors: 7\n"
-    )
-    assert parse_remarks(said) == Remarks(7, 2.45)
-    assert parse_remarks(b"") == Remarks(0, 0.0)
-    assert parse_remarks(b"Samples: x Errors: y\n\xff\xfe") == Remarks(0, 0.0)
+SAID = (
+    b"py-spy> Sampling process 20 times a second for 4 seconds. Press Control-C to exit.\n\n"
+    b"py-spy> 1.05s behind in sampling, results may be inaccurate. Try reducing the sampling rate\n"
+    b"\x1b[1A\x1b[2K\rpy-spy> 2.45s behind in sampling, results may be inaccurate.\n"
+    b"thread (1): Samples: 1 Errors: 9;f (9.99s behind in sampling:1) 3\n"
+    b"py-spy> Wrote raw flamegraph data to '/dev/stdout'. Samples: 158 Errors: 7\n"
+)
 
 
-def test_looks_are_those_that_gave_a_stack_and_those_that_did_not():
-    assert count_samples(Sampled(17, (), 0), Remarks(2, 0), CountedFunction.ALL, 39) == 19
-    assert count_samples(Sampled(17, (), 0), Remarks(2, 0), CountedFunction.GIL, 39) == 39
-    assert count_samples(Sampled(40, (), 0), Remarks(2, 0), CountedFunction.RUNNING, 39) == 42
+@pytest.mark.parametrize(
+    ("said", "remarks"),
+    [(SAID, Remarks(7, 2.45)), (b"", Remarks(0, 0.0)), (b"Samples: x Errors: y\n\xff\xfe", Remarks(0, 0.0))],
+    ids=["told", "nothing", "garbage"],
+)
+def test_lost_and_late_samples_are_found_in_what_py_spy_says(said, remarks):
+    assert parse_remarks(said) == remarks
+
+
+@pytest.mark.parametrize(
+    ("seen", "counted", "looks"),
+    [(17, CountedFunction.ALL, 19), (17, CountedFunction.GIL, 39), (40, CountedFunction.RUNNING, 42)],
+)
+def test_looks_are_those_that_gave_a_stack_and_those_that_did_not(seen, counted, looks):
+    assert count_samples(Sampled(seen, (), 0), Remarks(2, 0), counted, 39) == looks
 
 
 def test_stacks_beyond_the_most_stay_counted():
