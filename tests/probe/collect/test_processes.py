@@ -15,9 +15,8 @@ from tests.children import Child, child
 from tests.waits import wait_of
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Role, ThreadKind
-from tpmon.probe.base.procread import StatLine
-from tpmon.probe.collect.processes import ProcessProbe, measure_rates, parse_allowed_cpus
-from tpmon.probe.proc.counters import Io
+from tpmon.probe.collect.processes import ProcessProbe, ProcessRates, measure_rates, parse_allowed_cpus
+from tpmon.probe.proc.counters import Io, Stat
 from tpmon.probe.proc.threads import Allowance
 from tpmon.probe.proc.wchan import RUNNING
 
@@ -53,36 +52,31 @@ def read(one: ProcessProbe, role: Role = Role.RANK):
     return one.read(role, skip_threads=False)
 
 
-def test_rates_need_two_readings_at_different_moments():
-    first = measure_rates(None, (STAT, IO, 5 * SECOND))
-    again = measure_rates((STAT, IO, 5 * SECOND), (STAT, IO, 5 * SECOND))
-    assert first == again
-    assert first.cpu_pct == Missing("rates need two readings")
-    assert first.device_read_bytes_s == Missing("rates need two readings")
+FIRST = Missing("rates need two readings")
+DENIED = Missing("permission denied")
+LATER = replace(STAT, cpu_s=4.0, minor_faults=140, major_faults=3)
+RATES = {
+    "the first reading": (None, (STAT, IO, 5), ProcessRates(*[FIRST] * 8)),
+    "two at one moment": ((STAT, IO, 5), (STAT, IO, 5), ProcessRates(*[FIRST] * 8)),
+    "per second of the interval that passed": (
+        (STAT, IO, 5),
+        (LATER, Io(1200, 2600, 3000, 4001, 520), 7),
+        ProcessRates(150.0, 20.0, 1.0, 100.0, 300.0, 0.0, 0.5, 10.0),
+    ),
+    "io that may not be read": ((STAT, DENIED, 1), (STAT, DENIED, 2), ProcessRates(*[0.0] * 3, *[DENIED] * 5)),
+    "io that may be read now": ((STAT, DENIED, 1), (STAT, IO, 2), ProcessRates(*[0.0] * 3, *[FIRST] * 5)),
+    "counters that went back": (
+        (STAT, IO, 1),
+        (replace(STAT, cpu_s=0.2), Io(0, 0, 0, 0, 0), 2),
+        ProcessRates(*[0.0] * 8),
+    ),
+}
 
 
-def test_rates_are_per_second_of_the_interval_that_passed():
-    later = replace(STAT, cpu_s=4.0, minor_faults=140, major_faults=3)
-    rates = measure_rates((STAT, IO, 5 * SECOND), (later, Io(1200, 2600, 3000, 4001, 520), 7 * SECOND))
-    assert (rates.cpu_pct, rates.minor_faults_s, rates.major_faults_s) == (150.0, 20.0, 1.0)
-    assert (rates.asked_read_bytes_s, rates.asked_write_bytes_s) == (100.0, 300.0)
-    assert rates.read_calls_s == 10.0
-    assert (rates.device_read_bytes_s, rates.device_write_bytes_s) == (0.0, 0.5)
-
-
-def test_io_that_may_not_be_read_is_missing_beside_rates_that_are_known():
-    refused = Missing("permission denied")
-    rates = measure_rates((STAT, refused, SECOND), (STAT, refused, 2 * SECOND))
-    assert rates.asked_read_bytes_s == refused
-    assert rates.cpu_pct == 0.0
-    granted = measure_rates((STAT, refused, SECOND), (STAT, IO, 2 * SECOND))
-    assert granted.asked_read_bytes_s == Missing("rates need two readings")
-
-
-def test_counters_that_go_back_are_no_negative_rate():
-    rates = measure_rates((STAT, IO, SECOND), (replace(STAT, cpu_s=0.2), Io(0, 0, 0, 0, 0), 2 * SECOND))
-    assert rates.cpu_pct == 0.0
-    assert rates.asked_read_bytes_s == 0.0
+@pytest.mark.parametrize(("old", "new", "rates"), RATES.values(), ids=RATES)
+def test_rates_are_those_between_two_readings(old, new, rates):
+    before, now = (one and (one[0], one[1], one[2] * SECOND) for one in (old, new))
+    assert measure_rates(before, now) == rates
 
 
 def test_a_busy_process_shows_what_it_uses_and_its_demand(probe):

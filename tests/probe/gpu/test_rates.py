@@ -26,6 +26,11 @@ FAST = replace(
 )
 
 
+SLOW = Slow(700.0, 2619.0, 25.0, 5, 16, False)
+HEALTH = Health(2, True, False, 0)
+IDENTITY = CardIdentity("H100", 3, 1980.0, 2619.0, 5, 16, 87.0, True)
+
+
 def make_line(second: float, fast: Fast = FAST, **changes: object) -> CardLine:
     line = CardLine(
         index=0,
@@ -44,6 +49,12 @@ def make_line(second: float, fast: Fast = FAST, **changes: object) -> CardLine:
 def count(counters: dict[Counter, Known[int]]) -> Counters:
     """Build counters of which the given ones have moved."""
     return replace(ZERO, values=tuple(counters.get(one, 0) for one in Counter))
+
+
+def count_late(second: int, late_s: float, counters: dict[Counter, Known[int]]) -> CardLine:
+    """Build a line whose counters were read so many seconds after it was begun."""
+    at_us = (int(late_s * 1e6),) * len(Counter)
+    return make_line(second, replace(FAST, counters=replace(count(counters), after_us=at_us)))
 
 
 def make_window(counters: dict[Counter, list[Known[int]]]) -> list[CardLine]:
@@ -121,13 +132,27 @@ def test_reasons_in_words(mask, words):
     assert name_reasons(mask) == words
 
 
-def test_shares_come_from_counters_and_miss_nothing():
-    # 250 ms of each second, and no bit is ever seen set.
-    window = make_window({Counter.POWER_CAP: [0, 250_000_000, 500_000_000], Counter.HW_THERMAL: [0, 0, 1_000_000_000]})
-    assert throttle_shares(window) == (
-        ThrottleShare("power cap", 25.0, "counter"),
-        ThrottleShare("HW thermal", 50.0, "counter"),
-    )
+HALF_SECOND = [0, 500_000_000]
+
+
+@pytest.mark.parametrize(
+    ("counters", "shares"),
+    [
+        # 250 ms of each second, and no bit is ever seen set.
+        (
+            {Counter.POWER_CAP: [0, 250_000_000, 500_000_000], Counter.HW_THERMAL: [0, 0, 1_000_000_000]},
+            [("power cap", 25.0), ("HW thermal", 50.0)],
+        ),
+        # A driver reload makes no share, and a counter cannot hold the clocks for more than all the time.
+        ({Counter.POWER_CAP: [9_000_000_000, 100_000_000, 300_000_000]}, [("power cap", pytest.approx(20.0))]),
+        ({Counter.POWER_BRAKE: [0, 5_000_000_000]}, [("power brake", 100.0)]),
+        # The old thermal counter stands in for the new one.
+        ({Counter.THERMAL: HALF_SECOND, Counter.SW_THERMAL: [Missing("old")] * 2}, [("SW thermal", 50.0)]),
+        ({Counter.THERMAL: HALF_SECOND, Counter.SW_THERMAL: [0, 100_000_000]}, [("SW thermal", 10.0)]),
+    ],
+)
+def test_shares_come_from_counters_and_miss_nothing(counters, shares):
+    assert throttle_shares(make_window(counters)) == tuple(ThrottleShare(*one, "counter") for one in shares)
 
 
 def test_shares_of_bits_stand_in_where_no_counter_moves():
@@ -148,23 +173,6 @@ def test_an_older_counter_of_time_below_the_application_clock_does_not_hide_the_
     assert shares(Counter.SW_THERMAL) == (ThrottleShare("SW thermal", pytest.approx(0.3), "counter"),)
 
 
-def test_a_driver_reload_does_not_make_a_share():
-    window = make_window({Counter.POWER_CAP: [9_000_000_000, 100_000_000, 300_000_000]})
-    assert throttle_shares(window) == (ThrottleShare("power cap", pytest.approx(20.0), "counter"),)
-
-
-def test_a_counter_cannot_hold_the_clocks_for_more_than_all_the_time():
-    window = make_window({Counter.POWER_BRAKE: [0, 5_000_000_000]})
-    assert throttle_shares(window) == (ThrottleShare("power brake", 100.0, "counter"),)
-
-
-def test_the_old_thermal_counter_stands_in_for_the_new_one():
-    old = make_window({Counter.THERMAL: [0, 500_000_000], Counter.SW_THERMAL: [Missing("old")] * 2})
-    new = make_window({Counter.THERMAL: [0, 500_000_000], Counter.SW_THERMAL: [0, 100_000_000]})
-    assert throttle_shares(old) == (ThrottleShare("SW thermal", 50.0, "counter"),)
-    assert throttle_shares(new) == (ThrottleShare("SW thermal", 10.0, "counter"),)
-
-
 def test_idle_is_no_fault_and_unread_reasons_are_missing():
     idle = make_track(make_line(0, replace(FAST, reasons=0x1))).sample("u")
     assert (idle.throttle, idle.throttle_known, idle.throttle_shares) == ((), True, ())
@@ -180,10 +188,7 @@ def test_the_window_is_ten_seconds_and_keeps_two_readings():
 
 
 def test_slower_tiers_stay_until_they_are_read_again():
-    slow = Slow(700.0, 2619.0, 25.0, 5, 16, False)
-    health = Health(2, True, False, 0)
-    identity = CardIdentity("H100", 3, 1980.0, 2619.0, 5, 16, 87.0, True)
-    track = make_track(make_line(0, slow=slow, health=health, identity=identity), make_line(1))
+    track = make_track(make_line(0, slow=SLOW, health=HEALTH, identity=IDENTITY), make_line(1))
     sample = track.sample("GPU-0")
     assert (sample.power_limit_w, sample.ecc_uncorrected, sample.name) == (700.0, 2, "H100")
     assert (sample.sm_clock_max_mhz, sample.temperature_margin_c) == (1980.0, 25.0)
@@ -193,8 +198,7 @@ def test_slower_tiers_stay_until_they_are_read_again():
 
 def test_margin_falls_back_to_the_threshold():
     slow = Slow(*[Missing("not supported")] * 6)
-    identity = CardIdentity("A100", 0, 1410.0, 1215.0, 4, 16, 87.0, True)
-    assert make_track(make_line(0, slow=slow, identity=identity)).sample("u").temperature_margin_c == 26.0
+    assert make_track(make_line(0, slow=slow, identity=IDENTITY)).sample("u").temperature_margin_c == 26.0
 
 
 def test_links_and_bus_prefer_gpm_then_counters():
@@ -210,10 +214,8 @@ def test_one_shot_utilisation_says_so():
 
 
 def test_a_lost_card_keeps_its_name_processes_and_health_and_nothing_live():
-    identity = CardIdentity("H100", 3, 1980.0, 2619.0, 5, 16, 87.0, True)
-    health = Health(2, True, False, 0)
     lost = make_line(5, blank_fast("GPU is lost"), lost="GPU is lost")
-    track = make_track(make_line(0, identity=identity, health=health), lost)
+    track = make_track(make_line(0, identity=IDENTITY, health=HEALTH), lost)
     sample = track.sample("GPU-0")
     assert sample.state is GpuState.LOST
     assert (sample.name, sample.ecc_uncorrected) == ("H100", 2)
@@ -233,7 +235,7 @@ def test_what_a_silent_card_does_now_is_not_known():
 
 
 def test_text_of_the_driver_is_cleaned():
-    identity = CardIdentity("H100\x1b[31m", 0, 1.0, 1.0, 1, 1, 1.0, True)
+    identity = replace(IDENTITY, name="H100\x1b[31m")
     sample = make_track(make_line(0, identity=identity)).sample("GPU-\x07")
     assert (sample.name, sample.uuid) == ("H100?[31m", "GPU-?")
 
@@ -250,11 +252,10 @@ def test_a_call_that_stalls_moves_no_rate():
     lines = []
     for second in range(9):
         late_s = 0.3 if second % 3 == 0 else 0.0
-        counters = count(
-            {Counter.ENERGY: int((second + late_s) * 696_000), Counter.PCIE_TX: int((second + late_s) * 1e9)}
+        at_s = second + late_s
+        lines.append(
+            count_late(second, late_s, {Counter.ENERGY: int(at_s * 696_000), Counter.PCIE_TX: int(at_s * 1e9)})
         )
-        at = tuple(int(late_s * 1e6) for _ in Counter)
-        lines.append(make_line(second, replace(FAST, counters=replace(counters, after_us=at))))
     for last in range(3, 9):
         assert mean_power(lines[: last + 1], 700.0) == (pytest.approx(696.0), "energy counter")
         assert rate(lines[: last + 1], Counter.PCIE_TX) == pytest.approx(1e9)
@@ -280,9 +281,7 @@ def test_a_counter_that_moves_seldom_is_held_until_it_moves(energy, power, sourc
 def test_throttle_shares_take_the_time_of_their_counter():
     lines = []
     for second, late_s in ((0, 0.9), (1, 0.0)):
-        counters = count({Counter.HW_THERMAL: int((second + late_s) * 1e9 / 2)})
-        at = tuple(int(late_s * 1e6) for _ in Counter)
-        lines.append(make_line(second, replace(FAST, counters=replace(counters, after_us=at))))
+        lines.append(count_late(second, late_s, {Counter.HW_THERMAL: int((second + late_s) * 1e9 / 2)}))
     assert throttle_shares(lines) == (ThrottleShare("HW thermal", pytest.approx(50.0), "counter"),)
 
 

@@ -72,52 +72,64 @@ def test_what_the_hook_could_not_read_is_missing_and_never_false(page):
     assert [value for value in values if not isinstance(value, Missing)] == []
 
 
-def test_switches_and_numbers_come_back_as_they_were(page):
-    settings = settings_with(
-        page,
-        matmul_tf32=1,
-        anomaly=0,
-        autocast=1,
-        autocast_dtype=wire.DTYPE_BFLOAT16,
-        sdpa=wire.SDPA_FLASH | wire.SDPA_MATH,
-        threads=8,
+NAMES = ("frames", "frames_ok", "graphs", "breaks", "limit_hits")
+COMPILED = {f"dynamo_{name}": number for number, name in enumerate(NAMES)}
+FIGURES = {
+    name: number
+    for number, name in enumerate(
+        ("allocated", "reserved", "inactive_split", "peak_allocated", "peak_reserved", "alloc_retries", "ooms")
     )
-    assert (settings.matmul_tf32, settings.anomaly, settings.autocast) == (True, False, True)
-    assert (settings.autocast_dtype, settings.sdpa, settings.threads) == ("bfloat16", ("flash", "math"), 8)
-    assert settings_with(page, autocast_dtype=wire.DTYPE_OTHER).autocast_dtype == "another"
+}
+FSDP_1 = {"fsdp_version": 1, "fsdp_units": 9, "fsdp_forward": 0, "fsdp_backward": wire.FSDP_BACKWARD_PRE}
+FSDP_2 = {"fsdp_version": 2, "fsdp_units": 9, "fsdp_forward": 8, "fsdp_backward": 0}
+NO_CUDA = Missing("CUDA is not in use in this process")
+NO_FSDP = Missing("no FSDP was made since the hook came")
 
 
-def test_groups_come_back_whole_or_missing(page):
-    names = ("frames", "frames_ok", "graphs", "breaks", "limit_hits")
-    settings = settings_with(page, **{f"dynamo_{name}": number for number, name in enumerate(names)})
-    assert settings.compiled == CompileCounts(0, 1, 2, 3, 4)
-    assert not is_known(settings_with(page, dynamo_frames=5).compiled)
-    names = ("allocated", "reserved", "inactive_split", "peak_allocated", "peak_reserved", "alloc_retries")
-    figures = {name: number for number, name in enumerate((*names, "ooms"))}
-    settings = settings_with(page, cuda=1, **figures, allocated_at_backward=99)
-    assert settings.allocator == AllocatorFigures(0, 1, 2, 3, 4, 5, 6, 99, NO_TURNS)
-    assert "not in use" in settings_with(page, cuda=0, **figures).allocator.reason
-    settings = settings_with(page, parameters=40, gradients=40, optimizer_state=80)
-    assert settings.sizes == StateSizes(40, 40, 80, Missing("CUDA is not in use in this process"))
-    settings = settings_with(page, ddp_bucket_cap=25, ddp_buckets=3, ddp_find_unused=1, ddp_static_graph=0)
-    assert settings.ddp == DdpSettings(25, 3, find_unused=True, static_graph=False)
-
-
-def test_fsdp_says_what_it_fetches_ahead(page):
-    told = {"fsdp_version": 1, "fsdp_units": 9, "fsdp_forward": 0, "fsdp_backward": wire.FSDP_BACKWARD_PRE}
-    first = settings_with(page, **told, fsdp_limit=1).fsdp
-    assert first == FsdpSettings(1, 9, "off", "BACKWARD_PRE", limit_all_gathers=True)
-    told = {"fsdp_version": 2, "fsdp_units": 9, "fsdp_forward": 8, "fsdp_backward": 0}
-    assert settings_with(page, **told).fsdp == FsdpSettings(2, 9, "8 of 9 units", "torch's order", NOT_APPLICABLE)
-    assert not is_known(settings_with(page, fsdp_version=1).fsdp)
-    assert not is_known(settings_with(page).fsdp)
-
-
-def test_a_loader_without_workers_fetches_nothing_ahead(page):
-    settings = settings_with(page, workers=0, pin_memory=1, persistent_workers=0, batch_size=32)
-    assert settings.loader == LoaderSettings(0, True, Missing("no workers fetch ahead"), False, 32)
-    settings = settings_with(page, workers=4, pin_memory=0, prefetch_factor=2, persistent_workers=1)
-    assert settings.loader == LoaderSettings(4, False, 2, True, Missing("the DataLoader does not say it"))
+@pytest.mark.parametrize(
+    ("words", "field", "value"),
+    [
+        ({"matmul_tf32": 1}, "matmul_tf32", True),
+        ({"cudnn_deterministic": 1}, "cudnn_deterministic", True),
+        ({"deterministic": 0}, "deterministic", False),
+        ({"anomaly": 0}, "anomaly", False),
+        ({"autocast": 1}, "autocast", True),
+        ({"autocast_dtype": wire.DTYPE_BFLOAT16}, "autocast_dtype", "bfloat16"),
+        ({"autocast_dtype": wire.DTYPE_OTHER}, "autocast_dtype", "another"),
+        ({"sdpa": wire.SDPA_FLASH | wire.SDPA_MATH}, "sdpa", ("flash", "math")),
+        ({"threads": 8}, "threads", 8),
+        (COMPILED, "compiled", CompileCounts(0, 1, 2, 3, 4)),
+        ({"dynamo_frames": 5}, "compiled", Missing("nothing is compiled with torch.compile")),
+        (
+            {"cuda": 1, **FIGURES, "allocated_at_backward": 99},
+            "allocator",
+            AllocatorFigures(0, 1, 2, 3, 4, 5, 6, 99, NO_TURNS),
+        ),
+        ({"cuda": 0, **FIGURES}, "allocator", NO_CUDA),
+        ({"parameters": 40, "gradients": 40, "optimizer_state": 80}, "sizes", StateSizes(40, 40, 80, NO_CUDA)),
+        (
+            {"ddp_bucket_cap": 25, "ddp_buckets": 3, "ddp_find_unused": 1, "ddp_static_graph": 0},
+            "ddp",
+            DdpSettings(25, 3, find_unused=True, static_graph=False),
+        ),
+        ({**FSDP_1, "fsdp_limit": 1}, "fsdp", FsdpSettings(1, 9, "off", "BACKWARD_PRE", limit_all_gathers=True)),
+        (FSDP_2, "fsdp", FsdpSettings(2, 9, "8 of 9 units", "torch's order", NOT_APPLICABLE)),
+        ({"fsdp_version": 1}, "fsdp", NO_FSDP),
+        ({}, "fsdp", NO_FSDP),
+        (
+            {"workers": 0, "pin_memory": 1, "persistent_workers": 0, "batch_size": 32},
+            "loader",
+            LoaderSettings(0, True, Missing("no workers fetch ahead"), False, 32),
+        ),
+        (
+            {"workers": 4, "pin_memory": 0, "prefetch_factor": 2, "persistent_workers": 1},
+            "loader",
+            LoaderSettings(4, False, 2, True, Missing("the DataLoader does not say it")),
+        ),
+    ],
+)
+def test_settings_come_back_as_they_were_whole_or_missing(page, words, field, value):
+    assert getattr(settings_with(page, **words), field) == value
 
 
 def test_device_times_come_back_as_they_were(page):
