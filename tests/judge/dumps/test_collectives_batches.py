@@ -7,7 +7,7 @@ from tests.collectives import make_entry, make_group, make_raw, make_record, rea
 from tests.frames import NOW
 from tpmon.judge.dumps.collectives import judge_collectives
 from tpmon.model.results.collectives import CallState, CollectiveCause, Collectives, RankRecord, RecordSource
-from tpmon.probe.records.flight_recorder import RecordOrigin, parse_record
+from tpmon.probe.records.flight_recorder import parse_record
 
 MEMBERS = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
 AGO_NS = round((NOW - timedelta(seconds=200)).timestamp() * 1e9)
@@ -16,7 +16,7 @@ AGO_NS = round((NOW - timedelta(seconds=200)).timestamp() * 1e9)
 def parse(rank: int, entries: list[dict[str, Any]], first: int = 0) -> RankRecord:
     """Parse what rank ``rank`` wrote down; its buffer begins with entry number ``first``."""
     numbered = [entry | {"record_id": first + number} for number, entry in enumerate(entries)]
-    origin = RecordOrigin("node-01", 4000 + 10 * rank, rank, RecordSource.FILE, NOW)
+    origin = RankRecord("node-01", 4000 + 10 * rank, rank, RecordSource.FILE, NOW, False, ())
     return parse_record(make_raw(numbered, pg_config=MEMBERS), origin)
 
 

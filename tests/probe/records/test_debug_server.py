@@ -12,9 +12,8 @@ import pytest
 
 from tests.collectives import NOW, make_entry, make_raw
 from tpmon.model.known import Missing, is_known
-from tpmon.model.results.collectives import RecordSource
+from tpmon.model.results.collectives import RankRecord, RecordSource
 from tpmon.probe.host.network import ListeningSocket, read_all_listeners, read_listeners
-from tpmon.probe.records.flight_recorder import RecordOrigin
 from tpmon.probe.records.servers import (
     LOOPBACK,
     NO_SERVER,
@@ -105,7 +104,7 @@ def dumped(*entries) -> bytes:
 def test_the_recorder_of_nccl_is_asked_where_it_may_be_and_both_are_one_record():
     own = dumped(make_entry(4, group=("1", "cpu")), make_entry(2))
     nccl = dumped(make_entry(9, "nccl:all_reduce"))
-    origin = RecordOrigin("node-01", 7, 0, RecordSource.SERVER, NOW)
+    origin = RankRecord("node-01", 7, 0, RecordSource.SERVER, NOW, False, ())
     answers = {b"/handler/fr_trace_json": own, b"/handler/dump_nccl_trace_json": nccl}
     asked: list[bytes] = []
     with socket.create_server((LOOPBACK, 0)) as listening:

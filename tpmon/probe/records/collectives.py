@@ -34,7 +34,6 @@ from tpmon.probe.job.job import Job, Member
 from tpmon.probe.records.flight_recorder import (
     WRITTEN_S,
     RecordError,
-    RecordOrigin,
     ask_pipe,
     parse_pickle,
     read_environment,
@@ -157,7 +156,8 @@ def _read_server(
     door = find_door(pid, one.environment, everything, proc)
     if isinstance(door, Missing):
         raise OSError(door.reason)
-    origin = RecordOrigin(host, pid, one.number, RecordSource.SERVER, datetime.now().astimezone())
+    now = datetime.now().astimezone()
+    origin = RankRecord(host, pid, one.number, RecordSource.SERVER, now, from_start=False, groups=())
     return ask_records(door, origin, with_nccl=ask_nccl and NCCL_THREAD in read_thread_names(pid, proc))
 
 
@@ -170,7 +170,8 @@ def _read_file(one: _Rank, *, host: str, ask: bool, proc: str) -> RankRecord:
     else:
         file = read_record_file(pid, one.number, environment, one.member.started, proc)
     source = RecordSource.PIPE if ask else RecordSource.FILE
-    return parse_pickle(file.data, RecordOrigin(host, pid, one.number, source, file.written))
+    origin = RankRecord(host, pid, one.number, source, file.written, from_start=False, groups=())
+    return parse_pickle(file.data, origin)
 
 
 def _read_ras(

@@ -28,7 +28,7 @@ from itertools import groupby
 from tpmon.foreign_file import Owner, open_foreign, read_owner
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing
-from tpmon.model.results.collectives import CallState, CollectiveCall, GroupRecord, RankRecord, RecordSource
+from tpmon.model.results.collectives import CallState, CollectiveCall, GroupRecord, RankRecord
 from tpmon.model.stacks import StackFrame
 from tpmon.model.text.redaction import admit_text
 from tpmon.model.text.unpickle import Limits, load_plain
@@ -130,19 +130,8 @@ class RecordError(ValueError):
     """Say why a dump is not understood."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordOrigin:
-    """Say whose record it is and when it was written."""
-
-    host: str
-    pid: int
-    rank: Applicable[int]
-    source: RecordSource
-    taken: datetime
-
-
-def parse_pickle(data: bytes, origin: RecordOrigin) -> RankRecord:
-    """Parse a dump as the FlightRecorder writes it into a file.
+def parse_pickle(data: bytes, origin: RankRecord) -> RankRecord:
+    """Parse a dump as the FlightRecorder writes it into a file; ``origin`` is an empty record of the rank.
 
     Raises:
         PlainError: when it is no pickle of plain containers.
@@ -151,7 +140,7 @@ def parse_pickle(data: bytes, origin: RecordOrigin) -> RankRecord:
     return parse_record(load_plain(data, _LIMITS), origin)
 
 
-def parse_json(data: bytes, origin: RecordOrigin) -> RankRecord:
+def parse_json(data: bytes, origin: RankRecord) -> RankRecord:
     """Parse a dump as the debug server answers.
 
     Raises:
@@ -167,7 +156,7 @@ def parse_json(data: bytes, origin: RecordOrigin) -> RankRecord:
     return parse_record(value, origin)
 
 
-def parse_record(value: object, origin: RecordOrigin) -> RankRecord:
+def parse_record(value: object, origin: RankRecord) -> RankRecord:
     """Parse a dump that was loaded already.
 
     Raises:
@@ -189,15 +178,7 @@ def parse_record(value: object, origin: RecordOrigin) -> RankRecord:
     made = (
         _make_group(settle_batches(those, renumber=from_start), members, status) for those in groups.values()
     )
-    return RankRecord(
-        host=origin.host,
-        pid=origin.pid,
-        rank=origin.rank,
-        source=origin.source,
-        taken=origin.taken,
-        from_start=from_start,
-        groups=tuple(made),
-    )
+    return replace(origin, from_start=from_start, groups=tuple(made))
 
 
 def _read_entry(value: object) -> Entry | None:
@@ -352,9 +333,8 @@ _NAMES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RecordFile:
-    """Hold what a file held, its name as the rank sees it, and when it was written."""
+    """Hold what a file held, and when it was written."""
 
-    path: str
     data: bytes
     written: datetime
 
@@ -399,7 +379,7 @@ def read_record_file(
     owner = read_owner(pid, proc)
     for path in paths:
         try:
-            found = _read_newer(f"{proc}/{pid}/root{path}", path, started, owner)
+            found = _read_newer(f"{proc}/{pid}/root{path}", started, owner)
         except FileNotFoundError:
             continue
         if found is not None:
@@ -410,10 +390,10 @@ def read_record_file(
     raise FileNotFoundError(f"no file {paths[0]}: torch writes it when a collective times out")
 
 
-def _read_newer(seen: str, path: str, started: datetime, owner: Owner) -> RecordFile | None:
+def _read_newer(seen: str, started: datetime, owner: Owner) -> RecordFile | None:
     with os.fdopen(open_foreign(seen, owner, MOST_BYTES), "rb") as file:
         written = datetime.fromtimestamp(os.fstat(file.fileno()).st_mtime, tz=timezone.utc).astimezone()
-        return RecordFile(path, file.read(MOST_BYTES), written) if written >= started else None
+        return RecordFile(file.read(MOST_BYTES), written) if written >= started else None
 
 
 def ask_pipe(pid: int, rank: int, environment: Mapping[str, str], proc: str = PROC) -> None:

@@ -28,7 +28,7 @@ from tpmon.model.results.doctor import say_refusal
 from tpmon.model.text.redaction import admit_text, hide
 from tpmon.probe.base.procread import PROC, read_thread_names
 from tpmon.probe.host.network import ListeningSocket, read_listeners
-from tpmon.probe.records.flight_recorder import RecordOrigin, parse_json
+from tpmon.probe.records.flight_recorder import parse_json
 
 LOOPBACK = "127.0.0.1"
 _CREDENTIALS = struct.Struct("iII")
@@ -145,9 +145,7 @@ def find_door(
     return listeners if isinstance(listeners, Missing) else pick_door(listeners)
 
 
-def ask_records(
-    door: Door, origin: RecordOrigin, *, with_nccl: bool, seconds: float = ANSWER_S
-) -> RankRecord:
+def ask_records(door: Door, origin: RankRecord, *, with_nccl: bool, seconds: float = ANSWER_S) -> RankRecord:
     """Ask a rank for its record, and for that of NCCL where it may be asked; the groups of both in one.
 
     Raises:
