@@ -14,6 +14,7 @@ from tests.members import made_up
 from tests.members import member as member_of
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity, ThreadKind
+from tpmon.probe.base.procread import parse_stat
 from tpmon.probe.collect import processes as population_module
 from tpmon.probe.collect.processes import Population, describe_shortage
 from tpmon.probe.job.job import Member

@@ -15,8 +15,9 @@ from tests.children import Child, child
 from tests.waits import wait_of
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Role, ThreadKind
+from tpmon.probe.base.procread import StatLine
 from tpmon.probe.collect.processes import ProcessProbe, ProcessRates, measure_rates, parse_allowed_cpus
-from tpmon.probe.proc.counters import Io, Stat
+from tpmon.probe.proc.counters import Io
 from tpmon.probe.proc.threads import Allowance
 from tpmon.probe.proc.wchan import RUNNING
 
