@@ -38,48 +38,27 @@ DEEP_PREFETCH = 4
 """Batches per worker from which the queue is as long as the remedy would make it."""
 
 
-def _of_compiler(settings: TrainSettings) -> Iterator[Need]:
-    if not is_known(compiled := settings.compiled):
-        return
-    if not compiled.frames and not compiled.graphs:
-        yield Need.NOTHING_COMPILED
-    if compiled.frames_ok or compiled.graphs:
-        yield Need.MODEL_COMPILED
-        if compiled.graph_breaks < MANY_BREAKS:
-            yield Need.FEW_BREAKS
-
-
-def _of_switches(settings: TrainSettings) -> Iterator[Need]:
-    switches = (
-        (settings.cudnn_benchmark, Need.BENCHMARK_ON),
-        (settings.cudnn_deterministic, Need.DETERMINISTIC_ON),
-        (settings.deterministic, Need.DETERMINISTIC_ON),
-    )
-    for is_on, need in switches:
-        if is_known(is_on) and is_on:
-            yield need
-
-
-def _of_memory(settings: TrainSettings) -> Iterator[Need]:
+def _list_done(settings: TrainSettings) -> Iterator[Need]:
+    """Yield what the settings of one rank show as done."""
+    if is_known(compiled := settings.compiled):
+        if not compiled.frames and not compiled.graphs:
+            yield Need.NOTHING_COMPILED
+        if compiled.frames_ok or compiled.graphs:
+            yield Need.MODEL_COMPILED
+            if compiled.graph_breaks < MANY_BREAKS:
+                yield Need.FEW_BREAKS
+    if known_or(settings.cudnn_benchmark, False):
+        yield Need.BENCHMARK_ON
+    if known_or(settings.cudnn_deterministic, False) or known_or(settings.deterministic, False):
+        yield Need.DETERMINISTIC_ON
     if is_known(allocator := settings.allocator) and not allocator.alloc_retries:
         yield Need.NO_RETRIES
-
-
-def _of_ranks(settings: TrainSettings) -> Iterator[Need]:
     if is_known(ddp := settings.ddp) and (
         ddp.buckets < MANY_BUCKETS or ddp.bucket_cap_bytes > SMALL_BUCKET_BYTES
     ):
         yield Need.LARGE_BUCKETS
-
-
-def _of_loader(settings: TrainSettings) -> Iterator[Need]:
-    if not is_known(loader := settings.loader):
-        return
-    if is_known(loader.prefetch_factor) and loader.prefetch_factor >= DEEP_PREFETCH:
+    if is_known(loader := settings.loader) and known_or(loader.prefetch_factor, 0) >= DEEP_PREFETCH:
         yield Need.PREFETCH_DEEP
-
-
-_READ = (_of_compiler, _of_switches, _of_memory, _of_ranks, _of_loader)
 
 
 def observe_done(scene: Scene) -> frozenset[Need]:
@@ -88,7 +67,7 @@ def observe_done(scene: Scene) -> frozenset[Need]:
     One rank that differs may be the one that needs it.
     """
     told = [
-        {need for read in _READ for need in read(one.settings)}
+        set(_list_done(one.settings))
         for one in list_hooks(scene.frame)
         if is_known(one.settings) and one.counts.steps >= STEADY_STEPS
     ]

@@ -7,6 +7,7 @@ import re
 import shlex
 import string
 from collections.abc import Callable
+from operator import attrgetter
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known, known_or, map_known
@@ -61,30 +62,21 @@ def propose_workers(
     All cores, bytes and batches are the rank's share. Missing as soon as one of them was not read, the room
     in /dev/shm excepted: where no batch was seen in it, it is no limit.
     """
-    readings = (
-        workers_now,
-        needed_ratio,
-        cores_free,
-        memory_free_bytes,
-        worker_rss_bytes,
-        worker_busy_ratio,
-        budget_cores,
-    )
-    names = (
-        "workers",
-        "need",
-        "free cores",
-        "free memory",
-        "memory of a worker",
-        "load of a worker",
-        "CPU budget",
-    )
-    for name, value in zip(names, readings, strict=True):
+    readings: dict[str, Known[float]] = {
+        "workers": workers_now,
+        "need": needed_ratio,
+        "free cores": cores_free,
+        "free memory": memory_free_bytes,
+        "memory of a worker": worker_rss_bytes,
+        "load of a worker": worker_busy_ratio,
+        "CPU budget": budget_cores,
+    }
+    for name, value in readings.items():
         if isinstance(value, Missing):
             return Missing(f"{name}: {value.reason}")
         if not math.isfinite(value) or value < 0:
             return Missing(f"{name}: {value}")
-    now, needed, cores, memory, rss, busy, budget = (value for value in readings if is_known(value))
+    now, needed, cores, memory, rss, busy, budget = (value for value in readings.values() if is_known(value))
     moved = needed / (1 + needed) if now == 0 else 0.0
     wanted = math.ceil(needed * max(now, 1))
     by_cores = now + math.floor((cores + moved + CORE_SLACK) / max(busy, LEAST_WORKER_CORES))
@@ -255,10 +247,6 @@ def may_exceed_quota(facts: RunFacts) -> bool:
     return not is_known(most) or not is_known(now) or now > most
 
 
-def _fewer_workers(facts: RunFacts) -> Known[int]:
-    return map_known(lambda count: max(1, count // 2), facts.workers_per_rank)
-
-
 def write_gain(share: float) -> str:
     """Write what a run gains when a share of its time (0-1) goes away: "2.4x"."""
     if share > 1 - 1 / MOST_GAIN:
@@ -321,25 +309,22 @@ def _pool_exports(facts: RunFacts) -> Known[str]:
     threads = _threads_per_rank(facts)
     if not is_known(threads):
         return threads
-    seen = facts.pool_library if is_known(facts.pool_library) else ""
-    variables = [variable for library, variable in _POOL_VARIABLES if library in seen]
-    names = variables or [variable for _, variable in _POOL_VARIABLES]
+    seen = known_or(facts.pool_library, "")
+    names = [name for library, name in _POOL_VARIABLES if library in seen]
+    names = names or [name for _, name in _POOL_VARIABLES]
     return " ".join(f"{name}={threads}" for name in names)
 
 
 def _worker_cap(facts: RunFacts) -> str:
     """Return the lines of a worker_init_fn that leave each worker one thread."""
-    seen = facts.pool_library if is_known(facts.pool_library) else ""
-    lines = ["    threadpoolctl.threadpool_limits(1)  # OpenMP, MKL, OpenBLAS; torch has done so for itself"]
-    alone = " or " not in seen
+    seen = known_or(facts.pool_library, "")
+    lines = ["threadpoolctl.threadpool_limits(1)  # OpenMP, MKL, OpenBLAS; torch has done so for itself"]
     own = [call for library, call in _OWN_CAPS if library in seen]
-    if own and alone:
-        lines = [f"    {call}" for call in own]
-    elif own:
-        lines += [f"    {call}" for call in own]
+    if own:
+        lines = [*(lines if " or " in seen else ()), *own]
     elif not seen:
-        lines.append("    cv2.setNumThreads(0)  # where cv2 is used")
-    return "\n".join(lines)
+        lines.append("cv2.setNumThreads(0)  # where cv2 is used")
+    return "\n".join(f"    {line}" for line in lines)
 
 
 def _shm_size(facts: RunFacts) -> Known[str]:
@@ -387,56 +372,28 @@ def _dump_all_hosts(facts: RunFacts) -> str:
     )
 
 
-def _ask_slurm(facts: RunFacts) -> str:
-    """Return what Slurm says of how the job ended, "" for one outside of it."""
-    return f"; sacct -j {facts.slurm_job}" if is_known(facts.slurm_job) else ""
-
-
-def _thaw(facts: RunFacts) -> Known[str]:
-    """Return what thaws a control group: whoever made it, by its path, else the kernel's own file."""
-    return write_thaw(facts.frozen) if is_known(facts.frozen) else _UNREAD
-
-
-def _name_tracer(facts: RunFacts) -> Known[str]:
-    tracer = facts.tracer
-    return f"{tracer.name} ({tracer.pid})" if is_known(tracer) else _UNREAD
-
-
-def _tracer_pid(facts: RunFacts) -> Known[str]:
-    return str(facts.tracer.pid) if is_known(facts.tracer) else _UNREAD
-
-
-def _text(value: Applicable[int]) -> Known[str]:
-    return str(value) if is_known(value) else _UNREAD
-
-
-def _peer(facts: RunFacts) -> Known[str]:
-    return facts.peer if is_known(facts.peer) else _UNREAD
-
-
 @dataclass(frozen=True, slots=True)
 class Field:
     """Hold one field of the templates: its reading, and what stands there when it was not read."""
 
-    read: Callable[[RunFacts], Known[str]]
+    read: Callable[[RunFacts], Applicable[object]]
     stand_in: str
     meaning: str
 
 
+_POOL_SHARE = "CPU budget / ranks (or processes with a pool)"
 FIELDS = {
-    "workers": Field(
-        lambda facts: map_known(str, size_loader(facts)), "N", "as many as free cores and memory allow"
+    "workers": Field(size_loader, "N", "as many as free cores and memory allow"),
+    "workers_now": Field(attrgetter("workers_per_rank"), "NOW", "the workers that there are"),
+    "fewer_workers": Field(
+        lambda facts: map_known(lambda count: max(1, count // 2), facts.workers_per_rank),
+        "N",
+        "half of the workers",
     ),
-    "workers_now": Field(lambda facts: _text(facts.workers_per_rank), "NOW", "the workers that there are"),
-    "fewer_workers": Field(lambda facts: _text(_fewer_workers(facts)), "N", "half of the workers"),
-    "workers_in_quota": Field(lambda facts: _text(_workers_in_quota(facts)), "N", "quota / ranks - 1"),
-    "threads_per_rank": Field(
-        lambda facts: _text(_threads_per_rank(facts)), "N", "CPU budget / ranks (or processes with a pool)"
-    ),
-    "threads_in_free": Field(
-        lambda facts: _text(count_threads_in_free(facts)), "N", "1 + free cores / ranks"
-    ),
-    "cores": Field(lambda facts: _text(_whole_cores(facts.budget_cores)), "N", "the cores of the CPU budget"),
+    "workers_in_quota": Field(_workers_in_quota, "N", "quota / ranks - 1"),
+    "threads_per_rank": Field(_threads_per_rank, "N", _POOL_SHARE),
+    "threads_in_free": Field(count_threads_in_free, "N", "1 + free cores / ranks"),
+    "cores": Field(lambda facts: _whole_cores(facts.budget_cores), "N", "the cores of the CPU budget"),
     "gain": Field(_gain, "1 / (1 - share of the wait)", "what the run gains at best"),
     "workers_gain": Field(_workers_gain, "1 / (share of the wait / N)", "what so many workers gain at best"),
     "growth_gain": Field(
@@ -444,9 +401,7 @@ FIELDS = {
         "the lesser of N / NOW and 1 / (1 - share of the wait)",
         "what more workers gain at best",
     ),
-    "pool_exports": Field(
-        _pool_exports, "OMP_NUM_THREADS=N", "CPU budget / ranks (or processes with a pool)"
-    ),
+    "pool_exports": Field(_pool_exports, "OMP_NUM_THREADS=N", _POOL_SHARE),
     "worker_cap": Field(_worker_cap, "    ...", "lines that leave a library one thread"),
     "memory_free": Field(
         lambda facts: map_known(format_bytes, facts.memory_free_bytes), "FREE", "the free memory"
@@ -454,19 +409,35 @@ FIELDS = {
     "shm_size": Field(_shm_size, "8g", "twice the present size, 8 GiB at least"),
     "shm_note": Field(_shm_note, "", "a line where /dev/shm is small"),
     "shm_fix": Field(_shm_fix, "8g", "how to make room in /dev/shm"),
-    "pid": Field(lambda facts: _text(facts.pid), "PID", "the process that the verdict names"),
-    "other": Field(lambda facts: _text(facts.other_pid), "OTHER", "the process that it waits for"),
-    "peer": Field(_peer, "the other end", "what its socket is connected to"),
-    "ranks": Field(lambda facts: _text(facts.ranks), "N", "the ranks of one machine"),
-    "rank": Field(lambda facts: _text(facts.rank), "R", "the rank that the verdict names"),
+    "pid": Field(attrgetter("pid"), "PID", "the process that the verdict names"),
+    "other": Field(attrgetter("other_pid"), "OTHER", "the process that it waits for"),
+    "peer": Field(attrgetter("peer"), "the other end", "what its socket is connected to"),
+    "ranks": Field(attrgetter("ranks"), "N", "the ranks of one machine"),
+    "rank": Field(attrgetter("rank"), "R", "the rank that the verdict names"),
     "script": Field(lambda facts: map_known(shlex.quote, facts.script), "train.py", "the training script"),
     "log": Field(lambda facts: map_known(shlex.quote, facts.log_path), "LOGFILE", "what the job wrote"),
     "dump_all_hosts": Field(_dump_all_hosts, "", "how the stacks of all hosts come into one folder"),
-    "ask_slurm": Field(_ask_slurm, "", "what Slurm says of the job"),
-    "card": Field(lambda facts: _text(facts.card), "INDEX", "the card that the verdict names"),
-    "thaw": Field(_thaw, "docker unpause CONTAINER", "how the control group is thawed"),
-    "tracer": Field(_name_tracer, "the debugger", "who holds the process"),
-    "tracer_pid": Field(_tracer_pid, "TRACER", "TracerPid of /proc/PID/status, read outside of here"),
+    "ask_slurm": Field(
+        lambda facts: f"; sacct -j {facts.slurm_job}" if is_known(facts.slurm_job) else "",
+        "",
+        "what Slurm says of the job",
+    ),
+    "card": Field(attrgetter("card"), "INDEX", "the card that the verdict names"),
+    "thaw": Field(
+        lambda facts: write_thaw(facts.frozen) if is_known(facts.frozen) else _UNREAD,
+        "docker unpause CONTAINER",
+        "how the control group is thawed",
+    ),
+    "tracer": Field(
+        lambda facts: f"{facts.tracer.name} ({facts.tracer.pid})" if is_known(facts.tracer) else _UNREAD,
+        "the debugger",
+        "who holds the process",
+    ),
+    "tracer_pid": Field(
+        lambda facts: facts.tracer.pid if is_known(facts.tracer) else _UNREAD,
+        "TRACER",
+        "TracerPid of /proc/PID/status, read outside of here",
+    ),
 }
 """The fields of the templates by name."""
 
@@ -479,11 +450,10 @@ def list_fields(template: str) -> tuple[str, ...]:
 
 def fill(template: str, facts: RunFacts) -> str:
     """Put the numbers of a run into a template; what was not read is named by its stand-in."""
-    values = {}
-    for name in list_fields(template):
-        value = FIELDS[name].read(facts)
-        values[name] = value if is_known(value) else FIELDS[name].stand_in
-    return template.format_map(values)
+    fields = {name: FIELDS[name] for name in list_fields(template)}
+    return template.format_map(
+        {name: known_or(one.read(facts), one.stand_in) for name, one in fields.items()}
+    )
 
 
 def fill_paste(template: str, facts: RunFacts) -> str:
