@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tpmon.judge.answers.result import reading_aged
@@ -44,12 +45,11 @@ from tpmon.model.dump import (
     DumpRound,
     DumpThread,
     Motion,
-    OddOne,
     StackGroup,
 )
 from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.text.dump_words import list_numbers, name_rank, say_wait
@@ -199,24 +199,9 @@ class _Suspect:
     excuse: str
 
 
-@dataclass(frozen=True, slots=True)
-class DumpSpan:
-    """Say when the newest look was, how many there were of each process, and the job that they are of."""
-
-    taken: datetime
-    looks: int
-    pid: int
-
-
-def judge_scene(scene: DumpScene, span: DumpSpan) -> Known[Finding]:
-    """Say what the picture decides; Missing where it names nobody."""
+def _find_suspect(scene: DumpScene) -> _Suspect | Missing:
     if not scene.ranks:
         return NOBODY
-    suspect = _find_suspect(scene)
-    return suspect if isinstance(suspect, Missing) else _find(suspect, scene, span)
-
-
-def _find_suspect(scene: DumpScene) -> _Suspect | Missing:
     ranks, several = scene.ranks, _has_hosts(scene)
     stopped = tuple(seen for seen in ranks if seen.is_stopped)
     if stopped:
@@ -281,10 +266,10 @@ def _has_hosts(scene: DumpScene) -> bool:
     return len({seen.thread.host for seen in scene.ranks}) > 1
 
 
-def _find(suspect: _Suspect, scene: DumpScene, span: DumpSpan) -> Finding:
+def _find(suspect: _Suspect, scene: DumpScene, dump: Dump) -> Finding:
     """Write the verdict: hung where all stood still for long enough, else who it would be."""
     stood_s = _stood_s(suspect.still)
-    looks, hung = span.looks, f"hung ({suspect.cause})"
+    looks, hung = dump.rounds, f"hung ({suspect.cause})"
     is_hung = not suspect.excuse and looks >= LEAST_LOOKS and stood_s >= HANG_AFTER_S
     if is_hung:
         summary = f"{suspect.text}; nothing of it moved for at least {format_seconds(stood_s)}"
@@ -303,11 +288,11 @@ def _find(suspect: _Suspect, scene: DumpScene, span: DumpSpan) -> Finding:
         share_pct=NOT_APPLICABLE,
         share_low_pct=NOT_APPLICABLE,
         share_high_pct=NOT_APPLICABLE,
-        since=_date_back(span.taken, stood_s),
+        since=_date_back(dump.taken, stood_s),
         since_is=SinceIs.LOWER_BOUND,
         since_source="first look that found it so",
         summary=summary,
-        try_=_say_next(suspect, scene, span, is_hung=is_hung),
+        try_=_say_next(suspect, scene, dump, is_hung=is_hung),
         also_try=NOT_APPLICABLE,
         ceiling=NOT_APPLICABLE,
         evidence=(_row(Figure.DUMP_WAITS, suspect.text), _row(Figure.DUMP_LOOKS, str(looks))),
@@ -336,13 +321,13 @@ def _stood_s(still: Sequence[ThreadSeen]) -> float:
     return min(known) if len(known) == len(still) else 0.0
 
 
-def _say_next(suspect: _Suspect, scene: DumpScene, span: DumpSpan, *, is_hung: bool) -> str:
+def _say_next(suspect: _Suspect, scene: DumpScene, dump: Dump, *, is_hung: bool) -> str:
     if suspect.cause == "remote-rank":
         return "tpmon dump --job --json on every machine of the job, and tpmon fold on the results"
     seen = suspect.seen
-    pid = seen.thread.pid if is_known(seen) else span.pid
+    pid = seen.thread.pid if is_known(seen) else dump.pid
     where = f"  # on {seen.thread.host}" if is_known(seen) and _has_hosts(scene) else ""
-    if is_hung or suspect.excuse or span.looks >= LEAST_LOOKS:
+    if is_hung or suspect.excuse or dump.rounds >= LEAST_LOOKS:
         return f"tpmon diagnose {pid} --until hung --for 5m{where}"
     return f"tpmon dump {pid} --rounds 3 --every 16{where}"
 
@@ -387,30 +372,27 @@ def fold_rounds(
     before = (earlier,) if is_known(earlier) else ()
     looks = [look for one in (*before, *rounds) for look in looks_of_round(one)]
     sightings = join_looks(looks, last.taken_ns / 1e9, begun_s=rounds[0].taken_ns / 1e9)
-    dead = [(last.host, one) for one in last.dead]
-    looks_taken = len(before) + len(rounds)
-    span = DumpSpan(last.taken, looks_taken, origin.pid)
-    folded = _fold(sightings, origin.world_size, last.errors, known_or(origin.not_asked, 0), dead, span=span)
-    return Dump(
+    dump = Dump(
         schema=DUMP_SCHEMA,
         host=last.host,
         taken=last.taken,
         pid=origin.pid,
         script=origin.script,
         world_size=origin.world_size,
-        rounds=looks_taken,
+        rounds=len(before) + len(rounds),
         seconds=(last.taken_ns - (*before, *rounds)[0].taken_ns) / 1e9,
-        summary=folded.summary,
-        odd_one_out=folded.odd,
-        groups=folded.groups,
+        summary="",
+        odd_one_out=NOT_APPLICABLE,
+        groups=(),
         idle_threads=sum(process.idle for process in last.processes),
-        verdict=folded.verdict,
+        verdict=NOBODY,
         errors=last.errors,
         paused_ms=sum(one.paused_ms for one in rounds),
         spy_cpu_ms=sum(one.spy_cpu_ms for one in rounds),
         not_asked=origin.not_asked,
         dead=last.dead,
     )
+    return _fold(dump, sightings, [(last.host, one) for one in last.dead])
 
 
 def fold_dumps(dumps: Sequence[Dump]) -> Dump:
@@ -429,57 +411,45 @@ def fold_dumps(dumps: Sequence[Dump]) -> Dump:
     first, last = ordered[0], ordered[-1]
     sizes = [dump.world_size for dump in ordered if is_known(dump.world_size)]
     world_size: Applicable[int] = max(sizes) if sizes else last.world_size
-    errors = tuple(error for job in jobs for error in job.errors)
     left_out = [job.not_asked for job in jobs if is_known(job.not_asked)]
     dead = [(job.host, one) for job in jobs for one in job.dead]
-    looks_taken = max(job.rounds for job in jobs)
-    span = DumpSpan(last.taken, looks_taken, first.pid)
-    folded = _fold(sightings, world_size, errors, sum(left_out), dead, span=span)
-    return Dump(
+    folded = Dump(
         schema=DUMP_SCHEMA,
         host=", ".join(sorted({dump.host for dump in ordered})),
         taken=last.taken,
         pid=first.pid,
         script=first.script,
         world_size=world_size,
-        rounds=looks_taken,
+        rounds=max(job.rounds for job in jobs),
         seconds=max(job.seconds for job in jobs),
-        summary=folded.summary,
-        odd_one_out=folded.odd,
-        groups=folded.groups,
+        summary="",
+        odd_one_out=NOT_APPLICABLE,
+        groups=(),
         idle_threads=sum(job.idle_threads for job in jobs),
-        verdict=folded.verdict,
-        errors=errors,
+        verdict=NOBODY,
+        errors=tuple(error for job in jobs for error in job.errors),
         paused_ms=sum(dump.paused_ms for dump in ordered),
         spy_cpu_ms=sum(dump.spy_cpu_ms for dump in ordered),
         not_asked=sum(left_out) if left_out else NOT_APPLICABLE,
         last_write=find_last_write(jobs),
         dead=tuple(one for _, one in dead),
     )
+    return _fold(folded, sightings, dead)
 
 
-@dataclass(frozen=True, slots=True)
-class _Folded:
-    groups: tuple[StackGroup, ...]
-    odd: Applicable[OddOne]
-    summary: str
-    verdict: Known[Finding]
-
-
-def _fold(
-    sightings: Iterable[Sighting],
-    world_size: Applicable[int],
-    errors: Sequence[DumpError],
-    not_asked: int,
-    dead: Sequence[tuple[str, DeadChild]],
-    *,
-    span: DumpSpan,
-) -> _Folded:
+def _fold(dump: Dump, sightings: Iterable[Sighting], dead: Sequence[tuple[str, DeadChild]]) -> Dump:
+    """Put the groups into a dump, and what they decide."""
     seen = see_threads(sightings)
-    scene = set_scene(seen, world_size, not_asked, dead)
-    answer = find_odd(scene, errors)
+    scene = set_scene(seen, dump.world_size, known_or(dump.not_asked, 0), dead)
+    answer, suspect = find_odd(scene, dump.errors), _find_suspect(scene)
     odd = (answer.odd.host, answer.odd.pid) if is_known(answer.odd) else None
-    return _Folded(group_threads(seen, odd), answer.odd, answer.summary, judge_scene(scene, span))
+    return replace(
+        dump,
+        summary=answer.summary,
+        odd_one_out=answer.odd,
+        groups=group_threads(seen, odd),
+        verdict=suspect if isinstance(suspect, Missing) else _find(suspect, scene, dump),
+    )
 
 
 _Key = tuple[Role, ThreadKind, Motion, object]

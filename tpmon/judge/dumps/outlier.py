@@ -305,7 +305,8 @@ def find_odd(scene: DumpScene, errors: Sequence[DumpError] = ()) -> OutlierAnswe
     others = tuple(seen.thread.pid for seen in odd[1:])
     several = len({seen.thread.host for seen in ranks}) > 1
     said = f"{name_rank(first.thread, with_host=several)} {_say_place(first)}"
-    summary = f"{head}{said}{f'; {held}' if held else ''}{more}{unread}{_say_looks(first)}"
+    hint = ONCE_HINT if first.motion is Motion.ONCE else ""
+    summary = f"{head}{said}{f'; {held}' if held else ''}{more}{unread}{hint}"
     return OutlierAnswer(_name(worker or first, others), summary)
 
 
@@ -370,32 +371,33 @@ def _say_place(seen: ThreadSeen) -> str:
     """Say where one rank is: "is in decode data.py:88, blocked in a read of ..."."""
     # A wait for a batch is said by the place already.
     waits = "" if seen.doing.wait is WaitReason.BATCH and not seen.is_stopped else say_wait(seen.thread)
-    told = (
-        _say_doing(seen.doing.text, seen.doing.wait),
-        waits,
-        say_motion(seen.motion, seen.sighting.since_s),
-    )
+    motion = say_motion(seen.motion, seen.sighting.since_s)
+    told = (_say_doing(seen.doing.text, seen.doing.wait), waits, motion)
     verb = "waits in" if seen.doing.wait is WaitReason.COLLECTIVE else "" if seen.doing.has_verb else "is in"
     return f"{verb} {', '.join(word for word in told if word)}".strip()
 
 
-def _say_doing(text: str, wait: WaitReason) -> str:
-    return f"its wait for a batch ({text.removeprefix('data wait: ')})" if wait is WaitReason.BATCH else text
+def _say_doing(text: str, wait: WaitReason, whose: str = "its") -> str:
+    return (
+        f"{whose} wait for a batch ({text.removeprefix('data wait: ')})" if wait is WaitReason.BATCH else text
+    )
+
+
+def _say_all_at(who: str, count: int, doing: StackDoing) -> str:
+    """Say where several ranks are: "7 of 8 ranks wait in all_reduce (ddp backward)"."""
+    waits = doing.wait is WaitReason.COLLECTIVE
+    verb = ("waits" if waits else "is") if count == 1 else "wait" if waits else "are"
+    return f"{who} {verb} in {_say_doing(doing.text, doing.wait, 'its' if count == 1 else 'their')}"
 
 
 def _say_norm(norm: Camp, scene: DumpScene) -> str:
-    """Say where the norm is: "7 of 8 ranks wait in all_reduce (ddp backward)"."""
     waiting = [camp for camp in scene.camps if camp.waits_for_ranks]
     if norm.waits_for_ranks and len(waiting) < len(scene.camps):
         # Those that wait in another collective wait for the same ranks.
         texts = dict.fromkeys(camp.doing.text for camp in waiting)
         count = sum(len(camp.ranks) for camp in waiting)
         return f"{count} of {scene.local} ranks {'waits' if count == 1 else 'wait'} in {' or '.join(texts)}"
-    count = len(norm.ranks)
-    verb = ("waits" if count == 1 else "wait") if norm.waits_for_ranks else "is" if count == 1 else "are"
-    place = _say_doing(norm.doing.text, norm.doing.wait)
-    place = place if count == 1 else place.replace("its wait", "their wait")
-    return f"{count} of {scene.local} ranks {verb} in {place}"
+    return _say_all_at(f"{len(norm.ranks)} of {scene.local} ranks", len(norm.ranks), norm.doing)
 
 
 def _say_camps(scene: DumpScene) -> str:
@@ -427,10 +429,6 @@ def _say_dead(scene: DumpScene) -> str:
     return "".join(f"; {one}" for one in (*told[:MOST_DEAD], *more))
 
 
-def _say_looks(seen: ThreadSeen) -> str:
-    return ONCE_HINT if seen.motion is Motion.ONCE else ""
-
-
 def _answer_alike(scene: DumpScene, unread: str) -> OutlierAnswer:
     """Say where all ranks are; only a worker can be odd then."""
     first = scene.ranks[0]
@@ -439,14 +437,10 @@ def _answer_alike(scene: DumpScene, unread: str) -> OutlierAnswer:
     if scene.local == 1:
         said = f"{name_rank(first.thread)} {_say_place(first)}"
     else:
-        alone = count == 1
-        verb = ("waits" if alone else "wait") if wait is WaitReason.COLLECTIVE else "is" if alone else "are"
-        place = _say_doing(first.doing.text, wait)
-        place = place if alone else place.replace("its wait", "their wait")
         who = f"all {count} ranks here" if scene.remote else f"all {count} ranks"
         who = f"all {count} ranks asked for" if scene.not_asked else who
         who = f"{count} of {scene.local} ranks" if scene.unread else who
-        said = f"{who} {verb} in {place}{_say_common(scene)}"
+        said = f"{_say_all_at(who, count, first.doing)}{_say_common(scene)}"
     worker, held = _find_worker(first, scene) if count == 1 else (None, "")
     if held:
         said += f"; {held}"
@@ -457,7 +451,8 @@ def _answer_alike(scene: DumpScene, unread: str) -> OutlierAnswer:
         # Ranks that a program started itself carry no WORLD_SIZE.
         said += ", or that run elsewhere" if isinstance(scene.world_size, Missing) else ""
     odd = _name(worker, ()) if worker else NOT_APPLICABLE
-    return OutlierAnswer(odd, f"{said}{unread}{_say_looks(first)}")
+    hint = ONCE_HINT if first.motion is Motion.ONCE else ""
+    return OutlierAnswer(odd, f"{said}{unread}{hint}")
 
 
 def _say_remote(scene: DumpScene) -> str:
