@@ -9,7 +9,7 @@ from tests.waits import wait_of
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion
 from tpmon.judge.hang.attribution import find_ended
-from tpmon.judge.hang.causes import needs_of_wait
+from tpmon.judge.hang.causes import need_of_wait
 from tpmon.judge.hang.rules import judge_blocked_io
 from tpmon.judge.rules.lifecycle import judge_finished
 from tpmon.model.verdict import Kind
@@ -38,4 +38,4 @@ def test_a_rank_asleep_in_the_driver_is_told_with_its_function_and_asks_for_the_
 
 @pytest.mark.parametrize("words", ["nvme_queue_rq", "NFS", "killed, but thread 7 is stuck in rpc_wait (D)"])
 def test_a_disk_and_a_file_system_are_no_driver_of_cards(words):
-    assert needs_of_wait(wait_of(words)) == {Need.BLOCKED_READ}
+    assert need_of_wait(wait_of(words)) is Need.BLOCKED_READ

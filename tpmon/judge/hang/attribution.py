@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
+from tpmon.judge.dumps.collective_words import name_numbers
 from tpmon.judge.dumps.collectives import WORLD
 from tpmon.judge.dumps.describe import LibraryCall
 from tpmon.judge.dumps.outlier import SLOW_PHASES, ThreadSeen, awaits_one
@@ -49,8 +50,7 @@ from tpmon.model.host import LOOPBACK
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.results.collectives import CollectiveCause
-from tpmon.model.stacks import StackFrame
-from tpmon.model.text.dump_words import list_numbers, list_others, name_rank, name_ranks
+from tpmon.model.text.dump_words import list_others, name_rank, name_ranks
 from tpmon.model.text.redaction import MOST_DIGITS
 from tpmon.model.waits import INPUTS, WaitReason, describe_wait
 
@@ -78,19 +78,16 @@ def _have_one_starter(scene: Scene, living: Sequence[ProcessSample]) -> bool:
 
     Ranks in a container each see none of the others, and the number of each looks like a gap before it.
     """
-    if _has_launcher(scene) or _is_job_local(scene, living):
+    if _has_launcher(scene, living):
         return True
     pids, parents = {one.pid for one in living}, {one.parent for one in living}
     return not pids.isdisjoint(parents) or (len(living) > 1 and len(parents) == 1 and 1 not in parents)
 
 
-def _has_launcher(scene: Scene) -> bool:
-    return any(one.role is Role.LAUNCHER for one in scene.frame.processes)
-
-
-def _is_job_local(scene: Scene, living: Sequence[ProcessSample]) -> bool:
-    """Tell whether several ranks say that all of the job were started here: their launcher may be gone."""
-    return len(living) > 1 and _tell_local_size(living) == scene.frame.target.world_size
+def _has_launcher(scene: Scene, living: Sequence[ProcessSample]) -> bool:
+    """Tell whether a launcher is here, or several ranks say that all were started here: it may be gone."""
+    there = any(one.role is Role.LAUNCHER for one in scene.frame.processes)
+    return there or (len(living) > 1 and _tell_local_size(living) == scene.frame.target.world_size)
 
 
 def _started_here(scene: Scene, living: Sequence[ProcessSample], local: Sequence[int]) -> int:
@@ -99,7 +96,7 @@ def _started_here(scene: Scene, living: Sequence[ProcessSample], local: Sequence
     torchrun waits for the others when one of its ranks ends well, as one does whose data are fewer. The
     variable alone tells nothing: some set it for ranks that run in other containers.
     """
-    if len(set(local)) < len(local) or not (_has_launcher(scene) or _is_job_local(scene, living)):
+    if len(set(local)) < len(local) or not _has_launcher(scene, living):
         return 0
     size, world = _tell_local_size(living), scene.frame.target.world_size
     return size if is_known(world) and size <= world else 0
@@ -145,21 +142,27 @@ def _say_all(waiting: Sequence[ThreadSeen]) -> str:
     return "the rank here waits" if len(waiting) == 1 else f"all {len(waiting)} ranks here wait"
 
 
+def _say_waiting(waiting: Sequence[ThreadSeen], local: int) -> str:
+    """Say where those are that wait: "3 of 4 ranks wait in all_reduce train.py:40"."""
+    count = len(waiting)
+    return f"{count} of {local} ranks {'waits' if count == 1 else 'wait'} in {_say_places(waiting)}"
+
+
 def _say_places(waiting: Sequence[ThreadSeen]) -> str:
     return " or ".join(dict.fromkeys(seen.doing.text for seen in waiting))
 
 
 def _blame_ended(ended: Sequence[int], waiting: Sequence[ThreadSeen], scene: Scene) -> Blame:
     """Say that ranks have ended; those that are left wait for them, and none of them is to blame."""
-    names = f"rank{'s' if len(ended) > 1 else ''} {list_numbers(ended)}"
     verb = "have ended" if len(ended) > 1 else "has ended"
     left = _say_all(waiting).replace(" here", f" that {'are' if len(waiting) > 1 else 'is'} left")
-    text = f"{names} {verb}{say_rank_ends(ended, scene)}; {left} in {_say_places(waiting)}"
+    ends = f"{name_numbers(ended)} {verb}{say_rank_ends(ended, scene)}"
+    text = f"{ends}; {left} in {_say_places(waiting)}"
     return Blame(
         "missing-rank",
         waiting[0],
         text,
-        needs=frozenset((Need.RANK_GONE,)),
+        needs=(Need.RANK_GONE,),
         also=tuple(waiting[1:]),
         is_of_all=True,
         gone=ended[0] if len(ended) == 1 else NOT_APPLICABLE,
@@ -187,7 +190,7 @@ def _blame_remote(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture)
         waiting[0],
         text,
         _grace_of_remote(waiting, scene),
-        needs=frozenset((Need.LOCAL_RANKS_WAIT,)),
+        needs=(Need.LOCAL_RANKS_WAIT,),
         also=tuple(waiting[1:]),
         is_of_all=True,
     )
@@ -273,11 +276,7 @@ def _grace_of_remote(waiting: Sequence[ThreadSeen], scene: Scene) -> Grace:
 
 
 def _is_transfer(seen: ThreadSeen) -> bool:
-    return any(_TRANSFER.search(last_name(one.function)) is not None for one in _frames(seen))
-
-
-def _frames(seen: ThreadSeen) -> Sequence[StackFrame]:
-    return known_or(seen.sighting.frames, ())
+    return any(_TRANSFER.search(last_name(one.function)) for one in known_or(seen.sighting.frames, ()))
 
 
 def _is_loss_told(scene: Scene) -> bool:
@@ -325,9 +324,7 @@ def find_blame(scene: Scene, picture: Picture) -> Blame | str:
     is_theirs = blame.cause in ("no-progress", "missing-rank") and not blame.needs
     if not is_theirs or len(waiting) + len(free) < len(waits):
         return replace(blame, text=f"{blame.text}; {names}")
-    places = " or ".join(dict.fromkeys(seen.doing.text for seen in waiting))
-    verb = "waits" if len(waiting) == 1 else "wait"
-    text = f"{len(waiting)} of {len(waits)} ranks {verb} in {places}; {names}"
+    text = f"{_say_waiting(waiting, len(waits))}; {names}"
     return replace(
         blame, cause="missing-rank", seen=free[0], text=text, also=tuple(waiting), is_of_all=len(free) > 1
     )
@@ -401,13 +398,8 @@ def _blame_unread(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture)
     reason = first.sighting.frames
     why = f" ({reason.reason})" if isinstance(reason, Missing) else ""
     waits = f", by the kernel in: {describe_wait(process.waits_for)}" if is_known(process.waits_for) else ""
-    places = " or ".join(dict.fromkeys(seen.doing.text for seen in waiting))
-    count, local = len(waiting), len(waiting) + len(unread)
-    verb = "waits" if count == 1 else "wait"
-    text = (
-        f"{count} of {local} ranks {verb} in {places}; the stack of {name_ranks(unread)} was not "
-        f"read{why}{waits}"
-    )
+    head = _say_waiting(waiting, len(waiting) + len(unread))
+    text = f"{head}; the stack of {name_ranks(unread)} was not read{why}{waits}"
     # Where it stands is not known, so that it may be anything that is meant to take long.
     return Blame("missing-rank", first, text, Grace.SLOW, also=tuple(waiting))
 
@@ -416,9 +408,7 @@ def _blame_missing(
     blame: Blame, waiting: Sequence[ThreadSeen], outside: Sequence[tuple[ThreadSeen, Known[WaitReason]]]
 ) -> Blame:
     """Say of the one that the others wait for that it is not with them."""
-    count, local = len(waiting), len(waiting) + len(outside)
-    places = " or ".join(dict.fromkeys(seen.doing.text for seen in waiting))
-    head = f"{count} of {local} ranks {'waits' if count == 1 else 'wait'} in {places}"
+    head = _say_waiting(waiting, len(waiting) + len(outside))
     culprit = blame.seen.thread
     pids = (culprit.pid, culprit.rank_pid)  # a worker is blamed in the words of its rank
     more = [seen.thread for seen, _ in outside if seen.thread.pid not in pids]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 
 from tpmon.judge.answers.needs import Need
@@ -21,20 +21,16 @@ from tpmon.model.text.dump_words import LOCK_CALLS, name_process, name_rank, nam
 from tpmon.model.verdict import Origin
 from tpmon.model.waits import DRIVERS, PIPES, SOCKETS, Wait, WaitReason, is_wait, is_wait_in
 
-_NEED_OF_CALL = {
-    LibraryCall.QUEUE_GET: Need.QUEUE_WAIT,
-    LibraryCall.SEMAPHORE: Need.LOCK_WAIT,
-    **dict.fromkeys(
-        (
-            LibraryCall.SUBPROCESS,
-            LibraryCall.PROCESS_JOIN,
-            LibraryCall.POOL_RESULT,
-            LibraryCall.PIPE_READ,
-            LibraryCall.PIPE_WRITE,
-        ),
-        Need.PROCESS_WAIT,
-    ),
+_NEED_OF_CALL: Mapping[LibraryCall | None, tuple[Need, ...]] = {
+    LibraryCall.QUEUE_GET: (Need.QUEUE_WAIT,),
+    LibraryCall.SEMAPHORE: (Need.LOCK_WAIT,),
+    LibraryCall.SUBPROCESS: (Need.PROCESS_WAIT,),
+    LibraryCall.PROCESS_JOIN: (Need.PROCESS_WAIT,),
+    LibraryCall.POOL_RESULT: (Need.PROCESS_WAIT,),
+    LibraryCall.PIPE_READ: (Need.PROCESS_WAIT,),
+    LibraryCall.PIPE_WRITE: (Need.PROCESS_WAIT,),
 }
+"""What a wait in the standard library is for: what feeds it, its lock, or a process."""
 
 _DAEMONS = frozenset(("tqdm", "wandb", "tensorboard", "tensorboardX", "comet_ml", "neptune", "clearml"))
 """Packages whose threads are all daemons: a progress bar's monitor, the senders of loggers."""
@@ -69,9 +65,9 @@ class Blame:
     seen: ThreadSeen
     text: str
     grace: Grace = Grace.ENDLESS
-    needs: frozenset[Need] = frozenset()
+    needs: tuple[Need, ...] = ()
     also: tuple[ThreadSeen, ...] = ()
-    origins: frozenset[Origin] = field(default_factory=frozenset)
+    origins: tuple[Origin, ...] = ()
     dead: tuple[DeadChild, ...] = ()
     is_of_all: bool = False
     """No single rank is to blame: ``seen`` is only the first of them."""
@@ -142,54 +138,52 @@ def blame_thread(
     text = f"{name} {say_place(seen)}"
     target = seen.thread.waits_on
     if wait is WaitReason.READ_WRITE:
-        return Blame("blocked-io", seen, text, needs=needs_of_io(seen))
+        return Blame("blocked-io", seen, text, needs=(need_of_io(seen),))
     if wait is WaitReason.LOCK and is_known(target) and target.call in LOCK_CALLS:
         holders = _find_lock_holders(seen, picture)
         told = "".join(f"; {name_process(one.thread)} {say_place(one)}" for one in holders)
-        return Blame("lock", seen, f"{text}{told}", needs=frozenset((Need.FILE_LOCK_WAIT,)), also=holders)
-    if wait is WaitReason.LOCK and seen.doing.wait is WaitReason.CALL:
-        feeders = _find_holders(seen, picture)
-        told = _say_feeders(
-            feeders, "nothing comes" if seen.doing.call is LibraryCall.QUEUE_GET else "it does not end"
-        )
-        return Blame("lock", seen, f"{text}{told}", needs=_queue_needs(seen), also=feeders)
+        return Blame("lock", seen, f"{text}{told}", needs=(Need.FILE_LOCK_WAIT,), also=holders)
     if wait is WaitReason.LOCK:
         holders = _find_holders(seen, picture)
-        return Blame(
-            "lock", seen, f"{text}{_say_holders(seen, holders)}", needs=_lock_needs(seen), also=holders
-        )
+        if seen.doing.wait is WaitReason.CALL:
+            call = seen.doing.call
+            verb = "nothing comes" if call is LibraryCall.QUEUE_GET else "it does not end"
+            text, needs = f"{text}{_say_feeders(holders, verb)}", _NEED_OF_CALL.get(call, ())
+        else:
+            workers = (Need.WORKERS_PRESENT,) if seen.thread.role is Role.WORKER else ()
+            text, needs = f"{text}{_say_holders(seen, holders)}", (*workers, Need.LOCK_WAIT)
+        return Blame("lock", seen, text, needs=needs, also=holders)
     if wait is WaitReason.RUNNING:
         grace = _grace_of_run(seen, picture, polls=polls, circles=circles)
         verb = "computes" if grace is Grace.COMPUTE else "runs without end"
         text = f"{name} {verb} in {seen.doing.text}"
-        return Blame("spin", seen, text, grace, needs=frozenset((Need.SPINNING,)))
-    needs = frozenset((Need.PROCESS_WAIT,)) if wait is WaitReason.CHILD else frozenset[Need]()
+        return Blame("spin", seen, text, grace, needs=(Need.SPINNING,))
+    needs = (Need.PROCESS_WAIT,) if wait is WaitReason.CHILD else ()
     return Blame("no-progress", seen, text, Grace.TIMED, needs=needs)
 
 
-def needs_of_io(seen: ThreadSeen) -> frozenset[Need]:
+def need_of_io(seen: ThreadSeen) -> Need:
     """Return what a read or write that does not return waits for: a peer, another process, or a file."""
     target, wait = seen.thread.waits_on, seen.thread.waits_for
     others = target.others if is_known(target) else target
     if is_known(target) and target.kind in (WaitKind.SOCKET, WaitKind.UNIX):
-        return frozenset((Need.SOCKET_WAIT,))
+        return Need.SOCKET_WAIT
     if is_known(target) and (target.kind is WaitKind.PIPE or others is not NOT_APPLICABLE):
-        alone = is_known(others) and not others
-        return frozenset((Need.NOBODY_AT_PIPE if alone else Need.PROCESS_WAIT,))
+        return Need.NOBODY_AT_PIPE if is_known(others) and not others else Need.PROCESS_WAIT
     if is_wait_in(wait, DRIVERS | {WaitReason.FIFO}) or not is_known(target):
-        return needs_of_wait(wait)
-    return frozenset((Need.BLOCKED_READ,))
+        return need_of_wait(wait)
+    return Need.BLOCKED_READ
 
 
-def needs_of_wait(wait: Known[Wait]) -> frozenset[Need]:
+def need_of_wait(wait: Known[Wait]) -> Need:
     """Return the same where only the kernel's word for the wait is known."""
     if is_wait_in(wait, SOCKETS | {WaitReason.CONNECTION}):
-        return frozenset((Need.SOCKET_WAIT,))
+        return Need.SOCKET_WAIT
     if is_wait(wait, WaitReason.FIFO):
-        return frozenset((Need.NOBODY_AT_PIPE,))
+        return Need.NOBODY_AT_PIPE
     if is_wait_in(wait, DRIVERS):
-        return frozenset((Need.GPU_WAIT,))
-    return frozenset((Need.PROCESS_WAIT if is_wait_in(wait, PIPES) else Need.BLOCKED_READ,))
+        return Need.GPU_WAIT
+    return Need.PROCESS_WAIT if is_wait_in(wait, PIPES) else Need.BLOCKED_READ
 
 
 def _find_lock_holders(seen: ThreadSeen, picture: Picture) -> tuple[ThreadSeen, ...]:
@@ -207,12 +201,6 @@ def _say_feeders(feeders: Sequence[ThreadSeen], verb: str) -> str:
         return f"; {verb}, and no other thread of it stands in the program"
     first = feeders[0]
     return f"; {verb}: {name_thread(first)} {say_place(first)}"
-
-
-def _queue_needs(seen: ThreadSeen) -> frozenset[Need]:
-    """Return what a wait in the standard library is for: what feeds it, its lock, or a process."""
-    call = seen.doing.call
-    return frozenset((_NEED_OF_CALL[call],)) if call in _NEED_OF_CALL else frozenset()
 
 
 def gets_something(seen: ThreadSeen, picture: Picture) -> bool:
@@ -238,24 +226,12 @@ def _grace_of_run(seen: ThreadSeen, picture: Picture, *, polls: bool, circles: b
     return Grace.COMPUTE if loads else Grace.LOOP
 
 
-def _lock_needs(seen: ThreadSeen) -> frozenset[Need]:
-    workers = frozenset((Need.WORKERS_PRESENT,)) if seen.thread.role is Role.WORKER else frozenset[Need]()
-    return workers | {Need.LOCK_WAIT}
-
-
 def _find_holders(seen: ThreadSeen, picture: Picture) -> tuple[ThreadSeen, ...]:
     """Return the threads that may hold what ``seen`` waits for: the one that is known, else those at rest."""
-    others = [
-        one
-        for one in picture.threads_of(seen.thread.pid)
-        if one.thread.tid != seen.thread.tid and is_known(one.sighting.frames) and one.sighting.frames
-    ]
-    target = seen.thread.waits_on
-    if is_known(target) and is_known(target.others):
-        tids = {end.tid for end in target.others if is_known(end.tid)}
-        known = tuple(one for one in others if one.thread.tid in tids)
-        if known:
-            return known
+    others, tids = _list_others(seen, picture), _find_awaited_tids(seen)
+    known = tuple(one for one in others if one.thread.tid in tids)
+    if known:
+        return known
     at_rest = [
         one
         for one in others
@@ -265,6 +241,21 @@ def _find_holders(seen: ThreadSeen, picture: Picture) -> tuple[ThreadSeen, ...]:
     ]
     # One that writes a checkpoint gives them all its time, so that no three of a logger may hide it.
     return tuple(sorted(at_rest, key=lambda one: one.doing.phase not in SLOW_PHASES)[:3])
+
+
+def _list_others(seen: ThreadSeen, picture: Picture) -> list[ThreadSeen]:
+    """Return the other threads of a process whose stack was read."""
+    return [
+        one
+        for one in picture.threads_of(seen.thread.pid)
+        if one.thread.tid != seen.thread.tid and known_or(one.sighting.frames, ())
+    ]
+
+
+def _find_awaited_tids(seen: ThreadSeen) -> set[int]:
+    target = seen.thread.waits_on
+    others = known_or(target.others, ()) if is_known(target) else ()
+    return {end.tid for end in others if is_known(end.tid)}
 
 
 def _say_holders(seen: ThreadSeen, holders: Sequence[ThreadSeen]) -> str:
@@ -281,7 +272,7 @@ def blame_gil(seen: ThreadSeen, picture: Picture) -> Blame:
     """Say who holds the interpreter's lock and does not run Python: a library that kept it."""
     holder = find_gil_holder(seen, picture) or seen
     name = name_rank(seen.thread) if seen.thread.role is Role.RANK else name_process(seen.thread)
-    needs = frozenset((Need.LOCK_WAIT,))
+    needs = (Need.LOCK_WAIT,)
     place = f"{holder.doing.text}, in C code that does not give it back"
     if holder is seen:
         return Blame("lock", seen, f"{name} holds the interpreter's lock (GIL) in {place}", needs=needs)
@@ -296,38 +287,20 @@ def blame_gil(seen: ThreadSeen, picture: Picture) -> Blame:
 def blame_exit(seen: ThreadSeen, picture: Picture) -> Blame | str:
     """Say which thread keeps a program whose main thread has finished."""
     name = name_rank(seen.thread)
-    left = [
-        one
-        for one in picture.threads_of(seen.thread.pid)
-        if one.thread.tid != seen.thread.tid
-        and one.thread.kind is ThreadKind.OTHER
-        and is_known(one.sighting.frames)
-        and one.sighting.frames
-    ]
+    left = [one for one in _list_others(seen, picture) if one.thread.kind is ThreadKind.OTHER]
     if any(find_wait(one, picture) in (WaitReason.NOTHING, WaitReason.RUNNING) for one in left):
         return f"{name} has finished, and a thread of it still works"
-    if not left:
-        return _blame_unseen_end(seen)
-    target = seen.thread.waits_on
-    tids = (
-        {end.tid for end in target.others if is_known(end.tid)}
-        if is_known(target) and is_known(target.others)
-        else set()
-    )
+    tids = _find_awaited_tids(seen)
     awaited = [one for one in left if one.thread.tid in tids or not _is_daemon(one)]
     if not awaited:
-        return _blame_unseen_end(seen)
+        text = f"{name} has finished and waits for threads that were not seen"
+        return Blame("lock", seen, text, Grace.TIMED)
     ordered = sorted(awaited, key=lambda one: _order_left(one, tids))
     first = ordered[0]
     known = first.thread.tid in tids
     why = "Python waits for it because it is no daemon thread" if known else "perhaps Python waits for it"
     text = f"{name} has finished, but {name_thread(first)} of it has not: it {say_place(first)}; {why}"
-    return Blame("lock", first, text, needs=frozenset((Need.THREAD_LEFT,)), also=(seen, *ordered[1:3]))
-
-
-def _blame_unseen_end(seen: ThreadSeen) -> Blame:
-    text = f"{name_rank(seen.thread)} has finished and waits for threads that were not seen"
-    return Blame("lock", seen, text, Grace.TIMED)
+    return Blame("lock", first, text, needs=(Need.THREAD_LEFT,), also=(seen, *ordered[1:3]))
 
 
 def _is_daemon(seen: ThreadSeen) -> bool:

@@ -160,7 +160,7 @@ def judge_hang(scene: Scene) -> Answer:
     if blame.cause in CAUSES and quiet.own_s >= OWN_S:
         recorded_s = _recorded_s(blame, quiet, scene)
         if recorded_s > seconds:
-            seconds, blame = recorded_s, replace(blame, origins=blame.origins | {Origin.RECORD})
+            seconds, blame = recorded_s, replace(blame, origins=(*blame.origins, Origin.RECORD))
     need = need_s(watch, blame.grace)
     if seconds < need:
         return Unsure(f"hang ({blame.text}, for {seconds:.0f} s of the {need:.0f} s that it takes)")
@@ -273,7 +273,7 @@ def _suspect(blame: Blame, quiet: Quiet, scene: Scene, seconds: float, need: flo
         origins=frozenset(origins),
         summary=blame.text,
         evidence=_list_evidence(blame, quiet, seconds, scene),
-        observed=blame.needs,
+        observed=frozenset(blame.needs),
         pid=NOT_APPLICABLE if blame.is_of_all else seen.thread.pid,
         rank=_find_rank(blame, process),
         held_ns=scene.frame.taken_ns

@@ -140,14 +140,7 @@ def blame_card(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | str:
     elif any(_may_exchange(one, scene, picture) for one in cards):
         grace = Grace.SLOW
     said = (*working, *untold, f"{cards[0].index} {states[0][1]}")[0]
-    return Blame(
-        "gpu-wait",
-        seen,
-        f"{text} {said}",
-        grace,
-        needs=frozenset((Need.GPU_WAIT,)),
-        origins=frozenset((Origin.DRIVER,)),
-    )
+    return Blame("gpu-wait", seen, f"{text} {said}", grace, needs=(Need.GPU_WAIT,), origins=(Origin.DRIVER,))
 
 
 def blame_unseen_card(seen: ThreadSeen, picture: Picture) -> Blame | None:
@@ -163,7 +156,7 @@ def blame_unseen_card(seen: ThreadSeen, picture: Picture) -> Blame | None:
         return None
     text = f"{name_rank(seen.thread)} computes, or waits for its card, in {seen.doing.text}"
     text = f"{text}; what its card does cannot be read"
-    return Blame("gpu-wait", seen, text, Grace.COMPUTE, needs=frozenset((Need.GPU_WAIT,)))
+    return Blame("gpu-wait", seen, text, Grace.COMPUTE, needs=(Need.GPU_WAIT,))
 
 
 def _computes(seen: ThreadSeen, picture: Picture) -> bool:

@@ -53,8 +53,8 @@ def _blame_dead(seen: ThreadSeen, dead: Sequence[DeadChild], noun: str, scene: S
     if _waits_for_another(seen, dead):
         others = "other processes that it started are" if many else "another process that it started is"
         text = f"{name} {say_place(seen)}; {others} dead ({pids}), which that one may wait for"
-    needs = frozenset((Need.WORKER_DIED, Need.WORKERS_PRESENT))
-    return Blame("dead-worker", seen, text, needs=needs, origins=frozenset((Origin.PROC,)), dead=tuple(dead))
+    needs = (Need.WORKER_DIED, Need.WORKERS_PRESENT)
+    return Blame("dead-worker", seen, text, needs=needs, origins=(Origin.PROC,), dead=tuple(dead))
 
 
 def _waits_for_another(seen: ThreadSeen, dead: Sequence[DeadChild]) -> bool:
@@ -178,10 +178,8 @@ def blame_loader(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | st
     count = len(workers)
     idle = "its worker waits" if count == 1 else f"all its {count} workers wait"
     text = f"{name} waits for a batch, {idle} for work, and nothing is in their queues: the batch was lost"
-    needs = frozenset((Need.WORKERS_PRESENT,))
-    return Blame(
-        "lost-batch", seen, text, needs=needs, also=tuple(workers[:4]), origins=frozenset((Origin.PIPES,))
-    )
+    needs = (Need.WORKERS_PRESENT,)
+    return Blame("lost-batch", seen, text, needs=needs, also=tuple(workers[:4]), origins=(Origin.PIPES,))
 
 
 def _blame_pin(seen: ThreadSeen, pin: ThreadSeen, picture: Picture) -> Blame | str:
@@ -221,7 +219,7 @@ def blame_children(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | 
     ends = "the end of a process" if awaited else "a result"
     blame = _blame_workers(seen, children, scene, picture, ends)
     if isinstance(blame, Blame) and not blame.needs:
-        return replace(blame, needs=frozenset((Need.PROCESS_WAIT,)))
+        return replace(blame, needs=(Need.PROCESS_WAIT,))
     if blame is not None:
         return blame
     killed = [one for one in find_killed(pid, scene) if _may_answer(one, seen, scene)]

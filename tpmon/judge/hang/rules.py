@@ -33,7 +33,7 @@ from tpmon.judge.features.standstill import (
     waits_for_batch,
     waits_for_workers,
 )
-from tpmon.judge.hang.causes import needs_of_wait
+from tpmon.judge.hang.causes import need_of_wait
 from tpmon.judge.hang.detection import SLOW_S, guess_grace, is_looking, judge_hang, need_s
 from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.tracker import MOST_AGE_S, STOPPED_S, age_ns, is_stopped
@@ -257,7 +257,7 @@ def judge_blocked_io(scene: Scene) -> Answer:
                     text=f"{words} for {unchanged:.0f} s (state {state})",
                 ),
             ),
-            observed=needs_of_wait(wait),
+            observed=frozenset((need_of_wait(wait),)),
             pid=process.pid,
             rank=rank.process.rank,
             held_ns=held_ns_of(scene, unchanged),
