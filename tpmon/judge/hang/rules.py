@@ -8,6 +8,7 @@ Not before 25 s in which no main thread ran, no worker worked, and no line was w
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
@@ -122,47 +123,51 @@ def _show_stop(process: ProcessSample, name: str, how: str, seconds: float, age_
     return reading_aged(Figure.PROCESS_STANDS, seconds, age_s, of=name, text=text, source=source)
 
 
-def _are_all_stopped(scene: Scene) -> bool:
-    """Tell whether a scheduler, or somebody, has suspended the job as a whole."""
-    return len(scene.ranks) > 1 and all(is_stopped(rank.process) for rank in scene.ranks)
-
-
 @once
 def judge_stopped(scene: Scene) -> Answer:
     """Suspect a stopped process: a rank, or a worker whose batch its rank waits for."""
-    unread, passed = "", "stopped processes (none)"
-    for rank, process, name in _list_members(scene):
-        how = say_stop(process)
-        if not how:
-            continue
-        seconds = _stopped_s(scene, process.pid)
-        if seconds < STOPPED_S:
-            unread = f"stopped ({name} is, for {seconds:.0f} s)"
-            continue
-        waits = waits_for_workers(rank)
-        if process.role is Role.WORKER and not is_known(waits):
-            unread = f"stopped ({name} is; whether its rank waits for it: {waits.reason})"
-            continue
-        if process.role is Role.WORKER and not waits:
-            passed = f"stopped processes ({name} is; its rank goes on)"
-            continue
-        together = _are_all_stopped(scene)
-        who = f"all {len(scene.ranks)} ranks are {how}" if together else f"{name} is {how}"
-        shown = _show_stop(process, name, how, seconds, scene.frame.ages_s.cpu)
-        return Suspicion(
-            kind=Kind.HUNG,
-            cause="stopped",
-            weight=1.0,
-            margin=1 + seconds / STOPPED_S,
-            origins=_stop_origins(process),
-            summary=who,
-            evidence=(_add_place(shown, rank, process, seconds),),
-            observed=frozenset((_observe_stop(process),)),
-            pid=process.pid,
-            rank=NOT_APPLICABLE if together else rank.process.rank,
-            held_ns=held_ns_of(scene, seconds),
-        )
-    return Unsure(unread) if unread else Cleared(passed)
+    return _pick((_judge_stop(scene, *one) for one in _list_members(scene)), "stopped processes (none)")
+
+
+def _pick(answers: Iterable[Answer | None], nothing: str) -> Answer:
+    """Return the first suspicion, else what is unsure, else what was cleared."""
+    found: Answer = Cleared(nothing)
+    for answer in answers:
+        if isinstance(answer, Suspicion):
+            return answer
+        if answer is not None and (isinstance(answer, Unsure) or isinstance(found, Cleared)):
+            found = answer
+    return found
+
+
+def _judge_stop(scene: Scene, rank: RankScene, process: ProcessSample, name: str) -> Answer | None:
+    how = say_stop(process)
+    if not how:
+        return None
+    seconds = _stopped_s(scene, process.pid)
+    if seconds < STOPPED_S:
+        return Unsure(f"stopped ({name} is, for {seconds:.0f} s)")
+    waits = waits_for_workers(rank) if process.role is Role.WORKER else True
+    if not is_known(waits):
+        return Unsure(f"stopped ({name} is; whether its rank waits for it: {waits.reason})")
+    if not waits:
+        return Cleared(f"stopped processes ({name} is; its rank goes on)")
+    # A scheduler, or somebody, may have suspended the job as a whole.
+    together = len(scene.ranks) > 1 and all(is_stopped(one.process) for one in scene.ranks)
+    shown = _show_stop(process, name, how, seconds, scene.frame.ages_s.cpu)
+    return Suspicion(
+        kind=Kind.HUNG,
+        cause="stopped",
+        weight=1.0,
+        margin=1 + seconds / STOPPED_S,
+        origins=_stop_origins(process),
+        summary=f"all {len(scene.ranks)} ranks are {how}" if together else f"{name} is {how}",
+        evidence=(_add_place(shown, rank, process, seconds),),
+        observed=frozenset((_observe_stop(process),)),
+        pid=process.pid,
+        rank=NOT_APPLICABLE if together else rank.process.rank,
+        held_ns=held_ns_of(scene, seconds),
+    )
 
 
 _UNNAMED = Wait(WaitReason.OTHER, "an uninterruptible wait")
@@ -215,56 +220,48 @@ def judge_blocked_io(scene: Scene) -> Answer:
     unseen = {one.pid for one in picture.scene.unread} if picture is not None else set()
     if deferred is not None and (isinstance(deferred, Cleared) or not unseen):
         return deferred
-    unread = ""
-    for rank, process, name in _list_members(scene):
-        wait = _io_of(process)
-        if wait is None or (deferred is not None and process.pid not in unseen):
-            continue
-        unchanged = process.waits_unchanged_s
-        if not is_known(unchanged):
-            unread = f"blocked reads ({name}: {unchanged.reason})"
-            continue
-        stuck = True if process.role is Role.RANK else _is_stuck(rank, still_s_of(scene))
-        if not is_known(stuck):
-            unread = f"blocked reads ({name}: {stuck.reason})"
-            continue
-        # Nothing that a killed process does is meant to take long.
-        killed = wait.reason in (WaitReason.KILLED, WaitReason.KILLED_IN_DRIVER)
-        least_s = max(still_s_of(scene), SLOW_S if deferred is not None and not killed else 0.0)
-        if unchanged < least_s or not stuck:
-            continue
-        slow = say_slow_phase(rank) if process.role is Role.RANK and not killed else ""
-        if slow:
-            unread = f"blocked reads ({slow})"
-            continue
-        state, words = (
-            "D, cannot be interrupted" if process.state == "D" else process.state,
-            describe_wait(wait),
-        )
-        return Suspicion(
-            kind=Kind.HUNG,
-            cause="blocked-io",
-            weight=1.0,
-            margin=1 + unchanged / least_s,
-            origins=frozenset((Origin.PROC,)),
-            summary=f"{name} has been blocked for {unchanged:.0f} s: {words}",
-            evidence=(
-                reading(
-                    Figure.PROCESS_STANDS,
-                    unchanged,
-                    scene.frame,
-                    of=name,
-                    text=f"{words} for {unchanged:.0f} s (state {state})",
-                ),
-            ),
-            observed=frozenset((need_of_wait(wait),)),
-            pid=process.pid,
-            rank=rank.process.rank,
-            held_ns=held_ns_of(scene, unchanged),
-        )
-    if deferred is not None:
-        return deferred
-    return Unsure(unread) if unread else Cleared("blocked reads (none)")
+    members = [one for one in _list_members(scene) if deferred is None or one[1].pid in unseen]
+    found = _pick(
+        (_judge_read(scene, *one, is_unseen=deferred is not None) for one in members), "blocked reads (none)"
+    )
+    return found if deferred is None or isinstance(found, Suspicion) else deferred
+
+
+def _judge_read(
+    scene: Scene, rank: RankScene, process: ProcessSample, name: str, *, is_unseen: bool
+) -> Answer | None:
+    """Judge one process; ``is_unseen``: its stack could not be read."""
+    wait, unchanged = _io_of(process), process.waits_unchanged_s
+    if wait is None:
+        return None
+    if not is_known(unchanged):
+        return Unsure(f"blocked reads ({name}: {unchanged.reason})")
+    stuck = True if process.role is Role.RANK else _is_stuck(rank, still_s_of(scene))
+    if not is_known(stuck):
+        return Unsure(f"blocked reads ({name}: {stuck.reason})")
+    # Nothing that a killed process does may take long.
+    killed = wait.reason in (WaitReason.KILLED, WaitReason.KILLED_IN_DRIVER)
+    least_s = max(still_s_of(scene), SLOW_S if is_unseen and not killed else 0.0)
+    if unchanged < least_s or not stuck:
+        return None
+    slow = say_slow_phase(rank) if process.role is Role.RANK and not killed else ""
+    if slow:
+        return Unsure(f"blocked reads ({slow})")
+    state = "D, cannot be interrupted" if process.state == "D" else process.state
+    words = f"{describe_wait(wait)} for {unchanged:.0f} s (state {state})"
+    return Suspicion(
+        kind=Kind.HUNG,
+        cause="blocked-io",
+        weight=1.0,
+        margin=1 + unchanged / least_s,
+        origins=frozenset((Origin.PROC,)),
+        summary=f"{name} has been blocked for {unchanged:.0f} s: {describe_wait(wait)}",
+        evidence=(reading(Figure.PROCESS_STANDS, unchanged, scene.frame, of=name, text=words),),
+        observed=frozenset((need_of_wait(wait),)),
+        pid=process.pid,
+        rank=rank.process.rank,
+        held_ns=held_ns_of(scene, unchanged),
+    )
 
 
 def say_slow_phase(rank: RankScene) -> str:
