@@ -262,7 +262,7 @@ def with_loader(frames: list[Frame]) -> list[Frame]:
         job(
             "a child of another was killed",
             ASKS,
-            says={90: "no-progress"},
+            says={90: "blocked-io"},
             dead=(DeadChild(4444, 1, "python", "SIGKILL"),),
         ),
         *(
