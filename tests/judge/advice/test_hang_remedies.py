@@ -9,7 +9,7 @@ from tests.dumps import IN_LOCK, LIB, MAIN, TRAIN, make_rank, make_thread
 from tests.hanging import conclude, stand
 from tests.waits import wait_of
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.hang.causes import needs_of_wait
+from tpmon.judge.hang.causes import need_of_wait
 from tpmon.model.dump import DeadChild, OtherEnd, WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.process import ThreadKind
@@ -162,4 +162,4 @@ def test_the_rank_that_the_others_wait_for_is_the_one_to_look_at():
     ],
 )
 def test_without_a_target_the_word_of_the_kernel_decides(words, need):
-    assert needs_of_wait(wait_of(words)) == {need}
+    assert need_of_wait(wait_of(words)) is need

@@ -8,205 +8,120 @@ from tpmon.judge.stacks.classify import classify, read_stack
 from tpmon.judge.stacks.profile import DataPart, Phase
 from tpmon.model.stacks import StackFrame
 
-TRAINER = "transformers/trainer.py"
-MODULE = "Module._call_impl", SITE + "torch/nn/modules/module.py"
-NEXT = "_BaseDataLoaderIter.__next__", SITE + "torch/utils/data/dataloader.py"
-MAIN = "main", "/home/usr/train/train.py"
-FIT = "fit", SITE + "lightning/pytorch/trainer/trainer.py"
-LOOP = "_inner_training_loop", SITE + TRAINER
+NAMES = {
+    "main": ("main", "/home/usr/train/train.py"),
+    "train": ("train", "/home/usr/train/train.py"),
+    "module": ("Module._call_impl", f"{SITE}torch/nn/modules/module.py"),
+    "next": ("_BaseDataLoaderIter.__next__", f"{SITE}torch/utils/data/dataloader.py"),
+    "fit": ("fit", f"{SITE}lightning/pytorch/trainer/trainer.py"),
+    "hf": ("_inner_training_loop", f"{SITE}transformers/trainer.py"),
+}
+HF = "transformers/trainer.py"
+STRATEGY, APPLY = "lightning/pytorch/strategies/strategy.py", "lightning/fabric/utilities/apply_func.py"
+FSDP, MEGATRON = "torch/distributed/fsdp", "megatron/core/dist_checkpointing"
 
 
-def lib(function: str, file: str) -> tuple[str, str]:
-    return function, SITE + file
+def frames_of(text: str) -> tuple[StackFrame, ...]:
+    """Build a stack: "main > function file", a file without a slash at its begin is that of a library."""
+    stack = []
+    for line, one in enumerate(text.split(" > "), 1):
+        function, _, file = one.partition(" ")
+        named = NAMES.get(function) if not file else None
+        stack.append(StackFrame(*(named or (function, file if file.startswith("/") else SITE + file)), line))
+    return tuple(stack)
 
 
 CASES = {
-    # The line that waits for the card is in a library, and has no frame below it.
-    "HF checks the loss for nan": ((MAIN, LOOP), Phase.SYNC, None),
-    "HF logs the loss": ((MAIN, LOOP, lib("_maybe_log_save_evaluate", TRAINER)), Phase.SYNC, None),
-    "HF logs to a service": (
-        (MAIN, LOOP, lib("_maybe_log_save_evaluate", TRAINER), lib("log", "wandb/sdk/wandb_run.py")),
-        Phase.LOGGING,
-        None,
-    ),
-    "HF counts the items of a batch": ((MAIN, LOOP, lib("get_batch_samples", TRAINER)), Phase.SYNC, None),
-    "HF waits for a batch": (
-        (MAIN, LOOP, lib("get_batch_samples", TRAINER), NEXT, lib("_next_data", NEXT[1][len(SITE) :])),
-        Phase.DATA_WAIT,
-        None,
-    ),
-    "Lightning shows the loss in its bar": (
-        (
-            MAIN,
-            FIT,
-            lib("on_train_batch_end", "lightning/pytorch/callbacks/progress/tqdm_progress.py"),
-            lib("convert_tensors_to_scalars.<locals>.to_item", "lightning/fabric/utilities/apply_func.py"),
+    (Phase.SYNC, None): {
+        "HF checks the loss for nan": "main > hf",
+        "HF logs the loss": f"main > hf > _maybe_log_save_evaluate {HF}",
+        "HF counts the items of a batch": f"main > hf > get_batch_samples {HF}",
+        "Lightning shows the loss in its bar": (
+            "main > fit > on_train_batch_end lightning/pytorch/callbacks/progress/tqdm_progress.py"
+            f" > convert_tensors_to_scalars.<locals>.to_item {APPLY}"
         ),
-        Phase.SYNC,
-        None,
-    ),
-    "detectron2 gathers its losses": (
-        (MAIN, lib("SimpleTrainer.write_metrics", "detectron2/engine/train_loop.py")),
-        Phase.SYNC,
-        None,
-    ),
-    # A compiled graph that runs is no compiling.
-    "torch 2.4 runs a compiled graph": (
-        (
-            MAIN,
-            MODULE,
-            lib("_fn", "torch/_dynamo/eval_frame.py"),
-            lib("CompiledFxGraph.__call__", "torch/_inductor/codecache.py"),
-            ("call", "/tmp/torchinductor_usr/ab/cabc.py"),
+        "detectron2 gathers its losses": "main > SimpleTrainer.write_metrics detectron2/engine/train_loop.py",
+        "FSDP holds back its own launches": (
+            f"main > module > _unshard {FSDP}/_runtime_utils.py > Event.synchronize torch/cuda/streams.py"
         ),
-        Phase.FORWARD,
-        None,
-    ),
-    "torch compiles": ((MAIN, MODULE, lib("load", "torch/_inductor/codecache.py")), Phase.COMPILE, None),
-    # Around the whole program.
-    "a logger catches what main raises": (
-        (lib("Logger.catch.<locals>.catch_wrapper", "loguru/_logger.py"), MAIN, MODULE),
-        Phase.FORWARD,
-        None,
-    ),
-    "mlflow logs by itself": (
-        (
-            lib("safe_patch_function", "mlflow/utils/autologging_utils/safety.py"),
-            lib("patched_fit", "mlflow/pytorch/_lightning_autolog.py"),
-            FIT,
-            MODULE,
+    },
+    (Phase.LOGGING, None): {
+        "HF logs to a service": f"main > hf > _maybe_log_save_evaluate {HF} > log wandb/sdk/wandb_run.py",
+        "mlflow sends": "main > log_metrics mlflow/tracking/fluent.py",
+    },
+    (Phase.DATA_WAIT, None): {
+        "HF waits for a batch": (
+            f"main > hf > get_batch_samples {HF} > next > _next_data torch/utils/data/dataloader.py"
         ),
-        Phase.FORWARD,
-        None,
-    ),
-    "mlflow sends": ((MAIN, lib("log_metrics", "mlflow/tracking/fluent.py")), Phase.LOGGING, None),
-    "training inside a bar of a logger": (
-        (lib("update", "wandb/sdk/wandb_run.py"), ("train", "/home/usr/train/train.py"), MODULE),
-        Phase.FORWARD,
-        None,
-    ),
-    # Validation of trainers that are installed.
-    "YOLO validates": (
-        (
-            MAIN,
-            lib("_do_train", "ultralytics/engine/trainer.py"),
-            lib("BaseValidator.__call__", "ultralytics/engine/validator.py"),
-            MODULE,
+        "DGL waits": "main > _PrefetchingIter.__next__ dgl/dataloading/dataloader.py",
+    },
+    (Phase.FORWARD, None): {
+        "torch 2.4 runs a compiled graph": (
+            "main > module > _fn torch/_dynamo/eval_frame.py"
+            " > CompiledFxGraph.__call__ torch/_inductor/codecache.py > call /tmp/torchinductor_usr/ab/cabc.py"
         ),
-        Phase.VALIDATION,
-        None,
-    ),
-    "mmengine validates": (
-        (MAIN, lib("BaseModel.val_step", "mmengine/model/base_model/base_model.py"), MODULE),
-        Phase.VALIDATION,
-        None,
-    ),
-    "a script of diffusers validates": (
-        (MAIN, ("log_validation", "/home/usr/train/train_text_to_image.py"), MODULE),
-        Phase.VALIDATION,
-        None,
-    ),
-    # Copies.
-    "Lightning copies a batch": (
-        (
-            MAIN,
-            lib("batch_to_device", "lightning/pytorch/strategies/strategy.py"),
-            lib("move_data_to_device", "lightning/fabric/utilities/apply_func.py"),
+        "a logger catches what main raises": "Logger.catch.<locals>.catch_wrapper loguru/_logger.py > main > module",
+        "mlflow logs by itself": (
+            "safe_patch_function mlflow/utils/autologging_utils/safety.py"
+            " > patched_fit mlflow/pytorch/_lightning_autolog.py > fit > module"
         ),
-        Phase.DATA_WAIT,
-        DataPart.COPY,
-    ),
-    "Lightning augments on the card": (
-        (MAIN, lib("batch_to_device", "lightning/pytorch/strategies/strategy.py"), MODULE),
-        Phase.FORWARD,
-        None,
-    ),
-    "accelerate moves what a layer needs": (
-        (
-            MAIN,
-            MODULE,
-            lib("new_forward", "accelerate/hooks.py"),
-            lib("send_to_device", "accelerate/utils/operations.py"),
+        "training inside a bar of a logger": "update wandb/sdk/wandb_run.py > train > module",
+        "Lightning augments on the card": f"main > batch_to_device {STRATEGY} > module",
+        "accelerate moves what a layer needs": (
+            "main > module > new_forward accelerate/hooks.py > send_to_device accelerate/utils/operations.py"
         ),
-        Phase.FORWARD,
-        None,
-    ),
-    "accelerate copies a batch": (
-        (MAIN, lib("__iter__", "accelerate/data_loader.py"), lib("send_to_device", "accelerate/utils/operations.py")),
-        Phase.DATA_WAIT,
-        DataPart.COPY,
-    ),
-    # Ranks, backward, loaders.
-    "FSDP holds back its own launches": (
-        (
-            MAIN,
-            MODULE,
-            lib("_unshard", "torch/distributed/fsdp/_runtime_utils.py"),
-            lib("Event.synchronize", "torch/cuda/streams.py"),
+    },
+    (Phase.COMPILE, None): {"torch compiles": "main > module > load torch/_inductor/codecache.py"},
+    (Phase.VALIDATION, None): {
+        "YOLO validates": (
+            "main > _do_train ultralytics/engine/trainer.py"
+            " > BaseValidator.__call__ ultralytics/engine/validator.py > module"
         ),
-        Phase.SYNC,
-        None,
-    ),
-    "FSDP gathers": (
-        (
-            MAIN,
-            MODULE,
-            lib("_unshard", "torch/distributed/fsdp/_runtime_utils.py"),
-            lib("FlatParamHandle.unshard", "torch/distributed/fsdp/_flat_param.py"),
+        "mmengine validates": "main > BaseModel.val_step mmengine/model/base_model/base_model.py > module",
+        "a script of diffusers validates": "main > log_validation /home/usr/train/train_text_to_image.py > module",
+    },
+    (Phase.DATA_WAIT, DataPart.COPY): {
+        "Lightning copies a batch": f"main > batch_to_device {STRATEGY} > move_data_to_device {APPLY}",
+        "accelerate copies a batch": (
+            "main > __iter__ accelerate/data_loader.py > send_to_device accelerate/utils/operations.py"
         ),
-        Phase.COMMS,
-        None,
-    ),
-    "Megatron waits for a save aside": (
-        (
-            MAIN,
-            lib("maybe_finalize_async_save", "megatron/training/async_utils.py"),
-            lib("close", "megatron/core/dist_checkpointing/strategies/async_utils.py"),
-            ("join", "/env/lib/python3.11/multiprocessing/process.py"),
+    },
+    (Phase.COMMS, None): {
+        "FSDP gathers": (
+            f"main > module > _unshard {FSDP}/_runtime_utils.py > FlatParamHandle.unshard {FSDP}/_flat_param.py"
+        )
+    },
+    (Phase.CHECKPOINT, None): {
+        "Megatron waits for a save aside": (
+            "main > maybe_finalize_async_save megatron/training/async_utils.py"
+            f" > close {MEGATRON}/strategies/async_utils.py > join /env/lib/python3.11/multiprocessing/process.py"
         ),
-        Phase.CHECKPOINT,
-        None,
-    ),
-    "Megatron writes a save aside": (
-        (lib("write_preloaded_data", "megatron/core/dist_checkpointing/strategies/filesystem_async.py"),),
-        Phase.CHECKPOINT,
-        None,
-    ),
-    "NeMo loads with Megatron": (
-        (
-            MAIN,
-            lib("load", "megatron/core/dist_checkpointing/serialization.py"),
-            lib("load", "megatron/core/dist_checkpointing/strategies/torch.py"),
-        ),
-        Phase.LOAD,
-        None,
-    ),
-    "Megatron goes back": (
-        (MAIN, lib("backward_step", "megatron/core/pipeline_parallel/schedules.py")),
-        Phase.BACKWARD,
-        None,
-    ),
-    "a loader of tokens of one's own": (
-        (MAIN, ("tokenizing_distributed_data_loader_with_state", "/home/usr/nano/dataloader.py")),
-        Phase.DATA_WAIT,
-        DataPart.FETCH,
-    ),
-    "who builds a loader waits for none": ((MAIN, ("train_dataloader", "/home/usr/nano/data.py")), Phase.OTHER, None),
-    "DGL waits": ((MAIN, lib("_PrefetchingIter.__next__", "dgl/dataloading/dataloader.py")), Phase.DATA_WAIT, None),
+        "Megatron writes a save aside": f"write_preloaded_data {MEGATRON}/strategies/filesystem_async.py",
+    },
+    (Phase.LOAD, None): {
+        "NeMo loads with Megatron": f"main > load {MEGATRON}/serialization.py > load {MEGATRON}/strategies/torch.py"
+    },
+    (Phase.BACKWARD, None): {"Megatron goes back": "main > backward_step megatron/core/pipeline_parallel/schedules.py"},
+    (Phase.DATA_WAIT, DataPart.FETCH): {
+        "a loader of tokens of one's own": (
+            "main > tokenizing_distributed_data_loader_with_state /home/usr/nano/dataloader.py"
+        )
+    },
+    (Phase.OTHER, None): {"who builds a loader waits for none": "main > train_dataloader /home/usr/nano/data.py"},
 }
+"""Stacks of frameworks by name, by the phase and the part that they are in."""
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_stack_of_a_framework_is_in_its_phase(case):
-    frames, phase, part = CASES[case]
-    stack = tuple(StackFrame(function, file, line) for line, (function, file) in enumerate(frames, 1))
-    assert classify(stack) == (phase, part)
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [pytest.param(text, inside, id=name) for inside, stacks in CASES.items() for name, text in stacks.items()],
+)
+def test_a_stack_of_a_framework_is_in_its_phase(text, inside):
+    assert classify(frames_of(text)) == inside
 
 
 def test_a_line_of_a_library_that_waits_proves_a_synchronise_and_is_named_by_the_users_line():
-    stack = (StackFrame(*MAIN, 7), StackFrame(*LOOP, 2500))
-    reading = read_stack(stack)
+    reading = read_stack(frames_of("main > hf"))
     assert reading.needs == {Need.NAN_CHECK_IN_STACK}
-    assert "train.py:7" in reading.where
-    logs = (StackFrame(*MAIN, 7), StackFrame("Trainer._maybe_log_save_evaluate", LOOP[1], 2600))
-    assert read_stack(logs).needs == {Need.SYNC_IN_STACK}
+    assert "train.py:1" in reading.where
+    assert read_stack(frames_of(f"main > Trainer._maybe_log_save_evaluate {HF}")).needs == {Need.SYNC_IN_STACK}
