@@ -17,6 +17,7 @@ from functools import lru_cache
 
 from tpmon.judge.stacks.classify import (
     StackReading,
+    find_users,
     is_at,
     is_library,
     is_native,
@@ -28,6 +29,7 @@ from tpmon.judge.stacks.classify import (
     package_of,
     plain_name,
     read_stack,
+    say_frame,
     waits_for_task,
 )
 from tpmon.judge.stacks.phases import DataPart, Phase
@@ -75,8 +77,8 @@ def read_inside(frames: Sequence[StackFrame], reading: StackReading) -> Inside |
     if users and word.endswith(f" {name_line(users[-1])}"):
         word = word.removesuffix(f" {name_line(users[-1])}")
     word = f"{word} ({reading.phase.value})"
-    last = next((frame for frame in reversed(frames) if is_users(frame)), None)
-    text = f"{word} {name_line(last)}" if last is not None and name_line(last) not in word else word
+    line = name_line(frames[last]) if (last := find_users(frames)) >= 0 else ""
+    text = word if line in word else f"{word} {line}"
     return Inside(inner.phase, inner.part, word, text, (inner.phase.value, *reading.place[1:]))
 
 
@@ -296,9 +298,7 @@ def collapse_frames(frames: Sequence[StackFrame]) -> tuple[ShownFrame, ...]:
         native.clear()
         if is_users(frame):
             close_run(at_end=False)
-            shown.append(
-                ShownFrame(f"{plain_name(frame.function)} {name_line(frame)}", is_users=True, frame=frame)
-            )
+            shown.append(ShownFrame(say_frame(frame), is_users=True, frame=frame))
         else:
             run.append(frame)
     close_run(at_end=True)
@@ -311,10 +311,7 @@ def collapse_frames(frames: Sequence[StackFrame]) -> tuple[ShownFrame, ...]:
 
 def _last_run(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
     """Return the library frames below the user's innermost one."""
-    for index in range(len(frames) - 1, -1, -1):
-        if is_users(frames[index]):
-            return frames[index + 1 :]
-    return frames
+    return frames[find_users(frames) + 1 :]
 
 
 _WAIT_OF_PHASE = {Phase.COMMS: WaitReason.COLLECTIVE, Phase.SYNC: WaitReason.DEVICE}
@@ -340,17 +337,16 @@ def _wait_in(call: LibraryCall | None) -> WaitReason:
 def _describe_worker(frames: Sequence[StackFrame]) -> StackDoing:
     """Say what the main thread of a loader worker does."""
     reading = read_stack(frames)
-    users = next((frame for frame in reversed(frames) if is_users(frame)), None)
-    call = _find_call(_last_run(frames))
+    index, call = find_users(frames), _find_call(_last_run(frames))
     in_loop = any(frame.file.endswith(_WORKER_LOOP) for frame in frames)
     if in_loop and reading.phase is not Phase.DATA_WAIT:
         if call is LibraryCall.QUEUE_GET:
             return _tell(reading, WaitReason.WORK, "waits for work (queue.get)", call, verb=True)
         if call is LibraryCall.QUEUE_PUT:
             return _tell(reading, WaitReason.CALL, "hands over a batch (queue.put)", call, verb=True)
-    if users is None:
+    if index < 0:
         return _tell(reading, WaitReason.OTHER, reading.where.removeprefix(f"{Phase.DATA_WAIT.value}: "))
-    where = f"{plain_name(users.function)} {name_line(users)}"
+    where = say_frame(frames[index])
     text = f"{call.words} in {where}" if call is not None else where
     return _tell(reading, _wait_in(call), text, call)
 
@@ -365,8 +361,8 @@ def _describe_main(frames: Sequence[StackFrame]) -> StackDoing:
     if reading.phase is Phase.DATA_WAIT:
         if reading.part in (DataPart.QUEUE, None):
             return _tell(reading, WaitReason.BATCH)
-        users = next((frame for frame in reversed(frames) if is_users(frame)), None)
-        text = f"{plain_name(users.function)} {name_line(users)} ({Phase.DATA_WAIT.value})" if users else ""
+        index = find_users(frames)
+        text = f"{say_frame(frames[index])} ({Phase.DATA_WAIT.value})" if index >= 0 else ""
         return _tell(reading, WaitReason.OTHER, text)
     if reading.phase is not Phase.OTHER:
         return _tell(reading, _WAIT_OF_PHASE.get(reading.phase, WaitReason.OTHER))
@@ -384,17 +380,15 @@ def _describe_main(frames: Sequence[StackFrame]) -> StackDoing:
 def _describe_other(frames: Sequence[StackFrame]) -> StackDoing:
     """Say what a thread does that no step depends on as such: a feeder, a progress bar, a logger."""
     reading = read_stack(frames)
-    users = next((frame for frame in reversed(frames) if is_users(frame)), None)
-    call = _find_call(_last_run(frames))
+    index, call = find_users(frames), _find_call(_last_run(frames))
     wait = WaitReason.WORK if call in _IDLE else _wait_in(call)
-    if users is not None:
-        where = f"{plain_name(users.function)} {name_line(users)}"
+    if index >= 0:
+        where = say_frame(frames[index])
         return _tell(reading, wait, f"{call.words} in {where}" if call is not None else where, call)
     package = next(
         (name for one in frames if not _is_boilerplate(one) and (name := package_of(one.file))), "threading"
     )
-    innermost = frames[-1]
-    text = call.words if call is not None else f"{plain_name(innermost.function)} {name_line(innermost)}"
+    text = call.words if call is not None else say_frame(frames[-1])
     if package not in ("threading", "multiprocessing", "queue", "torch"):
         text = f"{package}: {text}"
     return _tell(reading, wait, text, call)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from tpmon.judge.stacks.classify import is_users
+from tpmon.judge.stacks.classify import find_users, is_users
 from tpmon.model.dump import Dump, DumpRound, DumpThread, FrameLocals, Motion
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
@@ -168,10 +168,7 @@ def _thin(same: Sequence[Look], apart_s: float) -> Sequence[Look]:
 
 def _users_part(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
     """Return the stack down to the user's innermost line; all of it where none is the user's."""
-    for index in range(len(frames) - 1, -1, -1):
-        if is_users(frames[index]):
-            return frames[: index + 1]
-    return frames
+    return frames[: find_users(frames) + 1] or frames
 
 
 def _compare(same: Sequence[Look]) -> Motion:

@@ -48,6 +48,21 @@ class ThreadSeen:
         return self.sighting.thread
 
     @property
+    def process(self) -> tuple[str, int]:
+        """Return its process: host and PID."""
+        return self.thread.host, self.thread.pid
+
+    @property
+    def is_read(self) -> bool:
+        """Tell whether its stack was read."""
+        return is_known(self.sighting.frames)
+
+    @property
+    def frames(self) -> tuple[StackFrame, ...]:
+        """Return its stack, outermost frame first; () where it was not read."""
+        return known_or(self.sighting.frames, ())
+
+    @property
     def motion(self) -> Motion:
         """Return what it did between the looks."""
         return self.sighting.motion
@@ -107,16 +122,13 @@ class DumpScene:
 
     def workers_of(self, rank: ThreadSeen) -> tuple[ThreadSeen, ...]:
         """Return the main threads of a rank's loader workers."""
-        host, pid = rank.thread.host, rank.thread.pid
         return tuple(
-            seen for seen in self.workers if seen.thread.host == host and seen.thread.rank_pid == pid
+            seen for seen in self.workers if (seen.thread.host, seen.thread.rank_pid) == rank.process
         )
 
     def dead_of(self, rank: ThreadSeen) -> tuple[DeadChild, ...]:
         """Return the children of a rank that ended badly."""
-        return tuple(
-            one for host, one in self.dead if (host, one.parent) == (rank.thread.host, rank.thread.pid)
-        )
+        return tuple(one for host, one in self.dead if (host, one.parent) == rank.process)
 
 
 def order_threads(thread: DumpThread) -> tuple[float, str, int, int, str]:
@@ -198,12 +210,11 @@ def _see(
 
 def is_pinning(seen: ThreadSeen) -> bool:
     """Tell whether a thread puts a batch into pinned memory, and does not wait at one of its queues."""
-    frames = seen.sighting.frames
-    if seen.thread.kind is not ThreadKind.PIN or not is_known(frames):
+    if seen.thread.kind is not ThreadKind.PIN:
         return False
-    steps = [index for index, one in enumerate(frames) if one.file.endswith(_PIN_FILE)]
-    at_queue = any(one.file.endswith(_QUEUE_FILES) for one in frames)
-    return bool(steps) and len(frames) - steps[0] > 2 and not at_queue
+    steps = [index for index, one in enumerate(seen.frames) if one.file.endswith(_PIN_FILE)]
+    at_queue = any(one.file.endswith(_QUEUE_FILES) for one in seen.frames)
+    return bool(steps) and len(seen.frames) - steps[0] > 2 and not at_queue
 
 
 def _is_main_of(seen: ThreadSeen, role: Role) -> bool:
@@ -214,20 +225,18 @@ def _find_engines(seen: Iterable[ThreadSeen]) -> dict[tuple[str, int], ThreadSee
     """Return of each process the thread of the engine that works, before others one that moves."""
     found: dict[tuple[str, int], ThreadSeen] = {}
     for one in seen:
-        key = (one.thread.host, one.thread.pid)
-        if _works_in_engine(one.sighting) and (key not in found or one.motion is Motion.MOVING):
-            found[key] = one
+        if _works_in_engine(one.sighting) and (one.process not in found or one.motion is Motion.MOVING):
+            found[one.process] = one
     return found
 
 
 def _stand_in(main: ThreadSeen, engines: dict[tuple[str, int], ThreadSeen]) -> ThreadSeen:
     """Return what keeps a rank: while its main thread waits in backward for the engine, that does."""
-    engine = engines.get((main.thread.host, main.thread.pid))
-    frames = engine.sighting.frames if engine is not None else NOT_APPLICABLE
+    engine = engines.get(main.process)
     waits = main.doing.phase is Phase.BACKWARD and is_wait(main.thread.waits_for, WaitReason.LOCK)
-    if engine is None or not waits or main.is_stopped or not is_known(frames):
+    if engine is None or not waits or main.is_stopped:
         return main
-    return replace(engine, doing=_weigh_wait(engine.sighting, _describe_engine(frames)))
+    return replace(engine, doing=_weigh_wait(engine.sighting, _describe_engine(engine.frames)))
 
 
 def _camp_of(seen: ThreadSeen) -> tuple[object, ...]:
@@ -249,7 +258,7 @@ def set_scene(
     """Divide the ranks into camps by the line of the user's code at which they do the same."""
     engines = _find_engines(seen)
     ranks = [_stand_in(one, engines) for one in seen if _is_main_of(one, Role.RANK)]
-    read = [one for one in ranks if is_known(one.sighting.frames)]
+    read = [one for one in ranks if one.is_read]
     by_place: dict[tuple[object, ...], list[ThreadSeen]] = {}
     for one in read:
         by_place.setdefault(_camp_of(one), []).append(one)
@@ -258,7 +267,7 @@ def set_scene(
     )
     return DumpScene(
         camps=camps,
-        unread=tuple(one.thread for one in ranks if not is_known(one.sighting.frames)),
+        unread=tuple(one.thread for one in ranks if not one.is_read),
         workers=tuple(one for one in seen if _is_main_of(one, Role.WORKER)),
         world_size=world_size,
         not_asked=not_asked,
@@ -312,7 +321,7 @@ def find_odd(scene: DumpScene, errors: Sequence[DumpError] = ()) -> OutlierAnswe
 
 def _say_workers(scene: DumpScene) -> str:
     """Say where workers are whose rank was not asked for."""
-    read = [seen for seen in scene.workers if is_known(seen.sighting.frames)]
+    read = [seen for seen in scene.workers if seen.is_read]
     said = [f"{name_process(seen.thread)} {_say_place(seen)}" for seen in read[:MOST_CAMPS]]
     rest = len(read) - MOST_CAMPS
     more = [f"{rest} more {'worker' if rest == 1 else 'workers'}"] if rest > 0 else []
@@ -481,12 +490,11 @@ def _find_worker(rank: ThreadSeen, scene: DumpScene) -> tuple[ThreadSeen | None,
     died = bool(scene.dead_of(rank))
     if not workers:
         return None, "" if died else "no worker of it was seen"
-    read = [seen for seen in workers if is_known(seen.sighting.frames)]
+    read = [seen for seen in workers if seen.is_read]
     busy = _worst_first(tuple(seen for seen in read if seen.doing.wait is not WaitReason.WORK))
     if not read:
         return None, "its workers could not be read"
-    key = (rank.thread.host, rank.thread.pid)
-    pin = next((one for one in scene.pinning if (one.thread.host, one.thread.pid) == key), None)
+    pin = next((one for one in scene.pinning if one.process == rank.process), None)
     if not busy and pin is not None:
         return None, f"its thread {pin.thread.name} {_say_place(pin)}, and its workers wait for work"
     if not busy:
@@ -515,7 +523,7 @@ def awaits_one(waiting: Iterable[ThreadSeen]) -> bool:
         seen.doing.phase in SLOW_PHASES
         or any(
             _AWAITS_ONE.search(f"{one.file}:{last_name(one.function)}")
-            for one in known_or(seen.sighting.frames, ())
+            for one in seen.frames
             if not is_users(one)
         )
         for seen in waiting

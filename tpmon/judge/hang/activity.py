@@ -110,14 +110,13 @@ def find_beside(seen: ThreadSeen, scene: Scene, picture: Picture, *, children: b
 def _find_threads(seen: ThreadSeen, scene: Scene, picture: Picture) -> Iterator[Beside]:
     """Find threads of Python that get on or compute. One that only wakes up now and then does not work."""
     for one in picture.threads_of(seen.thread.pid):
-        frames = one.sighting.frames
-        if one.thread.tid == seen.thread.tid or one.thread.kind in _NOT_WORK or not is_known(frames):
+        if one.thread.tid == seen.thread.tid or one.thread.kind in _NOT_WORK or not one.is_read:
             continue
         wait, trait = find_wait(one, picture), picture.trait_of(one)
         works = trait is not None and (trait.used_s >= WORKS_RATIO * picture.seconds or trait.ready)
         name = f"{name_thread(one)} of it"
         if wait is WaitReason.NOTHING:
-            steps = one.motion is Motion.MOVING and any(map(is_users, frames))
+            steps = one.motion is Motion.MOVING and any(map(is_users, one.frames))
             if works or (steps and any(find_cards(seen, scene))):
                 yield Beside(f"{name} moves: {one.doing.text}", goes_on=True)
             elif steps:

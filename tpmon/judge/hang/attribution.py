@@ -276,7 +276,7 @@ def _grace_of_remote(waiting: Sequence[ThreadSeen], scene: Scene) -> Grace:
 
 
 def _is_transfer(seen: ThreadSeen) -> bool:
-    return any(_TRANSFER.search(last_name(one.function)) for one in known_or(seen.sighting.frames, ()))
+    return any(_TRANSFER.search(last_name(one.function)) for one in seen.frames)
 
 
 def _is_loss_told(scene: Scene) -> bool:

@@ -246,9 +246,7 @@ def _find_holders(seen: ThreadSeen, picture: Picture) -> tuple[ThreadSeen, ...]:
 def _list_others(seen: ThreadSeen, picture: Picture) -> list[ThreadSeen]:
     """Return the other threads of a process whose stack was read."""
     return [
-        one
-        for one in picture.threads_of(seen.thread.pid)
-        if one.thread.tid != seen.thread.tid and known_or(one.sighting.frames, ())
+        one for one in picture.threads_of(seen.thread.pid) if one.thread.tid != seen.thread.tid and one.frames
     ]
 
 
@@ -305,14 +303,15 @@ def blame_exit(seen: ThreadSeen, picture: Picture) -> Blame | str:
 
 def _is_daemon(seen: ThreadSeen) -> bool:
     """Tell whether a thread is of a library that starts only such threads as Python does not wait for."""
-    frames = known_or(seen.sighting.frames, ())
-    return any(package_of(one.file) in _DAEMONS for one in frames) and not any(map(is_users, frames))
+    return any(package_of(one.file) in _DAEMONS for one in seen.frames) and not any(
+        map(is_users, seen.frames)
+    )
 
 
 def _order_left(seen: ThreadSeen, tids: Collection[int]) -> tuple[bool, bool, bool]:
     """Put first the thread that the interpreter is known to wait for, then those that run the program."""
-    frames = known_or(seen.sighting.frames, ())
-    return seen.thread.tid not in tids, seen.doing.wait is WaitReason.WORK, not any(map(is_users, frames))
+    own = any(map(is_users, seen.frames))
+    return seen.thread.tid not in tids, seen.doing.wait is WaitReason.WORK, not own
 
 
 def tell_ends(dead: Iterable[DeadChild], scene: Scene) -> list[DeadChild]:

@@ -34,7 +34,7 @@ from tpmon.judge.hang.activity import (
 from tpmon.judge.hang.attribution import POLLS_RATIO, find_blame, grace_of_sleep, may_run_elsewhere
 from tpmon.judge.hang.causes import Blame, Grace, name_thread, say_place
 from tpmon.judge.hang.devices import CAUSES, find_waited_s, show_calls
-from tpmon.judge.stacks.classify import is_users, name_line, plain_name
+from tpmon.judge.stacks.classify import is_users, say_frame
 from tpmon.judge.stacks.phases import Phase
 from tpmon.judge.watch.picture import LEAST_ROUNDS, Picture, came_late
 from tpmon.judge.watch.tracker import WatchedTime, age_ns, log_age_s
@@ -331,12 +331,7 @@ def _show(seen: ThreadSeen, picture: Picture, age_s: float) -> Evidence:
     """Show one thread: who, its innermost lines of the program, what it waits for."""
     main = seen.thread.tid == seen.thread.pid
     tail = "" if main else f", {name_thread(seen)}"
-    frames = seen.sighting.frames
-    lines = (
-        [f"{plain_name(one.function)} {name_line(one)}" for one in reversed(frames) if is_users(one)][:3]
-        if is_known(frames)
-        else []
-    )
+    lines = [say_frame(one) for one in reversed(seen.frames) if is_users(one)][:3]
     trait = picture.trait_of(seen)
     used = f"{100 * trait.used_s / picture.seconds:.0f} % CPU" if trait is not None else ""
     if trait is not None and trait.kernel_ratio >= POLLS_RATIO:

@@ -35,7 +35,7 @@ from tpmon.judge.stacks.phases import TRAINING, Phase
 from tpmon.judge.watch.picture import Picture, find_wait
 from tpmon.model.figures import Figure
 from tpmon.model.frame import Frame
-from tpmon.model.known import Known, Missing, is_known, known_or, map_known
+from tpmon.model.known import Known, Missing, is_known, map_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.results.collectives import CollectiveFinding, Collectives
 from tpmon.model.text.dump_words import name_rank
@@ -164,7 +164,7 @@ def _computes(seen: ThreadSeen, picture: Picture) -> bool:
     trait = picture.trait_of(seen)
     if trait is not None and trait.gil_ratio > 0:
         return True
-    frames = [one for one in known_or(seen.sighting.frames, ()) if not is_native(one.file)]
+    frames = [one for one in seen.frames if not is_native(one.file)]
     if not frames or is_users(frames[-1]):
         return False
     return package_of(frames[-1].file) not in _LEAVE_IT_TO_CARDS
@@ -253,7 +253,7 @@ def _find_record(calls: Collectives, finding: CollectiveFinding) -> tuple[dateti
 
 def _show_assumed(picture: Picture, still_s: float, age_s: float) -> list[Evidence]:
     names = (one.thread.name for one in picture.threads if one.thread.kind is ThreadKind.COMM)
-    framework = find_framework(known_or(one.sighting.frames, ()) for one in picture.scene.ranks)
+    framework = find_framework(one.frames for one in picture.scene.ranks)
     words = say_assumed_abort((Waits(find_backend(names), still_s, framework),), DEFAULT_TIMEOUTS_S)
     row = reading_aged(Figure.COLLECTIVE_LIMIT, still_s, age_s, text=words, source="stacks")
     return [row] if words else []

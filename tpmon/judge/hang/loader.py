@@ -119,8 +119,7 @@ def _blame_worker(worker: ThreadSeen, wait: Known[WaitReason], scene: Scene, pic
 
 def _is_torch_loader(seen: ThreadSeen) -> bool:
     """Tell whether a rank waits in torch's DataLoader: others have threads or actors, and no workers."""
-    frames = seen.sighting.frames
-    return is_known(frames) and Need.TORCH_LOADER in read_stack(frames).needs
+    return Need.TORCH_LOADER in read_stack(seen.frames).needs
 
 
 def _was_worker(dead: DeadChild, seen: ThreadSeen, scene: Scene) -> bool:
@@ -148,8 +147,7 @@ def _may_answer(dead: DeadChild, seen: ThreadSeen, scene: Scene) -> bool:
 
 def _is_at(seen: ThreadSeen, *files: str) -> bool:
     """Tell whether a stack goes through one of these files of libraries."""
-    frames = seen.sighting.frames
-    return is_known(frames) and any(one.file.endswith(files) and is_library(one.file) for one in frames)
+    return any(one.file.endswith(files) and is_library(one.file) for one in seen.frames)
 
 
 def blame_loader(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | str:
@@ -207,7 +205,7 @@ def blame_children(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | 
         for one in picture.threads
         if one.thread.kind is ThreadKind.MAIN
         and one.thread.pid in pids
-        and is_known(one.sighting.frames)
+        and one.is_read
         and not _is_at(one, _TRACKER, _WORKER_LOOP)
     ]
     awaited = _find_awaited(seen)

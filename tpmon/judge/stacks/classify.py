@@ -424,6 +424,11 @@ def name_line(frame: StackFrame) -> str:
     return f"{name}:{frame.line}" if frame.line else name
 
 
+def say_frame(frame: StackFrame) -> str:
+    """Say where a frame is: "decode data.py:88"."""
+    return f"{plain_name(frame.function)} {name_line(frame)}"
+
+
 def package_of(file: str) -> str:
     """Name the installed package or standard module that a file belongs to; "" for others."""
     found = next(filter(None, (pattern.search(file) for pattern in _PACKAGES)), None)
@@ -497,10 +502,8 @@ def _users_frame(frames: Sequence[StackFrame], region: _Region) -> int:
 
     A file that a table knows is a library's, also where it was installed in place.
     """
-    for index in range(len(frames) - 1, -1, -1):
-        if _is_users(frames[index], region.marks[index]):
-            return index
-    return -1
+    places = range(len(frames) - 1, -1, -1)
+    return next((index for index in places if _is_users(frames[index], region.marks[index])), -1)
 
 
 def _is_users(frame: StackFrame, mark: Mark | None) -> bool:
@@ -510,6 +513,11 @@ def _is_users(frame: StackFrame, mark: Mark | None) -> bool:
 def is_users(frame: StackFrame) -> bool:
     """Say whether a frame is the user's own code."""
     return _is_users(frame, mark_frame(frame.function, frame.file))
+
+
+def find_users(frames: Sequence[StackFrame]) -> int:
+    """Return the index of the innermost frame of the user's own code, -1 where there is none."""
+    return next((i for i in range(len(frames) - 1, -1, -1) if is_users(frames[i])), -1)
 
 
 _OF_PHASES = frozenset(

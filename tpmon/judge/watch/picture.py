@@ -8,11 +8,11 @@ from dataclasses import field, replace
 from tpmon.judge.dumps.describe import LibraryCall
 from tpmon.judge.dumps.merge import RESTS_RATIO, join_looks, looks_of_round
 from tpmon.judge.dumps.outlier import DumpScene, ThreadSeen, see_threads, set_scene
-from tpmon.judge.stacks.classify import is_library, is_native, is_users, last_name
+from tpmon.judge.stacks.classify import find_users, is_library, is_native, is_users, last_name
 from tpmon.judge.stacks.phases import Phase
 from tpmon.model.dump import DeadChild, DumpError, DumpRound, ErrorKind, Motion, ThreadLook, WaitKind
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.waits import INPUTS, IO, PIPES, WaitReason, is_wait, is_wait_in
@@ -111,7 +111,7 @@ def find_corner(stacks: Iterable[Sequence[StackFrame]]) -> Corner | None:
     """
     found: Corner | None = None
     for frames in stacks:
-        inner = next((i for i in range(len(frames) - 1, -1, -1) if is_users(frames[i])), -1)
+        inner = find_users(frames)
         if inner < 0 or not all(map(_is_standard, frames[inner + 1 :])):
             return None
         corner = (*frames[:inner], replace(frames[inner], line=0))
@@ -148,8 +148,7 @@ def draw_picture(rounds: Sequence[DumpRound], world_size: Applicable[int]) -> Pi
     looks = [look for one in rounds for look in looks_of_round(one)]
     threads = see_threads(join_looks(looks, last.taken_ns / 1e9))
     if not any(
-        one.thread.role is Role.RANK and one.thread.kind is ThreadKind.MAIN and is_known(one.sighting.frames)
-        for one in threads
+        one.thread.role is Role.RANK and one.thread.kind is ThreadKind.MAIN and one.is_read for one in threads
     ):
         return None
     return Picture(
@@ -280,7 +279,7 @@ def find_wait(seen: ThreadSeen, picture: Picture) -> Known[WaitReason]:
     """Say what a thread waits for, by all looks together; ``UNREAD`` where they do not tell."""
     if seen.is_stopped:
         return WaitReason.STOPPED
-    if not is_known(seen.sighting.frames):
+    if not seen.is_read:
         return UNREAD
     if waits_for_gil(seen, picture):
         return WaitReason.GIL
@@ -319,11 +318,11 @@ def _find_rest(seen: ThreadSeen) -> WaitReason:
 
 def has_no_task(seen: ThreadSeen, picture: Picture) -> bool:
     """Tell whether a process is an actor of ray that nobody has asked for anything: its driver may work."""
-    frames = [one for one in known_or(seen.sighting.frames, ()) if not is_native(one.file)]
+    frames = [one for one in seen.frames if not is_native(one.file)]
     if not frames or not picture.rests(seen) or last_name(frames[-1].function) != "main_loop":
         return False
     others = (one for one in picture.threads_of(seen.thread.pid) if one.thread.tid != seen.thread.tid)
-    busy = any(is_users(frame) for one in others for frame in known_or(one.sighting.frames, ()))
+    busy = any(is_users(frame) for one in others for frame in one.frames)
     return frames[-1].file.endswith(_RAY_LOOP) and not busy
 
 

@@ -8,11 +8,12 @@ tells nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tpmon.judge.dumps.describe import own_frames
 from tpmon.judge.dumps.outlier import ThreadSeen
 from tpmon.judge.stacks.classify import (
+    find_users,
     is_at,
     is_event_loop,
     is_native,
@@ -154,18 +155,12 @@ def asks_here(seen: ThreadSeen) -> bool:
 
 
 def _frames(seen: ThreadSeen) -> Sequence[StackFrame]:
-    frames = seen.sighting.frames
-    if not is_known(frames):
-        return ()
-    return [one for one in own_frames(frames) if not is_native(one.file)]
+    return [one for one in own_frames(seen.frames) if not is_native(one.file)]
 
 
-def _last_call(frames: Sequence[StackFrame]) -> Iterator[StackFrame]:
-    """Yield the library frames below the innermost one of the program."""
-    for one in reversed(frames):
-        if is_users(one):
-            return
-        yield one
+def _last_call(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
+    """Return the library frames below the innermost one of the program."""
+    return frames[find_users(frames) + 1 :]
 
 
 def shows_training(frames: Sequence[StackFrame]) -> bool:
