@@ -285,37 +285,16 @@ MANY = 3
 LEAST_DEMAND = 0.15
 """By how much the demand of all ranks, or of all their workers, must move, in threads."""
 
-_Look = tuple[int, str]
 
-
-def _count_looks(frames: Sequence[Frame]) -> Counter[_Look]:
+def _count_looks(frames: Sequence[Frame]) -> dict[int, Counter[str]]:
     """Count by rank what the looks found its main thread at."""
-    counts: Counter[_Look] = Counter()
+    counts: dict[int, Counter[str]] = {}
     for frame in frames:
         for one in frame.main_threads if is_known(frame.main_threads) else ():
             found = {"running": one.running, "batch": one.batch_wait, "io": one.io, "lock": one.lock}
-            rest = one.looks - sum(found.values())
-            counts.update({(one.pid, name): count for name, count in {**found, "": max(rest, 0)}.items()})
+            found[""] = max(one.looks - sum(found.values()), 0)
+            counts.setdefault(one.pid, Counter()).update(found)
     return counts
-
-
-def _differ_by_rank(one: Counter[_Look], other: Counter[_Look]) -> bool:
-    ranks = {pid for pid, _ in one} & {pid for pid, _ in other}
-    return any(
-        differs(
-            {look: count for look, count in one.items() if look[0] == pid},
-            {look: count for look, count in other.items() if look[0] == pid},
-        )
-        for pid in ranks
-    )
-
-
-def _pool(counts: Counter[_Look]) -> Counter[_Look]:
-    """Add the looks of all ranks: of many each has too few in ``RECENT`` seconds."""
-    pooled: Counter[_Look] = Counter()
-    for (_, name), count in counts.items():
-        pooled[0, name] += count
-    return pooled
 
 
 def _sum_demand(frame: Frame, role: Role) -> float:
@@ -339,8 +318,9 @@ def is_shaken(frames: Sequence[Frame]) -> bool:
     if len(seen) < RECENT + BEFORE:
         return False
     recent, before = _count_looks(seen[-RECENT:]), _count_looks(seen[:-RECENT])
-    if _differ_by_rank(recent, before):
+    if any(differs(recent[pid], before[pid]) for pid in recent.keys() & before.keys()):
         return True
-    if len({pid for pid, _ in recent}) >= MANY and _differ_by_rank(_pool(recent), _pool(before)):
+    # Of many ranks each has too few looks in ``RECENT`` seconds.
+    if len(recent) >= MANY and differs(*(sum(one.values(), Counter[str]()) for one in (recent, before))):
         return True
     return any(_has_moved([_sum_demand(frame, role) for frame in seen]) for role in (Role.RANK, Role.WORKER))

@@ -29,7 +29,7 @@ from tpmon.model.dump import WaitTarget
 from tpmon.model.frame import Frame
 from tpmon.model.hook import TrainSettings
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
-from tpmon.model.process import Role
+from tpmon.model.process import EnvironmentSetting, Role
 from tpmon.model.text.job_words import list_taxes
 from tpmon.model.text.redaction import MOST_DIGITS
 from tpmon.model.verdict import Kind
@@ -113,12 +113,6 @@ def _has_pool(process: RankScene | WorkerScene) -> bool:
     return is_known(process.busy_threads) and process.busy_threads >= POOL_THREADS
 
 
-def _are_pools_large(scene: Scene) -> bool:
-    """Tell whether the pools of the ranks have more threads at work than there are cores for them."""
-    busy = sum(known_or(rank.busy_threads, 0.0) for rank in scene.ranks if _has_pool(rank))
-    return is_known(scene.budget) and busy > LARGE_POOL_RATIO * scene.budget
-
-
 def _sets_threads(rank: RankScene, scene: Scene) -> bool:
     """Tell whether more threads compute than the environment or the CPUs of the machine explain."""
     environment = rank.process.environment
@@ -132,23 +126,23 @@ def _sets_threads(rank: RankScene, scene: Scene) -> bool:
     return rank.busy_threads >= SET_THREADS_RATIO * max([scene.frame.cpu.host_cores, *given])
 
 
-def _observe_loader(scene: Scene) -> set[Need]:
+def _observe_loader(scene: Scene) -> Iterator[Need]:
     """Without workers the rank itself is the loader; with some it is torch's that started them."""
     workers = _workers(scene)
-    seen = {Need.NO_WORKERS} if scene.ranks else set()
     if workers:
-        seen = {Need.WORKERS_PRESENT, Need.TORCH_LOADER}
+        yield from (Need.WORKERS_PRESENT, Need.TORCH_LOADER)
+    elif scene.ranks:
+        yield Need.NO_WORKERS
     loading = (worker.demand for worker in workers) if workers else (rank.demand for rank in scene.ranks)
     if _mostly(loading, BUSY_WORKER):
-        seen.add(Need.WORKERS_CPU_BOUND)
+        yield Need.WORKERS_CPU_BOUND
     if _mostly((worker.blocked_ratio for worker in workers), BLOCKED_WORKER):
-        seen.add(Need.WORKERS_IO_WAIT)
+        yield Need.WORKERS_IO_WAIT
     loaders = [rank.loader for rank in scene.ranks if rank.loader is not None]
     if any(loader.pin_thread for loader in loaders):
-        seen.add(Need.BATCHES_PINNED)
+        yield Need.BATCHES_PINNED
     if loaders and all(is_known(one.ready_batches) and one.ready_batches >= 1 for one in loaders):
-        seen.add(Need.BATCHES_READY)
-    return seen
+        yield Need.BATCHES_READY
 
 
 def _cores_free(scene: Scene, suspicion: Suspicion, wanted: float) -> float:
@@ -159,130 +153,118 @@ def _cores_free(scene: Scene, suspicion: Suspicion, wanted: float) -> float:
     return min(free, known_or(find_cores_left(scene), free))
 
 
-def _observe_cpus(scene: Scene, suspicion: Suspicion) -> set[Need]:
-    seen = set()
+def _observe_cpus(scene: Scene, suspicion: Suspicion) -> Iterator[Need]:
     budget, used, runnable = scene.budget, scene.used, scene.runnable
     if is_known(budget) and is_known(used):
         wanted = max(used, known_or(runnable, used))
         if _cores_free(scene, suspicion, wanted) >= FREE_CORES:
-            seen.add(Need.CORES_FREE)
+            yield Need.CORES_FREE
         elif wanted >= FULL_RATIO * budget:
-            seen.add(Need.CORES_FULL)
-    reason = scene.frame.cpu.budget_reason
-    if "quota" in reason:
-        seen.add(Need.QUOTA_BELOW_AFFINITY)
+            yield Need.CORES_FULL
+    if "quota" in scene.frame.cpu.budget_reason:
+        yield Need.QUOTA_BELOW_AFFINITY
     elif is_known(budget) and budget < scene.frame.cpu.host_cores:
-        seen.add(Need.AFFINITY_BELOW_HOST)
+        yield Need.AFFINITY_BELOW_HOST
     if is_known(budget) and len(scene.ranks) > max(budget, 1.0):
-        seen.add(Need.RANKS_EXCEED_CORES)
-    if _are_pools_large(scene):
-        seen.add(Need.POOL_IN_RANK)
+        yield Need.RANKS_EXCEED_CORES
+    # More threads of the ranks' pools are at work than there are cores for them.
+    busy = sum(known_or(rank.busy_threads, 0.0) for rank in scene.ranks if _has_pool(rank))
+    if is_known(budget) and busy > LARGE_POOL_RATIO * budget:
+        yield Need.POOL_IN_RANK
     if any(_has_pool(worker) for worker in _workers(scene)):
-        seen.add(Need.POOL_IN_WORKERS)
+        yield Need.POOL_IN_WORKERS
     if note_neighbours(scene):
-        seen.add(Need.CPUS_TAKEN)
+        yield Need.CPUS_TAKEN
     if any(_sets_threads(rank, scene) for rank in scene.ranks):
-        seen.add(Need.THREADS_IN_SCRIPT)
-    settings = {
-        (one.name, one.value)
-        for rank in scene.ranks
-        if is_known(rank.process.environment)
-        for one in rank.process.environment
-    }
-    if any(name in _THREAD_SETTINGS and value == "1" for name, value in settings):
-        seen.add(Need.ONE_THREAD_SET)
-    return seen
+        yield Need.THREADS_IN_SCRIPT
+    settings = (one for each in _environments(scene) for one in each)
+    if any(one.name in _THREAD_SETTINGS and one.value == "1" for one in settings):
+        yield Need.ONE_THREAD_SET
 
 
-def _observe_cards(scene: Scene) -> set[Need]:
+def _environments(scene: Scene) -> list[tuple[EnvironmentSetting, ...]]:
+    """Return what the ranks were started with, of those of which it was read."""
+    return [one for rank in scene.ranks if is_known(one := rank.process.environment)]
+
+
+def _observe_cards(scene: Scene) -> Iterator[Need]:
     if not scene.cards:
-        return set()
-    seen = {Need.GPU_PRESENT}
+        return
+    yield Need.GPU_PRESENT
     fills = [
         card.memory_used_bytes / card.memory_total_bytes
         for card in scene.cards
         if is_known(card.memory_used_bytes) and is_known(card.memory_total_bytes) and card.memory_total_bytes
     ]
     if fills and max(fills) >= FULL_CARD_RATIO:
-        seen.add(Need.GPU_MEMORY_FULL)
+        yield Need.GPU_MEMORY_FULL
     elif fills and max(fills) <= FREE_CARD_RATIO:
-        seen.add(Need.GPU_MEMORY_FREE)
+        yield Need.GPU_MEMORY_FREE
     tensor = [card.tensor_pct for card in scene.cards if is_known(card.tensor_pct)]
     if tensor and max(tensor) < TENSOR_IDLE_PCT:
-        seen.add(Need.TENSOR_CORES_IDLE)
+        yield Need.TENSOR_CORES_IDLE
     elif tensor and max(tensor) >= TENSOR_BUSY_PCT:
-        seen.add(Need.TENSOR_CORES_BUSY)
+        yield Need.TENSOR_CORES_BUSY
     if all(_FP16_ALONE.search(card.name) for card in scene.cards):
-        seen.add(Need.FP16_CORES_ALONE)
-    return seen
+        yield Need.FP16_CORES_ALONE
 
 
-def _observe_memory(scene: Scene) -> set[Need]:
+def _observe_memory(scene: Scene) -> Iterator[Need]:
     memory = scene.frame.memory
-    seen = set()
     if is_known(memory.limit_bytes) and is_known(memory.used_bytes):
         near = memory.used_bytes >= NEAR_LIMIT_RATIO * memory.limit_bytes
-        seen.add(Need.MEMORY_LIMIT_NEAR if near else Need.MEMORY_FREE)
+        yield Need.MEMORY_LIMIT_NEAR if near else Need.MEMORY_FREE
     elif is_known(memory.host_available_bytes) and is_known(memory.host_total_bytes):
         near = memory.host_available_bytes <= (1 - NEAR_LIMIT_RATIO) * memory.host_total_bytes
-        seen.add(Need.MEMORY_LIMIT_NEAR if near else Need.MEMORY_FREE)
+        yield Need.MEMORY_LIMIT_NEAR if near else Need.MEMORY_FREE
     # What lies in swap untouched costs nothing: any machine that was once short of memory has some there.
     if isinstance(judge_swap(scene), Suspicion):
-        seen.add(Need.SWAP_USED)
+        yield Need.SWAP_USED
     if is_known(memory.shm) and is_shm_tight(memory.shm, scene):
-        seen.add(Need.SHM_TIGHT)
-    return seen
+        yield Need.SHM_TIGHT
 
 
-def _observe_stacks(scene: Scene) -> set[Need]:
+def _observe_stacks(scene: Scene) -> Iterator[Need]:
     """Say what the stacks show: enough of every rank, and whether none trains but all are in forward."""
     phases = [rank.phases for rank in scene.ranks if is_known(rank.phases)]
-    seen = {need for one in phases for need in one.sights}
+    for one in phases:
+        yield from one.sights
     if not phases or len(phases) < len(scene.ranks):
-        return seen
+        return
     fewest = min(one.samples for one in phases)
     if fewest >= data_wait.LEAST_SAMPLES:
-        seen.add(Need.STACKS_READ)
+        yield Need.STACKS_READ
     forward = min(one.ratio(Phase.FORWARD) for one in phases)
     trained = max(one.ratio(Phase.BACKWARD, Phase.OPTIMIZER) for one in phases)
     pauses = max(one.ratio(Phase.VALIDATION) for one in phases)
-    span_s = min(one.span_s for one in phases)
-    if span_s >= OFTEN_S and trained and pauses >= OFTEN_RATIO:
-        seen.add(Need.VALIDATES_OFTEN)
+    if min(one.span_s for one in phases) >= OFTEN_S and trained and pauses >= OFTEN_RATIO:
+        yield Need.VALIDATES_OFTEN
     if fewest >= rank_waits.LEAST_SAMPLES and forward >= ONLY_FORWARD_RATIO and not trained:
-        seen.add(Need.ONLY_FORWARD)
-    return seen
+        yield Need.ONLY_FORWARD
 
 
-def _observe_ranks(scene: Scene) -> set[Need]:
-    world = scene.frame.target.world_size
-    return {Need.RANKS_ELSEWHERE} if scene.ranks and is_known(world) and world > len(scene.ranks) else set()
-
-
-def _observe_taxes(scene: Scene) -> set[Need]:
+def _observe_taxes(scene: Scene) -> Iterator[Need]:
     """Tell whether a setting slows the job; that no debug setting does takes every rank's environment."""
-    environments = [rank.process.environment for rank in scene.ranks]
-    known = [one for one in environments if is_known(one)]
+    known, world = _environments(scene), scene.frame.target.world_size
     paths = {_WAITS_BLOCKED}
-    if _observe_ranks(scene):
+    if scene.ranks and is_known(world) and world > len(scene.ranks):
+        yield Need.RANKS_ELSEWHERE
         paths.add(_FAST_NETWORK)
     if len(scene.ranks) > 1:
         paths |= _WITHIN_MACHINE
-    taken = any(one.name in paths and one.value.strip() == "1" for each in known for one in each)
-    seen = {Need.NCCL_PATH_OFF} if taken else set()
+    if any(one.name in paths and one.value.strip() == "1" for each in known for one in each):
+        yield Need.NCCL_PATH_OFF
     if any(map(list_taxes, known)):
-        seen.add(Need.DEBUG_TAX_SET)
-    elif known and len(known) == len(environments):
-        seen.add(Need.NO_DEBUG_TAX)
-    return seen
+        yield Need.DEBUG_TAX_SET
+    elif known and len(known) == len(scene.ranks):
+        yield Need.NO_DEBUG_TAX
 
 
 def observe(scene: Scene, suspicion: Suspicion) -> frozenset[Need]:
     """Return every need of the catalogue that was seen: by the rule, in the stacks, in the readings."""
-    seen = _observe_loader(scene) | _observe_cpus(scene, suspicion)
-    seen |= _observe_cards(scene) | _observe_memory(scene)
-    seen |= _observe_stacks(scene) | _observe_ranks(scene) | observe_done(scene)
-    seen |= _observe_taxes(scene) | observe_settings(scene) | suspicion.observed
+    seen = {*_observe_loader(scene), *_observe_cpus(scene, suspicion), *_observe_cards(scene)}
+    seen |= {*_observe_memory(scene), *_observe_stacks(scene), *_observe_taxes(scene)}
+    seen |= observe_done(scene) | observe_settings(scene) | suspicion.observed
     if Need.DEBUG_TAX_SET in seen:
         seen.discard(Need.NO_DEBUG_TAX)  # anomaly detection is set by the program, not by its environment
     if Need.REFAULTS_SEEN in seen:
@@ -384,8 +366,7 @@ def _peer(target: Applicable[WaitTarget]) -> Applicable[str]:
 
 def _slurm_job(scene: Scene) -> Applicable[str]:
     """Return the job of Slurm that the ranks are of, by what they were started with."""
-    read = [rank.process.environment for rank in scene.ranks if is_known(rank.process.environment)]
-    if not read:
+    if not (read := _environments(scene)):
         return Missing("no environment was read")
     jobs = [one.value for settings in read for one in settings if one.name == "SLURM_JOB_ID"]
     return jobs[0] if jobs and jobs[0].isdecimal() else NOT_APPLICABLE

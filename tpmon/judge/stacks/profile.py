@@ -472,12 +472,18 @@ def _name_place(look: SliceLook, *, loads_itself: bool) -> StackPlace:
     return look.where
 
 
+def _add_up(counts: Iterable[Mapping[StackPlace, int]]) -> Counter[StackPlace]:
+    total: Counter[StackPlace] = Counter()
+    for one in counts:
+        total.update(one)
+    return total
+
+
 def _find_spots(looks: Iterable[SliceLook], samples: int) -> Mapping[Phase, Spot]:
     """Return the busiest function of each phase."""
-    places: dict[Phase, Counter[StackPlace]] = {}
-    for look in looks:
-        for place, count in look.spots.items():
-            places.setdefault(place.phase, Counter())[place] += count
+    places: dict[Phase, dict[StackPlace, int]] = {}
+    for place, count in _add_up(look.spots for look in looks).items():
+        places.setdefault(place.phase, {})[place] = count
     found = {phase: find_spot(counts, samples) for phase, counts in places.items()}
     return {phase: spot for phase, spot in found.items() if is_known(spot)}
 
@@ -506,11 +512,7 @@ def _read_rank(looks: Sequence[SliceLook], now_ns: int) -> RankPhases:
             phases[phase] += count
             if part is not None:
                 parts[part] += count
-    handed: Counter[StackPlace] = Counter()
-    calls: Counter[StackPlace] = Counter()
-    for look in kept:
-        handed.update(look.handed)
-        calls.update(look.calls)
+    handed, calls = _add_up(look.handed for look in kept), _add_up(look.calls for look in kept)
     in_step = sum(count for place, count in calls.items() if place.phase in TRAINING)
     place = _name_place(newest, loads_itself=loads_itself)
     design = measure_design([look.kinds for look in kept])

@@ -410,13 +410,10 @@ def observe(watch: WatchedTime, frame: Frame) -> WatchedTime:
     ranks = tuple(_note_rank(old.get(one.pid), one, frame, slices) for one in living)
     still_ns = max((one.still_ns(now_ns) for one in ranks), default=now_ns)
     cornered_ns = max((one.cornered_ns(now_ns) for one in ranks), default=now_ns)
-    written = log_age_s(frame)
-    if written is not None:
-        written_ns = now_ns - age_ns(written)
-        still_ns, cornered_ns = max(still_ns, written_ns), max(cornered_ns, written_ns)
+    written, event_ns = log_age_s(frame), last_event_ns(frame)
     # Whatever stacks and waits look like: a loop that got on by its own word did not stand still then.
-    event_ns = last_event_ns(frame)
-    still_ns, cornered_ns = max(still_ns, event_ns), max(cornered_ns, event_ns)
+    signed_ns = max(event_ns, now_ns - age_ns(written) if written is not None else 0)
+    still_ns, cornered_ns = max(still_ns, signed_ns), max(cornered_ns, signed_ns)
     # A picture stays true while tpmon pauses, as far as the waits tell that nothing has moved.
     true_ns = cornered_ns
     still_ns, cornered_ns = max(still_ns, watch.least_still_ns), max(cornered_ns, watch.least_cornered_ns)
