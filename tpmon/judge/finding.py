@@ -323,7 +323,6 @@ def find_nothing(answers: Sequence[Answer], scene: Scene, standing: Standing) ->
 
 
 def _say_next(scene: Scene) -> str:
-    """Say what tells more where no rule fits."""
     pid = scene.frame.target.pid
     if find_silences(scene):
         return "see what the driver says: sudo dmesg -T | grep -iE 'xid|nvrm' | tail; nvidia-smi -L"
@@ -338,7 +337,6 @@ def _say_next(scene: Scene) -> str:
 
 
 def _places(scene: Scene) -> tuple[Evidence, ...]:
-    """Return where the main threads are, the first ranks only."""
     found = []
     for rank in scene.ranks[:MOST_PLACES]:
         phases = rank.phases
@@ -353,7 +351,6 @@ def _places(scene: Scene) -> tuple[Evidence, ...]:
 
 
 def _figures(scene: Scene) -> tuple[Evidence, ...]:
-    """Return the figures that a person looks at when no rule fits."""
     return _places(scene) + tuple(
         reading(figure, value, scene.frame)
         for figure, value in (

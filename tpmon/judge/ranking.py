@@ -121,7 +121,6 @@ def find_explained(keys: Iterable[Key], weights: Mapping[Key, float] = _NO_WEIGH
 
 
 def _is_slight(track: Track) -> bool:
-    """Tell whether a card is held and hardly loses anything by it."""
     return track.suspicion.kind is Kind.GPU_THROTTLED and track.suspicion.weight < LEAST_THROTTLE
 
 

@@ -104,7 +104,6 @@ def _workers(scene: Scene) -> list[WorkerScene]:
 
 
 def _mostly(values: Iterable[Known[float]], least: float) -> bool:
-    """Tell whether the median of the values that were read is at least ``least``."""
     known = [value for value in values if is_known(value)]
     return bool(known) and statistics.median(known) >= least
 
@@ -183,7 +182,6 @@ def _observe_cpus(scene: Scene, suspicion: Suspicion) -> Iterator[Need]:
 
 
 def _environments(scene: Scene) -> list[tuple[EnvironmentSetting, ...]]:
-    """Return what the ranks were started with, of those of which it was read."""
     return [one for rank in scene.ranks if is_known(one := rank.process.environment)]
 
 
@@ -326,7 +324,6 @@ def _needed(workers: Known[int], suspicion: Suspicion) -> Known[float]:
 
 
 def _loading(scene: Scene, suspicion: Suspicion) -> Known[float]:
-    """Return the share of the data wait of the rank that is named, 0-1."""
     waits = [rank.data_wait for rank in scene.ranks if rank.process.pid == suspicion.pid]
     return map_known(lambda wait: wait.share.ratio, waits[0]) if waits else Missing("no rank is named")
 
@@ -337,7 +334,6 @@ def _last_log(frame: Frame) -> Known[str]:
 
 
 def _awaited(scene: Scene, suspicion: Suspicion) -> Applicable[WaitTarget]:
-    """Return what the main thread of the process that is named waits for, as the looks at it tell."""
     picture = scene.watch.picture
     if picture is None or not is_known(suspicion.pid):
         return NOT_APPLICABLE

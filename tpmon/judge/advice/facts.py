@@ -305,7 +305,6 @@ _OWN_CAPS = (("OpenCV", "cv2.setNumThreads(0)"), ("numexpr", "numexpr.set_num_th
 
 
 def _pool_exports(facts: RunFacts) -> Known[str]:
-    """Return the assignments that cap the pool that was seen, or every pool when it has no name."""
     threads = _threads_per_rank(facts)
     if not is_known(threads):
         return threads
@@ -316,7 +315,6 @@ def _pool_exports(facts: RunFacts) -> Known[str]:
 
 
 def _worker_cap(facts: RunFacts) -> str:
-    """Return the lines of a worker_init_fn that leave each worker one thread."""
     seen = known_or(facts.pool_library, "")
     lines = ["threadpoolctl.threadpool_limits(1)  # OpenMP, MKL, OpenBLAS; torch has done so for itself"]
     own = [call for library, call in _OWN_CAPS if library in seen]
@@ -359,7 +357,6 @@ def _shm_fix(facts: RunFacts) -> str:
 
 
 def _dump_all_hosts(facts: RunFacts) -> str:
-    """Return how the stacks of all hosts of a job come into one folder, by Slurm or by hand."""
     if not is_known(facts.slurm_job):
         return "tpmon dump --job --json > dump-$(hostname).json  # on each host, into a folder that all share"
     # A pipe would not do: srun cuts the output of its tasks into pieces and mixes them. Without -N and -n a

@@ -310,7 +310,6 @@ def _find_mismatch(seats: Mapping[int, _Seat], number: int) -> tuple[int, tuple[
 def _find_abort(
     seats: Mapping[int, _Seat], waiting: Sequence[int], number: int
 ) -> tuple[Applicable[float], bool]:
-    """Say in how many seconds the first of the waiting ranks gives up, and whether that is assumed."""
     ends: list[tuple[float, bool]] = []
     for rank in waiting:
         group = seats[rank].group

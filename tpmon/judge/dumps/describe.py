@@ -202,7 +202,6 @@ _IDLE = frozenset(
 
 @lru_cache(maxsize=8192)
 def _call_at(function: str, file: str) -> LibraryCall | None:
-    """Return the call that a frame is; None where the table does not know it."""
     name = last_name(function)
     parts = file.split("/")
     for depth in range(1, min(len(parts), 6) + 1):
@@ -218,7 +217,6 @@ def _has_task(run: Sequence[StackFrame], index: int) -> bool:
 
 
 def _find_call(run: Sequence[StackFrame]) -> LibraryCall | None:
-    """Return the outermost call of these frames that has a name; None for none."""
     calls = ((index, _call_at(frame.function, frame.file)) for index, frame in enumerate(run))
     return next((call for index, call in calls if call is not None and not _has_task(run, index)), None)
 
@@ -310,7 +308,6 @@ def collapse_frames(frames: Sequence[StackFrame]) -> tuple[ShownFrame, ...]:
 
 
 def _last_run(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
-    """Return the library frames below the user's innermost one."""
     return frames[find_users(frames) + 1 :]
 
 
@@ -335,7 +332,6 @@ def _wait_in(call: LibraryCall | None) -> WaitReason:
 
 
 def _describe_worker(frames: Sequence[StackFrame]) -> StackDoing:
-    """Say what the main thread of a loader worker does."""
     reading = read_stack(frames)
     index, call = find_users(frames), _find_call(_last_run(frames))
     in_loop = any(frame.file.endswith(_WORKER_LOOP) for frame in frames)

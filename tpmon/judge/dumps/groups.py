@@ -224,7 +224,6 @@ def _find_suspect(scene: DumpScene) -> _Suspect | Missing:
 def _blame_odd(
     waiting: Sequence[ThreadSeen], odd: Sequence[ThreadSeen], scene: DumpScene
 ) -> _Suspect | Missing:
-    """Blame the first of the ranks that are not where those that wait are."""
     first = odd[0]
     name = name_rank(first.thread, with_host=_has_hosts(scene))
     if all(seen.motion is Motion.MOVING for seen in waiting):
@@ -238,7 +237,6 @@ def _blame_odd(
 
 
 def _find_dead(scene: DumpScene, *, with_host: bool) -> _Suspect | None:
-    """Find a rank that waits for a batch beside a dead process of its own."""
     for seen in scene.ranks:
         dead = scene.dead_of(seen)
         if dead and seen.doing.wait is WaitReason.BATCH:

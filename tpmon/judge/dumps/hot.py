@@ -170,7 +170,6 @@ class _Counts:
 
 
 def _name_package(frame: StackFrame) -> str:
-    """Name the package of library code, "" for the user's own."""
     if frame != NOT_KEPT and is_users(frame):
         return ""
     return package_of(frame.file) or _UNNAMED

@@ -222,7 +222,6 @@ def _is_main_of(seen: ThreadSeen, role: Role) -> bool:
 
 
 def _find_engines(seen: Iterable[ThreadSeen]) -> dict[tuple[str, int], ThreadSeen]:
-    """Return of each process the thread of the engine that works, before others one that moves."""
     found: dict[tuple[str, int], ThreadSeen] = {}
     for one in seen:
         if _works_in_engine(one.sighting) and (one.process not in found or one.motion is Motion.MOVING):
@@ -320,7 +319,6 @@ def find_odd(scene: DumpScene, errors: Sequence[DumpError] = ()) -> OutlierAnswe
 
 
 def _say_workers(scene: DumpScene) -> str:
-    """Say where workers are whose rank was not asked for."""
     read = [seen for seen in scene.workers if seen.is_read]
     said = [f"{name_process(seen.thread)} {_say_place(seen)}" for seen in read[:MOST_CAMPS]]
     rest = len(read) - MOST_CAMPS
@@ -410,7 +408,6 @@ def _say_norm(norm: Camp, scene: DumpScene) -> str:
 
 
 def _say_camps(scene: DumpScene) -> str:
-    """Say where the ranks are, a camp each."""
     shown = [f"{name_ranks(seen.thread for seen in camp.ranks)} in {camp.doing.text}" for camp in scene.camps]
     if len(shown) > MOST_CAMPS:
         rest = len(shown) - MOST_CAMPS
@@ -473,7 +470,6 @@ def _say_remote(scene: DumpScene) -> str:
 
 
 def _say_common(scene: DumpScene) -> str:
-    """Say how long all of them have been there, the shortest time of all."""
     times = [seen.sighting.since_s for seen in scene.ranks]
     known = [time for time in times if is_known(time)]
     if known and len(known) == len(times):

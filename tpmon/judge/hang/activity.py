@@ -87,7 +87,6 @@ def weigh_beside(
 
 
 def _allow(blame: Blame, beside: Beside) -> Blame:
-    """Give a blame the time of what works beside it, and say so."""
     grace = Grace.TRANSFER if beside.flows else Grace.COMPUTE
     return replace(give_grace(blame, grace), text=f"{blame.text}; meanwhile {beside.text}")
 
@@ -143,7 +142,6 @@ def _find_cpus(seen: ThreadSeen, scene: Scene, picture: Picture) -> Iterator[Bes
 
 
 def _readings(scene: Scene, pid: int, span_s: float = SPAN_S) -> Iterator[ProcessSample]:
-    """Yield the readings of one process of the last seconds."""
     least_ns = scene.frame.taken_ns - span_s * 1e9
     for frame in reversed(scene.history):
         if frame.taken_ns < least_ns:

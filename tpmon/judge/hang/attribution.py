@@ -23,7 +23,6 @@ from tpmon.judge.hang.causes import (
     Blame,
     Grace,
     blame_exit,
-    blame_gil,
     blame_thread,
     find_camps,
     gets_something,
@@ -170,7 +169,6 @@ def _blame_ended(ended: Sequence[int], waiting: Sequence[ThreadSeen], scene: Sce
 
 
 def _blame_remote(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture) -> Blame:
-    """Say that the one that is missing is on another machine."""
     remote, size = picture.scene.remote, picture.scene.world_size
     numbers = [seen.thread.rank for seen in waiting if is_known(seen.thread.rank)]
     known = is_known(size) and len(numbers) == len(waiting)
@@ -442,8 +440,6 @@ def _blame_wait(seen: ThreadSeen, wait: Known[WaitReason], scene: Scene, picture
         return f"{name} is stopped" if wait is WaitReason.STOPPED else f"{name}: not enough looks"
     if wait is WaitReason.BATCH:
         return blame_loader(seen, scene, picture)
-    if wait is WaitReason.GIL:
-        return blame_gil(seen, picture)
     if wait is WaitReason.THREADS:
         return blame_exit(seen, picture)
     if seen.doing.call in _CHILD_CALLS:

@@ -130,13 +130,14 @@ def blame_thread(
     *,
     polls: bool = False,
     circles: bool = False,
-) -> Blame | str:
+) -> Blame:
     """Say what keeps a thread whose own stack tells: a rank's main thread, or a worker's.
 
     ``polls``: it asks the kernel again and again and gets nothing; ``circles``: it was met at several lines.
     """
-    text = f"{name} {say_place(seen)}"
-    target = seen.thread.waits_on
+    if wait is WaitReason.GIL:
+        return blame_gil(seen, picture)
+    text, target = f"{name} {say_place(seen)}", seen.thread.waits_on
     if wait is WaitReason.READ_WRITE:
         return Blame("blocked-io", seen, text, needs=(need_of_io(seen),))
     if wait is WaitReason.LOCK and is_known(target) and target.call in LOCK_CALLS:
@@ -187,7 +188,6 @@ def need_of_wait(wait: Known[Wait]) -> Need:
 
 
 def _find_lock_holders(seen: ThreadSeen, picture: Picture) -> tuple[ThreadSeen, ...]:
-    """Return the main threads of those processes of the job that hold the lock of a file."""
     target = seen.thread.waits_on
     if not is_known(target) or not is_known(target.others):
         return ()
@@ -244,7 +244,6 @@ def _find_holders(seen: ThreadSeen, picture: Picture) -> tuple[ThreadSeen, ...]:
 
 
 def _list_others(seen: ThreadSeen, picture: Picture) -> list[ThreadSeen]:
-    """Return the other threads of a process whose stack was read."""
     return [
         one for one in picture.threads_of(seen.thread.pid) if one.thread.tid != seen.thread.tid and one.frames
     ]

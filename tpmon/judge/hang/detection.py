@@ -42,7 +42,7 @@ from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.figures import Figure
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
-from tpmon.model.process import ProcessSample, Role, ThreadKind
+from tpmon.model.process import Role, ThreadKind
 from tpmon.model.text.dump_words import name_process, say_wait
 from tpmon.model.verdict import IN_WORDS, Evidence, Kind, Origin
 from tpmon.model.waits import SOCKETS, WaitReason, is_wait, is_wait_in
@@ -275,17 +275,17 @@ def _suspect(blame: Blame, quiet: Quiet, scene: Scene, seconds: float, need: flo
         evidence=_list_evidence(blame, quiet, seconds, scene),
         observed=frozenset(blame.needs),
         pid=NOT_APPLICABLE if blame.is_of_all else seen.thread.pid,
-        rank=_find_rank(blame, process),
+        rank=blame.gone if blame.is_of_all else process.rank if process is not None else seen.thread.rank,
         held_ns=scene.frame.taken_ns
         - age_ns(max(quiet.own_s, quiet.cornered_s if blame.cause == "spin" else 0)),
     )
 
 
-def _find_rank(blame: Blame, process: ProcessSample | None) -> Applicable[int]:
-    """Return the number of the rank to blame; of ranks that all wait it is none, or one that has ended."""
-    if blame.is_of_all:
-        return blame.gone
-    return process.rank if process is not None else blame.seen.thread.rank
+_SIGNS = (
+    (LAST_WRITE, log_age_s, Figure.LOG_WRITE),
+    (LAST_DATA, connections_age_s, Figure.CONNECTION_DATA),
+    (LAST_FILE, file_age_s, Figure.FILE_WRITE),
+)
 
 
 def _list_evidence(blame: Blame, quiet: Quiet, seconds: float, scene: Scene) -> tuple[Evidence, ...]:
@@ -310,16 +310,11 @@ def _list_evidence(blame: Blame, quiet: Quiet, seconds: float, scene: Scene) -> 
             text=f"{picture.looks} in {picture.seconds:.0f} s, none of which found anybody further on",
         )
     )
-    written = log_age_s(scene.frame)
-    # What tells since when it hangs stands beside the verdict already.
-    if written is not None and quiet.sign != LAST_WRITE:
-        rows.append(reading_aged(Figure.LOG_WRITE, written, 0.0))
-    talked = connections_age_s(scene.frame)
-    if talked is not None and quiet.sign != LAST_DATA:
-        rows.append(reading_aged(Figure.CONNECTION_DATA, talked, 0.0))
-    filed = file_age_s(scene.frame)
-    if filed is not None and quiet.sign != LAST_FILE:
-        rows.append(reading_aged(Figure.FILE_WRITE, filed, 0.0))
+    for sign, read_age_s, figure in _SIGNS:
+        signed_s = read_age_s(scene.frame)
+        # What tells since when it hangs stands beside the verdict already.
+        if signed_s is not None and quiet.sign != sign:
+            rows.append(reading_aged(figure, signed_s, 0.0))
     youngest = find_youngest_s(scene.frame)
     if youngest is not None and youngest > seconds:
         rows.append(reading_aged(Figure.WORKER_START, youngest, 0.0))

@@ -35,7 +35,7 @@ from tpmon.judge.stacks.phases import TRAINING, Phase
 from tpmon.judge.watch.picture import Picture, find_wait
 from tpmon.model.figures import Figure
 from tpmon.model.frame import Frame
-from tpmon.model.known import Known, Missing, is_known, map_known
+from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.results.collectives import CollectiveFinding, Collectives
 from tpmon.model.text.dump_words import name_rank
@@ -93,17 +93,8 @@ def _say_state(card: CardScene, scene: Scene) -> Known[str]:
     return map_known(lambda empty: _HOLLOW if empty else _WORKS, hollow)
 
 
-def _is_hollow_by_power(card: CardScene, state: Known[str]) -> bool:
-    return state == _HOLLOW and not is_known(card.sm_active_pct)
-
-
 def _is_alone(picture: Picture) -> bool:
     return len(picture.scene.ranks) + picture.scene.remote < 2
-
-
-def _is_exchange_seen(card: CardScene, picture: Picture) -> bool:
-    moves = is_known(card.link_bytes_s) and card.link_bytes_s >= QUIET_LINK_BYTES_S
-    return moves and not _is_alone(picture)
 
 
 def _may_exchange(card: CardScene, scene: Scene, picture: Picture) -> bool:
@@ -122,7 +113,8 @@ def blame_card(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | str:
     cards = cards_of(seen.thread.pid, scene.gpus)
     states = [(card, _say_state(card, scene)) for card in cards]
     for card, state in states:
-        if state == _HOLLOW and _is_exchange_seen(card, picture):
+        moves = known_or(card.link_bytes_s, 0.0) >= QUIET_LINK_BYTES_S
+        if state == _HOLLOW and moves and not _is_alone(picture):
             return f"{name} waits for card {card.index}, whose links move data"
     text = f"{name} waits for its card in {seen.doing.text}; card"
     untold = [
@@ -134,7 +126,9 @@ def blame_card(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | str:
         grace = Grace.TRANSFER
     elif untold:
         grace = Grace.COMPUTE
-    elif _is_alone(picture) and any(_is_hollow_by_power(*one) for one in states):
+    elif _is_alone(picture) and any(
+        state == _HOLLOW and not is_known(card.sm_active_pct) for card, state in states
+    ):
         # A slow kernel of few blocks draws as little as one that does not end.
         grace = Grace.TIMED
     elif any(_may_exchange(one, scene, picture) for one in cards):

@@ -13,7 +13,6 @@ from tpmon.judge.hang.activity import find_beside, weigh_beside
 from tpmon.judge.hang.causes import (
     Blame,
     Grace,
-    blame_gil,
     blame_thread,
     find_killed,
     give_grace,
@@ -64,7 +63,6 @@ def _waits_for_another(seen: ThreadSeen, dead: Sequence[DeadChild]) -> bool:
 
 
 def _find_awaited(seen: ThreadSeen) -> set[int]:
-    """Return the processes whose end a thread waits for, where its call names them."""
     target = seen.thread.waits_on
     if not is_known(target) or target.call not in CHILD_WAITS or not is_known(target.others):
         return set()
@@ -85,10 +83,8 @@ def _blame_workers(
                 return f"{name_process(worker.thread)} waits, and {beside.text}"
             continue
         wait = find_wait(worker, picture)
-        if wait is UNREAD:
-            return f"{name_process(worker.thread)} could not be read"
-        if wait is WaitReason.STOPPED:
-            return f"{name_process(worker.thread)} is stopped"
+        if wait is UNREAD or wait is WaitReason.STOPPED:
+            return f"{name_process(worker.thread)} {'could not be read' if wait is UNREAD else 'is stopped'}"
         if wait is WaitReason.NOTHING and seen.doing.call in _TASKS:
             return f"{name_process(worker.thread)} moves: {worker.doing.text}"
         blame = _blame_worker(worker, wait, scene, picture)
@@ -107,11 +103,7 @@ def _blame_worker(worker: ThreadSeen, wait: Known[WaitReason], scene: Scene, pic
     who = f"{name_process(worker.thread)} ({worker.thread.pid})"
     if wait is WaitReason.NOTHING:
         return Blame("no-progress", worker, f"{who} moves: {worker.doing.text}", Grace.TRANSFER)
-    if wait is WaitReason.GIL:
-        blame: Blame | str = blame_gil(worker, picture)
-    else:
-        blame = blame_thread(worker, wait, who, picture)
-    blame = weigh_beside(blame, worker, wait, scene, picture)
+    blame = weigh_beside(blame_thread(worker, wait, who, picture), worker, wait, scene, picture)
     # Clients of stores wait for an answer with limits and attempts of their own.
     asks = isinstance(blame, Blame) and blame.seen is worker and wait in ASKS and asks_another(worker)
     return give_grace(blame, Grace.COMPUTE) if isinstance(blame, Blame) and asks else blame
@@ -146,7 +138,6 @@ def _may_answer(dead: DeadChild, seen: ThreadSeen, scene: Scene) -> bool:
 
 
 def _is_at(seen: ThreadSeen, *files: str) -> bool:
-    """Tell whether a stack goes through one of these files of libraries."""
     return any(one.file.endswith(files) and is_library(one.file) for one in seen.frames)
 
 
@@ -186,10 +177,8 @@ def _blame_pin(seen: ThreadSeen, pin: ThreadSeen, picture: Picture) -> Blame | s
     who = f"{name_rank(seen.thread)} waits for a batch; {name_thread(pin)} of it"
     if wait in (WaitReason.NOTHING, UNREAD):
         return f"{who} {'moves' if wait is WaitReason.NOTHING else 'could not be read'}"
-    if wait is WaitReason.GIL:
-        return blame_gil(pin, picture)
     blame = blame_thread(pin, wait, who, picture)
-    return blame if isinstance(blame, str) else replace(blame, also=(seen, *blame.also))
+    return blame if wait is WaitReason.GIL else replace(blame, also=(seen, *blame.also))
 
 
 def blame_children(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | str | None:

@@ -187,7 +187,6 @@ def _io_of(process: ProcessSample) -> Wait | None:
 
 
 def _is_stuck(rank: RankScene, least_s: float) -> Known[bool]:
-    """Tell whether a rank's main thread waited for one batch for ``least_s``."""
     unchanged = rank.process.waits_unchanged_s
     if not is_known(unchanged):
         return unchanged

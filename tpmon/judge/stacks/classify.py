@@ -310,7 +310,6 @@ def _is_collate(fetch: str, name: str, below: str) -> bool:
 
 
 def _last_python(frames: Sequence[StackFrame]) -> int:
-    """Return the index of the innermost frame of Python, -1 where there is none."""
     return next((i for i in range(len(frames) - 1, -1, -1) if not is_native(frames[i].file)), -1)
 
 
@@ -475,7 +474,6 @@ def _imported(frames: Sequence[StackFrame]) -> str:
 
 
 def _word(frames: Sequence[StackFrame], region: _Region) -> str:
-    """Put the phase and its operation into words."""
     phase = region.phase
     if phase is Phase.COMMS:
         return (_operation(frames, region) or phase.value) + _around(region)
@@ -498,10 +496,6 @@ def _word(frames: Sequence[StackFrame], region: _Region) -> str:
 
 
 def _users_frame(frames: Sequence[StackFrame], region: _Region) -> int:
-    """Return the index of the innermost frame of the user's own code, -1 when there is none.
-
-    A file that a table knows is a library's, also where it was installed in place.
-    """
     places = range(len(frames) - 1, -1, -1)
     return next((index for index in places if _is_users(frames[index], region.marks[index])), -1)
 

@@ -205,7 +205,6 @@ def _count_saves(beside: Iterable[StackCount]) -> int:
 
 
 def _rests(frames: Sequence[StackFrame]) -> bool:
-    """Tell whether a thread waits for work, or for others."""
     return waits_for_task(frames, len(frames) - 1) or waits_for_others(frames)
 
 
@@ -465,7 +464,6 @@ def _loads_for_itself(looks: Sequence[SliceLook]) -> bool:
 
 
 def _name_place(look: SliceLook, *, loads_itself: bool) -> StackPlace:
-    """Return the place of a look, where reading is the wait for data."""
     if loads_itself and look.where.phase is Phase.LOAD and _READ in look.kinds:
         rest = look.where.where.removeprefix(f"{Phase.LOAD.value} ")
         return StackPlace(f"{Phase.DATA_WAIT.value}: {DataPart.READ.value} {rest}", Phase.DATA_WAIT)
@@ -480,7 +478,6 @@ def _add_up(counts: Iterable[Mapping[StackPlace, int]]) -> Counter[StackPlace]:
 
 
 def _find_spots(looks: Iterable[SliceLook], samples: int) -> Mapping[Phase, Spot]:
-    """Return the busiest function of each phase."""
     places: dict[Phase, dict[StackPlace, int]] = {}
     for place, count in _add_up(look.spots for look in looks).items():
         places.setdefault(place.phase, {})[place] = count
@@ -489,7 +486,6 @@ def _find_spots(looks: Iterable[SliceLook], samples: int) -> Mapping[Phase, Spot
 
 
 def _lasted_s(looks: Iterable[SliceLook], newest: SliceLook) -> float:
-    """Return how long a row of looks lasted, newest first."""
     begins = [_begin_ns(look.taken) for look in looks]
     return (newest.taken.ended_ns - min(begins)) / 1e9 if begins else 0.0
 

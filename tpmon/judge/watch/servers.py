@@ -159,7 +159,6 @@ def _frames(seen: ThreadSeen) -> Sequence[StackFrame]:
 
 
 def _last_call(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
-    """Return the library frames below the innermost one of the program."""
     return frames[find_users(frames) + 1 :]
 
 
