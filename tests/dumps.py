@@ -68,6 +68,7 @@ WORKER_READS = (
     StackFrame("decode", "/run/data.py", 88),
 )
 NFS = WaitTarget("read", 7, WaitKind.FILE, "/data/7.bin", "/data", "nfs4", NOT_APPLICABLE)
+READS = {"state": "D", "waits_for": "NFS", "waits_on": NFS, "call": "read"}
 FUTEX = "lock or queue (futex)"
 
 

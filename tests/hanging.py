@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
+from tests import any_windows
 from tests.dumps import make_round, make_thread
 from tests.frames import NOW, NOW_NS, make_frame, make_output, make_process, make_target
-from tests.judging import SECOND
+from tests.judging import SECOND, follow
 from tpmon.judge.hysteresis import Standing
-from tpmon.judge.judge import Judgement, judge
+from tpmon.judge.judge import Judgement
 from tpmon.judge.watch.tracker import WatchedTime, observe
 from tpmon.model.dump import DeadChild, ProcessLook, ProcessToll, ThreadLook
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import ProcessSample, Role, ThreadGroup, ThreadKind
-from tpmon.model.stacks import StackCount, StackFrame, StackSlice
+from tpmon.model.stacks import StackFrame, StackSlice
 from tpmon.model.verdict import Finding, Kind
 from tpmon.model.waits import RUNNING
 
@@ -119,13 +120,7 @@ def stand(
 
 def run(frames: Sequence[Frame], older: int = 0, **watch: Any) -> list[Judgement]:
     """Judge Frames as they come, as the session does; of the ``older`` ones the watch alone is kept."""
-    standing = Standing(watch=remember(frames[:older], **{"may_ask": True, **watch}))
-    judged = []
-    for count in range(older + 1, len(frames) + 1):
-        one = judge(frames[max(0, count - 60) : count], standing)
-        standing = one.standing
-        judged.append(one)
-    return judged
+    return list(follow(frames, Standing(watch=remember(frames[:older], **{"may_ask": True, **watch})), older))
 
 
 def remember(frames: Sequence[Frame], **watch: Any) -> WatchedTime:
@@ -172,8 +167,8 @@ def sample(frames: Sequence[Frame], pid: int, *stacks: tuple[StackFrame, ...], e
 
 def make_slice(frame: Frame, pid: int, stacks: Sequence[tuple[StackFrame, ...]], seconds: float) -> StackSlice:
     """Build a slice of a main thread's samples that ended with a Frame."""
-    counts = tuple(StackCount(pid, "MainThread", frames, 20) for frames in stacks)
-    return StackSlice(pid, 0, frame.taken, frame.taken_ns, seconds, 13.0, 20 * len(stacks), counts)
+    one = any_windows.make_slice(pid, 0, dict.fromkeys(stacks, 20))
+    return replace(one, ended=frame.taken, ended_ns=frame.taken_ns, seconds=seconds)
 
 
 Change = Callable[[list[Frame]], list[Frame]]

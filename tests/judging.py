@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from tpmon.judge.answers.result import Answer, Suspicion
 from tpmon.judge.features.snapshot import Scene, see
+from tpmon.judge.hysteresis import Standing
+from tpmon.judge.judge import Judgement, judge
 from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases, share_of
 from tpmon.model.frame import Frame
-from tpmon.model.known import Applicable
+from tpmon.model.known import Applicable, is_known
 from tpmon.model.process import MainThreadSample
-from tpmon.model.verdict import Kind
+from tpmon.model.verdict import Finding, Kind
 
 SECOND = 1_000_000_000
 
@@ -26,6 +28,23 @@ def hold(frame: Frame, seconds: int = 12) -> list[Frame]:
         )
         for i in range(seconds + 1)
     ]
+
+
+def follow(frames: Sequence[Frame], standing: Standing | None = None, begin: int = 0) -> Iterator[Judgement]:
+    """Judge the Frames from ``begin`` on one by one, each with the minute before it, as the session does."""
+    standing = standing or Standing()
+    for count in range(begin + 1, len(frames) + 1):
+        judged = judge(frames[max(0, count - 60) : count], standing)
+        standing = judged.standing
+        yield judged
+
+
+def conclude(frames: Sequence[Frame]) -> Finding:
+    """Return the last verdict."""
+    (*_, last) = follow(frames)
+    finding = last.frame.verdict
+    assert is_known(finding)
+    return finding
 
 
 def make_phases(ratios: Mapping[Phase, float], pid: int = 4211, **fields: Any) -> RankPhases:

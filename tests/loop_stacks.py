@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from tests.frames import NOW, make_cpu, make_frame, make_process
+from tests.any_windows import make_slice
+from tests.frames import make_cpu, make_frame, make_process
 from tests.judging import make_looks
 from tests.starving import line_up
 from tpmon.judge.features.snapshot import Scene, see
 from tpmon.judge.stacks.profile import RankPhases
-from tpmon.model.stacks import StackCount, StackFrame, StackSlice
+from tpmon.model.stacks import StackFrame, StackSlice
 
 RANK = 4211
 LIB = "/usr/lib/python3.11"
@@ -30,17 +32,7 @@ WAIT = ("wait", f"{LIB}/threading.py")
 
 def slice_of(*counted: tuple[tuple[StackFrame, ...], int]) -> StackSlice:
     """Build the slice of one rank from stacks and how often each was met."""
-    stacks = tuple(StackCount(RANK, "MainThread", frames, count) for frames, count in counted)
-    return StackSlice(
-        pid=RANK,
-        rank=0,
-        ended=NOW,
-        ended_ns=10_000_000_000,
-        seconds=4.0,
-        rate_hz=10.0,
-        samples=sum(count for _, count in counted),
-        stacks=stacks,
-    )
+    return replace(make_slice(RANK, 0, dict(counted)), ended_ns=10_000_000_000)
 
 
 def see_waiting(

@@ -7,14 +7,13 @@ import pytest
 
 from tests.frames import make_finding, make_frame
 from tests.frames import make_view as make_any_view
+from tests.judging import follow
 from tests.starving import COMPUTES, line_up, make_second
 from tpmon.judge.advice.choose import CATALOGUE, EXPLANATIONS, Cause, choose
 from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.finding import MOST_ALSO, MOST_IFS, list_others, list_worth
-from tpmon.judge.hysteresis import Standing
-from tpmon.judge.judge import judge
 from tpmon.model.codec import decode, encode, to_plain
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.verdict import Finding, Kind
@@ -132,13 +131,10 @@ def find_last(used_bytes: tuple[int, ...]) -> tuple[Finding, list[str]]:
     seconds = [
         replace(plain, memory=replace(plain.memory, used_bytes=used_bytes[n % len(used_bytes)])) for n in range(30)
     ]
-    frames, standing, events = line_up(seconds), Standing(), []
-    for count in range(1, len(frames) + 1):
-        one = judge(frames[:count], standing)
-        standing = one.standing
-        events += [event.text for event in one.frame.events if event.text.startswith("verdict")]
-    assert is_known(one.frame.verdict)
-    return one.frame.verdict, events
+    judged = [one.frame for one in follow(line_up(seconds))]
+    events = [event.text for one in judged for event in one.events if event.text.startswith("verdict")]
+    assert is_known(judged[-1].verdict)
+    return judged[-1].verdict, events
 
 
 def test_remedies_that_come_and_go_are_no_event():

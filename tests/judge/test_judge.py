@@ -12,19 +12,18 @@ from hypothesis import strategies as st
 
 from tests.budget.measure import measure_import, slowness
 from tests.frames import make_cpu, make_frame, make_output, make_process, make_target
-from tests.judging import SECOND
+from tests.judging import SECOND, conclude, follow
 from tests.starving import COMPUTES, DISK, SOCKET, line_up, make_second
 from tpmon.judge.advice.choose import CATALOGUE, fill_remedy
 from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.finding import rate_confidence, write_try
-from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import Judgement, judge
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import EnvironmentSetting, Outcome, Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
-from tpmon.model.verdict import BEFORE_THE_END, EXIT_CODES, TABLE, Confidence, Finding, Kind
+from tpmon.model.verdict import BEFORE_THE_END, EXIT_CODES, TABLE, Confidence, Kind
 from tpmon.report.once import write_verdict
 
 LEVELS = [Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH]
@@ -34,20 +33,7 @@ TWO_CPUS = {"budget_cores": 2.0, "host_cores": 2}
 
 
 def run(frames: Sequence[Frame]) -> list[Judgement]:
-    """Judge a Window as it grows, as the session does."""
-    standing = Standing()
-    judged = []
-    for count in range(1, len(frames) + 1):
-        one = judge(frames[max(0, count - 60) : count], standing)
-        standing = one.standing
-        judged.append(one)
-    return judged
-
-
-def conclude(frames: Sequence[Frame]) -> Finding:
-    finding = run(frames)[-1].frame.verdict
-    assert is_known(finding)
-    return finding
+    return list(follow(frames))
 
 
 def pool(seconds: int = 25) -> list[Frame]:

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from tests.any_windows import GONE, blank, fields_to_blank, likely_windows, values_of
 from tests.data_rules import ALL
+from tests.judging import follow
 from tests.waits import wait_of
 from tpmon.judge.advice.choose import EXPLANATIONS
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features.snapshot import see
-from tpmon.judge.hysteresis import Standing
-from tpmon.judge.judge import RULES, judge
+from tpmon.judge.judge import RULES
 from tpmon.judge.rules import comms, gpu, health
 from tpmon.judge.stacks.profile import read_phases
 from tpmon.model.codec import decode, encode
@@ -45,11 +45,8 @@ WORDS_OF = {
 
 def judge_each(frames: Sequence[Frame]) -> Frame:
     """Judge second by second, as the session does, and return the last Frame with its verdict."""
-    standing = Standing()
-    for count in range(1, len(frames) + 1):
-        judged = judge(frames[:count], standing)
-        standing = judged.standing
-    return judged.frame
+    (*_, last) = follow(frames)
+    return last.frame
 
 
 def verdict_of(frame: Frame) -> Finding:

@@ -6,14 +6,13 @@ from datetime import timedelta
 
 import pytest
 
+from tests.any_windows import make_slice
 from tests.dumps import BACKWARD, LIB, MAIN, SITE, TRAIN
 from tests.frames import NOW, make_cpu, make_frame, make_gpu, make_process
+from tests.judging import conclude as judge_all
 from tests.judging import hold, make_looks
-from tpmon.judge.hysteresis import Standing
-from tpmon.judge.judge import judge
-from tpmon.model.known import is_known
 from tpmon.model.process import ThreadGroup, ThreadKind
-from tpmon.model.stacks import StackCount, StackFrame, StackSlice
+from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Finding, Kind
 
 Stack = tuple[StackFrame, ...]
@@ -58,17 +57,12 @@ def conclude(
         gpus=() if sm_pct is None else (make_gpu(pids=(PID,), sm_pct=sm_pct),),
         cpu=make_cpu(runnable=demand, used_cores=demand),
     )
-    counts = tuple(StackCount(PID, "MainThread", stack, count) for stack, count in stacks.items())
-    frames = []
-    standing = Standing()
-    for number, one in enumerate(hold(frame, 60)):
-        taken = StackSlice(PID, 0, one.taken, one.taken_ns, 3.0, 13.0, sum(each.samples for each in counts), counts)
-        frames.append(replace(one, stacks=(taken,) if number % 3 == 0 else ()))
-        judged = judge(frames, standing)
-        standing = judged.standing
-    found = judged.frame.verdict
-    assert is_known(found)
-    return found
+    taken = make_slice(PID, 0, stacks)
+    held = [
+        replace(one, stacks=(replace(taken, ended=one.taken, ended_ns=one.taken_ns),) if number % 3 == 0 else ())
+        for number, one in enumerate(hold(frame, 60))
+    ]
+    return judge_all(held)
 
 
 @pytest.mark.parametrize("wait", [DALI, FFCV, RAY, NODES])

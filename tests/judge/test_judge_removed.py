@@ -1,6 +1,5 @@
 """A source that is taken away never makes a verdict surer: what is not known speaks for nothing, and may speak against."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,30 +8,17 @@ from hypothesis import strategies as st
 
 from tests.any_windows import GONE, blank, fields_to_blank, likely_windows, make_slice, sample_stacks
 from tests.frames import make_cpu, make_frame, make_gpu, make_process
-from tests.judging import make_looks
+from tests.judging import conclude, make_looks
 from tests.phase_stacks import stack
 from tests.starving import COMPUTES, line_up, make_second
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.finding import rate_confidence
-from tpmon.judge.hysteresis import Standing
-from tpmon.judge.judge import judge
 from tpmon.model.frame import Frame
 from tpmon.model.known import Applicable, Missing, is_known
 from tpmon.model.verdict import Confidence, Finding, Kind, Origin
 
 LEVELS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 FIELDS = fields_to_blank()
-
-
-def conclude(frames: Sequence[Frame]) -> Finding:
-    """Judge second by second, as the session does."""
-    standing = Standing()
-    for count in range(1, len(frames) + 1):
-        judged = judge(frames[:count], standing)
-        standing = judged.standing
-    finding = judged.frame.verdict
-    assert is_known(finding)
-    return finding
 
 
 def claim_of(finding: Finding) -> Applicable[float]:

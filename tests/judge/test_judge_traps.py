@@ -17,13 +17,11 @@ from tests.frames import (
     make_target,
     make_worker,
 )
-from tests.judging import hold, make_looks, make_phases, scene_of
+from tests.judging import conclude, hold, make_looks, make_phases, scene_of
 from tests.starving import BATCH_WAIT, COMPUTES, RANK, line_up, make_second
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.hang.rules import judge_blocked_io, judge_dead_worker, judge_gpu_lost, judge_stopped
-from tpmon.judge.hysteresis import Standing
-from tpmon.judge.judge import judge
 from tpmon.judge.rules.comms import judge_straggler
 from tpmon.judge.rules.data import judge_no_workers
 from tpmon.judge.stacks.profile import DataPart, Phase
@@ -59,14 +57,6 @@ def test_a_wait_that_a_card_nobody_read_may_hide_is_no_fault(name):
 def test_a_job_without_cards_on_a_machine_with_cards_is_judged_by_its_cpus():
     idle_machine = {"gpus": (make_gpu(pids=(), processes=()),)}
     assert isinstance(judge_no_workers(loads_itself(**idle_machine)), Suspicion)
-
-
-def conclude(frames):
-    standing = Standing()
-    for count in range(1, len(frames) + 1):
-        judged = judge(frames[max(0, count - 61) : count], standing)
-        standing = judged.standing
-    return judged.frame.verdict
 
 
 def leaking(calm_s, growing_s):

@@ -4,10 +4,10 @@ import gc
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from tests import judging
 from tests.judge.scenes import SCENES
 from tpmon.judge.features.snapshot import Scene
 from tpmon.judge.hysteresis import Standing
-from tpmon.judge.judge import judge
 from tpmon.judge.watch.tracker import WatchedTime
 from tpmon.model.frame import Frame
 from tpmon.model.known import Known
@@ -19,11 +19,7 @@ NAMES = ("workers compute", "one worker is slow", "late rank", "a rank in a lock
 
 def follow(frames: Sequence[Frame]) -> Iterator[Known[Finding]]:
     """Judge Frames one by one, and say each time what the verdict is."""
-    standing = Standing(watch=WatchedTime(may_ask=True))
-    for count in range(1, len(frames) + 1):
-        judged = judge(frames[max(0, count - 60) : count], standing)
-        standing = judged.standing
-        yield judged.frame.verdict
+    return (one.frame.verdict for one in judging.follow(frames, Standing(watch=WatchedTime(may_ask=True))))
 
 
 def test_jobs_that_are_judged_in_turns_get_the_verdicts_of_each_alone():

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.dumps import IN_LOCK, LIB, MAIN, NEXT_BATCH, NFS, RUNNING, SITE, WORKER_READS, make_rank, make_worker
+from tests.dumps import IN_LOCK, LIB, MAIN, NEXT_BATCH, READS, RUNNING, SITE, WORKER_READS, make_rank, make_worker
 from tests.frames import make_gpu, make_process
 from tests.hanging import Change, beside, conclude, job, read, said, see, see_moves, stand, thread
 from tests.judge.hang.test_devices import SPINS
@@ -52,7 +52,6 @@ TOKENIZES = make_rank(0, frames=TOKENIZE)
 BATCH = make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)")
 CHILD = make_rank(0, frames=SUBPROCESS, waits_for="child process", call="wait4")
 FETCHES = make_rank(0, frames=(MAIN, StackFrame("fetch", "/run/data.py", 12), replace(WAIT, line=359)), waits_for=FUTEX)
-READS = {"state": "D", "waits_for": "NFS", "waits_on": NFS, "call": "read"}
 CPU = {"runnable": 1.0, "waiting": 0.0}
 
 

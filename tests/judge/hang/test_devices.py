@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.dumps import BACKWARD, DECODE, LIB, MAIN, NFS, RUNNING, SITE, make_native, make_rank
+from tests.dumps import BACKWARD, DECODE, LIB, MAIN, READS, RUNNING, SITE, make_native, make_rank
 from tests.frames import NOW_NS, make_gpu
 from tests.hanging import job, thread
 from tests.judging import SECOND
@@ -21,7 +21,6 @@ SYNCHRONIZE = (*ITEM, StackFrame("synchronize", f"{SITE}/torch/cuda/__init__.py"
 IN_NUMPY = (*ITEM, StackFrame("svd", f"{SITE}/numpy/linalg/_linalg.py", 1800))
 IN_TORCH = (*ITEM, StackFrame("_wrapped_call_impl", f"{SITE}/torch/nn/modules/module.py", 1780))
 IN_FRAMEWORK = (*ITEM, StackFrame("has_overflow", f"{SITE}/deepspeed/runtime/utils.py", 190))
-READS = {"state": "D", "waits_for": "NFS", "waits_on": NFS, "call": "read"}
 QUIET = {"pcie_tx_bytes_s": 1e4, "pcie_rx_bytes_s": 1e4, "nvlink_tx_bytes_s": 0.0, "nvlink_rx_bytes_s": 0.0}
 SPINS = {"sm_pct": 100.0, "sm_active_pct": 2.0, "power_w": 110.0, **QUIET}
 UNREAD = Missing("not supported")

@@ -10,7 +10,7 @@ from tests.dumps import (
     LIB,
     MAIN,
     NEXT_BATCH,
-    NFS,
+    READS,
     RUNNING,
     SITE,
     TRAIN,
@@ -32,7 +32,6 @@ from tpmon.model.process import ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind
 
-READS = {"state": "D", "waits_for": "NFS", "waits_on": NFS, "call": "read"}
 BATCH = make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)")
 FLUSH = (MAIN, StackFrame("flush", "/run/logs.py", 19))
 WRITE = (*FLUSH, StackFrame("write", "/run/logs.py", 30))

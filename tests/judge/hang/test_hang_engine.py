@@ -9,6 +9,7 @@ from tests.dumps import (
     DECODE,
     MAIN,
     NFS,
+    READS,
     RUNNING,
     SITE,
     TRAIN,
@@ -24,7 +25,6 @@ from tpmon.model.stacks import StackFrame
 
 TORCH = f"{SITE}/torch/distributed"
 DEEPSPEED = f"{SITE}/deepspeed/runtime"
-READS = {"state": "D", "waits_for": "NFS", "waits_on": NFS, "call": "read"}
 USERS = (StackFrame("Fn.backward", "/run/ops.py", 33), StackFrame("load_table", "/run/ops.py", 77))
 REDUCES = (
     StackFrame("_post_backward_hook", f"{SITE}/torch/distributed/fsdp/_runtime_utils.py", 700),

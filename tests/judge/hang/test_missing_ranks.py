@@ -14,7 +14,7 @@ from tests.dumps import (
     DECODE,
     IN_LOCK,
     MAIN,
-    NFS,
+    READS,
     RUNNING,
     SITE,
     TRAIN,
@@ -41,7 +41,6 @@ from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Finding, Kind, SinceIs
 
 ACCELERATE, TORCH = f"{SITE}/accelerate", f"{SITE}/torch/distributed"
-READS = {"state": "D", "waits_for": "NFS", "waits_on": NFS, "call": "read"}
 FIRST = (
     MAIN,
     TRAIN,

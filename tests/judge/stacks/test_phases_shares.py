@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.frames import NOW, NOW_NS
+from tests import any_windows
+from tests.frames import NOW_NS
+from tests.phase_stacks import SITE
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.stacks.profile import (
     DataPart,
@@ -21,7 +23,6 @@ from tpmon.judge.stacks.profile import (
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
 
 PID = 4211
-SITE = "/usr/lib/python3/dist-packages/"
 SECOND = 1_000_000_000
 
 MAIN = StackFrame("main", "/home/usr/train/train.py", 60)
@@ -61,17 +62,8 @@ def make_slice(
     others: tuple[StackCount, ...] = (),
 ) -> StackSlice:
     """Build a slice of the main thread that ended ``ended_s`` before now."""
-    stacks = tuple(StackCount(pid, "MainThread", frames, count) for frames, count in counts.items())
-    return StackSlice(
-        pid=pid,
-        rank=0,
-        ended=NOW,
-        ended_ns=NOW_NS - round(ended_s * SECOND),
-        seconds=seconds,
-        rate_hz=17.0,
-        samples=sum(counts.values()),
-        stacks=(*others, *stacks),
-    )
+    one = any_windows.make_slice(pid, 0, counts)
+    return replace(one, ended_ns=NOW_NS - round(ended_s * SECOND), seconds=seconds, stacks=(*others, *one.stacks))
 
 
 def read_one(*slices: StackSlice) -> RankPhases:

@@ -58,21 +58,6 @@ from tpmon.model.verdict import IN_WORDS, Confidence, Evidence, Finding, Kind, S
 from tpmon.model.waits import WaitReason, is_wait
 
 
-@dataclass(frozen=True, slots=True)
-class JobLooks:
-    """Hold what all Dumps of one job on one host say together."""
-
-    living: frozenset[ThreadKey]
-    errors: tuple[DumpError, ...]
-    not_asked: Applicable[int]
-    idle_threads: int
-    rounds: int
-    seconds: float
-    last_write: Applicable[datetime]
-    host: str
-    dead: tuple[DeadChild, ...]
-
-
 def group_dumps(dumps: Iterable[Dump]) -> tuple[tuple[Dump, ...], ...]:
     """Group Dumps by host and job, each group from the oldest to the newest."""
     groups: dict[tuple[str, int], list[Dump]] = {}
@@ -81,8 +66,8 @@ def group_dumps(dumps: Iterable[Dump]) -> tuple[tuple[Dump, ...], ...]:
     return tuple(map(tuple, groups.values()))
 
 
-def join_dumps(dumps: Sequence[Dump]) -> JobLooks:
-    """Join the Dumps of one job on one host, from the oldest to the newest."""
+def _join_dumps(dumps: Sequence[Dump]) -> tuple[set[ThreadKey], Dump]:
+    """Join the Dumps of one job on one host, oldest first; return the threads that still live, too."""
     living: set[ThreadKey] = set()
     errors: list[DumpError] = []
     for dump in dumps:
@@ -93,27 +78,23 @@ def join_dumps(dumps: Sequence[Dump]) -> JobLooks:
             errors = [*(one for one in errors if (one.host, one.pid) not in looked), *dump.errors]
         else:
             living, errors = here, list(dump.errors)
-    first, newest = min(dumps, key=_begin_of), dumps[-1]
-    span_s = (newest.taken - first.taken).total_seconds() + first.seconds
-    whole = [dump for dump in dumps if not _is_part(dump)]
-    return JobLooks(
-        living=frozenset(living),
+    first = min(dumps, key=lambda dump: dump.taken.timestamp() - dump.seconds)
+    newest, whole = dumps[-1], [dump for dump in dumps if not _is_part(dump)]
+    return living, replace(
+        newest,
         errors=tuple(errors),
         not_asked=NOT_APPLICABLE if whole else _count_not_asked(dumps),
         idle_threads=(whole[-1] if whole else newest).idle_threads,
         rounds=_count_rounds(dumps),
-        seconds=span_s,
-        last_write=newest.last_write,
-        host=newest.host,
-        dead=newest.dead,
+        seconds=(newest.taken - first.taken).total_seconds() + first.seconds,
     )
 
 
-def find_last_write(jobs: Iterable[JobLooks]) -> Applicable[datetime]:
+def _find_last_write(jobs: Sequence[Dump]) -> Applicable[datetime]:
     """Return when any host's log was written last; why not where none could tell."""
-    told = [job.last_write for job in jobs]
-    known = [one for one in told if is_known(one)]
-    return max(known) if known else next((one for one in told if isinstance(one, Missing)), NOT_APPLICABLE)
+    known = [job.last_write for job in jobs if is_known(job.last_write)]
+    unread = (job.last_write for job in jobs if isinstance(job.last_write, Missing))
+    return max(known) if known else next(unread, NOT_APPLICABLE)
 
 
 def find_clash(dumps: Sequence[Dump]) -> str:
@@ -148,10 +129,6 @@ def _ranks_of(dump: Dump) -> set[int]:
 
 def _is_part(dump: Dump) -> bool:
     return is_known(dump.not_asked)
-
-
-def _begin_of(dump: Dump) -> float:
-    return dump.taken.timestamp() - dump.seconds
 
 
 def _count_not_asked(dumps: Sequence[Dump]) -> Applicable[int]:
@@ -340,7 +317,7 @@ def _row(figure: Figure, text: str) -> Evidence:
     return reading_aged(figure, IN_WORDS, 0.0, text=text)
 
 
-_ROLES = (Role.RANK, Role.WORKER, Role.HELPER, Role.COMPILE, Role.LAUNCHER)
+ROLES = (Role.RANK, Role.WORKER, Role.HELPER, Role.COMPILE, Role.LAUNCHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,8 +379,8 @@ def fold_dumps(dumps: Sequence[Dump]) -> Dump:
     if not dumps:
         raise ValueError("a fold needs a dump")
     ordered = sorted(dumps, key=lambda dump: (dump.taken, dump.host, dump.pid))
-    jobs = [join_dumps(group) for group in group_dumps(ordered)]
-    living = frozenset[ThreadKey]().union(*(job.living for job in jobs))
+    joined = [_join_dumps(group) for group in group_dumps(ordered)]
+    jobs, living = [job for _, job in joined], set[ThreadKey]().union(*(those for those, _ in joined))
     looks = [look for dump in ordered for look in looks_of_dump(dump) if key_thread(look.thread) in living]
     sightings = join_looks(looks, apart_s=LEAST_APART_S)
     first, last = ordered[0], ordered[-1]
@@ -429,7 +406,7 @@ def fold_dumps(dumps: Sequence[Dump]) -> Dump:
         paused_ms=sum(dump.paused_ms for dump in ordered),
         spy_cpu_ms=sum(dump.spy_cpu_ms for dump in ordered),
         not_asked=sum(left_out) if left_out else NOT_APPLICABLE,
-        last_write=find_last_write(jobs),
+        last_write=_find_last_write(jobs),
         dead=tuple(one for _, one in dead),
     )
     return _fold(folded, sightings, dead)
@@ -477,7 +454,7 @@ def group_threads(seen: Iterable[ThreadSeen], odd: tuple[str, int] | None = None
         first = group.threads[0]
         is_main = first.kind is ThreadKind.MAIN
         is_odd = is_main and any((one.host, one.pid) == odd for one in group.threads)
-        return not is_odd, not is_main, _ROLES.index(first.role), -len(group.threads), order_threads(first)
+        return not is_odd, not is_main, ROLES.index(first.role), -len(group.threads), order_threads(first)
 
     return tuple(sorted(groups, key=order))
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from tpmon.judge.dumps.collective_words import may_wait
 from tpmon.judge.dumps.collectives import add_collectives
 from tpmon.judge.dumps.describe import collapse_frames, describe_stack, own_frames, shorten_stack
-from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
+from tpmon.judge.dumps.groups import ROLES, DumpOrigin, fold_rounds
 from tpmon.judge.stacks.classify import is_users, package_of
 from tpmon.judge.stacks.phases import Phase
 from tpmon.model.dump import DumpRound, DumpState, DumpThread, ShownFrame, StackGroup
@@ -39,7 +39,6 @@ MOST_FUNCTIONS = 100
 NOT_KEPT = StackFrame("[stack not kept]", "", 0)
 """Stands for stacks beyond the number that is kept, so that the samples still add up."""
 _UNNAMED = "python"
-_ROLES = (Role.RANK, Role.WORKER, Role.HELPER, Role.COMPILE, Role.LAUNCHER)
 
 
 def hot_functions(reading: SampleReading, origin: DumpOrigin) -> HotSample:
@@ -70,7 +69,7 @@ def hot_functions(reading: SampleReading, origin: DumpOrigin) -> HotSample:
 def _group_processes(processes: Sequence[SampledProcess], counted: CountedFunction) -> Iterable[HotGroup]:
     """Group by role, main threads first of each; ranks, then workers, then helpers."""
     for main in (True, False):
-        for role in _ROLES:
+        for role in ROLES:
             those = [process for process in processes if process.role is role]
             if any(is_main(process, stack) is main for process in those for stack in process.stacks) or (
                 main and those
@@ -93,7 +92,7 @@ def fold_stacks(reading: SampleReading) -> tuple[FoldedStack, ...]:
     def order(entry: tuple[tuple[Role, bool, tuple[StackFrame, ...]], int]) -> tuple[object, ...]:
         (role, main, frames), samples = entry
         names = [(frame.function, frame.file, frame.line) for frame in frames]
-        return not main, _ROLES.index(role), -samples, names
+        return not main, ROLES.index(role), -samples, names
 
     return tuple(FoldedStack(*key, samples) for key, samples in sorted(counts.items(), key=order))
 

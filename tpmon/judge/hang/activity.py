@@ -135,7 +135,9 @@ def _find_cpus(seen: ThreadSeen, scene: Scene, picture: Picture) -> Iterator[Bes
         for one in picture.threads_of(pid)
         if one.thread.kind in _NOT_WORK and (trait := picture.trait_of(one)) is not None
     )
-    looked = (toll.cpu_s - own_s) / picture.seconds if toll is not None and picture.seconds > 0 else 0.0
+    looked = (
+        (toll.cpu_ns / 1e9 - own_s) / picture.seconds if toll is not None and picture.seconds > 0 else 0.0
+    )
     used = max(now, looked)
     if used >= WORKS_RATIO:
         yield Beside(f"other threads of it use {used:.1f} CPUs", goes_on=False, flows=used >= POOL_CPUS)

@@ -493,6 +493,6 @@ def _polls(seen: ThreadSeen, picture: Picture) -> bool:
         return False
     return (
         trait.kernel_ratio >= POLLS_RATIO
-        and toll.cpu_s - trait.used_s <= OTHERS_RATIO * picture.seconds
+        and toll.cpu_ns / 1e9 - trait.used_s <= OTHERS_RATIO * picture.seconds
         and not gets_something(seen, picture)
     )

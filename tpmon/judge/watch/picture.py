@@ -10,7 +10,16 @@ from tpmon.judge.dumps.merge import RESTS_RATIO, join_looks, looks_of_round
 from tpmon.judge.dumps.outlier import DumpScene, ThreadSeen, see_threads, set_scene
 from tpmon.judge.stacks.classify import find_users, is_library, is_native, is_users, last_name
 from tpmon.judge.stacks.phases import Phase
-from tpmon.model.dump import DeadChild, DumpError, DumpRound, ErrorKind, Motion, ThreadLook, WaitKind
+from tpmon.model.dump import (
+    DeadChild,
+    DumpError,
+    DumpRound,
+    ErrorKind,
+    Motion,
+    ProcessToll,
+    ThreadLook,
+    WaitKind,
+)
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
@@ -45,19 +54,11 @@ class Trait:
 
 
 @dataclass(frozen=True, slots=True)
-class Toll:
-    """Hold what one process used from the first look to the last: CPU seconds, page faults, bytes moved."""
-
-    cpu_s: float
-    faults: int
-    moved_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Picture:
     """Hold where everybody is as the last looks together tell it.
 
-    ``traits`` are by process and thread, of those that were there in every look; ``tolls`` by process.
+    ``traits`` are by process and thread, of those that were there in every look; ``tolls`` are what each
+    process used from the first look to the last.
     """
 
     first_ns: int
@@ -68,7 +69,7 @@ class Picture:
     traits: Mapping[tuple[int, int], Trait]
     errors: tuple[DumpError, ...]
     dead: tuple[DeadChild, ...] = ()
-    tolls: Mapping[int, Toll] = field(default_factory=dict)
+    tolls: Mapping[int, ProcessToll] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -164,14 +165,14 @@ def draw_picture(rounds: Sequence[DumpRound], world_size: Applicable[int]) -> Pi
     )
 
 
-def _find_tolls(rounds: Sequence[DumpRound]) -> dict[int, Toll]:
+def _find_tolls(rounds: Sequence[DumpRound]) -> dict[int, ProcessToll]:
     begun = {(one.pid, one.start_ticks): one.toll for one in rounds[0].processes}
     found = {}
     for one in rounds[-1].processes:
         before = begun.get((one.pid, one.start_ticks), NOT_APPLICABLE)
         if is_known(before) and is_known(one.toll):
-            found[one.pid] = Toll(
-                max(0, one.toll.cpu_ns - before.cpu_ns) / 1e9,
+            found[one.pid] = ProcessToll(
+                max(0, one.toll.cpu_ns - before.cpu_ns),
                 max(0, one.toll.faults - before.faults),
                 max(0, one.toll.moved_bytes - before.moved_bytes),
             )
