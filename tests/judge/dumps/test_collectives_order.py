@@ -6,11 +6,10 @@ import pytest
 
 from tests.collectives import make_call, make_group, make_record, reading
 from tests.frames import NOW
-from tpmon.judge.dumps.collective_words import RankStanding
 from tpmon.judge.dumps.collectives import find_transfers, judge_collectives
 from tpmon.model.results.collectives import CallState
 
-STANDINGS = {0: RankStanding("decode data.py:88", "waits for: NFS"), 2: RankStanding("recv_forward train.py:40", "")}
+STANDINGS = {0: "decode data.py:88, waits for: NFS", 2: "recv_forward train.py:40"}
 
 
 def stages(name, ranks, *calls):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.collectives import make_call, make_group, make_record, one_missing, reading
 from tests.frames import NOW
-from tpmon.judge.dumps.collective_words import RankStanding, find_differences
+from tpmon.judge.dumps.collective_words import find_differences
 from tpmon.judge.dumps.collectives import find_open, judge_collectives, order_findings
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.results.collectives import CollectiveCause, Collectives, RecordSource
@@ -22,7 +22,7 @@ def judge(*records, world_size=4, standings=None) -> Collectives:
 
 
 def test_a_rank_that_has_not_called_is_missing():
-    standing = {3: RankStanding("decode data.py:88", "blocked in a read of /data/7.bin on NFS (/data)")}
+    standing = {3: "decode data.py:88, blocked in a read of /data/7.bin on NFS (/data)"}
     judged = judge(*one_missing(), standings=standing)
     (found,) = judged.findings
     assert found.cause is CollectiveCause.MISSING_RANK

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from math import prod
 from types import MappingProxyType
+from typing import NamedTuple
 
 from tpmon.judge.dumps.describe import describe_stack
 from tpmon.judge.stacks.classify import package_of
@@ -19,6 +21,7 @@ from tpmon.model.results.collectives import (
     CollectiveCall,
     CollectiveCause,
     CollectiveFinding,
+    GroupRecord,
     RankRecord,
     RasProcess,
     RasRank,
@@ -115,30 +118,22 @@ _FRAMEWORKS = (
 """Package, the file that shows the loop is the framework's, and how people call it."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankStanding:
-    """Say where the main thread of a rank is by its stack, and what it waits for; "" for not known."""
-
-    doing: str
-    waits: str
-
-
-def find_standings(groups: Sequence[StackGroup]) -> dict[int, RankStanding]:
-    """Return where each rank of a dump is; of a number that several have none: which is recorded is not told.
+def find_standings(groups: Sequence[StackGroup]) -> dict[int, str]:
+    """Say where each rank of a dump is, "" where that is not known; of a number that several have none.
 
     Ranks that a program starts itself are numbered by birth, on each host of a job from 0 on.
     """
-    found: dict[int, list[RankStanding]] = {}
+    found: dict[int, list[str]] = {}
     for group, thread in _ranks_of(groups):
         if is_known(thread.rank):
-            standing = RankStanding(group.doing if is_known(group.frames) else "", say_wait(thread))
-            found.setdefault(thread.rank, []).append(standing)
+            words = ", ".join(word for word in (group.doing, say_wait(thread)) if word)
+            found.setdefault(thread.rank, []).append(words if is_known(group.frames) else "")
     return {rank: those[0] for rank, those in found.items() if len(those) == 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Hold for how long ranks stand in collectives by their stacks, and the backend by its threads.
+    """Hold for how long ranks are in collectives by their stacks, at most, and the backend by its threads.
 
     ``framework`` has a default timeout of its own; "" for none that the stacks show. ``by_log``: they were
     seen once, and may have begun to wait with the last line of the log.
@@ -150,22 +145,18 @@ class Waits:
     by_log: bool = False
 
 
-def find_waits(
-    groups: Sequence[StackGroup], silent_s: Applicable[float] = NOT_APPLICABLE
-) -> tuple[Waits, ...]:
-    """Return the waits of ranks for other ranks, () where none waits; ``silent_s``: the age of the log."""
+def find_waits(groups: Sequence[StackGroup], silent_s: Applicable[float] = NOT_APPLICABLE) -> Waits | None:
+    """Return the waits of ranks for other ranks, None where none waits; ``silent_s``: the age of the log."""
     threads = (thread for group in groups for thread in group.threads if thread.kind is ThreadKind.COMM)
     backend = find_backend(thread.name for thread in threads)
     ranks = [group for group, _ in _ranks_of(groups)]
     framework = find_framework(known_or(group.frames, ()) for group in ranks)
-    waits = tuple(
-        Waits(backend, group.since_s, framework)
-        for group in ranks
-        if group.stack_wait is WaitReason.COLLECTIVE
-    )
-    if waits and is_known(silent_s) and all(group.motion is Motion.ONCE for group in ranks):
-        return (Waits(backend, silent_s, framework, by_log=True),)
-    return waits
+    waits = [group.since_s for group in ranks if group.stack_wait is WaitReason.COLLECTIVE]
+    if not waits:
+        return None
+    if is_known(silent_s) and all(group.motion is Motion.ONCE for group in ranks):
+        return Waits(backend, silent_s, framework, by_log=True)
+    return Waits(backend, max((one for one in waits if is_known(one)), default=waits[0]), framework)
 
 
 def find_framework(stacks: Iterable[Sequence[StackFrame]]) -> str:
@@ -202,25 +193,22 @@ def _ranks_of(groups: Sequence[StackGroup]) -> Iterator[tuple[StackGroup, DumpTh
                 yield group, thread
 
 
-def say_assumed_abort(waits: Sequence[Waits], defaults_s: Mapping[str, float]) -> str:
+def say_assumed_abort(waits: Waits | None, defaults_s: Mapping[str, float]) -> str:
     """Say when the backend gives up if the job left its timeout as it is; "" where nothing tells."""
-    known = [one.since_s for one in waits if is_known(one.since_s)]
-    if not known or waits[0].backend not in defaults_s:
+    if waits is None or not is_known(waits.since_s) or waits.backend not in defaults_s:
         return ""
-    framework = waits[0].framework
-    default_s = FRAMEWORK_TIMEOUT_S if framework else defaults_s[waits[0].backend]
-    left_s = default_s - max(known)
-    name = BACKENDS[waits[0].backend]
-    by_log = any(one.by_log for one in waits)
+    framework, name = waits.framework, BACKENDS[waits.backend]
+    default_s = FRAMEWORK_TIMEOUT_S if framework else defaults_s[waits.backend]
+    left_s = default_s - waits.since_s
     if left_s <= 0:
-        if by_log:  # the wait may be younger than the last line: nothing follows for the timeout
+        if waits.by_log:  # the wait may be younger than the last line: nothing follows for the timeout
             return ""
         return (
             f"{name} would have given up by default after {format_seconds(default_s)}: its timeout is longer"
         )
     whose = f"{framework}'s" if framework else "its"
-    verb = "aborts this job" if waits[0].backend == "nccl" else "gives up"
-    since = " from the last log write on" if by_log else ""
+    verb = "aborts this job" if waits.backend == "nccl" else "gives up"
+    since = " from the last log write on" if waits.by_log else ""
     return f"{name} {verb} in about {format_seconds(left_s)} (assumed: {whose} default timeout{since})"
 
 
@@ -254,7 +242,7 @@ def _say_age(age_s: float) -> str:
 
 def write_summary(
     one: CollectiveFinding,
-    standings: Mapping[int, RankStanding],
+    standings: Mapping[int, str],
     age_s: float = 0.0,
     transfers: Mapping[int, str] = MappingProxyType({}),
 ) -> str:
@@ -306,7 +294,7 @@ def _say_transfers(one: CollectiveFinding, transfers: Mapping[int, str]) -> str:
     return f" (of these wait themselves: {', '.join(shown)})"
 
 
-def _say_missing(one: CollectiveFinding, standings: Mapping[int, RankStanding]) -> str:
+def _say_missing(one: CollectiveFinding, standings: Mapping[int, str]) -> str:
     verb = "has" if len(one.missing) == 1 else "have"
     said = f"{name_numbers(one.missing)} {verb} not called it"
     if one.cause is CollectiveCause.CROSSED:
@@ -314,9 +302,7 @@ def _say_missing(one: CollectiveFinding, standings: Mapping[int, RankStanding]) 
         return f"{said} and in turn {turn} in another group for those that wait here"
     places: dict[str, list[int]] = {}
     for rank in one.missing:
-        standing = standings.get(rank)
-        if standing is not None and standing.doing:
-            words = ", ".join(word for word in (standing.doing, standing.waits) if word)
+        if words := standings.get(rank, ""):
             places.setdefault(words, []).append(rank)
     if not places:
         return said
@@ -374,54 +360,48 @@ def sum_up(
 
 def say_transfers(records: Sequence[RankRecord]) -> str:
     """Say which sends and receives are not done, the longest first; "" for none."""
-    open_ = sorted(
-        (
-            (record.taken - call.created).total_seconds(),
-            record.rank,
-            call.name,
-            group.description or group.name,
-        )
+    return _say_open(
+        open_call(record.rank, record.taken, group, call)
         for record in records
         for group in record.groups
         for call in group.calls
         if call.is_transfer and call.state is not CallState.COMPLETED and is_known(record.rank)
-    )[::-1]
-    shown = [
-        f"rank {rank} waits in {name} of {group} for {format_seconds(max(0.0, waited_s))}"
-        for waited_s, rank, name, group in open_[:_MOST_TRANSFERS]
-    ]
-    more = len(open_) - len(shown)
-    return ", ".join((*shown, _say_more(more)) if more else shown)
+    )
 
 
-def _say_more(more: int) -> str:
-    return f"{more} more {'waits' if more == 1 else 'wait'}"
+class OpenCall(NamedTuple):
+    """Hold a call of a rank that is not done."""
 
-
-@dataclass(frozen=True, slots=True)
-class UncountedWait:
-    """Hold the first open collective of a rank where its number cannot be compared with those of others."""
-
+    waited_s: float
     rank: int
     name: str
     group: str
-    waited_s: float
 
 
-def say_uncounted(waits: Sequence[UncountedWait]) -> str:
-    """Say who waits in collectives whose numbers cannot be compared between ranks, and why; "" for nobody."""
-    if not waits:
-        return ""
-    longest = sorted(waits, key=lambda one: (-one.waited_s, one.rank))
+def open_call(rank: int, taken: datetime, group: GroupRecord, call: CollectiveCall) -> OpenCall:
+    """Return a call of a rank whose record was taken then."""
+    waited_s = max(0.0, (taken - call.created).total_seconds())
+    return OpenCall(waited_s, rank, call.name, group.description or group.name)
+
+
+def _say_open(calls: Iterable[OpenCall]) -> str:
+    """Say who waits in which of these calls, the longest first; "" for none."""
+    longest = sorted(calls, reverse=True)
     shown = [
         f"rank {one.rank} waits in {one.name} of {one.group} for {format_seconds(one.waited_s)}"
         for one in longest[:_MOST_TRANSFERS]
     ]
-    more = len(waits) - len(shown)
-    said = ", ".join((*shown, _say_more(more)) if more else shown)
+    more = len(longest) - len(shown)
+    return ", ".join((*shown, f"{more} more {'waits' if more == 1 else 'wait'}") if more else shown)
+
+
+def say_uncounted(waits: Sequence[OpenCall]) -> str:
+    """Say who waits in collectives whose numbers cannot be compared between ranks, and why; "" for nobody."""
+    if not waits:
+        return ""
     return (
-        f"{said} (who is missing is not told: batches of sends and receives count among its collectives, and"
-        " without the oldest calls the numbers cannot be compared between ranks)"
+        f"{_say_open(waits)} (who is missing is not told: batches of sends and receives count among its"
+        " collectives, and without the oldest calls the numbers cannot be compared between ranks)"
     )
 
 

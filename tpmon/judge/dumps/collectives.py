@@ -15,11 +15,11 @@ from math import isfinite
 
 from tpmon.judge.dumps.collective_words import (
     JUST_NOW_S,
-    RankStanding,
-    UncountedWait,
+    OpenCall,
     find_differences,
     find_standings,
     find_waits,
+    open_call,
     say_assumed_abort,
     say_uncounted,
     sum_up,
@@ -57,7 +57,7 @@ _CAUSES = tuple(CollectiveCause)
 def judge_collectives(
     readings: Sequence[CollectivesReading],
     world_size: Applicable[int],
-    standings: Mapping[int, RankStanding],
+    standings: Mapping[int, str],
     now: Applicable[datetime] = NOT_APPLICABLE,
 ) -> Collectives:
     """Judge all records of a job, of one or several hosts; ``standings`` say where ranks are by stack.
@@ -183,15 +183,10 @@ def _can_compare(seats: Mapping[int, _Seat]) -> bool:
     )
 
 
-def find_uncounted(records: Sequence[RankRecord]) -> tuple[UncountedWait, ...]:
+def find_uncounted(records: Sequence[RankRecord]) -> tuple[OpenCall, ...]:
     """Find the first open collective of each rank in groups whose numbers cannot be compared."""
     return tuple(
-        UncountedWait(
-            rank,
-            call.name,
-            seat.group.description or seat.group.name,
-            max(0.0, (seat.taken - call.created).total_seconds()),
-        )
+        open_call(rank, seat.taken, seat.group, call)
         for seats in _seat_ranks(records).values()
         if not _can_compare(seats)
         for rank, seat in sorted(seats.items())

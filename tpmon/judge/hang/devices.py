@@ -248,6 +248,6 @@ def _find_record(calls: Collectives, finding: CollectiveFinding) -> tuple[dateti
 def _show_assumed(picture: Picture, still_s: float, age_s: float) -> list[Evidence]:
     names = (one.thread.name for one in picture.threads if one.thread.kind is ThreadKind.COMM)
     framework = find_framework(one.frames for one in picture.scene.ranks)
-    words = say_assumed_abort((Waits(find_backend(names), still_s, framework),), DEFAULT_TIMEOUTS_S)
+    words = say_assumed_abort(Waits(find_backend(names), still_s, framework), DEFAULT_TIMEOUTS_S)
     row = reading_aged(Figure.COLLECTIVE_LIMIT, still_s, age_s, text=words, source="stacks")
     return [row] if words else []
