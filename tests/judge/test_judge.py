@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 from tests.budget.measure import measure_import, slowness
 from tests.frames import make_cpu, make_frame, make_output, make_process, make_target
@@ -158,14 +157,6 @@ def test_one_source_is_never_high():
 
     alone = replace(suspect(DATA), origins=frozenset(("a",)), margin=100.0)
     assert rate_confidence(alone, 3600.0) is not Confidence.HIGH
-
-
-_NUMBERS = st.floats(0, 1e12, allow_nan=False)
-_SMALL = st.floats(0, 40)
-_READINGS = st.one_of(_SMALL, _NUMBERS, st.just(Missing("not read")))
-_WAITS = st.sampled_from(
-    ["running", "sleep", "a batch (loader queue)", "work from its rank (loader queue)", "page from disk", "NFS"]
-) | st.just(Missing("not read"))
 
 
 @pytest.mark.parametrize(("workers", "limit_ms"), [(8, 3.0), (128, 12.0)])

@@ -359,12 +359,14 @@ def _find_blame(
     if unread:
         return _blame_unread(waiting, scene, picture)
     if not told:
-        return give_grace(blame_nobody(waiting, scene, picture), _longest(spins))
+        return give_grace(
+            blame_nobody(waiting, scene, picture), max((one.grace for one in spins), default=Grace.ENDLESS)
+        )
     if not waiting and len(told) > 1 and all(one.cause == "gpu-wait" for one in told):
         blame = blame_cards(told)
         return blame if blame.grace is Grace.TRANSFER else doubt_all_here(blame, scene)
     # What one of them does on purpose, the others wait for.
-    first = give_grace(pick_blame(told), _longest(told))
+    first = give_grace(pick_blame(told), max(one.grace for one in told))
     works = next((one for one in spins if one.grace is Grace.TRANSFER), None)
     if works is not None and first.cause not in ("dead-worker", "lost-batch"):
         # It may do what the others wait for.
@@ -377,12 +379,8 @@ def _find_blame(
 
 
 def grace_of_sleep(scene: Scene) -> Grace:
-    """Say how long a program alone may sleep: as long as what is meant to, or as its user says."""
+    """Say how long a program alone may sleep: as long as what is slow, or as its user says."""
     return Grace.REMOTE if scene.watch.asked_s is not None else Grace.SLOW
-
-
-def _longest(blames: Sequence[Blame]) -> Grace:
-    return max((blame.grace for blame in blames), key=list(Grace).index, default=Grace.ENDLESS)
 
 
 def _blame_unread(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture) -> Blame | str:
@@ -398,7 +396,7 @@ def _blame_unread(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture)
     waits = f", by the kernel in: {describe_wait(process.waits_for)}" if is_known(process.waits_for) else ""
     head = _say_waiting(waiting, len(waiting) + len(unread))
     text = f"{head}; the stack of {name_ranks(unread)} was not read{why}{waits}"
-    # Where it stands is not known, so that it may be anything that is meant to take long.
+    # Where it stands is not known, so that it may be anything that is slow.
     return Blame("missing-rank", first, text, Grace.SLOW, also=tuple(waiting))
 
 
@@ -430,8 +428,8 @@ def _blame_rank(seen: ThreadSeen, wait: Known[WaitReason], scene: Scene, picture
     # A writer in a thread, or in a process, may do what a rank waits for.
     own = [one for one in (blame.seen, *blame.also) if one.thread.role is not Role.WORKER]
     # Loggers keep idle threads in most programs: of these only the rank's own stack tells.
-    meant = seen.doing.phase in _SLOW_PHASES or any(one.doing.phase in SLOW_PHASES for one in own)
-    return give_grace(blame, Grace.SLOW) if meant else blame
+    is_slow = seen.doing.phase in _SLOW_PHASES or any(one.doing.phase in SLOW_PHASES for one in own)
+    return give_grace(blame, Grace.SLOW) if is_slow else blame
 
 
 def _blame_wait(seen: ThreadSeen, wait: Known[WaitReason], scene: Scene, picture: Picture) -> Blame | str:

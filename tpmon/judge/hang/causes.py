@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from enum import Enum
+from enum import IntEnum
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.dumps.describe import LibraryCall
@@ -41,16 +41,23 @@ FEW_FAULTS_S = 100.0
 """Page faults a second up to which the kernel's time is none of making memory."""
 
 
-class Grace(Enum):
+class Grace(IntEnum):
     """Say how long what keeps a rank may last until it is a hang, the shortest first, by what it is."""
 
-    ENDLESS = "it does not end by itself"
-    TIMED = "it may end by itself"
-    LOOP = "it runs in one place"
-    REMOTE = "what it waits for cannot be seen, and may take minutes: a rank elsewhere, what a sleep is for"
-    SLOW = "it takes long in a run that is well, too"
-    COMPUTE = "it computes, or something that it may wait for does"
-    TRANSFER = "it reads or writes, or a pool of its threads computes"
+    ENDLESS = 0
+    """It does not end by itself."""
+    TIMED = 1
+    """It may end by itself."""
+    LOOP = 2
+    """It runs in one place."""
+    REMOTE = 3
+    """What it waits for cannot be seen, and may take minutes: a rank elsewhere, what a sleep is for."""
+    SLOW = 4
+    """It takes long in a run that is well, too."""
+    COMPUTE = 5
+    """It computes, or something that it may wait for does."""
+    TRANSFER = 6
+    """It reads or writes, or a pool of its threads computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +106,12 @@ def name_thread(seen: ThreadSeen) -> str:
 
 def pick_blame(blames: Sequence[Blame]) -> Blame:
     """Return the blame that is the surest, and that says the most."""
-    order = list(Grace)
-    return min(blames, key=lambda one: (order.index(one.grace), one.cause == "no-progress"))
+    return min(blames, key=lambda one: (one.grace, one.cause == "no-progress"))
 
 
 def give_grace(blame: Blame, grace: Grace) -> Blame:
     """Give a blame at least so much time."""
-    return replace(blame, grace=max(blame.grace, grace, key=list(Grace).index))
+    return replace(blame, grace=max(blame.grace, grace))
 
 
 def find_camps(waiting: Sequence[ThreadSeen]) -> list[list[ThreadSeen]]:

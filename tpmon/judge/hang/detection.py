@@ -79,22 +79,21 @@ _SLOW = (Grace.REMOTE, Grace.SLOW)
 
 def need_s(watch: WatchedTime, grace: Grace) -> float:
     """Return how long nothing may move in a state of this kind."""
-    least = watch.hang_after_s
-    if grace is Grace.ENDLESS:
+    least, asked = watch.hang_after_s, watch.asked_s is not None
+    # No time-out of a collective bounds a checkpoint, or the answer of a service.
+    slow_s = max(SLOW_S, least if asked else watch.rhythm_s)
+    if grace in (Grace.SLOW, Grace.COMPUTE):
+        return slow_s
+    if grace is Grace.TRANSFER:
+        return max(TRANSFER_S, slow_s)
+    if grace is Grace.ENDLESS or asked:
         return least
-    factors = {Grace.TIMED: TIMED_FACTOR, Grace.LOOP: LOOP_FACTOR}
     if grace is Grace.REMOTE:
         # It may be a collective: that has a time-out of its own.
-        return least if watch.asked_s is not None else max(SLOW_S, least)
-    if grace is Grace.LOOP and watch.asked_s is None and not watch.trained:
-        # Before the first step programs build their tables in a loop of Python.
-        return max(SLOW_S, watch.rhythm_s)
-    if grace in factors:
-        return least if watch.asked_s is not None else max(least, min(factors[grace] * least, SLOW_S))
-    if grace is Grace.TRANSFER:
-        return max(TRANSFER_S, need_s(watch, Grace.COMPUTE))
-    # No time-out of a collective bounds what is meant: a checkpoint, a service that is asked.
-    return max(SLOW_S, least if watch.asked_s is not None else watch.rhythm_s)
+        return max(SLOW_S, least)
+    if grace is Grace.LOOP and not watch.trained:
+        return slow_s  # before the first step programs build their tables in a loop of Python
+    return max(least, min((LOOP_FACTOR if grace is Grace.LOOP else TIMED_FACTOR) * least, SLOW_S))
 
 
 def plan_look(watch: WatchedTime, scene: Scene) -> Applicable[DumpRequest]:
@@ -110,11 +109,11 @@ def plan_look(watch: WatchedTime, scene: Scene) -> Applicable[DumpRequest]:
     if waited_s < least_s or (picture is not None and now_ns - picture.last_ns < STALE_S * 1e9):
         return NOT_APPLICABLE
     quiet = see_quiet(watch, frame)
-    meant = any(find_excuse(rank) for rank in scene.ranks)
-    least = need_s(watch, Grace.SLOW if meant else Grace.ENDLESS)
+    is_slow = any(find_excuse(rank) for rank in scene.ranks)
+    least = need_s(watch, Grace.SLOW if is_slow else Grace.ENDLESS)
     if quiet.own_s >= max(SOON_S, least - LEAD_S) or (quiet.own_s >= SOON_S and quiet.outside_s >= least):
         return _ask(scene)
-    least = need_s(watch, Grace.SLOW if meant else Grace.LOOP)
+    least = need_s(watch, Grace.SLOW if is_slow else Grace.LOOP)
     late = quiet.cornered_s >= SOON_S and quiet.outside_s >= SLOW_S
     if late or quiet.cornered_s >= max(SOON_S, least - LEAD_S):
         return _ask(scene)

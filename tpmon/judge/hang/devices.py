@@ -166,7 +166,7 @@ def _computes(seen: ThreadSeen, picture: Picture) -> bool:
 
 def blame_cards(blames: Sequence[Blame]) -> Blame:
     """Say the same of all ranks of a job, of which each waits for its own card: none is the culprit."""
-    blame = max(blames, key=lambda one: list(Grace).index(one.grace))
+    blame = max(blames, key=lambda one: one.grace)
     ranks = [one.seen for one in blames]
     also = tuple(one for one in ranks if one is not blame.seen)
     head = f"all {len(blames)} ranks wait for their cards"
