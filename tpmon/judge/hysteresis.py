@@ -23,7 +23,7 @@ from tpmon.judge.stacks.profile import SliceLook, differs
 from tpmon.judge.watch.tracker import NO_WATCH, WatchedTime, longest_reading_s
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import is_known
+from tpmon.model.known import is_known, known_or
 from tpmon.model.process import Role
 from tpmon.model.verdict import Finding, Kind
 
@@ -297,11 +297,6 @@ def _count_looks(frames: Sequence[Frame]) -> dict[int, Counter[str]]:
     return counts
 
 
-def _sum_demand(frame: Frame, role: Role) -> float:
-    demands = (one.runnable for one in frame.processes if one.role is role)
-    return sum(demand for demand in demands if is_known(demand))
-
-
 def _has_moved(values: Sequence[float]) -> bool:
     """Tell whether the newest values lie all outside of those before them, and by how much."""
     before, recent = values[:-RECENT], values[-RECENT:]
@@ -323,4 +318,8 @@ def is_shaken(frames: Sequence[Frame]) -> bool:
     # Of many ranks each has too few looks in ``RECENT`` seconds.
     if len(recent) >= MANY and differs(*(sum(one.values(), Counter[str]()) for one in (recent, before))):
         return True
-    return any(_has_moved([_sum_demand(frame, role) for frame in seen]) for role in (Role.RANK, Role.WORKER))
+    demands = [
+        [sum(known_or(one.runnable, 0.0) for one in frame.processes if one.role is role) for frame in seen]
+        for role in (Role.RANK, Role.WORKER)
+    ]
+    return any(map(_has_moved, demands))

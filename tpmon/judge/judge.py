@@ -121,14 +121,13 @@ def _note_others(suspicions: Sequence[Suspicion], standing: Standing) -> tuple[s
     others = [
         one
         for one, key in zip(suspicions, keys, strict=True)
-        if key != stated and key not in explained and one.weight >= OTHER_WEIGHT and not _is_calm(one)
+        if key != stated
+        and key not in explained
+        and one.weight >= OTHER_WEIGHT
+        and pick_code(one.kind, one.cause) != 0
     ]
     word = "also" if stated is not None else "may be"
     return tuple(f"{word} {join_cause(*key_of(one))}: {one.summary}" for one in others[:2])
-
-
-def _is_calm(suspicion: Suspicion) -> bool:
-    return pick_code(suspicion.kind, suspicion.cause) == 0
 
 
 def _keep_before(finding: Finding, before: Finding, frame: Frame) -> Finding:

@@ -120,10 +120,6 @@ def find_explained(keys: Iterable[Key], weights: Mapping[Key, float] = _NO_WEIGH
     )
 
 
-def _is_slight(track: Track) -> bool:
-    return track.suspicion.kind is Kind.GPU_THROTTLED and track.suspicion.weight < LEAST_THROTTLE
-
-
 def weigh(track: Track) -> float:
     """Return what ranks a cause: hangs first, then start and pause, then the share of time it costs."""
     kind = track.suspicion.kind
@@ -146,7 +142,11 @@ def _gives_way(stated: Track, risen: Iterable[Track]) -> bool:
 
 def rank(tracks: Iterable[Track], stated: Key | None) -> tuple[Track, ...]:
     """Return the causes that may be stated, heaviest first: risen fully, or stated and not fallen yet."""
-    tracks = tuple(track for track in tracks if not _is_slight(track))
+    tracks = tuple(
+        track
+        for track in tracks
+        if track.suspicion.kind is not Kind.GPU_THROTTLED or track.suspicion.weight >= LEAST_THROTTLE
+    )
     risen = [track for track in tracks if track.score >= 1]
     held = [track for track in tracks if track.score < 1 and key_of(track.suspicion) == stated]
     may = risen + [track for track in held if not _gives_way(track, risen)]

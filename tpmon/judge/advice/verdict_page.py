@@ -45,10 +45,6 @@ has a card of its own that answers), debug settings that slow the run, a second 
 """
 
 
-def _anchor(kind: Kind) -> str:
-    return f"[`{kind.value}`](#{kind.value})"
-
-
 def _table() -> Iterator[str]:
     yield "| exit code | kind | causes | meaning |"
     yield "|---|---|---|---|"
@@ -56,7 +52,8 @@ def _table() -> Iterator[str]:
         causes = ", ".join(row.causes)
         others = [(cause, pick_code(row.kind, cause)) for cause in row.causes]
         codes = "".join(f"; {cause}: {code}" for cause, code in others if code != row.exit_code)
-        yield f"| {row.exit_code}{codes} | {_anchor(row.kind)} | {causes} | {row.meaning} |"
+        kind = row.kind.value
+        yield f"| {row.exit_code}{codes} | [`{kind}`](#{kind}) | {causes} | {row.meaning} |"
 
 
 def _remedy(name: str) -> str:

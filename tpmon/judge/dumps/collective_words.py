@@ -58,7 +58,7 @@ def find_differences(calls: Mapping[int, CollectiveCall]) -> tuple[CallDifferenc
 
     ``calls`` are by rank, all of one number; () where they fit.
     """
-    if found := _divide(calls, _say_name):
+    if found := _divide(calls, lambda call: call.name):
         return found
     if any(call.name not in _ALIKE for call in calls.values()):
         return ()
@@ -76,10 +76,6 @@ def _divide(
     return tuple(
         CallDifference(tuple(sorted(rank for rank in words if words[rank] == said)), said) for said in ordered
     )
-
-
-def _say_name(call: CollectiveCall) -> str:
-    return call.name
 
 
 def _say_size(call: CollectiveCall) -> str:
@@ -336,7 +332,10 @@ def sum_up(
     ``uncounted``: of numbers that mean nothing.
     """
     old = _say_age(age_s)
-    said = [uncounted and f"{old}{uncounted}", *(say_report(report) for report in ras)]
+    said = [
+        uncounted and f"{old}{uncounted}",
+        *(f"NCCL RAS: {words}" for report in ras if (words := write_report(report))),
+    ]
     named = "; ".join(words for words in said if words)
     if findings:
         return f"{findings[0].summary}{f'; {named}' if named else ''}"
@@ -405,19 +404,13 @@ def say_uncounted(waits: Sequence[OpenCall]) -> str:
     )
 
 
-def say_report(report: RasReport) -> str:
-    """Say which ranks NCCL's RAS names, "" for none."""
-    words = write_report(report)
-    return f"NCCL RAS: {words}" if words else ""
-
-
 def _only_lags(report: RasReport) -> bool:
     """Tell whether counts of operations differ, and nothing else: NCCL reads them while the ranks go on."""
     return not report.dead and not report.silent and all(one.problem in _LAGS for one in report.ranks)
 
 
 def write_report(report: RasReport) -> str:
-    """Say the same without its source."""
+    """Say which ranks NCCL's RAS names, "" for none."""
     parts = []
     if report.dead:
         parts.append(_say_lost(report, "dead", report.dead))

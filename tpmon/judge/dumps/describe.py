@@ -211,14 +211,13 @@ def _call_at(function: str, file: str) -> LibraryCall | None:
     return None
 
 
-def _has_task(run: Sequence[StackFrame], index: int) -> bool:
-    """Tell whether a loop over tasks is at one: it tells of a wait only where it is at none."""
-    return is_task_loop(run[index]) and not waits_for_task(run, index)
-
-
 def _find_call(run: Sequence[StackFrame]) -> LibraryCall | None:
-    calls = ((index, _call_at(frame.function, frame.file)) for index, frame in enumerate(run))
-    return next((call for index, call in calls if call is not None and not _has_task(run, index)), None)
+    for index, frame in enumerate(run):
+        call = _call_at(frame.function, frame.file)
+        # A loop over tasks tells of a wait only where it is at none.
+        if call is not None and (not is_task_loop(frame) or waits_for_task(run, index)):
+            return call
+    return None
 
 
 def own_frames(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:

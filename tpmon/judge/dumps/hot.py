@@ -303,11 +303,11 @@ def build_tree(groups: Sequence[StackGroup]) -> tuple[TreeLine, ...]:
         inner = depth + (1 if len(below) + bool(ends) > 1 else 0)
         todo += [(mark, at + 1, inner, branch) for branch in reversed(below)]
     loose = [group for group, shown in stacks if not shown]
-    return (*lines, *(_loose_line(group, number) for number, group in enumerate(loose)))
-
-
-def _loose_line(group: StackGroup, number: int) -> TreeLine:
-    return TreeLine(hash(("loose", number)), TOP, 0, NOT_APPLICABLE, len(group.threads), (group,))
+    lines += [
+        TreeLine(hash(("loose", number)), TOP, 0, NOT_APPLICABLE, len(group.threads), (group,))
+        for number, group in enumerate(loose)
+    ]
+    return tuple(lines)
 
 
 def _part(stacks: Sequence[_Stack], at: int) -> list[list[_Stack]]:

@@ -157,7 +157,7 @@ def _ran(process: ProcessSample) -> float:
 
 def _others_of(process: ProcessSample) -> float:
     """Return the CPUs that a process used besides its main thread and those that talk to other ranks."""
-    groups = [group.runnable for group in process.thread_groups if group.kind in _NOT_WORK]
+    groups = (group.runnable for group in process.thread_groups if group.kind in _NOT_WORK)
     return max(0.0, _ran(process) - sum(known_or(one, 0.0) for one in groups))
 
 

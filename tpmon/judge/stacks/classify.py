@@ -468,11 +468,6 @@ def _around(region: _Region) -> str:
     return f" ({' '.join(words)})" if words else ""
 
 
-def _imported(frames: Sequence[StackFrame]) -> str:
-    names = (package_of(frame.file) for frame in reversed(frames) if frame.function == _MODULE)
-    return next((name for name in names if name), "")
-
-
 def _word(frames: Sequence[StackFrame], region: _Region) -> str:
     phase = region.phase
     if phase is Phase.COMMS:
@@ -485,7 +480,8 @@ def _word(frames: Sequence[StackFrame], region: _Region) -> str:
     elif phase is Phase.BACKWARD and Need.RECOMPUTE_IN_STACK in region.needs:
         detail = "recompute"
     elif phase is Phase.IMPORT:
-        detail = _imported(frames)
+        modules = (package_of(frame.file) for frame in reversed(frames) if frame.function == _MODULE)
+        detail = next(filter(None, modules), "")
     elif phase is Phase.DATA_WAIT:
         detail = region.part.value if region.part else ""
     elif any(mark is not None and mark.named and mark.phase is phase for mark in region.marks):
