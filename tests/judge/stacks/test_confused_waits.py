@@ -27,7 +27,14 @@ SELECT = ("select", f"{LIB}/selectors.py", 469)
 TURN = ("_run_once", f"{LIB}/asyncio/base_events.py", 1898)
 RUN = ("run", f"{LIB}/asyncio/runners.py", 190)
 SLEEPS = make_phases({Phase.OTHER: 0.5, Phase.FORWARD: 0.5}, spots={Phase.OTHER: Spot("average grads.py:7", 0.45)})
+STEP = stack(("_call_impl", f"{TORCH}/nn/modules/module.py"), ("forward", f"{TORCH}/nn/modules/linear.py"))
+RESTS = (frame_of("<module>", "/home/u/grpo.py", 200), *(frame_of(*one) for one in (RUN, TURN, SELECT)))
 BESIDE = {"target": make_target(world_size=4)}
+
+
+def see_stacks(counts):
+    """Read one slice of stacks, by how often each was met."""
+    return read_phases([slice_of(*counts.items())], 10_500_000_000)[RANK]
 
 
 def on_card(sm_pct):
@@ -86,8 +93,7 @@ def test_a_request_within_the_forward_pass_is_a_call_too():
         ("forward", "/home/u/reward.py", 12),
         ("readinto", f"{LIB}/socket.py"),
     )
-    step = stack(("_call_impl", f"{TORCH}/nn/modules/module.py"), ("forward", f"{TORCH}/nn/modules/linear.py"))
-    phases = read_phases([slice_of((frames, 60), (step, 40))], 10_500_000_000)[RANK]
+    phases = see_stacks({frames: 60, STEP: 40})
     assert phases.ratio(Phase.FORWARD) == 1.0
     assert (phases.calls_in_step_ratio, phases.calls) == (0.6, Spot("forward reward.py:12", 0.6, Phase.FORWARD))
     assert judge_blocking_call(see_waiting(phases, io=6)).share == pytest.approx(0.6)
@@ -95,8 +101,7 @@ def test_a_request_within_the_forward_pass_is_a_call_too():
 
 def test_a_wait_with_a_time_out_counts_where_its_frame_tells_that_it_waits():
     frames = stack(("log", "/home/u/log.py", 5), ("wait", f"{LIB}/threading.py"))
-    step = stack(("_call_impl", f"{TORCH}/nn/modules/module.py"), ("forward", f"{TORCH}/nn/modules/linear.py"))
-    phases = read_phases([slice_of((frames, 50), (step, 50))], 10_500_000_000)[RANK]
+    phases = see_stacks({frames: 50, STEP: 50})
     assert judge_blocking_call(see_waiting(phases, timed_lock=5)).share == pytest.approx(0.5)
 
 
@@ -122,25 +127,20 @@ def test_a_future_of_a_checkpoint_is_a_checkpoint(name):
 
 
 def test_an_event_loop_without_a_task_to_run_is_named_as_one():
-    rests = (frame_of("<module>", "/home/u/grpo.py", 200), *(frame_of(*one) for one in (RUN, TURN, SELECT)))
-    runs = (*rests[:2], frame_of("step", "/home/u/grpo.py", 90))
-    phases = read_phases([slice_of((rests, 60), (runs, 40))], 10_500_000_000)[RANK]
+    runs = (*RESTS[:2], frame_of("step", "/home/u/grpo.py", 90))
+    phases = see_stacks({RESTS: 60, runs: 40})
     assert phases.calls == Spot("event loop of <module> grpo.py:200", 0.6, is_loop=True)
 
 
 def test_a_notebook_without_a_cell_to_run_is_in_no_call_of_its_own():
-    kernel = frame_of("start", f"{LIB}/site-packages/ipykernel/kernelapp.py", 742)
-    rests = (kernel, *(frame_of(*one) for one in (RUN, TURN, SELECT)))
-    step = stack(("_call_impl", f"{TORCH}/nn/modules/module.py"), ("forward", f"{TORCH}/nn/modules/linear.py"))
-    phases = read_phases([slice_of((rests, 60), (step, 40))], 10_500_000_000)[RANK]
+    rests = (frame_of("start", f"{LIB}/site-packages/ipykernel/kernelapp.py", 742), *RESTS[1:])
+    phases = see_stacks({rests: 60, STEP: 40})
     assert (phases.resting_ratio, phases.calls_ratio) == (0.6, 0.0)
     assert isinstance(judge_blocking_call(see_waiting(phases, other=6)), Cleared)
 
 
 def test_an_event_loop_is_no_call_and_has_an_advice_of_its_own():
-    rests = (frame_of("<module>", "/home/u/grpo.py", 200), *(frame_of(*one) for one in (RUN, TURN, SELECT)))
-    step = stack(("_call_impl", f"{TORCH}/nn/modules/module.py"), ("forward", f"{TORCH}/nn/modules/linear.py"))
-    phases = read_phases([slice_of((rests, 60), (step, 40))], 10_500_000_000)[RANK]
+    phases = see_stacks({RESTS: 60, STEP: 40})
     one = judge_blocking_call(see_waiting(phases, other=6))
     assert one.summary == "the event loop has nothing to run 60 % of the time: all of its tasks await something"
     assert one.observed == {Need.EVENT_LOOP_WAIT}
@@ -201,8 +201,7 @@ def test_a_future_beside_other_threads_is_what_they_hand_over(thread, frames):
 
 def see_named(lock, other):
     named = stack(("get_batch", "/home/u/feed.py", 53))
-    step = stack(("_call_impl", f"{TORCH}/nn/modules/module.py"), ("forward", f"{TORCH}/nn/modules/linear.py"))
-    phases = read_phases([slice_of((named, 60), (step, 40))], 10_500_000_000)[RANK]
+    phases = see_stacks({named: 60, STEP: 40})
     assert phases.hinted_ratio == 0.6
     assert DataPart.FETCH in phases.parts
     return see_waiting(phases, lock=lock, other=other)
@@ -220,14 +219,14 @@ def test_a_loading_function_that_sleeps_in_a_lock_only_takes_what_others_load():
 def test_a_lock_of_the_backward_pass_is_none_of_the_function_that_loads():
     named = stack(("get_batch", "/home/u/feed.py", 53))
     back = stack(("backward", f"{TORCH}/_tensor.py"), ("_engine_run_backward", f"{TORCH}/autograd/graph.py"))
-    phases = read_phases([slice_of((named, 50), (back, 50))], 10_500_000_000)[RANK]
+    phases = see_stacks({named: 50, back: 50})
     assert find_named_wait(see_waiting(phases, lock=5).ranks[0]) == 0.0
 
 
 def test_a_name_above_the_frames_of_a_loader_is_more_than_a_name():
     fetch = ("fetch", f"{TORCH}/utils/data/_utils/fetch.py")
     loaded = stack(("get_batch", "/home/u/feed.py"), ("__next__", f"{TORCH}/utils/data/dataloader.py"), fetch)
-    assert read_phases([slice_of((loaded, 50))], 10_500_000_000)[RANK].hinted_ratio == 0.0
+    assert see_stacks({loaded: 50}).hinted_ratio == 0.0
 
 
 def test_a_program_that_is_installed_takes_from_its_queue_in_a_process_that_was_started():
