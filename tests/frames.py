@@ -447,3 +447,14 @@ def make_view(frame: Frame | Missing | None = None, **fields: Any) -> ViewState:
             **fields,
         },
     )
+
+
+def set_all(frame: Frame, **fields: Any) -> Frame:
+    """Change the readings of all processes of a Frame."""
+    return replace(frame, processes=tuple(replace(one, **fields) for one in frame.processes))
+
+
+def later(frame: Frame, seconds: float, **fields: Any) -> Frame:
+    """Take the same so many seconds later."""
+    taken, taken_ns = frame.taken + timedelta(seconds=seconds), frame.taken_ns + round(seconds * 1e9)
+    return replace(frame, taken=taken, taken_ns=taken_ns, **fields)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.budget.measure import measure_import, slowness
-from tests.frames import make_cpu, make_frame, make_output, make_process, make_target
+from tests.frames import make_cpu, make_frame, make_output, make_process, make_target, set_all
 from tests.judging import SECOND, conclude, follow
 from tests.starving import COMPUTES, DISK, SOCKET, line_up, make_second
 from tpmon.judge.advice.choose import CATALOGUE, fill_remedy
@@ -125,14 +125,13 @@ def _hide(frame: Frame, source: str) -> Frame:
     if source in ("stacks", "main_threads", "network", "sockets", "gpus", "driver"):
         return replace(frame, **{source: HIDDEN})
     if source == "waits":
-        hidden = tuple(replace(p, waits_for=HIDDEN, wchan=HIDDEN, syscall=HIDDEN) for p in frame.processes)
-        return replace(frame, processes=hidden)
+        return set_all(frame, waits_for=HIDDEN, wchan=HIDDEN, syscall=HIDDEN)
     if source == "io":
         names = ("asked_read_bytes_s", "device_read_bytes_s", "read_calls_s")
         gone = dict.fromkeys(names, HIDDEN)
-        return replace(frame, processes=tuple(replace(p, **gone) for p in frame.processes))
+        return set_all(frame, **gone)
     if source == "environment":
-        return replace(frame, processes=tuple(replace(p, environment=HIDDEN) for p in frame.processes))
+        return set_all(frame, environment=HIDDEN)
     if source == "loader":
         return replace(frame, loader=())
     return replace(frame, cpu=replace(frame.cpu, psi_some_pct=HIDDEN, throttled_ratio=HIDDEN))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.any_windows import GONE, blank, fields_to_blank, likely_windows, values_of
 from tests.data_rules import ALL
+from tests.frames import set_all
 from tests.judging import follow
 from tests.waits import wait_of
 from tpmon.judge.advice.choose import EXPLANATIONS
@@ -73,7 +74,7 @@ def torn_windows(draw: st.DrawFn) -> list[Frame]:
     if draw(st.booleans()):
         words = {"state": draw(st.sampled_from("RSDTtZI")), "waits_for": draw(WAITS)}
         ended = {"target": replace(frames[0].target, **ENDED)} if draw(st.booleans()) else {}
-        frames = [replace(one, processes=tuple(replace(p, **words) for p in one.processes), **ended) for one in frames]
+        frames = [replace(set_all(one, **words), **ended) for one in frames]
     for group, name in draw(st.lists(st.sampled_from(FIELDS), max_size=12, unique=True)):
         every = draw(st.sampled_from((1, 1, 2, 5)))
         frames = [blank(one, group, name) if at % every == 0 else one for at, one in enumerate(frames)]
@@ -153,6 +154,6 @@ def test_what_was_not_read_at_all_is_cited_by_no_row(group, frames):
 def test_where_nothing_at_all_was_read_nobody_is_accused(frames):
     for group, name in FIELDS:
         frames = [blank(one, group, name) for one in frames]
-    frames = [replace(one, loader=(), processes=tuple(replace(p, state="S") for p in one.processes)) for one in frames]
+    frames = [replace(set_all(one, state="S"), loader=()) for one in frames]
     finding = verdict_of(judge_each(frames))
     assert (finding.kind.value, finding.evidence) == ("not-enough-evidence", ())

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.dumps import DECODE, IN_LOCK, MAIN, NEXT_BATCH, SITE, TRAIN, make_rank, make_round, make_worker
-from tests.frames import NOW, NOW_NS, make_frame, make_process
+from tests.frames import NOW, NOW_NS, later, make_frame, make_process, set_all
 from tests.hanging import conclude, expect, remember, run, sample, stand
 from tests.judging import SECOND
 from tests.waits import wait_of
@@ -30,6 +30,15 @@ BACKWARD = (MAIN, TRAIN, StackFrame("backward", f"{SITE}/torch/_tensor.py", 623)
 def asked_at(frames, **watch):
     """Return at which seconds looks were asked for."""
     return [second for second, one in enumerate(run(frames, **watch)) if is_known(one.look)]
+
+
+def look_at(frames, seconds, *processes, **more):
+    """Let looks at processes come in the Frames of these seconds, and none before."""
+    frames = blind(frames)
+    for number, second in enumerate(seconds):
+        look = replace(make_round(*processes, at_s=3.0 * number, **more), taken_ns=frames[second].taken_ns)
+        frames[second] = replace(frames[second], rounds=(look,))
+    return frames
 
 
 def blind(frames):
@@ -91,21 +100,13 @@ def test_a_worker_that_started_before_the_hang_bounds_it_from_the_other_side():
 
 
 def test_looks_that_come_late_are_waited_for_and_not_replaced_by_the_word_of_the_readings():
-    frames = blind(stand(LOCKED, seconds=80, log_age_s=85.0))
-    for second, at_s in zip((40, 58, 76), (0.0, 3.0, 6.0), strict=True):
-        look = replace(make_round(LOCKED, at_s=at_s), taken_ns=frames[second].taken_ns)
-        frames[second] = replace(frames[second], rounds=(look,))
-    judged = run(frames)
+    judged = run(look_at(stand(LOCKED, seconds=80, log_age_s=85.0), (40, 58, 76), LOCKED))
     assert [second for second, one in enumerate(judged) if is_known(one.look)] == [20]
     assert {one.frame.verdict.cause for one in judged if one.frame.verdict.kind is Kind.HUNG} == {"lock"}
 
 
 def test_a_picture_that_still_holds_is_not_taken_again():
-    frames = stand(LOCKED, seconds=300, log_age_s=305.0)
-    early = [replace(frame, rounds=NOT_APPLICABLE) for frame in frames]
-    for second, one in zip((22, 25, 28), (0.0, 3.0, 6.0), strict=True):
-        look = replace(make_round(LOCKED, at_s=one), taken_ns=frames[second].taken_ns)
-        early[second] = replace(early[second], rounds=(look,))
+    early = look_at(stand(LOCKED, seconds=300, log_age_s=305.0), (22, 25, 28), LOCKED)
     assert asked_at(early) == [20]
     judged = run(early)
     assert {one.frame.verdict.cause for one in judged[35:]} == {"lock"}
@@ -113,27 +114,14 @@ def test_a_picture_that_still_holds_is_not_taken_again():
 
 @pytest.mark.parametrize(("kind", "again"), [(ErrorKind.LATE, [20, 45]), (ErrorKind.DENIED, [20])])
 def test_looks_that_came_too_late_to_a_rank_are_asked_for_again_soon(kind, again):
-    frames = [replace(one, rounds=NOT_APPLICABLE) for one in stand(LOCKED, seconds=60, log_age_s=65.0)]
     error = DumpError("node", 4000, Role.RANK, 0, NOT_APPLICABLE, kind, "words")
-    for second in (22, 25, 28):
-        look = replace(make_round(errors=(error,)), taken_ns=frames[second].taken_ns)
-        frames[second] = replace(frames[second], rounds=(look,))
-    assert asked_at(frames) == again
+    assert asked_at(look_at(stand(LOCKED, seconds=60, log_age_s=65.0), (22, 25, 28), errors=(error,))) == again
 
 
 def test_a_rank_that_moves_on_takes_its_picture_with_it():
     frames = stand(LOCKED)
-    later = [
-        replace(
-            frames[-1],
-            taken=NOW + timedelta(seconds=second),
-            taken_ns=NOW_NS + second * SECOND,
-            rounds=NOT_APPLICABLE,
-            processes=(replace(frames[-1].processes[0], waits_unchanged_s=float(second)),),
-        )
-        for second in range(1, 8)
-    ]
-    judged = run([*frames, *later])
+    moved = [set_all(later(frames[-1], n, rounds=NOT_APPLICABLE), waits_unchanged_s=float(n)) for n in range(1, 8)]
+    judged = run([*frames, *moved])
     assert judged[len(frames) - 1].frame.verdict.kind is Kind.HUNG
     assert judged[-1].standing.watch.picture is None
     assert judged[-1].frame.verdict.kind is not Kind.HUNG
@@ -141,13 +129,7 @@ def test_a_rank_that_moves_on_takes_its_picture_with_it():
 
 def rested_since(frames, at):
     """Let the wait of the ranks begin so many seconds after the first reading; each second before has its own."""
-    return [
-        replace(
-            frame,
-            processes=tuple(replace(one, waits_unchanged_s=float(max(0, second - at))) for one in frame.processes),
-        )
-        for second, frame in enumerate(frames)
-    ]
+    return [set_all(frame, waits_unchanged_s=float(max(0, second - at))) for second, frame in enumerate(frames)]
 
 
 def test_an_old_log_says_nothing_of_a_run_that_was_seen_to_get_on_since():
@@ -170,13 +152,7 @@ def test_stacks_of_several_places_tell_that_a_run_that_naps_got_on():
 def test_a_main_thread_that_worked_and_waits_for_the_same_again_has_got_on(demand, waiting, moved):
     frames = stand(LOCKED, seconds=60, log_age_s=None)
     worked = [
-        replace(
-            frame,
-            processes=tuple(
-                replace(one, runnable=demand, waiting=waiting, thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, demand),))
-                for one in frame.processes
-            ),
-        )
+        set_all(frame, runnable=demand, waiting=waiting, thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, demand),))
         if second % 9 == 4 and second < 50
         else frame
         for second, frame in enumerate(frames)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.collectives import make_call, make_group, make_record
 from tests.dumps import DECODE, IN_LOCK, SITE, make_native, make_rank
-from tests.frames import NOW, NOW_NS
+from tests.frames import NOW, NOW_NS, later, set_all
 from tests.hanging import conclude, expect, run, stand
 from tests.judging import SECOND
 from tpmon.judge.hang import detection
@@ -184,17 +184,8 @@ def test_nothing_is_said_of_collectives_where_no_rank_waits_in_one():
 def test_records_are_forgotten_with_the_picture_when_a_rank_moves():
     frames = with_records(pair(), *ONE_MISSING)
     last = frames[-1]
-    moving = [
-        replace(
-            last,
-            taken=last.taken + timedelta(seconds=second),
-            taken_ns=last.taken_ns + second * 10**9,
-            rounds=NOT_APPLICABLE,
-            collectives=NOT_APPLICABLE,
-            processes=tuple(replace(one, waits_unchanged_s=0.0) for one in last.processes),
-        )
-        for second in (2, 4)
-    ]
+    still = set_all(replace(last, rounds=NOT_APPLICABLE, collectives=NOT_APPLICABLE), waits_unchanged_s=0.0)
+    moving = [later(still, second) for second in (2, 4)]
     judged = run([*frames, *moving])
     assert judged[len(frames) - 1].standing.watch.calls is not None
     assert judged[-1].standing.watch.calls is None

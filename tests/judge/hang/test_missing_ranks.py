@@ -25,7 +25,7 @@ from tests.dumps import (
     odd_pid,
     rounds,
 )
-from tests.frames import make_gpu, make_process
+from tests.frames import make_gpu, make_process, set_all
 from tests.hanging import Change, Job, beside, conclude, job, said, stand
 from tests.judge.hang.test_activity import END, ends
 from tests.judge.hang.test_devices import SPINS, spins
@@ -87,9 +87,7 @@ def turn(demand: float = 1.0, threads: int = 1, waiting: float = 0.0) -> Change:
     """Let threads that talk to other ranks take a CPU in each process."""
     comm = (ThreadGroup(ThreadKind.MAIN, 1, 0.0), ThreadGroup(ThreadKind.COMM, threads, demand))
     ran = {"thread_groups": comm, "runnable": demand + waiting, "waiting": waiting}
-    return lambda frames: [
-        replace(one, processes=tuple(replace(p, **ran) for p in one.processes)) for one in number_here(frames)
-    ]
+    return lambda frames: [set_all(one, **ran) for one in number_here(frames)]
 
 
 def tell(told: CollectivesReading, then: Change = number_here) -> Change:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.dumps import IN_LOCK, LIB, MAIN, SITE, TRAIN, make_native, make_rank
+from tests.frames import later, set_all
 from tests.hanging import Change, job, run, sample, stand, thread
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE
@@ -90,9 +91,7 @@ def trained(*stacks, first: int = 10, loop: bool = False) -> Change:
             "each process of a server",
             *(make_rank(n, frames=UVICORN, waits_for="epoll") for n in range(3)),
             says={100: "idle"},
-            change=lambda frames: [
-                replace(one, processes=tuple(replace(p, rank=0, local_rank=0) for p in one.processes)) for one in frames
-            ],
+            change=lambda frames: [set_all(one, rank=0, local_rank=0) for one in frames],
         ),
         job("a queue after a step", rests(QUEUE, TAKES), says={100: "lock"}, change=trained()),
         # What it asked a server for has minutes.
@@ -138,11 +137,8 @@ def test_who_waits_for_requests_is_idle_and_who_trains_is_not(job):
 
 
 def test_a_server_that_answers_meanwhile_is_never_called_hung():
-    frames, later = (stand(rests(QUEUE, TAKES), seconds=seconds, log_age_s=None) for seconds in (32, 70))
-    shift, shift_ns = later[-1].taken - later[0].taken, later[-1].taken_ns - later[0].taken_ns + 10**9
-    more = [
-        replace(one, taken=one.taken + shift, taken_ns=one.taken_ns + shift_ns, rounds=NOT_APPLICABLE) for one in later
-    ]
+    frames, longer = (stand(rests(QUEUE, TAKES), seconds=seconds, log_age_s=None) for seconds in (32, 70))
+    more = [later(one, 71, rounds=NOT_APPLICABLE) for one in longer]
     assert not any(one.frame.verdict.kind is Kind.HUNG for one in run([*frames, *more]))
 
 
