@@ -73,7 +73,7 @@ def test_of_a_rank_that_holds_the_lock_of_a_file_it_is_said_where_it_is():
 def test_a_queue_that_nobody_feeds_is_no_matter_of_the_order_of_locks():
     finding = hang(frames=GET)
     assert finding.cause == "lock"
-    assert "nothing comes, and no other thread of it stands in the program" in finding.summary
+    assert "nothing comes, and no other thread of it runs the program" in finding.summary
     assert "find what should feed the queue" in finding.try_
     fed = hang(thread(7, FEED, waits_for="sleep"), frames=GET)
     assert "nothing comes: thread feeder (7) is in fetch_from_store prefetch.py:30" in fed.summary
@@ -86,7 +86,7 @@ def test_a_queue_that_nobody_feeds_is_no_matter_of_the_order_of_locks():
 def test_who_waits_for_a_thread_or_an_event_is_not_sent_to_a_queue(function, file):
     finding = hang(frames=(MAIN, TRAIN, StackFrame(function, f"{LIB}/{file}", 300)))
     assert finding.cause == "lock"
-    assert "it does not end, and no other thread of it stands in the program" in finding.summary
+    assert "it does not end, and no other thread of it runs the program" in finding.summary
     assert "queue" not in finding.try_
     assert "lock.acquire" not in finding.try_
 

@@ -181,7 +181,7 @@ def _blame_remote(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture)
     at = f"{who}: {say_camps(waiting)}" if several else f"{who} in {_say_places(waiting)}"
     text = (
         f"{at}; the one that is missing is elsewhere, of {elsewhere}: it hangs, has ended, or does "
-        "something alone, as a save; run tpmon dump --job --json there, and tpmon fold on the results"
+        "something alone, such as a save; run tpmon dump --job --json there, and tpmon fold on the results"
     )
     return Blame(
         "remote-rank",

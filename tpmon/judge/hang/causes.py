@@ -204,7 +204,7 @@ def _find_lock_holders(seen: ThreadSeen, picture: Picture) -> tuple[ThreadSeen, 
 def _say_feeders(feeders: Sequence[ThreadSeen], verb: str) -> str:
     """Say who might put something into a queue: "; nothing comes: thread prefetch (7) is in ..."."""
     if not feeders:
-        return f"; {verb}, and no other thread of it stands in the program"
+        return f"; {verb}, and no other thread of it runs the program"
     first = feeders[0]
     return f"; {verb}: {name_thread(first)} {say_place(first)}"
 
@@ -268,7 +268,7 @@ def _say_holders(seen: ThreadSeen, holders: Sequence[ThreadSeen]) -> str:
     if holders:
         first = holders[0]
         return f"; perhaps held by {name_thread(first)}, which {say_place(first)}"
-    return "; who holds it cannot be seen: no other thread stands in the program"
+    return "; who holds it cannot be seen: no other thread runs the program"
 
 
 def blame_gil(seen: ThreadSeen, picture: Picture) -> Blame:

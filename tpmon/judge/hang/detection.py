@@ -306,7 +306,7 @@ def _list_evidence(blame: Blame, quiet: Quiet, seconds: float, scene: Scene) -> 
             Figure.LOOKS_AT_THREADS,
             float(picture.looks),
             age_s,
-            text=f"{picture.looks} in {picture.seconds:.0f} s, none of which found anybody further on",
+            text=f"{picture.looks} in {picture.seconds:.0f} s; no thread had moved on",
         )
     )
     for sign, read_age_s, figure in _SIGNS:
