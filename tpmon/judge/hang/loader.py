@@ -155,7 +155,9 @@ def blame_loader(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | st
         text = f"{name} {say_place(seen)}; the loader is not torch's, what fills its queue is not known"
         return Blame("no-progress", seen, text, Grace.TIMED)
     if not workers:
-        return Blame("dead-worker", seen, f"{name} waits for a batch, and none of its workers is alive", Grace.TIMED)
+        return Blame(
+            "dead-worker", seen, f"{name} waits for a batch, and none of its workers is alive", Grace.TIMED
+        )
     if blame is not None:
         return blame
     pin = next(filter(is_pinning, picture.threads_of(pid)), None)
