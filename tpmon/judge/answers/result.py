@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Union
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import ParamSpec, TypeVar, Union
 
 from tpmon.judge.answers.needs import Need
 from tpmon.model.figures import Figure
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.verdict import Evidence, Kind, Origin
 
 
@@ -71,8 +72,54 @@ class Unsure:
 
 
 Answer = Union[Suspicion, Cleared, Unsure]
+Asked = ParamSpec("Asked")
+Asking = TypeVar("Asking")
 Key = tuple[Kind, Applicable[str]]
 """What makes two suspicions the same verdict."""
+
+
+class EarlyAnswer(Exception):  # noqa: N818  # no error: a condition of a rule has said it all
+    """Carry the answer of a rule out of the condition that decides it."""
+
+    def __init__(self, answer: Cleared | Unsure) -> None:
+        super().__init__(answer.text)
+        self.answer = answer
+
+
+def by_conditions(judge: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
+    """Let the first condition that does not hold be the answer of a rule."""
+
+    @wraps(judge)
+    def answer(*args: Asked.args, **kwargs: Asked.kwargs) -> Answer:
+        try:
+            return judge(*args, **kwargs)
+        except EarlyAnswer as early:
+            return early.answer
+
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Ask one after another what a cause needs, in a rule ``by_conditions``; ``what`` names the cause."""
+
+    what: str
+
+    def known(self, value: Asking | Missing, where: str = "") -> Asking:
+        """Return a value; one that was not read leaves the cause unsure, for its reason."""
+        if isinstance(value, Missing):
+            raise EarlyAnswer(Unsure(f"{self.what} ({where}{value.reason})"))
+        return value
+
+    def clear(self, holds: bool, why: str) -> None:
+        """Clear the cause where ``holds`` speaks against it."""
+        if holds:
+            raise EarlyAnswer(Cleared(f"{self.what} ({why})"))
+
+    def doubt(self, holds: bool, why: str) -> None:
+        """Leave the cause unsure where ``holds`` says that it cannot be told."""
+        if holds:
+            raise EarlyAnswer(Unsure(f"{self.what} ({why})"))
 
 
 def reading(

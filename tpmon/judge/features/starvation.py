@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Union
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Cleared, Suspicion, Unsure, reading, reading_aged
+from tpmon.judge.answers.result import Cleared, EarlyAnswer, Suspicion, Unsure, reading, reading_aged
 from tpmon.judge.features.card_use import find_gpu_idle, may_starve
 from tpmon.judge.features.cpu import FREE_CORES, find_cores_had, find_cores_spared
 from tpmon.judge.features.data_wait import DataWait, is_behind
@@ -110,7 +110,8 @@ def _mean(workers: Sequence[WorkerScene], read: Callable[[WorkerScene], Known[fl
     return next((value for value in values if isinstance(value, Missing)), Missing("no workers"))
 
 
-def _cap(share: Share, most: float) -> Share:
+def cap_share(share: Share, most: float) -> Share:
+    """Return a share that is no more than ``most``, its interval too."""
     return Share(min(share.ratio, most), min(share.low, most), min(share.high, most), share.samples)
 
 
@@ -120,7 +121,7 @@ def _see(rank: RankScene, wait: DataWait, gpu_idle: Applicable[float], scene: Sc
     return Starved(
         rank=rank,
         wait=wait,
-        share=_cap(wait.share, gpu_idle) if is_known(gpu_idle) else wait.share,
+        share=cap_share(wait.share, gpu_idle) if is_known(gpu_idle) else wait.share,
         gpu_idle=gpu_idle,
         idle=_mean(workers, lambda one: one.idle_ratio),
         demand=_mean(workers, lambda one: one.demand),
@@ -216,6 +217,14 @@ def find_starved(scene: Scene) -> Starvation:
         return max(starved, key=lambda one: one.share.low)
     unsure = next((one for one in answers if isinstance(one, Unsure)), None)
     return unsure if unsure is not None else answers[0]
+
+
+def need_starved(scene: Scene) -> Starved:
+    """Return the rank that waits longest for its data; where none does, that answers a rule by conditions."""
+    found = find_starved(scene)
+    if not isinstance(found, Starved):
+        raise EarlyAnswer(found)
+    return found
 
 
 def _queue_wait(found: Starved) -> float:
@@ -332,7 +341,7 @@ def suspect_loader(
     """
     share = part if part is not None else found.share
     if is_known(found.gpu_idle):
-        share = _cap(share, found.gpu_idle)
+        share = cap_share(share, found.gpu_idle)
     origins, unread = _agrees(found) | origins, ""
     if isinstance(found.gpu_idle, Missing):  # however many agree on the wait, none tells what it costs
         origins, margin = frozenset(sorted(found.wait.origins)[:1]), 1.0

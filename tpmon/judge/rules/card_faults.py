@@ -9,7 +9,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading, take_heaviest
+from tpmon.judge.answers.result import (
+    Answer,
+    Cleared,
+    Conditions,
+    Suspicion,
+    Unsure,
+    by_conditions,
+    reading,
+    take_heaviest,
+)
 from tpmon.judge.features.card_use import (
     ETA_S,
     GROWTH_BYTES_S,
@@ -34,10 +43,10 @@ from tpmon.judge.rules.cards import (
     LEAST_LOSS,
     LOADED_PCT,
     THERMAL,
-    answer_without_cards,
     is_loaded,
     is_touched,
     lost_to,
+    need_cards,
     rank_on,
 )
 from tpmon.judge.stacks.profile import Phase
@@ -116,18 +125,15 @@ def _complaints(card: CardScene, scene: Scene) -> list[tuple[str, float, str]]:
     return found
 
 
+@by_conditions
 def judge_unhealthy(scene: Scene) -> Answer:
     """Suspect a card that reports errors of its own: remapping, ECC, a wanted reset, an Xid; or is silent."""
-    if not scene.gpus:
-        return answer_without_cards(scene)
+    need_cards(scene)
+    errors = Conditions("errors of the cards")
     told = [(card, words) for card in scene.gpus if (words := _complaints(card, scene))]
-    if not told:
-        for read in map(_unread_health, scene.gpus):
-            if not is_known(read):
-                return Unsure(f"errors of the cards ({read.reason})")
-        return Cleared(
-            f"errors of the cards ({_say_old_errors(scene) or 'none reported'}{_say_unread(scene)})"
-        )
+    for card in scene.gpus if not told else ():
+        errors.known(_unread_health(card))
+    errors.clear(not told, f"{_say_old_errors(scene) or 'none reported'}{_say_unread(scene)}")
     card, words = max(told, key=lambda pair: sum(weight for _, weight, _ in pair[1]))
     silent = [text for text, _, source in words if source == SILENCE]
     reports = "; ".join(text for text, _, source in words if source != SILENCE)
@@ -171,10 +177,6 @@ TRAINS_RATIO = 0.5
 """Share of stack samples in forward, backward and optimizer that says the same."""
 
 
-def _cards_of(rank: RankScene, scene: Scene) -> tuple[CardScene, ...]:
-    return cards_of(rank.process.pid, scene.gpus)
-
-
 def _name(rank: RankScene, scene: Scene) -> str:
     return f"rank {rank.process.rank}" if len(scene.ranks) > 1 and is_known(rank.process.rank) else "the job"
 
@@ -198,33 +200,26 @@ def _full_need(ratio: Known[float], least: float) -> frozenset[Need]:
     return frozenset((Need.GPU_MEMORY_FULL,)) if is_known(ratio) and ratio >= least else frozenset()
 
 
-def _judge_retries(rank: RankScene, scene: Scene) -> Answer | None:
-    """Answer by the counters of a rank's allocator; None where they do not rise."""
+def _count_retries(rank: RankScene, scene: Scene) -> tuple[int, int]:
+    """Return how often a rank's allocator asked again, and found no room; (0, 0) where that is chance."""
     pid = rank.process.pid
     retries, ooms = count_risen(scene, pid, get_retries), count_risen(scene, pid, get_ooms)
-    if retries < LEAST_RETRIES and not ooms:
-        return None
+    return (retries, ooms) if retries >= LEAST_RETRIES or ooms else (0, 0)
+
+
+@by_conditions
+def _judge_retries(rank: RankScene, scene: Scene, retries: int, ooms: int) -> Answer:
+    """Answer by the counters of a rank's allocator."""
     fills = [
         (ratio, card)
-        for card in _cards_of(rank, scene)
+        for card in cards_of(rank.process.pid, scene.gpus)
         if is_known(card.memory_ratio) and is_known(ratio := find_fullest(scene.history, card.last.uuid))
     ]
-    if not fills:
-        return Unsure(
-            f"why the allocator of {_name(rank, scene)} asks again (memory of its card was not read)"
-        )
+    why = Conditions(f"why the allocator of {_name(rank, scene)} asks again")
+    why.doubt(not fills, "memory of its card was not read")
     ratio, card = max(fills, key=lambda one: one[0])
-    if ratio < NEARLY_FULL:
-        return Unsure(
-            f"why the allocator of {_name(rank, scene)} asks again (GPU {card.index} was never fuller than "
-            f"{format_pct(100 * ratio)} %; is its part of the memory limited?)"
-        )
-    return _suspect_retries(rank, card, scene, ratio, retries=retries, ooms=ooms)
-
-
-def _suspect_retries(
-    rank: RankScene, card: CardScene, scene: Scene, ratio: float, *, retries: int, ooms: int
-) -> Suspicion:
+    most = f"GPU {card.index} was never fuller than {format_pct(100 * ratio)} %"
+    why.doubt(ratio < NEARLY_FULL, f"{most}; is its part of the memory limited?")
     said = [f"gave back its cache to find room {retries} times"] if retries else []
     said += [f"found none {ooms} times"] if ooms else []
     steps = _count_steps(scene, rank.process.pid)
@@ -365,8 +360,8 @@ def judge_gpu_memory(scene: Scene) -> Answer:
     """Suspect a full card whose allocator asks again, or one that the job's growing memory fills soon."""
     if not scene.gpus:
         return Cleared("GPU memory (no GPU)")
-    told = [_judge_retries(rank, scene) for rank in scene.ranks]
-    answers = [one for one in told if one is not None]
+    counts = [(rank, *_count_retries(rank, scene)) for rank in scene.ranks]
+    answers = [_judge_retries(rank, scene, *asked) for rank, *asked in counts if any(asked)]
     found = [one for one in answers if isinstance(one, Suspicion)]
     if found:
         return max(found, key=lambda one: one.weight)

@@ -10,7 +10,16 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
+from tpmon.judge.answers.result import (
+    Answer,
+    Cleared,
+    Conditions,
+    EarlyAnswer,
+    Suspicion,
+    Unsure,
+    by_conditions,
+    reading,
+)
 from tpmon.judge.features.card_use import find_unseen_cards, works_all_the_time
 from tpmon.judge.features.cards import BUSY_PCT, CardScene, held_pct
 from tpmon.judge.features.comms import exchanged_bytes_s, find_waits
@@ -53,6 +62,12 @@ def answer_without_cards(scene: Scene) -> Cleared | Unsure:
     """Say why no rule about cards can suspect anything: there is none, or none could be read."""
     unseen = find_unseen_cards(scene)
     return Unsure(f"GPU causes ({unseen})") if unseen else Cleared("GPU causes (the job uses no card)")
+
+
+def need_cards(scene: Scene) -> None:
+    """Answer a rule by conditions where there are no cards, or none could be read."""
+    if not scene.gpus:
+        raise EarlyAnswer(answer_without_cards(scene))
 
 
 def _is_held(card: CardScene, reason: str, bit_pct: float) -> bool:
@@ -212,25 +227,21 @@ def _throttled(
     )
 
 
-def _unread_reasons(scene: Scene) -> Known[bool]:
-    """Return the reason why throttling could not be read of any card."""
+def _need_reasons(scene: Scene, cause: Conditions) -> None:
+    """Leave a cause unsure where throttling could not be read of any card."""
+    need_cards(scene)
     known = [card.last.throttle_known for card in scene.gpus]
-    missing = [one for one in known if isinstance(one, Missing)]
-    return missing[0] if missing and len(missing) == len(known) else True
+    if not any(map(is_known, known)):
+        cause.known(known[0])
 
 
 def _find_held(
-    scene: Scene, reasons: tuple[str, ...], name: str, none: str
-) -> tuple[CardScene, Known[float]] | Answer:
-    """Return the loaded card that loses most to these reasons and how much, else why that is no cause."""
-    if not scene.gpus:
-        return answer_without_cards(scene)
-    read = _unread_reasons(scene)
-    if not is_known(read):
-        return Unsure(f"{name} ({read.reason})")
+    scene: Scene, reasons: tuple[str, ...], cause: Conditions, none: str
+) -> tuple[CardScene, Known[float]]:
+    """Return the loaded card that loses most to these reasons and how much."""
+    _need_reasons(scene, cause)
     touched = [one for one in scene.gpus if is_touched(one, reasons) and is_loaded(one, LOADED_PCT)]
-    if not touched:
-        return Cleared(f"{name} ({none})")
+    cause.clear(not touched, none)
     losses = [(card, lost_to(card, reasons, scene)) for card in touched]
     known = [(card, lost) for card, lost in losses if is_known(lost)]
     if not known:
@@ -238,10 +249,9 @@ def _find_held(
     card, most = max(known, key=lambda pair: pair[1])
     if most >= LEAST_LOSS:
         return card, most
-    unread = next((pair for pair in losses if not is_known(pair[1])), None)
-    if unread is not None:
-        return unread
-    return Cleared(f"{name} (it costs card {card.index} {format_pct(100 * most)} % of its time)")
+    unread = [pair for pair in losses if not is_known(pair[1])]
+    cause.clear(not unread, f"it costs card {card.index} {format_pct(100 * most)} % of its time")
+    return unread[0]
 
 
 def _margin(card: CardScene, reasons: tuple[str, ...], lost: Known[float]) -> float:
@@ -259,12 +269,10 @@ def _say_heat(card: CardScene) -> str:
     return "hardware protection against heat" if hardware else "it is hot"
 
 
+@by_conditions
 def judge_thermal(scene: Scene) -> Answer:
     """Suspect heat when it holds the clocks of a loaded card for 5 % of the window, and costs as much."""
-    found = _find_held(scene, THERMAL, "heat of the cards", "no thermal reason")
-    if not isinstance(found, tuple):
-        return found
-    card, lost = found
+    card, lost = _find_held(scene, THERMAL, Conditions("heat of the cards"), "no thermal reason")
     evidence = _shares(card, THERMAL, scene.frame)
     evidence += (reading(Figure.GPU_TEMPERATURE, card.last.temperature_c, scene.frame),)
     suspicion = _throttled(
@@ -280,12 +288,10 @@ def judge_thermal(scene: Scene) -> Answer:
     return replace(suspicion, observed=frozenset((Need.CARD_HOT,)))
 
 
+@by_conditions
 def judge_brake(scene: Scene) -> Answer:
     """Suspect the power supply when the external brake holds a loaded card."""
-    found = _find_held(scene, BRAKE, "power brake", "not set")
-    if not isinstance(found, tuple):
-        return found
-    card, lost = found
+    card, lost = _find_held(scene, BRAKE, Conditions("power brake"), "not set")
     suspicion = _throttled(
         scene,
         card,
@@ -325,13 +331,10 @@ def _capped_power(capped_pct: float) -> float:
     return CAPPED_POWER_RATIO * min(1.0, capped_pct / 100)
 
 
+@by_conditions
 def judge_odd_cap(scene: Scene) -> Answer:
     """Suspect a cap that the card's own power limit does not explain."""
-    if not scene.gpus:
-        return answer_without_cards(scene)
-    read = _unread_reasons(scene)
-    if not is_known(read):
-        return Unsure(f"caps on the cards ({read.reason})")
+    _need_reasons(scene, Conditions("caps on the cards"))
     card = _worst(one for one in scene.gpus if find_odd_cap(one, scene))
     if card is None:
         return Cleared("caps on the cards (none, or explained by the power limit)")
@@ -419,38 +422,37 @@ def _felt_ratio(card: CardScene, scene: Scene) -> Known[float]:
     return max([idle, *own])
 
 
+@by_conditions
 def judge_pcie(scene: Scene) -> Answer:
     """Suspect a downtrained PCIe link, under load, when its traffic would be faster on a whole one."""
-    if not scene.gpus:
-        return answer_without_cards(scene)
+    need_cards(scene)
+    link = Conditions("PCIe link")
     loaded = [card for card in scene.gpus if is_loaded(card, LINK_LOAD_PCT)]
-    if not loaded:
-        return Unsure("PCIe link (no card under load: idle ones slow it down on purpose)")
+    link.doubt(not loaded, "no card under load: idle ones slow it down on purpose")
     ratios = [(card, ratio) for card in loaded if is_known(ratio := _link_ratio(card))]
-    if not ratios:
-        return Unsure("PCIe link (not read)")
+    link.doubt(not ratios, "not read")
     card, ratio = min(ratios, key=lambda pair: pair[1])
-    if ratio >= 1.0:
-        return Cleared("PCIe link (full width and generation)")
+    link.clear(ratio >= 1.0, "full width and generation")
     use = _link_use(card)
     last = card.last
     now = f"generation {last.pcie_generation} x{last.pcie_width}"
     best = f"generation {last.pcie_generation_max} x{last.pcie_width_max}"
-    if is_known(use) and use < LINK_USE_RATIO:
-        return Cleared(f"PCIe link ({now} of {best}, but only {format_pct(100 * use)} % of it is used)")
-    if not is_known(use) and ratio >= LINK_RUIN_RATIO:
-        return Unsure(f"PCIe link ({now} of {best}; how much goes over it: {use.reason})")
+    if is_known(use):
+        link.clear(use < LINK_USE_RATIO, f"{now} of {best}, but only {format_pct(100 * use)} % of it is used")
+    elif ratio >= LINK_RUIN_RATIO:
+        link.known(use, f"{now} of {best}; how much goes over it: ")
     felt = _felt_ratio(card, scene)
-    if is_known(felt) and felt < HIDDEN_IDLE_RATIO:
-        return Cleared(f"PCIe link ({now} of {best}, but copies cost at most {format_pct(100 * felt)} %)")
-    cost = use * (1 - ratio) if is_known(use) else UNREAD_COST * (1 - ratio)
+    if is_known(felt):
+        cost = f"{now} of {best}, but copies cost at most {format_pct(100 * felt)} %"
+        link.clear(felt < HIDDEN_IDLE_RATIO, cost)
+    lost = use * (1 - ratio) if is_known(use) else UNREAD_COST * (1 - ratio)
     evidence: tuple[Evidence, ...] = (reading(Figure.LINK_SPEED, 100 * ratio, scene.frame),)
     if is_known(use):
         evidence += (reading(Figure.LINK_USE, 100 * use, scene.frame),)
     return Suspicion(
         kind=Kind.GPU_THROTTLED,
         cause="pcie",
-        weight=min(cost, known_or(felt, 1.0)),
+        weight=min(lost, known_or(felt, 1.0)),
         margin=use / LINK_USE_RATIO if is_known(use) else LINK_RUIN_RATIO / ratio,
         origins=frozenset((Origin.DRIVER,)),
         summary=f"card {card.index}'s PCIe link runs as {now}; it can do {best}",

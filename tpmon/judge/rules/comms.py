@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
+from tpmon.judge.answers.result import (
+    Answer,
+    Cleared,
+    Conditions,
+    EarlyAnswer,
+    Suspicion,
+    Unsure,
+    by_conditions,
+    reading,
+)
 from tpmon.judge.features.card_use import SLACK_RATIO, find_unseen_cards, gpu_figures, rank_slack
 from tpmon.judge.features.cards import BUSY_PCT, STARVED_PCT, CardScene, held_pct, see_cards
 from tpmon.judge.features.comms import (
@@ -66,14 +75,12 @@ STRAGGLER_SPAN_S = 20.0
 """How long a card must be slow: twice the span of the other rules."""
 
 
-def _answer_alone(scene: Scene) -> Cleared | Unsure | None:
-    """Say that there is nobody to wait for, or that it is not known; None where there are ranks."""
-    if len(scene.ranks) > 1:
-        return None
-    world = scene.frame.target.world_size
-    if isinstance(world, Missing):
-        return Unsure(f"comms (whether ranks run on other machines: {world.reason})")
-    return None if is_known(world) and world > 1 else Cleared("comms (one rank)")
+def _need_ranks(scene: Scene) -> None:
+    """Answer a rule by conditions where there is nobody to wait for, or that is not known."""
+    comms, world = Conditions("comms"), scene.frame.target.world_size
+    if len(scene.ranks) < 2:
+        comms.known(world, "whether ranks run on other machines: ")
+        comms.clear(known_or(world, 1) < 2, "one rank")
 
 
 _DOINGS = {
@@ -245,11 +252,10 @@ def _find_late_card(scene: Scene) -> Suspicion | Cleared | None:
     )
 
 
+@by_conditions
 def judge_straggler(scene: Scene) -> Answer:
     """Suspect the one rank, or the one card, that all others wait for."""
-    alone = _answer_alone(scene)
-    if alone is not None:
-        return alone
+    _need_ranks(scene)
     by_card = _find_late_card(scene)
     pausing = next((rank for rank in scene.ranks if find_pause(rank) is not None), None)
     if pausing is not None:
@@ -272,19 +278,13 @@ def _is_late_by(card: Suspicion, late: Suspicion) -> bool:
     return own and card.weight >= CARD_EXPLAINS * late.weight
 
 
-def _all_wait(scene: Scene, cause: str) -> tuple[list[RankWait], float] | Answer:
-    """Return the waits when even the least waiting rank waits long, else why that is no cause."""
-    alone = _answer_alone(scene)
-    if alone is not None:
-        return alone
-    waits = find_waits(scene)
-    if not is_known(waits):
-        return Unsure(f"{cause} ({waits.reason})")
+def _all_wait(scene: Scene, cause: Conditions) -> tuple[list[RankWait], float]:
+    """Return the waits when even the least waiting rank waits long, and how long that is."""
+    _need_ranks(scene)
+    waits = cause.known(find_waits(scene))
     least = waits[0].ratio
-    if least < ALL_WAIT_RATIO:
-        return Cleared(f"{cause} (a rank waits only {format_pct(100 * least)} %)")
-    if _find_late_rank(waits, scene) is not None:
-        return Cleared(f"{cause} ({name_rank(waits[0].rank)} is late)")
+    cause.clear(least < ALL_WAIT_RATIO, f"a rank waits only {format_pct(100 * least)} %")
+    cause.clear(_find_late_rank(waits, scene) is not None, f"{name_rank(waits[0].rank)} is late")
     return waits, least
 
 
@@ -339,21 +339,19 @@ def _suspect_spinning(scene: Scene) -> Suspicion | None:
     )
 
 
+@by_conditions
 def judge_transfer(scene: Scene) -> Answer:
     """Suspect the transfer: all ranks wait in collectives and data moves meanwhile."""
-    found = _all_wait(scene, "transfer between ranks")
-    if isinstance(found, Cleared):
-        return _suspect_spinning(scene) or found
-    if not isinstance(found, tuple):
-        return found
-    waits, least = found
+    transfer = Conditions("transfer between ranks")
+    try:
+        waits, least = _all_wait(scene, transfer)
+    except EarlyAnswer as early:
+        return (_suspect_spinning(scene) if isinstance(early.answer, Cleared) else None) or early.answer
     margin, origins, evidence = find_traffic(scene)
     # On crowded CPUs communication threads want a CPU whatever they move; bytes that moved stay true.
-    if _take_turns(scene, least) and Origin.NETWORK not in origins:
-        return Unsure(f"transfer between ranks ({CROWDED})")
-    if margin < 1:
-        read = is_traffic_read(scene)
-        return Cleared("transfer between ranks (little moves)") if read else Unsure(f"transfer ({UNREAD})")
+    transfer.doubt(_take_turns(scene, least) and Origin.NETWORK not in origins, CROWDED)
+    Conditions("transfer").doubt(margin < 1 and not is_traffic_read(scene), UNREAD)
+    transfer.clear(margin < 1, "little moves")
     text = f"all ranks spend {format_pct(100 * least)} % in collectives that move data{say_traffic(scene)}"
     plain = _suspect_all(scene, waits, "transfer", text)
     return replace(
@@ -364,16 +362,13 @@ def judge_transfer(scene: Scene) -> Answer:
     )
 
 
+@by_conditions
 def judge_comms_unknown(scene: Scene) -> Answer:
     """Suspect a wait of unknown reason: all ranks in collectives, little moves, nobody here is late."""
-    found = _all_wait(scene, "waits between ranks")
-    if not isinstance(found, tuple):
-        return found
-    waits, least = found
-    if _take_turns(scene, least):
-        return Unsure(f"waits between ranks ({CROWDED})")
-    if find_traffic(scene)[0] >= 1:
-        return Cleared("waits between ranks (they transfer)")
+    unknown = Conditions("waits between ranks")
+    waits, least = _all_wait(scene, unknown)
+    unknown.doubt(_take_turns(scene, least), CROWDED)
+    unknown.clear(find_traffic(scene)[0] >= 1, "they transfer")
     world = scene.frame.target.world_size
     elsewhere = world - len(scene.ranks) if is_known(world) else 0
     late = say_elsewhere(elsewhere) if elsewhere > 0 else "they are late in turn, or the latency is high"

@@ -14,7 +14,7 @@ from collections import Counter
 from functools import lru_cache
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading, reading_aged
+from tpmon.judge.answers.result import Answer, Conditions, Suspicion, by_conditions, reading, reading_aged
 from tpmon.judge.features.cpu import (
     FREE_CORES,
     NEIGHBOUR_DELAY_RATIO,
@@ -25,11 +25,11 @@ from tpmon.judge.features.cpu import (
 )
 from tpmon.judge.features.readings import pressure_origin
 from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene
-from tpmon.judge.features.starvation import Starved, find_starved, suspect_loader
+from tpmon.judge.features.starvation import need_starved, suspect_loader
 from tpmon.judge.rules.gpu import judge_gpu_compute
 from tpmon.model.figures import Figure
-from tpmon.model.known import Known, Missing, is_known, known_or, map_known
-from tpmon.model.process import Role
+from tpmon.model.known import Known, Missing, is_known, known_or, map_known, sum_known
+from tpmon.model.process import ProcessSample, Role
 from tpmon.model.text.redaction import MOST_DIGITS
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import IN_WORDS, Evidence, Kind, Origin
@@ -64,7 +64,7 @@ TENANT_RATIO = 0.25
 _NOT_DATED = Missing("read once a minute")
 
 
-HIDDEN = ", hidden: the GPUs are full, so it costs 0)"
+HIDDEN = "hidden: the GPUs are full, so it costs 0"
 
 
 def _is_hidden(scene: Scene) -> bool:
@@ -107,26 +107,22 @@ def _find_withheld(scene: Scene) -> Known[float]:
     return 1 - given / wanted
 
 
+@by_conditions
 def judge_quota(scene: Scene) -> Answer:
     """Suspect the CPU quota when it stopped the job in a quarter of its periods, or is what it waits for."""
-    ratio = scene.throttled_ratio
-    if not is_known(ratio):
-        return Unsure(f"CPU quota ({ratio.reason})")
+    quota, frame = Conditions("CPU quota"), scene.frame
+    ratio = quota.known(scene.throttled_ratio)
     least = THROTTLED_SOME_RATIO if _is_used_up(scene) or _is_waited_for(scene) else THROTTLED_RATIO
-    if ratio < least:
-        return Cleared(f"CPU quota ({format_pct(100 * ratio)} % of periods throttled)")
-    if _is_hidden(scene):
-        return Cleared(f"CPU quota ({format_pct(100 * ratio)} % of periods throttled{HIDDEN}")
-    frame = scene.frame
-    origins = {Origin.CGROUP}
-    if is_known(scene.delay_ratio) and scene.delay_ratio >= THROTTLED_DELAY_RATIO:
-        origins.add(Origin.PROC)
+    throttled = f"{format_pct(100 * ratio)} % of periods throttled"
+    quota.clear(ratio < least, throttled)
+    quota.clear(_is_hidden(scene), f"{throttled}, {HIDDEN}")
+    waits = known_or(scene.delay_ratio, 0.0) >= THROTTLED_DELAY_RATIO
     return Suspicion(
         kind=Kind.CPU_THROTTLED,
         cause="quota",
         weight=ratio,
         margin=ratio / least,
-        origins=frozenset(origins),
+        origins=frozenset((Origin.CGROUP, Origin.PROC) if waits else (Origin.CGROUP,)),
         summary=f"the CPU quota stops the job in {format_pct(100 * ratio)} % of its periods",
         evidence=(
             reading(Figure.THROTTLED_PERIODS, 100 * ratio, frame),
@@ -139,8 +135,9 @@ def judge_quota(scene: Scene) -> Answer:
     )
 
 
-def _pool_ranks(scene: Scene) -> list[RankScene]:
-    return [rank for rank in scene.ranks if is_known(rank.busy_threads) and rank.busy_threads >= 2]
+def has_pool(one: RankScene | WorkerScene | ProcessSample) -> bool:
+    """Tell whether a thread pool is at work in a process."""
+    return known_or(one.busy_threads, 0) >= 2
 
 
 def find_pools(scene: Scene) -> frozenset[int]:
@@ -152,40 +149,28 @@ def find_pools(scene: Scene) -> frozenset[int]:
         one.pid
         for frame in scene.frames
         for one in frame.processes
-        if one.role in (Role.RANK, Role.HELPER) and is_known(one.busy_threads) and one.busy_threads >= 2
+        if one.role in (Role.RANK, Role.HELPER) and has_pool(one)
     )
     return frozenset(pid for pid, count in busy.items() if 2 * count > len(scene.frames))
 
 
+@by_conditions
 def judge_oversubscription(scene: Scene) -> Answer:
     """Suspect thread pools when they demand 1.5 times the budget and wait for a third of that time.
 
     Single-threaded loader workers beyond the budget cost nothing and are left out.
     """
-    pool, delay = scene.pool_ratio, scene.delay_ratio
-    if not is_known(pool):
-        return Unsure(f"thread oversubscription ({pool.reason})")
-    if not is_known(delay):
-        return Unsure(f"thread oversubscription ({delay.reason})")
-    if pool < POOL_RATIO or delay < DELAY_RATIO:
-        return Cleared(f"thread pools ({pool:.1f}x the budget, waiting {format_pct(100 * delay)} %)")
-    if _is_hidden(scene):
-        return Cleared(f"thread pools ({pool:.1f}x the budget{HIDDEN}")
-    ranks = _pool_ranks(scene)
-    workers = [
-        worker
-        for rank in scene.ranks
-        for worker in rank.workers
-        if is_known(worker.busy_threads) and worker.busy_threads >= 2
-    ]
-    rank_demand = sum(rank.demand for rank in ranks if is_known(rank.demand))
-    worker_demand = sum(worker.demand for worker in workers if is_known(worker.demand))
-    budget = scene.budget if is_known(scene.budget) else 1.0
-    if worker_demand > rank_demand:
-        cause, whose = (
-            "worker-pool",
-            f"{len(workers)} loader workers" if len(workers) > 1 else "a loader worker",
-        )
+    both, pools = Conditions("thread oversubscription"), Conditions("thread pools")
+    pool, delay = both.known(scene.pool_ratio), both.known(scene.delay_ratio)
+    few = pool < POOL_RATIO or delay < DELAY_RATIO
+    pools.clear(few, f"{pool:.1f}x the budget, waiting {format_pct(100 * delay)} %")
+    pools.clear(_is_hidden(scene), f"{pool:.1f}x the budget, {HIDDEN}")
+    ranks = [rank for rank in scene.ranks if has_pool(rank)]
+    workers = [worker for rank in scene.ranks for worker in rank.workers if has_pool(worker)]
+    budget = known_or(scene.budget, 1.0)
+    if sum_known(one.demand for one in workers) > sum_known(one.demand for one in ranks):
+        cause = "worker-pool"
+        whose = f"{len(workers)} loader workers" if len(workers) > 1 else "a loader worker"
     elif len(ranks) > 1 and all(_fits(rank, budget) for rank in ranks):
         cause, whose = "too-many-ranks", f"{len(ranks)} ranks"
     else:
@@ -196,16 +181,15 @@ def judge_oversubscription(scene: Scene) -> Answer:
             whose = f"{helpers} processes that it started" if helpers > 1 else "a process that it started"
     frame = scene.frame
     library = _library_of(scene, Role.WORKER if cause == "worker-pool" else Role.RANK)
-    pools = (
-        f"{library.partition(' (')[0]} pools in" if " or " not in library and library else "thread pools of"
-    )
+    is_one = library and " or " not in library
+    name = f"{library.partition(' (')[0]} pools in" if is_one else "thread pools of"
     return Suspicion(
         kind=Kind.OVERSUBSCRIBED,
         cause=cause,
         weight=delay,
         margin=pool / POOL_RATIO,
         origins=frozenset((Origin.PROC, *((pressure_origin(frame.cpu),) if _feels_pressure(scene) else ()))),
-        summary=f"{pools} {whose} want {pool:.1f} times the CPUs there are",
+        summary=f"{name} {whose} want {pool:.1f} times the CPUs there are",
         evidence=(
             reading(Figure.POOL_DEMAND, pool, frame),
             read_waiting(scene),
@@ -295,7 +279,7 @@ def note_single_threaded_workers(scene: Scene) -> str:
         worker.demand
         for rank in scene.ranks
         for worker in rank.workers
-        if is_known(worker.demand) and is_known(worker.busy_threads) and worker.busy_threads < 2
+        if is_known(worker.demand) and is_known(worker.busy_threads) and not has_pool(worker)
     ]
     if sum(demands) < SINGLE_THREADED_RATIO * scene.budget:
         return ""
@@ -342,24 +326,18 @@ def _say_cpus(cpus: frozenset[int]) -> str:
     return f"{len(cpus)} CPUs only (CPUs {', '.join(map(str, sorted(cpus)[:8]))}{', …' * (len(cpus) > 8)})"
 
 
+@by_conditions
 def judge_worker_affinity(scene: Scene) -> Answer:
     """Suspect the mask of the workers when they wait for the few CPUs that it leaves them of the budget."""
-    found = find_starved(scene)
-    if not isinstance(found, Starved):
-        return found
-    if not found.workers:
-        return Cleared("workers that are bound to few CPUs (there are none)")
-    cpus = _find_cpus(found.workers, scene)
-    if not is_known(cpus):
-        return Unsure(f"on which CPUs the workers may run ({cpus.reason})")
-    if not is_known(scene.budget):
-        return Unsure(f"whether the workers may run on all CPUs of the job ({scene.budget.reason})")
-    if len(cpus) > scene.budget - FREE_CORES:
-        return Cleared(f"workers that are bound to few CPUs (they may run on {len(cpus)})")
-    wanted = sum(known_or(worker.demand, 0.0) for worker in found.workers)
-    waiting = sum(known_or(worker.waiting, 0.0) for worker in found.workers)
-    if wanted < BOUND_DEMAND * len(cpus) or waiting < BOUND_DELAY * wanted:
-        return Cleared(f"workers that are bound to few CPUs (they want {wanted:.1f} of {len(cpus)})")
+    found, bound = need_starved(scene), Conditions("workers that are bound to few CPUs")
+    bound.clear(not found.workers, "there are none")
+    cpus = Conditions("on which CPUs the workers may run").known(_find_cpus(found.workers, scene))
+    budget = Conditions("whether the workers may run on all CPUs of the job").known(scene.budget)
+    bound.clear(len(cpus) > budget - FREE_CORES, f"they may run on {len(cpus)}")
+    wanted = sum_known(worker.demand for worker in found.workers)
+    waiting = sum_known(worker.waiting for worker in found.workers)
+    waits = wanted >= BOUND_DEMAND * len(cpus) and waiting >= BOUND_DELAY * wanted
+    bound.clear(not waits, f"they want {wanted:.1f} of {len(cpus)}")
     count, frame = len(found.workers), scene.frame
     who = f"its {count} workers" if count > 1 else "its one worker"
     delay = format_pct(100 * waiting / wanted)

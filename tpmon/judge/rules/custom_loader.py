@@ -5,14 +5,12 @@ Both need a step beside the wait: what waits without one starts, is paused or ha
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading, take_heaviest
+from tpmon.judge.answers.result import Answer, Conditions, Suspicion, by_conditions, reading, take_heaviest
 from tpmon.judge.features.card_use import find_gpu_idle
 from tpmon.judge.features.data_wait import LEAST_SAMPLES, is_behind
 from tpmon.judge.features.snapshot import MainThreadScene, RankScene, Rule, Scene
-from tpmon.judge.features.starvation import HIDDEN_IDLE, LEAST_WAIT, find_named_wait, name_spot
+from tpmon.judge.features.starvation import HIDDEN_IDLE, LEAST_WAIT, cap_share, find_named_wait, name_spot
 from tpmon.judge.rules.python import others_demand
 from tpmon.judge.stacks.phases import OUTSIDE, TRAINING, DataPart, Phase
 from tpmon.judge.stacks.profile import RankPhases, Share, Spot, share_of
@@ -44,43 +42,29 @@ _MAY_SLEEP = (
 """Phases in which a main thread may sleep: no sleep of theirs is one of the program's own calls."""
 _SLEEPS = {WaitReason.CHILD: "waits for a child process", WaitReason.SLEEP: "pauses (time.sleep or alike)"}
 """What the kernel says of a sleeping thread (``ProcessSample.waits_for``), as a verb."""
-_OWN = "a loader of the program's own"
-_CALL = "calls that block"
+_OWN = Conditions("a loader of the program's own")
+_CALL = Conditions("calls that block")
 
 
-def _sleeping(rank: RankScene) -> Known[float]:
+def _find_sleep(main: MainThreadScene) -> float:
     """Return the share of looks that found the main thread asleep, and not for the interpreter's lock."""
-    main = rank.main
-    if not is_known(main):
-        return main
-    if main.looks < LEAST_SAMPLES:
-        return Missing("too few looks at the main thread")
     return max(0.0, 1 - main.running - main.timed_lock)
 
 
-def _idle_cost(rank: RankScene, scene: Scene, what: str) -> Answer | Applicable[float]:
-    """Return how much of the time the rank's card idles; or that a wait costs nothing, or is not known to."""
+def _idle_cost(rank: RankScene, scene: Scene, cause: Conditions) -> Applicable[float]:
+    """Return how much of the time the rank's card idles, where a wait costs something."""
     idle = find_gpu_idle(rank, scene)
-    if isinstance(idle, Missing):
-        return Unsure(f"{what} (GPU: {idle.reason})")
-    if is_known(idle) and idle < HIDDEN_IDLE:
-        return Cleared(f"{what} (hidden: the GPU is {100 * (1 - idle):.0f} % busy)")
+    cause.known(idle, "GPU: ")
+    if is_known(idle):
+        cause.clear(idle < HIDDEN_IDLE, f"hidden: the GPU is {100 * (1 - idle):.0f} % busy")
     return idle
 
 
-def _cap(share: Share, most: float) -> Share:
-    return Share(min(share.ratio, most), min(share.low, most), min(share.high, most), share.samples)
-
-
-def _stacks_of(rank: RankScene, what: str) -> Answer | RankPhases:
+def _stacks_of(rank: RankScene, cause: Conditions) -> RankPhases:
     """Return the stacks of a rank that takes steps."""
-    phases = rank.phases
-    if not is_known(phases):
-        return Unsure(f"{what} ({phases.reason})")
-    if phases.samples < LEAST_SAMPLES:
-        return Unsure(f"{what} (too few stack samples yet)")
-    if phases.ratio(*TRAINING) <= 0:
-        return Unsure(f"{what} (no part of a step in the stacks)")
+    phases = cause.known(rank.phases)
+    cause.doubt(phases.samples < LEAST_SAMPLES, "too few stack samples yet")
+    cause.doubt(phases.ratio(*TRAINING) <= 0, "no part of a step in the stacks")
     return phases
 
 
@@ -100,32 +84,30 @@ def _queued(rank: RankScene, phases: RankPhases) -> float:
     return (queue.ratio if queue is not None else 0.0) + find_named_wait(rank)
 
 
+@by_conditions
 def _judge_own_of(rank: RankScene, scene: Scene) -> Answer:
     phases = _stacks_of(rank, _OWN)
-    if not isinstance(phases, RankPhases):
-        return phases
-    if is_behind(rank.loader, [worker.idle_ratio for worker in rank.feeders]):
-        return Cleared(f"{_OWN} (a DataLoader stands behind the queue)")
-    sleeping, handed = _sleeping(rank), phases.handed_ratio + _queued(rank, phases)
-    if is_known(sleeping) and is_known(rank.main):
-        handed = min(handed, sleeping + rank.main.timed_lock)  # to take from a queue may have a time-out
+    behind = is_behind(rank.loader, [worker.idle_ratio for worker in rank.feeders])
+    _OWN.clear(behind, "a DataLoader stands behind the queue")
+    main, handed = rank.main, phases.handed_ratio + _queued(rank, phases)
+    looked = is_known(main) and main.looks >= LEAST_SAMPLES
+    if is_known(main) and looked:
+        # To take from a queue may have a time-out.
+        handed = min(handed, _find_sleep(main) + main.timed_lock)
     share = share_of(handed * phases.samples, phases.samples, phases.design)
-    if share.ratio < LEAST_WAIT:
-        return Cleared(f"{_OWN} (at a queue {format_pct(100 * share.ratio)} %)")
-    if share.low < LEAST_WAIT:
-        return Unsure(f"{_OWN} (at a queue {format_pct(100 * share.ratio)} %: too close to call)")
+    at_queue = f"at a queue {format_pct(100 * share.ratio)} %"
+    _OWN.clear(share.ratio < LEAST_WAIT, at_queue)
+    _OWN.doubt(share.low < LEAST_WAIT, f"{at_queue}: too close to call")
     idle = _idle_cost(rank, scene, _OWN)
-    if isinstance(idle, (Cleared, Unsure, Suspicion)):
-        return idle
     if is_known(idle):
-        share = _cap(share, idle)
+        share = cap_share(share, idle)
     others = others_demand(rank, scene)
     return Suspicion(
         kind=Kind.DATA_BOUND,
         cause="own-loader",
         weight=share.ratio,
         margin=share.low / LEAST_WAIT,
-        origins=frozenset((Origin.STACKS, Origin.PROC) if is_known(sleeping) else (Origin.STACKS,)),
+        origins=frozenset((Origin.STACKS, Origin.PROC) if looked else (Origin.STACKS,)),
         summary=f"the loop waits {100 * share.ratio:.0f} % of its time for what other threads or processes "
         f"hand over{_name_spot(phases)}",
         evidence=(
@@ -162,7 +144,7 @@ def _own_sleep(rank: RankScene, main: MainThreadScene, phases: RankPhases, scene
     for a disk, a socket or a child is.
     """
     # A wait with a time-out in a frame that is known to wait is none for the interpreter.
-    asleep = max(0.0, 1 - main.running - main.timed_lock) + min(main.timed_lock, phases.call_waits_ratio)
+    asleep = _find_sleep(main) + min(main.timed_lock, phases.call_waits_ratio)
     own = max(0.0, asleep - phases.ratio(*_MAY_SLEEP) - _no_call(phases))
     alone = _is_alone(scene) and not scene.cards and find_gpu_idle(rank, scene) is NOT_APPLICABLE
     return own if alone else max(0.0, own - min(phases.ratio(Phase.BACKWARD), main.lock))
@@ -199,10 +181,6 @@ def _spot_of_call(phases: RankPhases, share: Share) -> Applicable[Spot]:
     return spot if spot is not None and spot.ratio > computing + SURE_SPOT else NOT_APPLICABLE
 
 
-def _is_logging(spot: Applicable[Spot]) -> bool:
-    return is_known(spot) and spot.phase is Phase.LOGGING
-
-
 def _say_sleep(rank: RankScene, share: Share, io: float, scene: Scene) -> str:
     """Say what the main thread does while it sleeps, as far as the kernel tells; ``io`` as in ``_own_io``."""
     if io >= share.ratio / 2:
@@ -216,33 +194,25 @@ def _say_sleep(rank: RankScene, share: Share, io: float, scene: Scene) -> str:
     return "sleeps"
 
 
+@by_conditions
 def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
-    phases = _stacks_of(rank, _CALL)
-    if not isinstance(phases, RankPhases):
-        return phases
-    sleeping, main = _sleeping(rank), rank.main
-    if not is_known(sleeping) or not is_known(main):
-        return Unsure(f"{_CALL} ({main.reason if isinstance(main, Missing) else 'too few looks'})")
+    phases, main = _stacks_of(rank, _CALL), _CALL.known(rank.main)
+    _CALL.doubt(main.looks < LEAST_SAMPLES, "too few looks")
     outside = max(0.0, phases.ratio(*OUTSIDE) - _no_call(phases)) + phases.calls_in_step_ratio
     share = share_of(
         min(outside, _own_sleep(rank, main, phases, scene)) * phases.samples, phases.samples, phases.design
     )
-    if share.ratio < LEAST_BLOCKED:
-        return Cleared(f"{_CALL} ({format_pct(100 * share.ratio)} %)")
-    if share.low < LEAST_BLOCKED:
-        return Unsure(f"{_CALL} ({format_pct(100 * share.ratio)} %: too close to call)")
+    blocked = f"{format_pct(100 * share.ratio)} %"
+    _CALL.clear(share.ratio < LEAST_BLOCKED, blocked)
+    _CALL.doubt(share.low < LEAST_BLOCKED, f"{blocked}: too close to call")
     idle = _idle_cost(rank, scene, _CALL)
-    if isinstance(idle, (Cleared, Unsure, Suspicion)):
-        return idle
-    certain = _find_certain(share, main, phases, idle, scene)
-    if not is_known(certain):
-        return Unsure(f"{_CALL} ({certain.reason})")
+    certain = _CALL.known(_find_certain(share, main, phases, idle, scene))
     spot = _spot_of_call(phases, share)
-    share = _cap(share, min(certain, idle) if is_known(idle) else certain)
+    share = cap_share(share, min(certain, idle) if is_known(idle) else certain)
     where = f": {spot.where}" if is_known(spot) else ""
     is_loop = is_known(spot) and spot.is_loop
     needs = {Need.EVENT_LOOP_WAIT if is_loop else Need.BLOCKING_CALL}
-    if _is_logging(spot):
+    if is_known(spot) and spot.phase is Phase.LOGGING:
         needs.add(Need.LOGGING_IN_STACK)
     time = f"{100 * share.ratio:.0f} % of"
     does = _say_sleep(rank, share, _own_io(main, phases), scene)
@@ -258,7 +228,7 @@ def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
         summary=summary,
         evidence=(
             reading(Figure.PYTHON_OUTSIDE, 100 * outside, scene.frame),
-            reading(Figure.MAIN_ASLEEP, 100 * sleeping, scene.frame),
+            reading(Figure.MAIN_ASLEEP, 100 * _find_sleep(main), scene.frame),
             reading(Figure.MAIN_IN_IO, 100 * main.io, scene.frame),
             *(name_spot(spot, scene) if is_known(spot) else ()),
         ),
@@ -271,18 +241,14 @@ def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
     )
 
 
-def _judge_ranks(judge: Callable[[RankScene, Scene], Answer], what: str, scene: Scene) -> Answer:
-    return take_heaviest([judge(rank, scene) for rank in scene.ranks], what)
-
-
 def judge_own_loader(scene: Scene) -> Answer:
     """Suspect what fills a queue, a pipe or a pool of the program's own while the loop waits at its end."""
-    return _judge_ranks(_judge_own_of, _OWN, scene)
+    return take_heaviest([_judge_own_of(rank, scene) for rank in scene.ranks], _OWN.what)
 
 
 def judge_blocking_call(scene: Scene) -> Answer:
     """Suspect calls of the program itself in which the loop sleeps: a disk, a server, a child, a pause."""
-    return _judge_ranks(_judge_call_of, _CALL, scene)
+    return take_heaviest([_judge_call_of(rank, scene) for rank in scene.ranks], _CALL.what)
 
 
 RULES: tuple[Rule, ...] = (judge_own_loader, judge_blocking_call)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Cleared, Unsure, reading
+from tpmon.judge.answers.result import Answer, Cleared, Conditions, by_conditions, reading
 from tpmon.judge.features.data_wait import LEAST_READINGS, DataWait, measure_share
 from tpmon.judge.features.series import CORRELATION, count_steps_between, find_period, round_steps, say_nth
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
@@ -20,8 +20,10 @@ from tpmon.judge.features.starvation import (
     find_pin_demand,
     find_starved,
     name_hot,
+    need_starved,
     part_of,
     see_all_waits,
+    see_pins,
     see_starved,
     see_waits,
     suspect_loader,
@@ -37,7 +39,7 @@ from tpmon.judge.features.workers import (
     name_opens,
     never_idle,
 )
-from tpmon.judge.stacks.profile import DataPart, Phase
+from tpmon.judge.stacks.profile import DataPart, Phase, Share
 from tpmon.model.figures import Figure
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
@@ -53,6 +55,7 @@ IDLE_AT_TIMES = 0.25
 """Share of idle readings of every worker, from which the loader is ahead at times: 0-8 % where it
 is just too slow."""
 IDLE_SURE = 0.1
+NO_SHARE = Share(0.0, 0.0, 0.0, 0)
 ALWAYS_EMPTY = 0.95
 
 
@@ -75,6 +78,7 @@ def _reads_itself(rank: RankScene, scene: Scene) -> DataWait | None:
     return DataWait(share, {}, frozenset((Origin.PROC,)), share.low)
 
 
+@by_conditions
 def judge_no_workers(scene: Scene) -> Answer:
     """Suspect the lack of workers when the main thread itself fetches samples for much of its time."""
     found = find_starved(scene)
@@ -85,19 +89,17 @@ def judge_no_workers(scene: Scene) -> Answer:
             if isinstance(starved, Starved):
                 return _suspect_no_workers(starved, scene, "it reads its files itself, there are no workers")
         return found
-    if found.rank.has_workers:
-        return Cleared("loading in the main thread (there are loader workers)")
-    collate = part_of(found, DataPart.COLLATE)
-    if collate is not None and collate.ratio >= COLLATE_SHARE * found.wait.share.ratio:
-        return Cleared("loading in the main thread (most of it is collate)")
-    copy = part_of(found, DataPart.COPY)
-    if copy is not None and copy.ratio >= COLLATE_SHARE * found.wait.share.ratio:
-        return Cleared("loading in the main thread (most of it is copying)")
-    queue = part_of(found, DataPart.QUEUE)
-    if queue is not None and queue.ratio >= COLLATE_SHARE * found.wait.share.ratio:
-        return Unsure("what fills the queue that the main thread waits at (no loader worker does)")
-    if find_named_wait(found.rank) >= COLLATE_SHARE * found.wait.share.ratio:
-        return Cleared("loading in the main thread (it only waits for what others hand over)")
+    loading, least = Conditions("loading in the main thread"), COLLATE_SHARE * found.wait.share.ratio
+    loading.clear(found.rank.has_workers, "there are loader workers")
+    collate, copy, queue = (
+        (part_of(found, part) or NO_SHARE).ratio for part in (DataPart.COLLATE, DataPart.COPY, DataPart.QUEUE)
+    )
+    loading.clear(collate >= least, "most of it is collate")
+    loading.clear(copy >= least, "most of it is copying")
+    filler = Conditions("what fills the queue that the main thread waits at")
+    filler.doubt(queue >= least, "no loader worker does")
+    handed = find_named_wait(found.rank)
+    loading.clear(handed >= least, "it only waits for what others hand over")
     return _suspect_no_workers(found, scene, "it loads its batches itself, there are no workers")
 
 
@@ -125,17 +127,12 @@ def _suspect_no_workers(found: Starved, scene: Scene, why: str) -> Answer:
     )
 
 
+@by_conditions
 def judge_collate(scene: Scene) -> Answer:
     """Suspect collating when it takes half of the loading, in the main thread or in the workers."""
-    found = find_starved(scene)
-    if not isinstance(found, Starved):
-        return found
+    found = need_starved(scene)
     if not found.rank.has_workers:
-        part = part_of(found, DataPart.COLLATE)
-        if Origin.STACKS not in found.wait.origins:
-            return Unsure("collating (no stacks)")
-        if part is None or part.ratio < COLLATE_SHARE * found.wait.share.ratio or part.low < LEAST_WAIT:
-            return Cleared(f"collating ({100 * (part.ratio if part else 0):.0f} %)")
+        part = _part_of_loading(found, DataPart.COLLATE, Conditions("collating"))
         return suspect_loader(
             found,
             scene,
@@ -149,13 +146,10 @@ def judge_collate(scene: Scene) -> Answer:
             ),
             observed=frozenset((Need.COLLATE_IN_STACK,)),
         )
-    if name_load(found) is Load.IDLE:
-        return Cleared("collating in the workers (they wait for work)")
-    share = find_collate_share(found, scene)
-    if not is_known(share):
-        return Unsure(f"collating in the workers ({share.reason})")
-    if share < COLLATE_SHARE:
-        return Cleared(f"collating in the workers ({100 * share:.0f} % of their work)")
+    collating = Conditions("collating in the workers")
+    collating.clear(name_load(found) is Load.IDLE, "they wait for work")
+    share = collating.known(find_collate_share(found, scene))
+    collating.clear(share < COLLATE_SHARE, f"{100 * share:.0f} % of their work")
     return suspect_loader(
         found,
         scene,
@@ -168,16 +162,20 @@ def judge_collate(scene: Scene) -> Answer:
     )
 
 
+def _part_of_loading(found: Starved, name: DataPart, cause: Conditions) -> Share:
+    """Return the share of a part of the loading that is half of the wait, by the stacks."""
+    cause.doubt(Origin.STACKS not in found.wait.origins, "no stacks")
+    part = part_of(found, name) or NO_SHARE
+    least = COLLATE_SHARE * found.wait.share.ratio
+    cause.clear(part.low < LEAST_WAIT or part.ratio < least, f"{100 * part.ratio:.0f} %")
+    return part
+
+
+@by_conditions
 def judge_drain(scene: Scene) -> Answer:
     """Suspect the taking out of batches when the main thread copies or unpacks for half of its wait."""
-    found = find_starved(scene)
-    if not isinstance(found, Starved):
-        return found
-    if Origin.STACKS not in found.wait.origins:
-        return Unsure("unpacking of batches (no stacks)")
-    part = part_of(found, DataPart.COPY)
-    if part is None or part.low < LEAST_WAIT or part.ratio < COLLATE_SHARE * found.wait.share.ratio:
-        return Cleared(f"unpacking of batches ({100 * (part.ratio if part else 0):.0f} %)")
+    found = need_starved(scene)
+    part = _part_of_loading(found, DataPart.COPY, Conditions("unpacking of batches"))
     loader = found.rank.loader
     ready = loader is not None and is_known(loader.ready_batches) and loader.ready_batches > 0
     return suspect_loader(
@@ -193,22 +191,15 @@ def judge_drain(scene: Scene) -> Answer:
     )
 
 
+@by_conditions
 def judge_pin(scene: Scene) -> Answer:
     """Suspect the pin-memory thread when it computes all the time while the workers have no work."""
-    found = find_starved(scene)
-    if not isinstance(found, Starved):
-        return found
-    if found.rank.loader is None or not found.rank.loader.pin_thread:
-        return Cleared("pin-memory thread (there is none)")
-    demand = find_pin_demand(found.rank, scene)
-    if not is_known(demand):
-        return Unsure(f"pin-memory thread ({demand.reason})")
-    if demand < BUSY_PIN:
-        return Cleared(f"pin-memory thread (busy {100 * demand:.0f} %)")
-    if not is_known(found.idle):
-        return Unsure(f"pin-memory thread (its workers: {found.idle.reason})")
-    if found.idle < IDLE_WORKERS:
-        return Cleared(f"pin-memory thread (its workers are idle {format_pct(100 * found.idle)} % only)")
+    found, pin = need_starved(scene), Conditions("pin-memory thread")
+    pin.clear(not see_pins(found.rank), "there is none")
+    demand = pin.known(find_pin_demand(found.rank, scene))
+    pin.clear(demand < BUSY_PIN, f"busy {100 * demand:.0f} %")
+    idle = pin.known(found.idle, "its workers: ")
+    pin.clear(idle < IDLE_WORKERS, f"its workers are idle {format_pct(100 * idle)} % only")
     return suspect_loader(
         found,
         scene,
@@ -218,7 +209,7 @@ def judge_pin(scene: Scene) -> Answer:
         origins=frozenset((Origin.PROC,)),
         evidence=(
             reading(Figure.PIN_THREAD_WANTS, demand, scene.frame),
-            reading(Figure.WORKERS_IDLE, 100 * found.idle, scene.frame),
+            reading(Figure.WORKERS_IDLE, 100 * idle, scene.frame),
         ),
         observed=frozenset((Need.BATCHES_PINNED, Need.PIN_THREAD_BUSY)),
     )
@@ -263,6 +254,7 @@ def _queue_empty(found: Starved) -> Known[float]:
     return Missing("a pin thread empties the queue") if loader.pin_thread else loader.empty_ratio
 
 
+@by_conditions
 def judge_periodic(scene: Scene) -> Answer:
     """Suspect late batches now and then: the wait comes in bursts, and between them the loader is ahead."""
     found = find_starved(scene)
@@ -270,30 +262,23 @@ def judge_periodic(scene: Scene) -> Answer:
         found = _starved_over_history(scene, found)
     if not isinstance(found, Starved):
         return found
-    if not found.rank.has_workers:
-        return Unsure("waits every few steps (seen only at the queue of workers)")
+    bursts = Conditions("waits every few steps")
+    bursts.doubt(not found.rank.has_workers, "seen only at the queue of workers")
     waits = see_waits(found.rank, scene)
-    period = find_period(waits)
-    idle = _idle_at_times(found, scene)
-    if is_known(period) and never_idle(found, scene):
-        return Cleared("waits every few steps (the workers never have no work: the loader never keeps up)")
+    period, idle = find_period(waits), _idle_at_times(found, scene)
+    never = is_known(period) and never_idle(found, scene)
+    bursts.clear(never, "the workers never have no work: the loader never keeps up")
     if not is_known(period):
         if not is_known(idle):
-            return Cleared(f"waits every few steps ({period.reason}, {idle.reason})")
-        empty = _queue_empty(found)
-        if not is_known(empty):
-            return Unsure(f"waits every few steps ({empty.reason})")
-        if empty >= ALWAYS_EMPTY:
-            return Unsure("waits every few steps (the queue is always empty, and yet workers have no work)")
-        if empty < QUEUE_AGREES * found.wait.share.ratio:
-            return Cleared(f"waits every few steps (batches are ready {100 - 100 * empty:.0f} % of the time)")
-    origins = set[Origin]()
+            return Cleared(f"{bursts.what} ({period.reason}, {idle.reason})")
+        empty = bursts.known(_queue_empty(found))
+        bursts.doubt(empty >= ALWAYS_EMPTY, "the queue is always empty, and yet workers have no work")
+        is_ahead = empty < QUEUE_AGREES * found.wait.share.ratio
+        bursts.clear(is_ahead, f"batches are ready {100 - 100 * empty:.0f} % of the time")
     evidence = []
     if is_known(idle):
-        origins.add(Origin.PROC)
         evidence.append(reading(Figure.EVERY_WORKER_IDLE, 100 * idle, scene.frame))
     if is_known(period):
-        origins.add(Origin.PROC)
         evidence.append(reading(Figure.BETWEEN_BURSTS, period[0], scene.frame))
         steps = count_steps_between(scene, found.rank.process.pid, period[0])
         nth = ""
@@ -312,7 +297,7 @@ def judge_periodic(scene: Scene) -> Answer:
         "periodic",
         why,
         margin=margin,
-        origins=frozenset(origins),
+        origins=frozenset((Origin.PROC,)),
         evidence=tuple(evidence),
         observed=frozenset((Need.PERIODIC_SEEN,)),
     )

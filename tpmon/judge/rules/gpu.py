@@ -11,7 +11,7 @@ optimizer that computes on the CPU, and cards of one rank that work one after an
 from __future__ import annotations
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
+from tpmon.judge.answers.result import Answer, Conditions, Suspicion, by_conditions, reading
 from tpmon.judge.features.card_use import (
     FULL_SM_PCT,
     HOLLOW_POWER_RATIO,
@@ -33,7 +33,7 @@ from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene, demand_of
 from tpmon.judge.features.standstill import goes_on, name_rank, stack_moves
 from tpmon.judge.rules import card_faults, cards
-from tpmon.judge.rules.cards import answer_without_cards, is_braked, is_hot
+from tpmon.judge.rules.cards import is_braked, is_hot, need_cards
 from tpmon.judge.stacks.phases import ELSEWHERE, TRAINING
 from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases
 from tpmon.model.figures import Figure
@@ -57,6 +57,7 @@ _FURTHER = (ThreadKind.POOL, ThreadKind.OTHER, ThreadKind.UNREAD)
 """What threads of an OpenMP pool are counted as: they carry no name of their own."""
 
 
+@by_conditions
 def judge_launch_bound(scene: Scene) -> Answer:
     """Suspect the host's launching when a GPU has slack while its main thread works all the time.
 
@@ -64,50 +65,31 @@ def judge_launch_bound(scene: Scene) -> Answer:
     spin at 100 % as well. Until that is known a hollow GPU is undecided. A synchronise beside launches
     explains slack only up to its own share.
     """
-    if not scene.gpus:
-        return answer_without_cards(scene)
-    found = slackest(scene)
-    if not is_known(found):
-        return Unsure(f"launching of kernels ({found.reason})")
-    rank, slack = found
-    if slack.ratio < SLACK_RATIO:
-        return Cleared(f"launching of kernels (the GPUs have {format_pct(100 * slack.ratio)} % slack)")
-    name = name_rank(rank)
-    if not is_known(rank.driving_demand):
-        return Unsure(f"launching of kernels ({rank.driving_demand.reason})")
-    if rank.driving_demand < DRIVING_DEMAND:
-        return Cleared(
-            f"launching of kernels ({name} runs {format_pct(100 * rank.driving_demand)} % of the time)"
-        )
-    if not is_known(rank.phases):
-        return Unsure(f"launching of kernels (hollow or idle GPU: deciding; {rank.phases.reason})")
-    held = rank.phases.ratio(Phase.SYNC, Phase.COMMS)
-    in_ranks = rank.phases.ratio(Phase.COMMS)
-    if in_ranks >= HELD_RATIO or (held >= HELD_RATIO and slack.ratio - held < SLACK_RATIO):
-        return Cleared(
-            f"launching of kernels ({name} is {format_pct(100 * held)} % in waits for GPU or ranks)"
-        )
-    may_wait = _say_may_wait(rank.phases, slack, scene)
-    if may_wait:
-        return Unsure(f"launching of kernels ({may_wait})")
-    offloaded = _find_offloaded(rank, rank.phases, slack, scene)
-    if slack.ratio - offloaded < SLACK_RATIO:
-        return Unsure(
-            f"launching of kernels ({name} is {format_pct(100 * offloaded)} % in the optimizer while further "
-            "threads of it compute: perhaps the optimizer runs on the CPU)"
-        )
+    need_cards(scene)
+    launching, deciding = Conditions("launching of kernels"), "hollow or idle GPU: deciding; "
+    rank, slack = launching.known(slackest(scene))
+    launching.clear(slack.ratio < SLACK_RATIO, f"the GPUs have {format_pct(100 * slack.ratio)} % slack")
+    name, demand = name_rank(rank), launching.known(rank.driving_demand)
+    launching.clear(demand < DRIVING_DEMAND, f"{name} runs {format_pct(100 * demand)} % of the time")
+    phases = launching.known(rank.phases, deciding)
+    held, in_ranks = phases.ratio(Phase.SYNC, Phase.COMMS), phases.ratio(Phase.COMMS)
+    waits = in_ranks >= HELD_RATIO or (held >= HELD_RATIO and slack.ratio - held < SLACK_RATIO)
+    launching.clear(waits, f"{name} is {format_pct(100 * held)} % in waits for GPU or ranks")
+    may_wait = _say_may_wait(phases, slack, scene)
+    launching.doubt(bool(may_wait), may_wait)
+    offloaded = _find_offloaded(rank, phases, slack, scene)
+    launching.doubt(
+        slack.ratio - offloaded < SLACK_RATIO,
+        f"{name} is {format_pct(100 * offloaded)} % in the optimizer while further threads of it compute: "
+        "perhaps the optimizer runs on the CPU",
+    )
     in_turn = _say_in_turn(rank, scene)
-    if in_turn:
-        return Unsure(f"launching of kernels ({in_turn})")
-    training, between = rank.phases.ratio(*TRAINING), rank.phases.ratio(Phase.OTHER, Phase.LOGGING)
-    if training + between < WORKING_RATIO:
-        return Cleared(f"launching of kernels ({name} is elsewhere)")
-    moves = stack_moves(rank)
-    if not is_known(moves):
-        return Unsure(f"launching of kernels (hollow or idle GPU: deciding; {moves.reason})")
-    if not moves:
-        return Unsure(f"launching of kernels ({name} spins and its stack does not move: hung, perhaps)")
-    return _suspect_launches(scene, rank, slack, rank.phases, offloaded)
+    launching.doubt(bool(in_turn), in_turn)
+    works = phases.ratio(*TRAINING, Phase.OTHER, Phase.LOGGING) >= WORKING_RATIO
+    launching.clear(not works, f"{name} is elsewhere")
+    moves = launching.known(stack_moves(rank), deciding)
+    launching.doubt(not moves, f"{name} spins and its stack does not move: hung, perhaps")
+    return _suspect_launches(scene, rank, slack, phases, offloaded)
 
 
 def _say_may_wait(phases: RankPhases, slack: Slack, scene: Scene) -> str:
@@ -233,10 +215,10 @@ def _held_ratio(phases: RankPhases, sights: frozenset[Need]) -> float:
     return waits
 
 
+@by_conditions
 def _judge_sync(scene: Scene, cause: str, sights: frozenset[Need], words: str, least: float) -> Answer:
-    if not scene.gpus:
-        return answer_without_cards(scene)
-    what = f"{cause} synchronising"
+    need_cards(scene)
+    syncing = Conditions(f"{cause} synchronising")
     reason = Missing("no rank was read")
     best: tuple[float, float, RankScene, Slack] | None = None
     for rank in scene.ranks:
@@ -250,20 +232,15 @@ def _judge_sync(scene: Scene, cause: str, sights: frozenset[Need], words: str, l
             idle = _unexplained_idle(rank.phases, slack)
             if best is None or min(held, idle) > min(best[0], best[1]):
                 best = held, idle, rank, slack
-    if best is None:
-        return Unsure(f"{what} ({reason.reason})")
-    held, idle, rank, slack = best
-    if held < least:
-        return Cleared(f"{what} ({format_pct(100 * held)} % of samples)")
-    if idle < SYNC_SLACK_RATIO:
-        if slack.idle_ratio >= SYNC_SLACK_RATIO:
-            return Cleared(f"{what} (costs 0: the GPU idles while the host is elsewhere)")
-        if slack.ratio >= SLACK_RATIO:
-            return Unsure(f"{what} ({format_pct(100 * held)} % of samples; meanwhile the GPU is hollow)")
-        return Cleared(f"{what} (costs 0: the GPU is busy meanwhile)")
+    held, idle, rank, slack = syncing.known(reason if best is None else best)
+    samples = f"{format_pct(100 * held)} % of samples"
+    syncing.clear(held < least, samples)
+    is_free, elsewhere = idle < SYNC_SLACK_RATIO, slack.idle_ratio >= SYNC_SLACK_RATIO
+    syncing.clear(is_free and elsewhere, "costs 0: the GPU idles while the host is elsewhere")
+    syncing.doubt(is_free and slack.ratio >= SLACK_RATIO, f"{samples}; meanwhile the GPU is hollow")
+    syncing.clear(is_free, "costs 0: the GPU is busy meanwhile")
     in_turn = _say_in_turn(rank, scene)
-    if in_turn:
-        return Unsure(f"{what} ({format_pct(100 * held)} % of samples; {in_turn})")
+    syncing.doubt(bool(in_turn), f"{samples}; {in_turn}")
     # Without the wait the host still takes the time that it launches.
     share = min(held, idle)
     return Suspicion(
@@ -368,32 +345,29 @@ def _is_awaited(card: CardScene, scene: Scene) -> bool:
     return is_sliced(card.last) and bool(shares) and waits
 
 
-def _weigh_card(card: CardScene, scene: Scene) -> Answer | float | Missing:
+def _weigh_card(card: CardScene, scene: Scene) -> Known[float]:
     """Return how far a card is past being full, below 1 for one that is busy and not hollow, else why not.
 
     Missing of one that is busy where nothing was read of how full it is.
     """
-    name = f"GPU compute (card {card.index}"
+    full, name = Conditions("GPU compute"), f"card {card.index}"
     margin, active = _full_margin(card), card.sm_active_pct
     if not is_known(card.busy_pct):
         if is_known(active):  # those of a slice, which has no utilisation, are kernels that run
-            full = is_sliced(card.last) and active >= FULL_SM_PCT and is_known(margin)
-            return margin if full else Unsure(f"{name}: {card.busy_pct.reason})")
-        reason = f"{card.busy_pct.reason}; SM activity: {active.reason}"
-        return Missing(reason) if _is_awaited(card, scene) else Unsure(f"{name}: {reason})")
-    if card.busy_pct < BUSY_PCT:
-        return Cleared(f"{name} is busy {format_pct(card.busy_pct)} %)")
-    if is_hot(card, scene) or is_braked(card, scene):
-        return Cleared(f"{name} is held below its clocks)")
+            is_full = is_sliced(card.last) and active >= FULL_SM_PCT and is_known(margin)
+            return margin if is_full else full.known(card.busy_pct, f"{name}: ")
+        reason = Missing(f"{card.busy_pct.reason}; SM activity: {active.reason}")
+        return reason if _is_awaited(card, scene) else full.known(reason, f"{name}: ")
+    full.clear(card.busy_pct < BUSY_PCT, f"{name} is busy {format_pct(card.busy_pct)} %")
+    full.clear(is_hot(card, scene) or is_braked(card, scene), f"{name} is held below its clocks")
     hollow = judge_hollow(card)
     if not is_known(margin) or (margin < 1 and not is_known(card.clock_ratio)):
         low = known_or(card.power_ratio, 1.0) < HOLLOW_POWER_RATIO or known_or(active, 100.0) < HOLLOW_SM_PCT
-        return Unsure(f"{name}: {_say_unread(card)})") if low else Missing(_say_unread(card))
-    doubted = margin < 1 or (is_known(active) and active < HOLLOW_SM_PCT)
-    if doubted and isinstance(hollow, Missing):
-        return Unsure(f"{name}: {hollow.reason})")
-    if margin < 1 and hollow:
-        return Cleared(f"{name} is busy, but neither SM activity nor power is high)")
+        full.doubt(low, f"{name}: {_say_unread(card)}")
+        return Missing(_say_unread(card))
+    if margin < 1 or known_or(active, 100.0) < HOLLOW_SM_PCT:
+        hollow = full.known(hollow, f"{name}: ")
+    full.clear(margin < 1 and hollow is True, f"{name} is busy, but neither SM activity nor power is high")
     return margin
 
 
@@ -413,29 +387,27 @@ def _exchanged(scene: Scene) -> tuple[tuple[Evidence, ...], tuple[str, ...]]:
     return found, () if found else exchange_unread(scene)
 
 
+@by_conditions
 def judge_gpu_compute(scene: Scene) -> Answer:
     """Suspect, in the good sense, that the GPUs are full: every card busy, working, and not held.
 
     Cards that never run empty and are neither full nor hollow are bound by their kernels, too; that is
     all that is said of them, and of those of which nothing was read that tells how full they are.
     """
-    if not scene.gpus:
-        return answer_without_cards(scene)
+    need_cards(scene)
     margins, missing = [], ""
     for card in scene.gpus:
         margin = _weigh_card(card, scene)
-        if isinstance(margin, (Cleared, Unsure, Suspicion)):
-            return margin
         if isinstance(margin, Missing):
             missing, margin = f"card {card.index}: {margin.reason}", 0.0
         margins.append(margin)
     exchanged, unread = _exchanged(scene)
-    full = min(margins) >= 1
-    if not full and exchanged:
-        busy_at = missing or "busy at medium power"
-        return Unsure(f"GPU compute ({busy_at}: the ranks may wait for each other meanwhile)")
-    if missing and not goes_on(scene):  # a kernel that does not end looks the same
-        return Unsure(f"GPU compute ({missing}; that the run gets on is not seen)")
+    full, compute = min(margins) >= 1, Conditions("GPU compute")
+    busy_at = missing or "busy at medium power"
+    may_wait = not full and bool(exchanged)
+    compute.doubt(may_wait, f"{busy_at}: the ranks may wait for each other meanwhile")
+    # A kernel that does not end looks the same.
+    compute.doubt(bool(missing) and not goes_on(scene), f"{missing}; that the run gets on is not seen")
     cause = _choose_compute(scene) if full else "gpu"
     active = median_over(card.sm_active_pct for card in scene.gpus)
     busy = mean_busy_pct(scene.gpus)

@@ -5,7 +5,7 @@ Both need to see work, not only the absence of trouble: what was not read is no 
 
 from __future__ import annotations
 
-from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
+from tpmon.judge.answers.result import Answer, Cleared, Conditions, Suspicion, Unsure, by_conditions, reading
 from tpmon.judge.features.card_use import judge_hollow
 from tpmon.judge.features.cards import BUSY_PCT, STARVED_PCT
 from tpmon.judge.features.comms import find_waits
@@ -45,15 +45,6 @@ _PAUSES = {Phase.CHECKPOINT: "checkpoints", Phase.VALIDATION: "validations"}
 """Pauses in words, as many of them are said."""
 
 
-def _rank_demand(scene: Scene) -> Known[float]:
-    total = 0.0
-    for rank in scene.ranks:
-        if not is_known(rank.demand):
-            return rank.demand
-        total += rank.demand
-    return total if scene.ranks else Missing("no rank was read")
-
-
 def _computing(scene: Scene) -> Known[float]:
     """Return the share of samples in the model, of the rank that computes least."""
     ratios = []
@@ -66,29 +57,27 @@ def _computing(scene: Scene) -> Known[float]:
     return min(ratios) if ratios else Missing("no rank was read")
 
 
+@by_conditions
 def judge_cpu_compute(scene: Scene) -> Answer:
     """Suspect, in the good sense, that the cores are full of computing: a job without GPUs."""
-    if scene.cards:
-        return Cleared("CPU compute (the job computes on a GPU)")
+    full, computing = Conditions("CPU compute"), _computing(scene)
+    full.clear(bool(scene.cards), "the job computes on a GPU")
     without = answer_without_cards(scene)
-    if isinstance(without, Unsure):
-        return Unsure(f"CPU compute ({without.text})")
-    demand, budget, computing = _rank_demand(scene), scene.budget, _computing(scene)
-    if not is_known(demand):
-        return Unsure(f"CPU compute ({demand.reason})")
-    if not is_known(budget) or budget <= 0:
-        return Unsure("CPU compute (the CPU budget was not read)")
+    full.doubt(isinstance(without, Unsure), without.text)
+    full.doubt(not scene.ranks, "no rank was read")
+    demand, budget = sum(full.known(rank.demand) for rank in scene.ranks), known_or(scene.budget, 0.0)
+    full.doubt(budget <= 0, "the CPU budget was not read")
     ratio = demand / budget
-    if ratio < BUSY_BUDGET_RATIO:
-        return Cleared(f"CPU compute (the ranks want {demand:.1f} of {budget:.1f} CPUs)")
-    if is_known(scene.pool_ratio) and scene.pool_ratio >= POOL_RATIO:
-        return Cleared(f"CPU compute (pools want {scene.pool_ratio:.1f} times the CPUs)")
-    if is_known(computing) and computing < COMPUTING_RATIO:
-        return Cleared(f"CPU compute (in the model {format_pct(100 * computing)} % of the time)")
-    waits = find_waits(scene)
-    if is_known(waits) and len(waits) > 1 and waits[0].ratio >= ALL_WAIT_RATIO:
+    full.clear(ratio < BUSY_BUDGET_RATIO, f"the ranks want {demand:.1f} of {budget:.1f} CPUs")
+    pools = known_or(scene.pool_ratio, 0.0)
+    full.clear(pools >= POOL_RATIO, f"pools want {pools:.1f} times the CPUs")
+    in_model = known_or(computing, 1.0)
+    full.clear(in_model < COMPUTING_RATIO, f"in the model {format_pct(100 * in_model)} % of the time")
+    waits = known_or(find_waits(scene), [])
+    if len(waits) > 1:
         # Their stacks are in the model all the same: DDP exchanges gradients within backward.
-        return Cleared(f"CPU compute (every rank waits for the others {format_pct(100 * waits[0].ratio)} %)")
+        least = waits[0].ratio
+        full.clear(least >= ALL_WAIT_RATIO, f"every rank waits for the others {format_pct(100 * least)} %")
     evidence: tuple[Evidence, ...] = (
         reading(Figure.RANKS_DEMAND, demand, scene.frame),
         reading(Figure.CPU_BUDGET, budget, scene.frame, source=scene.frame.cpu.budget_reason),
@@ -182,25 +171,16 @@ def _find_pauses(scene: Scene) -> Evidence | None:
     return reading(Figure.IN_PHASE, 100 * worst[1], scene.frame, of=_PAUSES[worst[0]])
 
 
-def _check_cards(scene: Scene) -> Answer | None:
-    for card in scene.gpus:
-        if not is_known(card.busy_pct):
-            return Unsure(f"balanced (card {card.index}: {card.busy_pct.reason})")
-        if card.busy_pct < STARVED_PCT:
-            return Cleared(f"balanced (card {card.index} is busy only {format_pct(card.busy_pct)} %)")
-        hollow = judge_hollow(card)
-        if isinstance(hollow, Missing):
-            return Unsure(f"balanced (whether card {card.index} is hollow: {hollow.reason})")
-        if hollow:
-            return Cleared(f"balanced (card {card.index} is {BUSY_PCT:.0f} % busy and hollow)")
-    return None
-
-
+@by_conditions
 def judge_balanced(scene: Scene) -> Answer:
     """Suspect, in the good sense, that nothing holds the run: it works and no wait takes a fifth of it."""
-    cards = _check_cards(scene)
-    if cards is not None:
-        return cards
+    balanced = Conditions("balanced")
+    for card in scene.gpus:
+        name = f"card {card.index}"
+        busy_pct = balanced.known(card.busy_pct, f"{name}: ")
+        balanced.clear(busy_pct < STARVED_PCT, f"{name} is busy only {format_pct(busy_pct)} %")
+        hollow = balanced.known(judge_hollow(card), f"whether {name} is hollow: ")
+        balanced.clear(hollow, f"{name} is {BUSY_PCT:.0f} % busy and hollow")
     by_stacks, by_looks = _check_stacks(scene), _check_looks(scene)
     if isinstance(by_stacks, Cleared):
         return by_stacks

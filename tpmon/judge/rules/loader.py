@@ -8,11 +8,18 @@ from collections import Counter
 from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
+from tpmon.judge.answers.result import Answer, Cleared, Conditions, Suspicion, by_conditions, reading
 from tpmon.judge.features.cpu import FREE_CORES, are_taken, find_cores_free, say_free
 from tpmon.judge.features.data_wait import measure_share
 from tpmon.judge.features.snapshot import Rule, Scene
-from tpmon.judge.features.starvation import Starved, find_starved, part_of, see_waits, suspect_loader
+from tpmon.judge.features.starvation import (
+    Starved,
+    find_starved,
+    need_starved,
+    part_of,
+    see_waits,
+    suspect_loader,
+)
 from tpmon.judge.features.workers import (
     BUSY_WORKER,
     Load,
@@ -27,7 +34,7 @@ from tpmon.judge.features.workers import (
     wait_in_vain,
 )
 from tpmon.judge.hang.causes import list_ends
-from tpmon.judge.rules.cpu import CROWDED_MARGIN, DELAY_RATIO, POOL_RATIO
+from tpmon.judge.rules.cpu import CROWDED_MARGIN, DELAY_RATIO, POOL_RATIO, has_pool
 from tpmon.judge.stacks.profile import DataPart
 from tpmon.model.figures import Figure
 from tpmon.model.known import is_known, known_or
@@ -52,14 +59,13 @@ def list_kills(scene: Scene) -> list[tuple[int, ProcessEnd]]:
     ]
 
 
+@by_conditions
 def judge_killed_workers(scene: Scene) -> Answer:
     """Suspect what kills the workers when a signal has ended some of them more than once in a minute."""
     kills = list_kills(scene)
-    if not kills:
-        return Cleared("killed workers (none in the last minute)")
+    Conditions("killed workers").clear(not kills, "none in the last minute")
     times = len({taken_ns for taken_ns, _ in kills})
-    if times < AGAIN:
-        return Cleared("workers killed again and again (it was once)")
+    Conditions("workers killed again and again").clear(times < AGAIN, "it was once")
     signals = Counter(end.signal for _, end in kills if is_known(end.signal))
     told = ", ".join(f"{count} by {name}" for name, count in signals.most_common())
     found = find_starved(scene)
@@ -110,8 +116,8 @@ YOUNG_S = 30.0
 
 def _pools_fight(found: Starved, scene: Scene) -> bool:
     pool, delay = scene.pool_ratio, scene.delay_ratio
-    fights = is_known(pool) and pool >= POOL_RATIO and is_known(delay) and delay >= DELAY_RATIO
-    return fights and any(is_known(one.busy_threads) and one.busy_threads >= 2 for one in found.workers)
+    fights = known_or(pool, 0.0) >= POOL_RATIO and known_or(delay, 0.0) >= DELAY_RATIO
+    return fights and any(map(has_pool, found.workers))
 
 
 def _demand_text(found: Starved) -> str:
@@ -121,22 +127,17 @@ def _demand_text(found: Starved) -> str:
     return f"{len(found.workers)} worker{'' if len(found.workers) == 1 else 's'}, {each}"
 
 
+@by_conditions
 def judge_cpu_transform(scene: Scene) -> Answer:
     """Suspect the transforms when the workers compute all the time and no core is left for more of them."""
-    found = find_starved(scene)
-    if not isinstance(found, Starved):
-        return found
+    found, transforms = need_starved(scene), Conditions("transforms in the workers")
     load = name_load(found)
-    if load is Load.UNREAD and found.rank.has_workers:
-        return Unsure("transforms in the workers (what they do was not read)")
-    if load is not Load.COMPUTE:
-        return Cleared(f"transforms in the workers ({_demand_text(found)})")
-    if is_collating(found, scene):
-        return Cleared("transforms in the workers (most of their time goes into collate)")
-    if _pools_fight(found, scene):
-        return Cleared("transforms in the workers (their thread pools fight for the CPUs)")
-    if is_known(found.cores_free) and found.cores_free >= FREE_CORES:
-        return Cleared(f"transforms beyond the CPUs ({say_free(found.cores_free, found.cores_had)})")
+    transforms.doubt(load is Load.UNREAD and found.rank.has_workers, "what they do was not read")
+    transforms.clear(load is not Load.COMPUTE, _demand_text(found))
+    transforms.clear(is_collating(found, scene), "most of their time goes into collate")
+    transforms.clear(_pools_fight(found, scene), "their thread pools fight for the CPUs")
+    has_room = known_or(found.cores_free, 0.0) >= FREE_CORES
+    Conditions("transforms beyond the CPUs").clear(has_room, say_free(found.cores_free, found.cores_had))
     return suspect_loader(
         found,
         scene,
@@ -150,34 +151,27 @@ def judge_cpu_transform(scene: Scene) -> Answer:
     )
 
 
+@by_conditions
 def judge_too_few_workers(scene: Scene) -> Answer:
     """Suspect the number of workers when each has work all the time and cores are free for more."""
-    found = find_starved(scene)
-    if not isinstance(found, Starved):
-        return found
+    found, few = need_starved(scene), Conditions("too few workers")
     load = name_load(found)
-    if load not in (Load.COMPUTE, Load.OTHER_WAIT):
-        return Cleared("too few workers") if load is Load.IDLE else Unsure(f"too few workers ({load.value})")
-    if is_known(found.idle) and found.idle >= TOO_FEW_IDLE:
-        return Unsure(f"too few workers (they have no work {format_pct(100 * found.idle)} % of the time)")
-    if not is_known(found.cores_free):
-        return Unsure(f"too few workers (free CPUs: {found.cores_free.reason})")
-    if found.cores_free < FREE_CORES:
-        return Cleared(f"too few workers ({found.cores_free:.1f} CPUs are free)")
-    if wait_in_vain(found, scene):
-        return Unsure("too few workers (they wait for CPUs that nobody uses: are they bound to a few?)")
+    if load is Load.IDLE:
+        return Cleared(few.what)
+    few.doubt(load not in (Load.COMPUTE, Load.OTHER_WAIT), load.value)
+    idle = known_or(found.idle, 0.0)
+    few.doubt(idle >= TOO_FEW_IDLE, f"they have no work {format_pct(100 * idle)} % of the time")
+    free = few.known(found.cores_free, "free CPUs: ")
+    few.clear(free < FREE_CORES, f"{free:.1f} CPUs are free")
+    few.doubt(wait_in_vain(found, scene), "they wait for CPUs that nobody uses: are they bound to a few?")
     lock = find_lock(found, scene)
-    if lock.is_lock:
-        return Cleared("too few workers (they wait for a lock)")
-    if lock.sign in (Sign.OPEN, Sign.HANDS):
-        return Unsure(f"too few workers (they wait {lock.sign.value})")
-    if is_collating(found, scene):
-        return Cleared("too few workers (most of their time goes into collate)")
-    if _pools_fight(found, scene):
-        return Cleared("too few workers (their thread pools fight for the CPUs)")
+    few.clear(lock.is_lock, "they wait for a lock")
+    few.doubt(lock.sign in (Sign.OPEN, Sign.HANDS), f"they wait {lock.sign.value}")
+    few.clear(is_collating(found, scene), "most of their time goes into collate")
+    few.clear(_pools_fight(found, scene), "their thread pools fight for the CPUs")
     count = len(found.workers)
     by_demand = known_or(find_cores_free(scene), 0.0) >= FREE_CORES
-    is_plain = by_demand and not are_taken(found.cores_free, found.cores_had)
+    is_plain = by_demand and not are_taken(free, found.cores_had)
     is_plain = is_plain and not (count == 1 and lock.looks_so)  # another rank's worker may have the lock
     words = f"its {count} workers always have work" if count > 1 else "its one worker always has work"
     if lock.sign is Sign.OWN:
@@ -190,8 +184,8 @@ def judge_too_few_workers(scene: Scene) -> Answer:
         found,
         scene,
         "too-few-workers",
-        f"{words.removesuffix(',')}, {say_free(found.cores_free, found.cores_had)}",
-        margin=min(found.cores_free / FREE_CORES, math.inf if is_plain else CROWDED_MARGIN),
+        f"{words.removesuffix(',')}, {say_free(free, found.cores_had)}",
+        margin=min(free / FREE_CORES, math.inf if is_plain else CROWDED_MARGIN),
         origins=frozenset((Origin.PROC,)),
         evidence=(reading(Figure.CPUS_FREE, found.cores_had, scene.frame), *name_hot_work(found, scene)),
         observed=frozenset((Need.WORKERS_CPU_BOUND if load is Load.COMPUTE else Need.WORKERS_ASLEEP,)),
@@ -207,21 +201,17 @@ def _tell_lock(found: Starved, lock: LockWait) -> str:
     return f"its {count} workers {what}{', or for threads of their own' if lock.sign is Sign.OPEN else ''}"
 
 
+@by_conditions
 def judge_worker_lock(scene: Scene) -> Answer:
     """Suspect a lock when the workers have work, hardly compute, and most of them wait for one."""
-    found = find_starved(scene)
-    if not isinstance(found, Starved):
-        return found
+    found, shared = need_starved(scene), Conditions("a lock that the workers share")
     lock = find_lock(found, scene)
     if not lock.is_lock and lock.sign is not Sign.OPEN:
         load = name_load(found)
-        if load is Load.UNREAD and len(found.workers) > 1:
-            return Unsure("a lock that the workers share (what they wait for was not read)")
-        if lock.sign in (Sign.OWN, Sign.HANDS):
-            return Cleared(f"a lock that the workers share (they wait {lock.sign.value})")
-        if len(found.workers) < 2:
-            return Cleared("a lock that the workers share (there are not two of them)")
-        return Cleared(f"a lock that the workers share (they {_LOAD_WORDS[load]})")
+        shared.doubt(load is Load.UNREAD and len(found.workers) > 1, "what they wait for was not read")
+        shared.clear(lock.sign in (Sign.OWN, Sign.HANDS), f"they wait {lock.sign.value}")
+        shared.clear(len(found.workers) < 2, "there are not two of them")
+        return Cleared(f"{shared.what} (they {_LOAD_WORDS[load]})")
     stacks = (reading(Figure.STACKS_AT_LOCK, 100 * lock.in_stacks, scene.frame),)
     looks = (reading(Figure.WORKERS_IN_LOCK, 100 * lock.ratio, scene.frame),)
     told = suspect_loader(
@@ -271,59 +261,50 @@ def _find_slow(looks: tuple[WorkerLooks, ...]) -> WorkerLooks | None:
     return never_idle[0] if others and min(others) >= OTHERS_IDLE else None
 
 
+@by_conditions
 def judge_one_slow_worker(scene: Scene) -> Answer:
     """Suspect one worker when it always has work, the others mostly none, and all wait for its batch."""
-    found = find_starved(scene)
-    if not isinstance(found, Starved):
-        return found
-    if len(found.workers) < 2:
-        return Cleared("one slow worker (there are not two to compare)")
+    found, one_slow = need_starved(scene), Conditions("one slow worker")
+    one_slow.clear(len(found.workers) < 2, "there are not two to compare")
     looks = look_at_workers(found, scene)
-    if not all(is_known(one.idle_ratio) for one in looks):
-        return Unsure("one slow worker (what the workers wait for was not read)")
+    read = all(is_known(one.idle_ratio) for one in looks)
+    one_slow.doubt(not read, "what the workers wait for was not read")
     slow = _find_slow(looks)
     if slow is None:
         return Cleared("one slow worker (no single one is behind the others)")
     others = min(known_or(one.idle_ratio, 0.0) for one in looks if one is not slow)
     backlog = max((one.backlog_ratio for one in looks if one is not slow), default=0.0)
-    origins = {Origin.PROC}
-    if slow.queue_looks and slow.backlog_ratio >= BACKLOG > backlog:
-        origins.add(Origin.PIPES)
+    by_queue = slow.queue_looks and slow.backlog_ratio >= BACKLOG > backlog
     number = slow.worker.number
     name = f"worker {number}" if is_known(number) else f"the worker with pid {slow.worker.pid}"
-    needs = {Need.ONE_WORKER_SLOW}
-    if slow.worker.stopped:
-        needs.add(Need.STOPPED)
     return suspect_loader(
         found,
         scene,
         "one-slow-worker",
         f"{name} is stopped" if slow.worker.stopped else f"all wait for {name}, the others have no work",
         margin=others / OTHERS_IDLE * 1.25,
-        origins=frozenset(origins),
+        origins=frozenset((Origin.PROC, Origin.PIPES) if by_queue else (Origin.PROC,)),
         evidence=(
             reading(Figure.WORKER_IDLE, 100 * known_or(slow.idle_ratio, 0.0), scene.frame, of=name),
             reading(Figure.OTHERS_IDLE, 100 * others, scene.frame),
         ),
-        observed=frozenset(needs),
+        observed=frozenset((Need.ONE_WORKER_SLOW, *((Need.STOPPED,) if slow.worker.stopped else ()))),
         pid=slow.worker.pid,
     )
 
 
+@by_conditions
 def judge_uneven_workers(scene: Scene) -> Answer:
     """Suspect that only some workers have data when those always have work, and each of the others none."""
-    found = find_starved(scene)
-    if not isinstance(found, Starved):
-        return found
+    found, unfed = need_starved(scene), Conditions("workers without data")
     looks = look_at_workers(found, scene)
-    if not all(is_known(one.idle_ratio) for one in looks):
-        return Unsure("workers without data (what the workers wait for was not read)")
+    read = all(is_known(one.idle_ratio) for one in looks)
+    unfed.doubt(not read, "what the workers wait for was not read")
     fed = [not one.worker.stopped and _is_never_idle(one) for one in looks]
     rest = [known_or(one.idle_ratio, 0.0) for one, is_fed in zip(looks, fed, strict=True) if not is_fed]
-    if sum(fed) < 2 or not rest or min(rest) < RESTING:
-        return Cleared("workers without data (no such part of them)")
-    if found.rank.loader is None or not is_known(found.rank.loader.ready_bytes):
-        return Unsure("workers without data (whether all are of one loader was not read)")
+    unfed.clear(sum(fed) < 2 or not rest or min(rest) < RESTING, "no such part of them")
+    told = found.rank.loader is not None and is_known(found.rank.loader.ready_bytes)
+    unfed.doubt(not told, "whether all are of one loader was not read")
     return suspect_loader(
         found,
         scene,
@@ -360,37 +341,32 @@ def _waits_for_old_workers(found: Starved, scene: Scene) -> bool:
     return len(steady) >= STEADY_READINGS and statistics.fmean(steady) >= STEADY_WAIT * found.wait.share.ratio
 
 
+@by_conditions
 def judge_respawn(scene: Scene) -> Answer:
     """Suspect the start of workers when they are born again and again while their rank waits."""
-    found = find_starved(scene)
-    if not isinstance(found, Starved):
-        return found
-    if not found.rank.has_workers:
-        return Cleared("restarts of workers (there are none)")
-    if any(is_known(end.rank) and end.rank == found.rank.process.rank for _, end in list_kills(scene)):
-        return Cleared("restarts of workers (a signal ended some: that is why)")
+    found, restarts = need_starved(scene), Conditions("restarts of workers")
+    restarts.clear(not found.rank.has_workers, "there are none")
+    killed = {end.rank for _, end in list_kills(scene) if is_known(end.rank)}
+    restarts.clear(found.rank.process.rank in killed, "a signal ended some: that is why")
     pid = found.rank.process.pid
     counts = [loader.workers for frame in scene.frames for loader in frame.loader if loader.pid == pid]
-    generations = found.rank.births / max((*counts, 1))
+    births = found.rank.births
+    generations = births / max((*counts, 1))
     oldest = max((worker.age_s for worker in found.workers), default=0.0)
-    if generations < GENERATIONS:
-        return Cleared(f"restarts of workers ({found.rank.births} in the last minute)")
-    if oldest > YOUNG_S:
-        return Cleared(f"restarts of workers (one is {oldest:.0f} s old)")
-    if _waits_for_old_workers(found, scene):
-        return Cleared(f"restarts of workers ({found.rank.births} in a minute, but the wait goes on without)")
-    origins = {Origin.PROC}
+    restarts.clear(generations < GENERATIONS, f"{births} in the last minute")
+    restarts.clear(oldest > YOUNG_S, f"one is {oldest:.0f} s old")
+    goes_on = _waits_for_old_workers(found, scene)
+    restarts.clear(goes_on, f"{births} in a minute, but the wait goes on without")
     start = part_of(found, DataPart.START)
-    if start is not None and start.low > 0:
-        origins.add(Origin.STACKS)
+    in_stacks = start is not None and start.low > 0
     return suspect_loader(
         found,
         scene,
         "respawn",
-        f"{found.rank.births} workers were started in the last minute, new ones again and again",
+        f"{births} workers were started in the last minute, new ones again and again",
         margin=generations / GENERATIONS * 1.25,
-        origins=frozenset(origins),
-        evidence=(reading(Figure.WORKERS_BORN, float(found.rank.births), scene.frame),),
+        origins=frozenset((Origin.PROC, Origin.STACKS) if in_stacks else (Origin.PROC,)),
+        evidence=(reading(Figure.WORKERS_BORN, float(births), scene.frame),),
         observed=frozenset((Need.RESPAWN_SEEN,)),
     )
 

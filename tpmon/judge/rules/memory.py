@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
+from tpmon.judge.answers.result import Answer, Conditions, Suspicion, Unsure, by_conditions, reading
 from tpmon.judge.features.card_use import ETA_S, GROWTH_BYTES_S, Growth, find_urgency, read_growth, say_about
 from tpmon.judge.features.readings import memory_origin, pressure_origin
 from tpmon.judge.features.snapshot import Rule, Scene
@@ -19,7 +19,7 @@ from tpmon.judge.rules.card_faults import judge_gpu_memory
 from tpmon.model.figures import Figure
 from tpmon.model.frame import Frame
 from tpmon.model.host import SUMMED_ANON, ShmSample
-from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known, sum_known
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.units import format_bytes, format_pct, say_bytes_s
 from tpmon.model.verdict import Kind, Origin
@@ -74,32 +74,26 @@ def _lacks_room(shm: ShmSample, step: float) -> bool:
     return step > 0 and shm.total_bytes - shm.used_bytes < SHM_STEPS * step
 
 
+@by_conditions
 def judge_shm(scene: Scene) -> Answer:
     """Suspect /dev/shm when it is small and half full, or has no room for two more steps of growth."""
-    shm = scene.frame.memory.shm
-    if not is_known(shm):
-        return Unsure(f"shared memory ({shm.reason})")
-    if shm.total_bytes <= 0:
-        return Unsure("shared memory (its size reads 0)")
+    memory = Conditions("shared memory")
+    shm = memory.known(scene.frame.memory.shm)
+    memory.doubt(shm.total_bytes <= 0, "its size reads 0")
     text = f"{format_bytes(shm.used_bytes)} of {format_bytes(shm.total_bytes)}"
-    has_workers = any(process.role is Role.WORKER for process in scene.frame.processes)
-    if not has_workers and len(scene.ranks) < 2:
-        return Cleared(f"shared memory ({text}, nothing of the job needs it)")
+    is_used = bool(_workers(scene.frame)) or len(scene.ranks) > 1
+    memory.clear(not is_used, f"{text}, nothing of the job needs it")
     fill, free = shm.used_bytes / shm.total_bytes, shm.total_bytes - shm.used_bytes
     step = find_largest_step(scene.history)
     small, tight = _is_small_and_full(shm), _lacks_room(shm, step)
-    if not small and not tight:
-        return Cleared(f"shared memory ({text})")
-    margins = [1.0]
-    if small:
-        margins.append(fill / SHM_FULL)
-    if tight:
-        margins.append(SHM_STEPS * step / max(free, 1))
+    memory.clear(not small and not tight, text)
+    by_fill = fill / SHM_FULL if small else 1.0
+    by_growth = SHM_STEPS * step / max(free, 1) if tight else 1.0
     return Suspicion(
         kind=Kind.MEMORY_PRESSURE,
         cause="shm",
         weight=fill,
-        margin=max(margins),
+        margin=max(1.0, by_fill, by_growth),
         origins=frozenset((Origin.FILES,)),
         summary=f"{shm.path} is {format_pct(100 * fill)} % full ({text}): a batch that does not fit is lost",
         evidence=(
@@ -203,14 +197,6 @@ def _sum_role(frame: Frame, role: Role) -> float:
     return float(sum(one.rss_bytes for one in frame.processes if one.role is role))
 
 
-def _copy_faults(scene: Scene) -> float:
-    """Return the minor faults per second of all workers over the span, 0 where none was read."""
-    faults = [
-        sum(known_or(worker.minor_faults_s, 0.0) for worker in _workers(frame)) for frame in scene.frames
-    ]
-    return statistics.fmean(faults)
-
-
 def _suspect_growth(
     scene: Scene,
     cause: str,
@@ -252,35 +238,26 @@ def _suspect_growth(
     )
 
 
-def _is_near_the_end(scene: Scene, growth: Growth) -> Known[bool]:
-    room = _room(scene)
-    if not is_known(room):
-        return room
+def _is_near_the_end(room: tuple[float, float, str], growth: Growth) -> bool:
     return room[0] / growth.mean < ETA_S or room[1] >= NEAR_LIMIT
 
 
+@by_conditions
 def judge_leak(scene: Scene) -> Answer:
     """Suspect steady growth of the job's memory that reaches its limit soon."""
-    anon = read_growth(scene, _sum_anon)
-    if not is_known(anon):
-        return Unsure(f"memory growth ({anon.reason})")
-    if not _lasts(scene, anon):
-        return Cleared("memory growth (none that lasts)")
-    copies = _grows_by_copies(scene, anon)
-    if not is_known(copies):
-        return Unsure(f"memory growth ({copies.reason})")
-    if copies:
-        return Cleared("leak (pages are copied, not added)")
+    growth, leak = Conditions("memory growth"), Conditions("leak")
+    anon = growth.known(read_growth(scene, _sum_anon))
+    growth.clear(not _lasts(scene, anon), "none that lasts")
+    leak.clear(growth.known(_grows_by_copies(scene, anon)), "pages are copied, not added")
     rss = read_growth(scene, _sum_rss)
-    if is_known(rss) and not _is_summed(scene) and rss.mean < OWN_GROWTH * anon.mean:
-        # A control group may hold other jobs too: a session's, a container's.
-        return Cleared(f"leak ({scene.frame.memory.anon_source} grows, this job's processes do not)")
-    near = _is_near_the_end(scene, anon)
+    # A control group may hold other jobs too: a session's, a container's.
+    is_others = is_known(rss) and not _is_summed(scene) and rss.mean < OWN_GROWTH * anon.mean
+    leak.clear(is_others, f"{scene.frame.memory.anon_source} grows, this job's processes do not")
     room = _room(scene)
-    if not is_known(near) or not is_known(room):
+    if not is_known(room):
         return Unsure(f"when memory is full (it grows by {say_bytes_s(anon.mean)}, limit not known)")
-    if not near:
-        return Cleared(f"memory growth ({say_bytes_s(anon.mean)}, room for {say_about(room[0] / anon.mean)})")
+    lasts = f"{say_bytes_s(anon.mean)}, room for {say_about(room[0] / anon.mean)}"
+    growth.clear(not _is_near_the_end(room, anon), lasts)
     seen = {memory_origin(scene.frame.memory)}
     if is_known(rss) and rss.grows and not _is_summed(scene):
         seen.add(Origin.PROC)
@@ -291,61 +268,46 @@ def judge_leak(scene: Scene) -> Answer:
     return _suspect_growth(scene, "leak", anon, words=words, need=need, origins=frozenset(seen), role=role)
 
 
+@by_conditions
 def judge_copy_on_write(scene: Scene) -> Answer:
     """Suspect copies of shared pages: anonymous memory grows with the workers, the sum of RSS does not."""
-    if not _workers(scene.frame):
-        return Cleared("copy-on-write (no workers)")
-    anon = read_growth(scene, _sum_anon)
-    if not is_known(anon):
-        return Unsure(f"copy-on-write ({anon.reason})")
-    if not _lasts(scene, anon):
-        return Cleared("copy-on-write (memory does not grow)")
-    if _is_summed(scene):
-        return Unsure("copy-on-write (copies are counted in a control group only, the job has none)")
-    copies = _grows_by_copies(scene, anon)
-    if not is_known(copies):
-        return Unsure(f"copy-on-write ({copies.reason})")
-    if not copies:
-        return Cleared("copy-on-write (the processes themselves grow)")
-    faults = _copy_faults(scene)
-    if faults < COPY_FAULTS_S:
-        # Without them the group that grows holds other processes than these.
-        return Cleared(f"copy-on-write (the workers touch {faults:.0f} new pages a second)")
-    if faults * PAGE_BYTES < COPIED_BY_FAULTS * anon.mean:
-        touched = f"{say_bytes_s(faults * PAGE_BYTES)} of the {say_bytes_s(anon.mean)}"
-        return Cleared(f"copy-on-write (the workers touch {touched} by which memory grows)")
-    near = _is_near_the_end(scene, anon)
+    copying = Conditions("copy-on-write")
+    copying.clear(not _workers(scene.frame), "no workers")
+    anon = copying.known(read_growth(scene, _sum_anon))
+    copying.clear(not _lasts(scene, anon), "memory does not grow")
+    copying.doubt(_is_summed(scene), "copies are counted in a control group only, the job has none")
+    copying.clear(not copying.known(_grows_by_copies(scene, anon)), "the processes themselves grow")
+    faults = [sum_known(worker.minor_faults_s for worker in _workers(frame)) for frame in scene.frames]
+    pages_s, grows = statistics.fmean(faults), say_bytes_s(anon.mean)
+    # Without them the group that grows holds other processes than these.
+    copying.clear(pages_s < COPY_FAULTS_S, f"the workers touch {pages_s:.0f} new pages a second")
+    touched = f"the workers touch {say_bytes_s(pages_s * PAGE_BYTES)} of the {grows} by which memory grows"
+    copying.clear(pages_s * PAGE_BYTES < COPIED_BY_FAULTS * anon.mean, touched)
+    room = _room(scene)
+    near = is_known(room) and _is_near_the_end(room, anon)
     much = anon.grown_bytes >= COPIED_SHARE * max(anon.newest - anon.grown_bytes, 1.0)
-    if not much and not (is_known(near) and near):
-        return Cleared(f"copy-on-write ({say_bytes_s(anon.mean)}, small beside what is free)")
-    seen = {memory_origin(scene.frame.memory), Origin.PROC}
+    copying.clear(not much and not near, f"{grows}, small beside what is free")
     return _suspect_growth(
         scene,
         "copy-on-write",
         anon,
         words="workers copy shared pages: memory grows",
         need=Need.PAGES_COPIED,
-        origins=frozenset(seen),
+        origins=frozenset((memory_origin(scene.frame.memory), Origin.PROC)),
     )
 
 
+@by_conditions
 def judge_swap(scene: Scene) -> Answer:
     """Suspect swap when the job has pages there and touches them."""
-    frame = scene.frame
-    memory = frame.memory
-    swap = memory.swap_bytes
-    if not is_known(swap):
-        return Unsure(f"swap ({swap.reason})")
-    if swap < SWAP_BYTES:
-        return Cleared(f"swap ({format_bytes(swap)})")
-    faults = scene.major_faults_s
-    if not is_known(faults):
-        return Unsure(f"whether {format_bytes(swap)} in swap are touched ({faults.reason})")
-    if faults < SWAP_FAULTS_S:
-        return Cleared(f"swap ({format_bytes(swap)} lie there untouched)")
-    psi = scene.memory_psi_pct
-    if is_known(psi) and psi < STALLED_PCT:
-        return Cleared(f"swap ({format_bytes(swap)} lie there, and the job stalls {psi:.1f} % of the time)")
+    frame, memory, swapped = scene.frame, scene.frame.memory, Conditions("swap")
+    swap = swapped.known(memory.swap_bytes)
+    size, psi = format_bytes(swap), scene.memory_psi_pct
+    swapped.clear(swap < SWAP_BYTES, size)
+    faults = Conditions(f"whether {size} in swap are touched").known(scene.major_faults_s)
+    swapped.clear(faults < SWAP_FAULTS_S, f"{size} lie there untouched")
+    if is_known(psi):
+        swapped.clear(psi < STALLED_PCT, f"{size} lie there, and the job stalls {psi:.1f} % of the time")
     stalled = min(psi, 100.0) / 100 if is_known(psi) else None
     return Suspicion(
         kind=Kind.MEMORY_PRESSURE,
@@ -356,7 +318,7 @@ def judge_swap(scene: Scene) -> Answer:
         origins=frozenset(
             (memory_origin(memory), *((pressure_origin(memory),) if stalled is not None else ()))
         ),
-        summary=f"{format_bytes(swap)} of the job lie in swap and are touched {faults:.0f} times a second",
+        summary=f"{size} of the job lie in swap and are touched {faults:.0f} times a second",
         evidence=(
             reading(Figure.IN_SWAP, swap / (1 << 20), frame, source=memory.anon_source),
             reading(Figure.MAJOR_FAULTS, faults, frame, source=memory.anon_source),

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading, take_heaviest
+from tpmon.judge.answers.result import (
+    Answer,
+    Cleared,
+    Conditions,
+    Suspicion,
+    Unsure,
+    by_conditions,
+    reading,
+    take_heaviest,
+)
 from tpmon.judge.features.card_use import find_gpu_idle
 from tpmon.judge.features.cpu import (
     FREE_CORES,
@@ -91,34 +102,22 @@ def _find_plain_wait(rank: RankScene, timed: Share) -> str:
     return ""
 
 
+@by_conditions
 def _judge_gil_of(rank: RankScene, scene: Scene) -> Answer:
-    if not is_known(rank.demand):
-        return Unsure(f"Python's interpreter lock ({rank.demand.reason})")
-    if not is_known(rank.waiting):
-        return Unsure(f"Python's interpreter lock ({rank.waiting.reason})")
-    shares_core = rank.demand >= ONE_THREAD_LOW and rank.demand - rank.waiting <= ONE_CORE
-    if not is_known(rank.main):
-        return Unsure(f"Python's interpreter lock ({rank.main.reason})")
-    if rank.main.looks < LEAST_SAMPLES:
-        return Unsure("Python's interpreter lock (too few looks at the main thread)")
-    share = measure_share(rank.main.timed_lock, rank.main.looks)
-    if not shares_core or share.ratio < LOCK_WAIT:
-        return Cleared(f"Python's interpreter lock (main thread in a lock {format_pct(100 * share.ratio)} %)")
-    others = others_demand(rank, scene)
-    if not is_known(others):
-        return Unsure(f"Python's interpreter lock ({others.reason})")
-    if others < OTHERS_RUN:
-        return Cleared(f"Python's interpreter lock (main thread in a lock {format_pct(100 * share.ratio)} %)")
-    if see_pins(rank):
-        return Unsure("Python's interpreter lock (behind a pin thread the wait for a batch looks the same)")
+    lock = Conditions("Python's interpreter lock")
+    ran = lock.known(rank.demand) - lock.known(rank.waiting)
+    main = lock.known(rank.main)
+    lock.doubt(main.looks < LEAST_SAMPLES, "too few looks at the main thread")
+    share = measure_share(main.timed_lock, main.looks)
+    shares_core = lock.known(rank.demand) >= ONE_THREAD_LOW and ran <= ONE_CORE
+    in_lock = f"main thread in a lock {format_pct(100 * share.ratio)} %"
+    lock.clear(not shares_core or share.ratio < LOCK_WAIT, in_lock)
+    others = lock.known(others_demand(rank, scene))
+    lock.clear(others < OTHERS_RUN, in_lock)
+    lock.doubt(see_pins(rank), "behind a pin thread the wait for a batch looks the same")
     plain = _find_plain_wait(rank, share)
-    if plain:
-        return Cleared(f"Python's interpreter lock ({plain})")
-    busy = _is_gpu_busy(rank, scene)
-    if not is_known(busy):
-        return Unsure(f"Python's interpreter lock (GPU: {busy.reason})")
-    if busy:
-        return Cleared("Python's interpreter lock (the GPU is busy all the same)")
+    lock.clear(bool(plain), plain)
+    lock.clear(lock.known(_is_gpu_busy(rank, scene), "GPU: "), "the GPU is busy all the same")
     # Without stacks any wait with a time-out beside a busy thread looks like this.
     told = _sees_stacks(rank)
     return Suspicion(
@@ -130,7 +129,7 @@ def _judge_gil_of(rank: RankScene, scene: Scene) -> Answer:
         summary=f"the main thread waits {100 * share.ratio:.0f} % of its time for Python's interpreter lock",
         evidence=(
             reading(Figure.MAIN_IN_TIMED_LOCK, 100 * share.ratio, scene.frame),
-            reading(Figure.THREADS_RUNNING, rank.demand - rank.waiting, scene.frame),
+            reading(Figure.THREADS_RUNNING, ran, scene.frame),
             reading(Figure.OTHERS_WANT, others, scene.frame),
         ),
         share=share.ratio,
@@ -185,58 +184,39 @@ def _has_room(rank: RankScene, scene: Scene) -> bool:
     return not (is_known(busy) and busy) and is_known(free) and free >= FREE_CORES
 
 
+@by_conditions
 def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
-    demand, threads = rank.demand, rank.busy_threads
-    if not is_known(demand):
-        return Unsure(f"a single Python thread ({demand.reason})")
-    if not is_known(threads):
-        return Unsure(f"a single Python thread ({threads.reason})")
+    single = Conditions("a single Python thread")
+    demand, threads = single.known(rank.demand), single.known(rank.busy_threads)
     running = rank.main.running if is_known(rank.main) else rank.running_ratio
     if not ONE_THREAD_LOW <= demand <= ONE_THREAD_HIGH or threads >= 2 or running < RUNNING:
         part = _python_share(rank)
         if running >= RUNNING and is_known(part) and may_be_one(rank, part) and _has_room(rank, scene):
-            percent = format_pct(100 * part.ratio)
-            return Unsure(
-                f"whether one thread runs the {percent} % outside of the step, or a pool of threads"
-            )
+            outside = f"{format_pct(100 * part.ratio)} % outside of the step"
+            return Unsure(f"whether one thread runs the {outside}, or a pool of threads")
         return Cleared(f"a single Python thread (runnable: {demand:.1f} threads, busy: {threads:.0f})")
-    busy = _is_gpu_busy(rank, scene)
-    if not is_known(busy):
-        return Unsure(f"a single Python thread (GPU: {busy.reason})")
-    if busy:
-        return Cleared("a single Python thread (the GPU is busy)")
-    free = find_cores_free(scene)
-    if not is_known(free):
-        return Unsure(f"a single Python thread (free CPUs: {free.reason})")
-    if free < FREE_CORES:
-        return Cleared(f"a single Python thread ({free:.1f} CPUs are free)")
-    share = _python_share(rank)
-    if not is_known(share):
-        return Unsure(f"whether the one busy thread computes or runs Python ({share.reason})")
-    if share.low < PYTHON_SHARE:
-        return Cleared(f"a single Python thread (Python outside of the step: {100 * share.ratio:.0f} %)")
+    single.clear(single.known(_is_gpu_busy(rank, scene), "GPU: "), "the GPU is busy")
+    free = single.known(find_cores_free(scene), "free CPUs: ")
+    single.clear(free < FREE_CORES, f"{free:.1f} CPUs are free")
+    share = Conditions("whether the one busy thread computes or runs Python").known(_python_share(rank))
+    single.clear(share.low < PYTHON_SHARE, f"Python outside of the step: {100 * share.ratio:.0f} %")
     idle = find_gpu_idle(rank, scene)
     gain = min(share.ratio, idle) if is_known(idle) else share.ratio
     got, had, unread = say_got(scene), find_cores_had(free, scene), taker_unread(scene)
     taken = are_taken(free, had) or not is_known(find_cores_left(scene))
     logging = is_known(rank.phases) and rank.phases.ratio(Phase.LOGGING) >= share.ratio / 2
-    needs = {Need.ONE_THREAD_BUSY}
-    if logging:
-        needs.add(Need.LOGGING_IN_STACK)
+    needs = (Need.ONE_THREAD_BUSY, Need.LOGGING_IN_STACK) if logging else (Need.ONE_THREAD_BUSY,)
+    left = f"; {got}: {find_taker(scene).value}" if got else f", {say_free(free, had)}"
     return Suspicion(
         kind=Kind.PYTHON_BOUND,
         cause="single-thread",
         weight=gain,
-        margin=min(share.low / PYTHON_SHARE, CROWDED_MARGIN)
-        if got or unread or taken
-        else share.low / PYTHON_SHARE,
+        margin=min(share.low / PYTHON_SHARE, CROWDED_MARGIN if got or unread or taken else math.inf),
         origins=frozenset((Origin.STACKS, Origin.PROC)),
-        summary=f"{_say_single(rank, share, logs=logging)}, {say_free(free, had)}"
-        if not got
-        else f"{_say_single(rank, share, logs=logging)}; {got}: {find_taker(scene).value}",
+        summary=f"{_say_single(rank, share, logs=logging)}{left}",
         evidence=(
             reading(Figure.PYTHON_OUTSIDE, 100 * share.ratio, scene.frame),
-            reading(Figure.THREADS_RUNNABLE, rank.demand, scene.frame),
+            reading(Figure.THREADS_RUNNABLE, demand, scene.frame),
             reading(Figure.CPUS_FREE, had, scene.frame),
             *name_hot(rank.phases, Phase.LOGGING if logging else Phase.OTHER, scene),
         ),

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from enum import Enum
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Cleared, Unsure, reading
+from tpmon.judge.answers.result import Answer, Conditions, Unsure, by_conditions, reading
 from tpmon.judge.features.readings import memory_origin, pressure_origin
 from tpmon.judge.features.snapshot import Rule, Scene, WorkerScene
-from tpmon.judge.features.starvation import Starved, find_starved, suspect_loader
+from tpmon.judge.features.starvation import Starved, need_starved, suspect_loader
 from tpmon.judge.features.workers import (
     BLOCKED_WORKER,
     BUSY_WORKER,
@@ -214,50 +214,34 @@ def _margin(store: StoreReading, reads: Reads, found: Starved, scene: Scene) -> 
     return min(blocked, max(reads.mean_bytes / SMALL_READ_BYTES, known_or(reads.bytes_s, 0.0) / FAST_BYTES_S))
 
 
+@by_conditions
 def _judge_store(scene: Scene, wanted: StoreReading, name: str) -> Answer:
-    found = find_starved(scene)
-    if not isinstance(found, Starved):
-        return found
-    if not found.rank.has_workers:
-        return Cleared(f"{name} of the workers (there are none)")
-    load = name_load(found)
-    if load is Load.UNREAD:
-        return Unsure(f"{name} (what the workers wait for was not read)")
-    if not _network_load(found, scene):
-        return Cleared(
-            f"{name} (workers blocked {format_pct(100 * known_or(found.blocked, 0.0))} % of the time)"
-        )
-    if mean_wait(found.workers, _LOCAL) >= BLOCKED_WORKER:
-        return Unsure(
-            f"what a process of this machine does that the workers ask ({_name_server(found, scene)})"
-        )
+    found, slow = need_starved(scene), Conditions(name)
+    Conditions(f"{name} of the workers").clear(not found.rank.has_workers, "there are none")
+    slow.doubt(name_load(found) is Load.UNREAD, "what the workers wait for was not read")
+    blocked = f"workers blocked {format_pct(100 * known_or(found.blocked, 0.0))} % of the time"
+    slow.clear(not _network_load(found, scene), blocked)
+    asked = Conditions("what a process of this machine does that the workers ask")
+    asked.doubt(mean_wait(found.workers, _LOCAL) >= BLOCKED_WORKER, _name_server(found, scene))
     reads = measure_reads(found)
-    store = _name_store(found, scene, reads)
-    if not is_known(store):
-        return Unsure(f"whether bytes or answers of the storage are slow ({store.reason})")
-    if store is not wanted:
-        return Cleared(f"{name} (reads of {_size_text(reads)})")
+    whether = Conditions("whether bytes or answers of the storage are slow")
+    store = whether.known(_name_store(found, scene, reads))
+    slow.clear(store is not wanted, f"reads of {_size_text(reads)}")
     opens = store is StoreReading.ANSWERS and _tell_by_opens(scene, reads)
     why = _WHY[store].format(rate=_rate_text(reads), size=_size_text(reads), waits=_waits_words(found))
     if opens:
-        why = f"its workers wait in open and stat, {_opens_text(scene)} of their work: many small files"
-    sized = _size_up(reads) is store if opens else is_known(reads.mean_bytes)
+        share = format_pct(100 * known_or(find_open_share(scene), 0.0))
+        why = f"its workers wait in open and stat, {share} % of their work: many small files"
     return suspect_loader(
         found,
         scene,
         store.value,
         why,
         margin=_margin(store, reads, found, scene),
-        origins=frozenset((Origin.PROC,))
-        | (frozenset((Origin.PROC,)) if sized else frozenset())
-        | (frozenset((Origin.STACKS,)) if opens else frozenset()),
+        origins=frozenset((Origin.PROC, Origin.STACKS) if opens else (Origin.PROC,)),
         evidence=_read_evidence(found, scene, reads),
         observed=_observed(found, scene, store, reads),
     )
-
-
-def _opens_text(scene: Scene) -> str:
-    return f"{format_pct(100 * known_or(find_open_share(scene), 0.0))} %"
 
 
 def _size_text(reads: Reads) -> str:
@@ -283,6 +267,7 @@ def judge_network_store(scene: Scene) -> Answer:
     return _judge_store(scene, StoreReading.NETWORK, "network store")
 
 
+@by_conditions
 def judge_page_cache_thrash(scene: Scene) -> Answer:
     """Suspect a page cache that is too small when pages are read again soon after they were dropped."""
     refault, faults, psi = scene.refault_bytes_s, scene.major_faults_s, scene.memory_psi_pct
@@ -290,14 +275,9 @@ def judge_page_cache_thrash(scene: Scene) -> Answer:
         return Unsure(f"page cache ({refault.reason})")
     pages = is_known(refault) and refault > REFAULT_BYTES_S and is_known(faults) and faults > MAJOR_FAULTS_S
     stalls = is_known(psi) and psi > PSI_MEMORY_PCT and not (is_known(refault) and refault <= 0)
-    if not pages and not stalls:
-        text = (
-            f"{format_bytes(refault)}/s refaulted" if is_known(refault) else f"PSI {known_or(psi, 0.0):.0f} %"
-        )
-        return Cleared(f"page cache ({text})")
-    found = find_starved(scene)
-    if not isinstance(found, Starved):
-        return found
+    text = f"{format_bytes(refault)}/s refaulted" if is_known(refault) else f"PSI {known_or(psi, 0.0):.0f} %"
+    Conditions("page cache").clear(not pages and not stalls, text)
+    found = need_starved(scene)
     frame = scene.frame
     margins, origins = [1.0], set[Origin]()
     if is_known(refault) and pages:
