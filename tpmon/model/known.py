@@ -41,6 +41,7 @@ NOT_APPLICABLE = NotApplicable.NOT_APPLICABLE
 
 T = TypeVar("T")
 U = TypeVar("U")
+V = TypeVar("V")
 
 Known = Union[T, Missing]
 """A value, or the reason why it was not read."""
@@ -65,6 +66,13 @@ def known_or(value: T | Missing | NotApplicable, default: U) -> T | U:
 def map_known(change: Callable[[T], U], value: T | Missing) -> U | Missing:
     """Apply ``change`` to a value that was read and keep the reason of one that was not."""
     return value if isinstance(value, Missing) else change(value)
+
+
+def join_known(change: Callable[[T, V], U], one: T | Missing, other: V | Missing) -> U | Missing:
+    """Apply ``change`` to two values that were read; keep the first reason where one was not."""
+    if isinstance(one, Missing):
+        return one
+    return other if isinstance(other, Missing) else change(one, other)
 
 
 def sum_known(values: Iterable[float | Missing]) -> float:

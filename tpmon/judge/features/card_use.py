@@ -18,6 +18,7 @@ from tpmon.judge.features.cards import (
     find_slice,
     is_sliced,
     mean_busy_pct,
+    ratio_of_memory,
 )
 from tpmon.judge.features.data_wait import DataWait
 from tpmon.judge.features.snapshot import RankScene, Scene
@@ -131,11 +132,7 @@ class Fill:
     @property
     def ratio(self) -> Known[float]:
         """Return the filled share, 0-1."""
-        if not is_known(self.used):
-            return self.used
-        if not is_known(self.total):
-            return self.total
-        return self.used / self.total if self.total else Missing("the card has no memory of its own")
+        return ratio_of_memory(self.used, self.total)
 
 
 def _own_bytes(sample: GpuSample, used: Known[int], others: bool) -> Known[int]:

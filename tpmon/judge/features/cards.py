@@ -8,6 +8,7 @@ On a card that is cut into slices most readings are of the whole card, with the 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -30,7 +31,7 @@ from tpmon.model.gpu import (
     share_card,
     tell_contexts,
 )
-from tpmon.model.known import Known, Missing, is_known, known_or, map_known
+from tpmon.model.known import Known, Missing, is_known, join_known, known_or
 
 SHARED_PCT = 5.0
 """SM % from which another process takes a card's time from the job; a desktop ticks below it."""
@@ -210,30 +211,27 @@ class CardScene:
     @property
     def work_ratio(self) -> Known[float]:
         """Return its power over what its limit leaves it at its clock: a low one draws less."""
-        if not is_known(self.power_ratio):
-            return self.power_ratio
-        if not is_known(self.clock_ratio):
-            return self.clock_ratio
-        slow = 0 < self.clock_ratio < WORKING_CLOCK_RATIO
-        return self.power_ratio / self.clock_ratio if slow else self.power_ratio
+
+        def at_clock(power: float, clock: float) -> float:
+            return power / clock if 0 < clock < WORKING_CLOCK_RATIO else power
+
+        return join_known(at_clock, self.power_ratio, self.clock_ratio)
 
     @property
     def memory_ratio(self) -> Known[float]:
         """Return the filled share of its memory, 0-1."""
-        used, total = self.last.memory_used_bytes, self.last.memory_total_bytes
-        if not is_known(used):
-            return used
-        if not is_known(total):
-            return total
-        return used / total if total else Missing("the card has no memory of its own")
+        return ratio_of_memory(self.last.memory_used_bytes, self.last.memory_total_bytes)
+
+
+def ratio_of_memory(used: Known[int], total: Known[int]) -> Known[float]:
+    """Return the filled share of a card's memory, 0-1."""
+    nothing = Missing("the card has no memory of its own")
+    return join_known(lambda part, whole: part / whole if whole else nothing, used, total)
 
 
 def _ratio(value: Known[float], limit: Known[float]) -> Known[float]:
-    if not is_known(value):
-        return value
-    if not is_known(limit):
-        return limit
-    return value / limit if limit > 0 else Missing("its limit reads 0")
+    zero = Missing("its limit reads 0")
+    return join_known(lambda part, most: part / most if most > 0 else zero, value, limit)
 
 
 def _link_bytes_s(samples: Sequence[GpuSample]) -> Known[float]:
@@ -244,9 +242,7 @@ def _link_bytes_s(samples: Sequence[GpuSample]) -> Known[float]:
 
 
 def _add(one: Known[float], other: Known[float]) -> Known[float]:
-    if not is_known(one):
-        return one
-    return map_known(lambda value: value + one, other)
+    return join_known(operator.add, one, other)
 
 
 def _larger(one: Known[float], other: Known[float]) -> Known[float]:

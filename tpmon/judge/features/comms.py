@@ -7,6 +7,7 @@ thread sits in a synchronise. How hollow the card is says nothing of how long: t
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -26,7 +27,7 @@ from tpmon.judge.stacks.profile import Phase, RankPhases, share_of
 from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import NO_NVLINK, GpuSample
-from tpmon.model.known import Known, Missing, is_known, known_or, map_known
+from tpmon.model.known import Known, Missing, is_known, join_known, known_or, map_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.units import format_bytes
 from tpmon.model.verdict import Evidence, Origin
@@ -94,18 +95,12 @@ def _on_cards(scene: Scene, read: Callable[[GpuSample], Known[float]]) -> Known[
 
 
 def _nvlink_bytes_s(card: GpuSample) -> Known[float]:
-    sent, received = card.nvlink_tx_bytes_s, card.nvlink_rx_bytes_s
-    if not is_known(sent) or not is_known(received):
-        return sent if isinstance(sent, Missing) else received
-    return sent + received
+    return join_known(operator.add, card.nvlink_tx_bytes_s, card.nvlink_rx_bytes_s)
 
 
 def _pcie_bytes_s(card: GpuSample) -> Known[float]:
     """Return what goes both ways: ranks exchange as much as they get, batches go to the card only."""
-    sent, received = card.pcie_tx_bytes_s, card.pcie_rx_bytes_s
-    if not is_known(sent) or not is_known(received):
-        return sent if isinstance(sent, Missing) else received
-    return 2 * min(sent, received)
+    return join_known(lambda out, back: 2 * min(out, back), card.pcie_tx_bytes_s, card.pcie_rx_bytes_s)
 
 
 def find_traffic(scene: Scene) -> tuple[float, set[Origin], tuple[Evidence, ...]]:

@@ -12,7 +12,7 @@ from enum import Enum
 from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Scene
 from tpmon.model.host import CpuSample
-from tpmon.model.known import Known, Missing, is_known, known_or, map_known
+from tpmon.model.known import Known, Missing, is_known, join_known, known_or, map_known
 
 FREE_CORES = 0.5
 """Cores left over from which one more worker gains something; the advice asks the same."""
@@ -45,11 +45,7 @@ class Taker(Enum):
 
 def find_cores_free(scene: Scene) -> Known[float]:
     """Return the cores of the budget that no thread of the job wants."""
-    if not is_known(scene.budget):
-        return scene.budget
-    if not is_known(scene.runnable):
-        return scene.runnable
-    return max(0.0, scene.budget - scene.runnable)
+    return join_known(lambda budget, wanted: max(0.0, budget - wanted), scene.budget, scene.runnable)
 
 
 def _find_stretch(rank: RankScene) -> float:

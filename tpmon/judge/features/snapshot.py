@@ -43,7 +43,7 @@ from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample
 from tpmon.model.host import LoaderSample
-from tpmon.model.known import Applicable, Known, Missing, is_known, known_or
+from tpmon.model.known import Applicable, Known, Missing, is_known, join_known, known_or
 from tpmon.model.process import ProcessSample, Role, ThreadKind
 from tpmon.model.waits import IO, Wait, WaitReason
 
@@ -270,9 +270,7 @@ def _see_main(pid: int, frames: Sequence[Frame]) -> Known[MainThreadScene]:
 
 
 def _see_run(sample: ProcessSample) -> Known[float]:
-    if not is_known(sample.runnable) or not is_known(sample.waiting):
-        return sample.waiting if is_known(sample.runnable) else sample.runnable
-    return max(0.0, sample.runnable - sample.waiting)
+    return join_known(lambda wanted, waited: max(0.0, wanted - waited), sample.runnable, sample.waiting)
 
 
 def _see_batch_wait(

@@ -5,6 +5,7 @@ Judged under load only: an idle card lowers its clocks on purpose.
 
 from __future__ import annotations
 
+import operator
 import statistics
 from collections.abc import Collection, Iterable
 from dataclasses import replace
@@ -26,7 +27,16 @@ from tpmon.judge.features.comms import exchanged_bytes_s, find_waits
 from tpmon.judge.features.snapshot import Rule, Scene, ranks_on
 from tpmon.model.figures import Figure
 from tpmon.model.frame import Frame
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
+from tpmon.model.known import (
+    NOT_APPLICABLE,
+    Applicable,
+    Known,
+    Missing,
+    is_known,
+    join_known,
+    known_or,
+    map_known,
+)
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Kind, Origin
 
@@ -123,12 +133,11 @@ def _mean_clock(card: CardScene, frames: Iterable[Frame]) -> Known[float]:
 
 def _lost_clock(card: CardScene, frames: Iterable[Frame]) -> Known[float]:
     """Return the share of its time that the card loses to its clock: U * (1 - C), C the mean of frames."""
-    clock = _mean_clock(card, frames)
-    if not is_known(clock):
-        return clock
-    if not is_known(card.busy_pct):
-        return card.busy_pct
-    return max(0.0, min(1.0, card.busy_pct / 100 * (1 - clock)))
+
+    def lost(clock: float, busy_pct: float) -> float:
+        return max(0.0, min(1.0, busy_pct / 100 * (1 - clock)))
+
+    return join_known(lost, _mean_clock(card, frames), card.busy_pct)
 
 
 def _held_by_others(card: CardScene, reasons: Collection[str]) -> bool:
@@ -375,12 +384,11 @@ LANE_BYTES_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9
 
 
 def _lane_speed(generation: Known[int], width: Known[int]) -> Known[float]:
-    if not is_known(generation):
-        return generation
-    if not is_known(width):
-        return width
-    lane = LANE_BYTES_S.get(generation)
-    return lane * width if lane and width > 0 else Missing(f"PCIe generation {generation} x{width}")
+    def speed(number: int, lanes: int) -> Known[float]:
+        lane = LANE_BYTES_S.get(number)
+        return lane * lanes if lane and lanes > 0 else Missing(f"PCIe generation {number} x{lanes}")
+
+    return join_known(speed, generation, width)
 
 
 def _lane_speed_of(card: CardScene) -> Known[float]:
@@ -389,18 +397,12 @@ def _lane_speed_of(card: CardScene) -> Known[float]:
 
 def _link_ratio(card: CardScene) -> Known[float]:
     """Return the present link's speed over the best that card and slot can."""
-    now = _lane_speed_of(card)
     best = _lane_speed(card.last.pcie_generation_max, card.last.pcie_width_max)
-    if not is_known(now):
-        return now
-    return now / best if is_known(best) else best
+    return join_known(operator.truediv, _lane_speed_of(card), best)
 
 
 def _link_use(card: CardScene) -> Known[float]:
-    now = _lane_speed_of(card)
-    if not is_known(now):
-        return now
-    return min(1.0, card.pcie_bytes_s / now) if is_known(card.pcie_bytes_s) else card.pcie_bytes_s
+    return join_known(lambda most, used: min(1.0, used / most), _lane_speed_of(card), card.pcie_bytes_s)
 
 
 def _felt_ratio(card: CardScene, scene: Scene) -> Known[float]:
