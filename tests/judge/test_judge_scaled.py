@@ -14,7 +14,6 @@ from tests.any_windows import likely_windows
 from tpmon.judge.features.snapshot import Rule, Scene, see
 from tpmon.judge.rules import cards as rules_cards
 from tpmon.judge.rules import cpu as rules_cpu
-from tpmon.judge.rules import custom_loader as rules_waits
 from tpmon.judge.rules import data as rules_data
 from tpmon.judge.rules import gpu as rules_launch
 from tpmon.judge.rules import health as rules_healthy
@@ -32,7 +31,6 @@ RULES: tuple[Rule, ...] = (
     *rules_data.RULES,
     *rules_loader.RULES,
     *rules_python.RULES,
-    *rules_waits.RULES,
     *rules_cards.RULES,
     *rules_launch.LAUNCH_RULES,
     *rules_healthy.RULES,

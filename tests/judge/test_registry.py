@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tpmon.model.figures import Figure
 from tpmon.model.frame import HISTORIES, Ages, GroupTexts
-from tpmon.model.verdict import TABLE
+from tpmon.model.verdict import TABLE, Figure
 
 TPMON = Path(__file__).parents[2] / "tpmon"
 CAUSES = {cause for row in TABLE for cause in row.causes}

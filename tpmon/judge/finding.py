@@ -24,10 +24,9 @@ from tpmon.judge.hang.activity import (
 from tpmon.judge.hang.detection import find_need_s, logs_here
 from tpmon.judge.hang.devices import CAUSES, find_waited_s
 from tpmon.judge.hysteresis import Standing, Track
-from tpmon.model.figures import Figure
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
 from tpmon.model.units import format_clock, format_seconds
-from tpmon.model.verdict import Confidence, Evidence, Finding, Kind, Origin, SinceIs, pick_code
+from tpmon.model.verdict import Confidence, Evidence, Figure, Finding, Kind, Origin, SinceIs, pick_code
 from tpmon.model.waits import RUNNING, describe_wait
 
 HIGH_ORIGINS = 2

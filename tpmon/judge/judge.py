@@ -38,18 +38,16 @@ from tpmon.judge.rules import (
     python,
     storage,
 )
-from tpmon.judge.rules import custom_loader as waits
 from tpmon.judge.rules.hook import with_hooks
 from tpmon.judge.stacks.profile import RankPhases, add_up_phases, read_slices
 from tpmon.judge.watch.tracker import observe
 from tpmon.model.dump import DumpRequest
-from tpmon.model.figures import Figure
 from tpmon.model.frame import Event, EventKind, Frame, TargetState
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 from tpmon.model.process import RankRow
 from tpmon.model.text.job_words import is_undecided, join_cause, name_cause, say_confidence, say_since_in_full
-from tpmon.model.verdict import END_CAUSES, IN_WORDS, Finding, Kind, pick_code
+from tpmon.model.verdict import END_CAUSES, IN_WORDS, Figure, Finding, Kind, pick_code
 
 RULES: tuple[Rule, ...] = with_hooks(
     (
@@ -63,7 +61,6 @@ RULES: tuple[Rule, ...] = with_hooks(
         *gpu.RULES,
         *comms.RULES,
         *python.RULES,
-        *waits.RULES,
         *memory.RULES,
         *health.RULES,
         *lifecycle.RULES,

@@ -9,7 +9,6 @@ from enum import Enum
 from typing import NamedTuple
 
 from tpmon.model.dump import DumpRound
-from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import NOT_YET, Driver, GpuSample
 from tpmon.model.hook import HookSample, StepPace
@@ -26,7 +25,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_kno
 from tpmon.model.process import MainThreadSample, Outcome, ProcessEnd, ProcessSample, RankRow
 from tpmon.model.results.collectives import CollectivesReading
 from tpmon.model.stacks import StackSlice
-from tpmon.model.verdict import Finding
+from tpmon.model.verdict import Figure, Finding
 
 FRAME_SCHEMA = "tpmon.frame/1"
 

@@ -7,9 +7,8 @@ import pytest
 from tests.judge.rules.test_data import bursts
 from tests.paces import make_hook, make_pace, with_hooks
 from tests.starving import RANK
-from tpmon.judge.features.series import round_steps, say_nth
 from tpmon.judge.features.snapshot import see
-from tpmon.judge.rules.data import judge_periodic
+from tpmon.judge.rules.data import judge_periodic, round_steps, say_nth
 from tpmon.judge.watch.tracker import find_pace
 from tpmon.model.known import Missing
 

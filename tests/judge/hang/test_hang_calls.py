@@ -15,12 +15,11 @@ from tpmon.judge.hang import detection
 from tpmon.judge.watch.tracker import RankMemory
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import ProcessLook
-from tpmon.model.figures import Figure
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.collectives import CollectivesReading, RankRecord, RasRank, RasReport
 from tpmon.model.stacks import StackFrame
-from tpmon.model.verdict import Finding, Kind, Origin
+from tpmon.model.verdict import Figure, Finding, Kind, Origin
 
 NCCL = make_native(77, "pt_nccl_watchdg")
 GLOO = make_native(78, "pt_gloo_runloop")

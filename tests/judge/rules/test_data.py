@@ -14,11 +14,10 @@ from tests.starving import COMPUTES, IDLES, RANK, SLEEPS, line_up, make_second, 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.data_wait import combine_wait, measure_share
-from tpmon.judge.features.series import find_period
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.features.starvation import Starved, find_starved, see_waits
 from tpmon.judge.rules import loader as rules_loader
-from tpmon.judge.rules.data import judge_collate, judge_drain, judge_no_workers, judge_periodic, judge_pin
+from tpmon.judge.rules.data import find_period, judge_collate, judge_drain, judge_no_workers, judge_periodic, judge_pin
 from tpmon.judge.rules.lifecycle import judge_starting
 from tpmon.judge.stacks.profile import DataPart, Phase, read_phases
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known

@@ -11,7 +11,7 @@ from tpmon.judge.advice.context import gather_facts, observe
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
-from tpmon.judge.features.workers import At, name_place
+from tpmon.judge.features.workers import StackEnd, name_place
 from tpmon.judge.finding import rate_confidence
 from tpmon.judge.hysteresis import key_of
 from tpmon.judge.ranking import find_explained
@@ -57,20 +57,23 @@ ENTER = ("__enter__", f"{LIB}/multiprocessing/synchronize.py")
 ACQUIRE = below(ENTER)
 RESULT = below(("result_iterator", FUTURES), ("result", FUTURES), WAIT)
 PLACES = {
-    "with multiprocessing.Lock()": (ACQUIRE, At.LOCK),
-    "a shared value": (below(("get_obj", f"{LIB}/multiprocessing/sharedctypes.py"), ENTER), At.LOCK),
-    "filelock": (below(("acquire", f"{PACKAGES}/filelock/_api.py")), At.LOCK),
-    "Lock.acquire, which is C": (LINE, At.LINE),
-    "executor.map": (RESULT, At.OWN),
-    "as_completed": (below(("as_completed", FUTURES), WAIT), At.OWN),
-    "futures.wait": (below(("wait", FUTURES), WAIT), At.OWN),
-    "boto3": (below(("result", f"{PACKAGES}/s3transfer/futures.py"), WAIT), At.OWN),
-    "multiprocessing.Pool": (below(("get", f"{LIB}/multiprocessing/pool.py"), WAIT), At.OWN),
-    "an event of processes": (below(("wait", f"{LIB}/multiprocessing/synchronize.py")), At.OWN),
-    "a queue of the data set": (below(("get", f"{LIB}/multiprocessing/queues.py"), ENTER), At.OWN),
-    "a batch for a full queue": (below(("put", f"{LIB}/multiprocessing/queues.py"), stack=LOOP), At.HANDS),
-    "the lock of a SimpleQueue": (below(("put", f"{LIB}/multiprocessing/queues.py"), ENTER, stack=LOOP), At.HANDS),
-    "grpc": (below(("_blocking", f"{PACKAGES}/grpc/_channel.py")), At.LIBRARY),
+    "with multiprocessing.Lock()": (ACQUIRE, StackEnd.LOCK),
+    "a shared value": (below(("get_obj", f"{LIB}/multiprocessing/sharedctypes.py"), ENTER), StackEnd.LOCK),
+    "filelock": (below(("acquire", f"{PACKAGES}/filelock/_api.py")), StackEnd.LOCK),
+    "Lock.acquire, which is C": (LINE, StackEnd.LINE),
+    "executor.map": (RESULT, StackEnd.OWN),
+    "as_completed": (below(("as_completed", FUTURES), WAIT), StackEnd.OWN),
+    "futures.wait": (below(("wait", FUTURES), WAIT), StackEnd.OWN),
+    "boto3": (below(("result", f"{PACKAGES}/s3transfer/futures.py"), WAIT), StackEnd.OWN),
+    "multiprocessing.Pool": (below(("get", f"{LIB}/multiprocessing/pool.py"), WAIT), StackEnd.OWN),
+    "an event of processes": (below(("wait", f"{LIB}/multiprocessing/synchronize.py")), StackEnd.OWN),
+    "a queue of the data set": (below(("get", f"{LIB}/multiprocessing/queues.py"), ENTER), StackEnd.OWN),
+    "a batch for a full queue": (below(("put", f"{LIB}/multiprocessing/queues.py"), stack=LOOP), StackEnd.HANDS),
+    "the lock of a SimpleQueue": (
+        below(("put", f"{LIB}/multiprocessing/queues.py"), ENTER, stack=LOOP),
+        StackEnd.HANDS,
+    ),
+    "grpc": (below(("_blocking", f"{PACKAGES}/grpc/_channel.py")), StackEnd.LIBRARY),
 }
 
 

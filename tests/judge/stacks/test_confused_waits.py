@@ -15,8 +15,8 @@ from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.features.starvation import find_named_wait
 from tpmon.judge.ranking import find_explained
-from tpmon.judge.rules.custom_loader import judge_blocking_call, judge_own_loader
 from tpmon.judge.rules.data import judge_no_workers
+from tpmon.judge.rules.python import judge_blocking_call, judge_own_loader
 from tpmon.judge.stacks.classify import receives
 from tpmon.judge.stacks.profile import DataPart, Phase, Spot, classify, read_phases
 from tpmon.model.stacks import StackCount

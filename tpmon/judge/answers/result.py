@@ -7,11 +7,10 @@ from functools import wraps
 from typing import ParamSpec, TypeVar, Union
 
 from tpmon.judge.answers.needs import Need
-from tpmon.model.figures import Figure
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
-from tpmon.model.verdict import Evidence, Kind, Origin
+from tpmon.model.verdict import Evidence, Figure, Kind, Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ def by_conditions(judge: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
+class CauseConditions:
     """Ask one after another what a cause needs, in a rule ``by_conditions``; ``what`` names the cause."""
 
     what: str

@@ -47,14 +47,13 @@ from tpmon.model.dump import (
     Motion,
     StackGroup,
 )
-from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.text.dump_words import list_numbers, name_rank, say_wait
 from tpmon.model.units import format_seconds
-from tpmon.model.verdict import IN_WORDS, Confidence, Evidence, Finding, Kind, SinceIs
+from tpmon.model.verdict import IN_WORDS, Confidence, Evidence, Figure, Finding, Kind, SinceIs
 from tpmon.model.waits import WaitReason, is_wait
 
 

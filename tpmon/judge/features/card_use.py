@@ -23,12 +23,11 @@ from tpmon.judge.features.cards import (
 from tpmon.judge.features.data_wait import DataWait
 from tpmon.judge.features.snapshot import RankScene, Scene
 from tpmon.judge.watch.tracker import list_hooks
-from tpmon.model.figures import Figure
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample, is_listed, is_no_card, list_processes
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
-from tpmon.model.verdict import Evidence, Origin
+from tpmon.model.verdict import Evidence, Figure, Origin
 
 GROWTH_BYTES_S = 1e6
 """Slope from which memory grows; the allocator's own noise is below it."""

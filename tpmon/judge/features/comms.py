@@ -24,13 +24,12 @@ from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Scene, demand_of
 from tpmon.judge.features.standstill import fresh_phase, name_rank
 from tpmon.judge.stacks.profile import Phase, RankPhases, share_of
-from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import NO_NVLINK, GpuSample
 from tpmon.model.known import Known, Missing, is_known, join_known, known_or, map_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.units import format_bytes
-from tpmon.model.verdict import Evidence, Origin
+from tpmon.model.verdict import Evidence, Figure, Origin
 
 COMM_DEMAND = 0.2
 """Demand of a rank's communication threads from which they move data; gloo idles at 0.02."""

@@ -20,12 +20,11 @@ from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene, demand_of, once
 from tpmon.judge.stacks.phases import DataPart, Phase
 from tpmon.judge.stacks.profile import RankPhases, Share, Spot
-from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import ThreadKind
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Evidence, Kind, Origin
+from tpmon.model.verdict import Evidence, Figure, Kind, Origin
 
 
 def see_pins(rank: RankScene) -> bool:

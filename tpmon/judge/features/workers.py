@@ -32,12 +32,11 @@ from tpmon.judge.stacks.classify import (
 )
 from tpmon.judge.stacks.phases import DataPart, Phase
 from tpmon.judge.stacks.profile import Share, find_spot, main_stacks, share_of
-from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Evidence
+from tpmon.model.verdict import Evidence, Figure
 from tpmon.model.waits import LOCKS, RUNNING, SOCKETS, WaitReason
 
 BUSY_WORKER = 0.5
@@ -55,7 +54,7 @@ LEAST_LOOKS = 10
 """Readings of a worker that this takes."""
 
 
-class Load(Enum):
+class WorkerState(Enum):
     """Name what workers do most of the time."""
 
     COMPUTE = "compute"
@@ -65,18 +64,18 @@ class Load(Enum):
     UNREAD = "not read"
 
 
-def name_load(found: Starved) -> Load:
+def name_state(found: Starved) -> WorkerState:
     """Say what the workers do most; their means decide."""
     demand, blocked, idle = found.demand, found.blocked, found.idle
     if not found.workers or not is_known(demand):
-        return Load.UNREAD
+        return WorkerState.UNREAD
     if is_known(idle) and idle >= IDLE_WORKERS:
-        return Load.IDLE
+        return WorkerState.IDLE
     if demand >= BUSY_WORKER and (not is_known(blocked) or demand > blocked):
-        return Load.COMPUTE
+        return WorkerState.COMPUTE
     if not is_known(blocked) or not is_known(idle):
-        return Load.UNREAD
-    return Load.READ if blocked >= BLOCKED_WORKER else Load.OTHER_WAIT
+        return WorkerState.UNREAD
+    return WorkerState.READ if blocked >= BLOCKED_WORKER else WorkerState.OTHER_WAIT
 
 
 def mean_wait(workers: Sequence[WorkerScene], reasons: Collection[WaitReason]) -> float:
@@ -253,7 +252,7 @@ _OWN_FILES = ("/multiprocessing/pool.py", "/multiprocessing/synchronize.py", "/c
 _QUEUES = ("/queue.py", "/multiprocessing/queues.py")
 
 
-class At(Enum):
+class StackEnd(Enum):
     """Name what the innermost frames of a worker's main thread are at."""
 
     LOCK = "a lock that processes share"
@@ -263,7 +262,7 @@ class At(Enum):
     LIBRARY = "a library"
 
 
-class Sign(Enum):
+class LockSign(Enum):
     """Say how the workers' waits are known to be for a lock."""
 
     SHOWN = "an acquire is in their stacks, or they wait for a lock on a file"
@@ -278,7 +277,7 @@ class Sign(Enum):
 class LockWait:
     """Say whether the workers wait for a lock, how much of their time, and how much their stacks show."""
 
-    sign: Sign
+    sign: LockSign
     ratio: float = 0.0
     """Share of their time, 0-1, in a lock or what looks like one."""
     least: float = WORKER_LOCK
@@ -289,7 +288,7 @@ class LockWait:
     @property
     def is_lock(self) -> bool:
         """Tell whether it is a lock as far as anything is known."""
-        return self.sign in (Sign.SHOWN, Sign.LIKELY)
+        return self.sign in (LockSign.SHOWN, LockSign.LIKELY)
 
     @property
     def looks_so(self) -> bool:
@@ -307,26 +306,26 @@ def _inner_frames(frames: Sequence[StackFrame]) -> Iterator[StackFrame]:
         yield frame
 
 
-def name_place(frames: Sequence[StackFrame]) -> At:
+def name_place(frames: Sequence[StackFrame]) -> StackEnd:
     """Say what a stack of a worker's main thread is at; a queue's own lock is that queue."""
     inner = tuple(_inner_frames(frames))
     if not inner:
-        return At.LINE
+        return StackEnd.LINE
     for frame in inner:
         if frame.file.endswith(_QUEUES) and last_name(frame.function) in ("put", "get"):
-            return At.HANDS if last_name(frame.function) == "put" else At.OWN
+            return StackEnd.HANDS if last_name(frame.function) == "put" else StackEnd.OWN
     last = inner[0]
     name = last_name(last.function)
     if any(last.file.endswith(file) and name in names for file, names in _ACQUIRES.items()):
-        return At.LOCK
+        return StackEnd.LOCK
     if waits_for_others(frames) or last.file.endswith(_OWN_FILES):
-        return At.OWN
-    return At.LIBRARY
+        return StackEnd.OWN
+    return StackEnd.LIBRARY
 
 
-def _share_places(found: Starved, scene: Scene) -> dict[At, Share]:
+def _share_places(found: Starved, scene: Scene) -> dict[StackEnd, Share]:
     """Return the shares of the workers' working stacks by what they are at; none where too few were seen."""
-    counts: Counter[At] = Counter()
+    counts: Counter[StackEnd] = Counter()
     for stack in working_stacks(found, scene):
         counts[name_place(stack.frames)] += stack.samples
     total = counts.total()
@@ -362,18 +361,18 @@ def _count_out(found: Starved, ratio: float) -> float:
     return len(found.workers) * max(0.0, 1.0 - ratio - known_or(found.idle, 0.0))
 
 
-def _may_be_lock(found: Starved, ratio: float, load: Load) -> bool:
+def _may_be_lock(found: Starved, ratio: float, load: WorkerState) -> bool:
     """Tell whether their looks leave a lock open, where no stack decides."""
-    if load is Load.COMPUTE:
+    if load is WorkerState.COMPUTE:
         return known_or(found.cores_free, 0.0) >= FREE_CORES and _count_out(found, ratio) <= ALONE
-    return load is Load.OTHER_WAIT and mean_wait(found.workers, _ANSWERS) < BLOCKED_WORKER
+    return load is WorkerState.OTHER_WAIT and mean_wait(found.workers, _ANSWERS) < BLOCKED_WORKER
 
 
 def find_lock(found: Starved, scene: Scene) -> LockWait:
     """Say whether the workers wait for a lock, by their looks, their stacks and what else they do."""
-    load, count = name_load(found), len(found.workers)
-    if load in (Load.IDLE, Load.UNREAD):
-        return LockWait(Sign.NONE)
+    load, count = name_state(found), len(found.workers)
+    if load in (WorkerState.IDLE, WorkerState.UNREAD):
+        return LockWait(LockSign.NONE)
     # Of a single worker the lock is held elsewhere.
     least = WORKER_LOCK * (count - 1) / count if count > 1 else WORKER_LOCK
     on_files = mean_wait(found.workers, (WaitReason.FILE_LOCK,))
@@ -382,29 +381,31 @@ def find_lock(found: Starved, scene: Scene) -> LockWait:
     # Only working stacks are counted: of all their time it is as much less as they have no work.
     working = 1.0 - known_or(found.idle, 0.0)
     nothing = share_of(0, LEAST_STACKS)
-    lock, own, full, line = (places.get(place, nothing) for place in (At.LOCK, At.OWN, At.HANDS, At.LINE))
+    lock, own, full, line = (
+        places.get(place, nothing) for place in (StackEnd.LOCK, StackEnd.OWN, StackEnd.HANDS, StackEnd.LINE)
+    )
     at_lock, at_own, hands = (working * one.ratio for one in (lock, own, full))
     if working * lock.low >= least and at_lock > max(at_own, hands):
-        return LockWait(Sign.SHOWN, max(asleep, at_lock), least, at_lock)
+        return LockWait(LockSign.SHOWN, max(asleep, at_lock), least, at_lock)
     if on_files >= least:
-        return LockWait(Sign.SHOWN, on_files, least, at_lock)
+        return LockWait(LockSign.SHOWN, on_files, least, at_lock)
     if asleep < least:
-        return LockWait(Sign.NONE, asleep, least, at_lock)
+        return LockWait(LockSign.NONE, asleep, least, at_lock)
     if max(at_own, hands) >= least:
-        return LockWait(Sign.HANDS if hands > at_own else Sign.OWN, asleep, least)
+        return LockWait(LockSign.HANDS if hands > at_own else LockSign.OWN, asleep, least)
     if _work_elsewhere(found):
-        return LockWait(Sign.OWN, asleep, least)
+        return LockWait(LockSign.OWN, asleep, least)
     if count < 2 or not _may_be_lock(found, asleep, load):
-        return LockWait(Sign.NONE, asleep, least)
+        return LockWait(LockSign.NONE, asleep, least)
     certain = (
         count >= CERTAIN_FROM
-        and load is Load.OTHER_WAIT
+        and load is WorkerState.OTHER_WAIT
         and line.ratio >= MOSTLY
         and HOLDER <= _count_out(found, asleep) <= ALONE
         and not _has_card(found, scene)
         and all(is_known(one.asked_read_bytes_s) for one in found.workers)
     )
-    return LockWait(Sign.LIKELY if certain else Sign.OPEN, asleep, least)
+    return LockWait(LockSign.LIKELY if certain else LockSign.OPEN, asleep, least)
 
 
 OPENS_RATIO = 0.5

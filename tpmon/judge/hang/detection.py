@@ -39,12 +39,11 @@ from tpmon.judge.stacks.phases import Phase
 from tpmon.judge.watch.picture import LEAST_ROUNDS, Picture, came_late
 from tpmon.judge.watch.tracker import WatchedTime, age_ns, log_age_s
 from tpmon.model.dump import Asker, DumpRequest
-from tpmon.model.figures import Figure
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.text.dump_words import name_process, say_wait
-from tpmon.model.verdict import IN_WORDS, Evidence, Kind, Origin
+from tpmon.model.verdict import IN_WORDS, Evidence, Figure, Kind, Origin
 from tpmon.model.waits import SOCKETS, WaitReason, is_wait, is_wait_in
 
 LOOP_OWN_S = 8.0

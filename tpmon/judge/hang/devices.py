@@ -33,13 +33,12 @@ from tpmon.judge.hang.causes import Blame, Grace, find_camps, say_camps
 from tpmon.judge.stacks.classify import is_native, is_users, package_of
 from tpmon.judge.stacks.phases import TRAINING, Phase
 from tpmon.judge.watch.picture import Picture, find_wait
-from tpmon.model.figures import Figure
 from tpmon.model.frame import Frame
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.results.collectives import CollectiveFinding, Collectives
 from tpmon.model.text.dump_words import name_rank
-from tpmon.model.verdict import Evidence, Origin
+from tpmon.model.verdict import Evidence, Figure, Origin
 from tpmon.model.waits import WaitReason
 
 _AT_CARD = (*TRAINING, Phase.SYNC, Phase.COMMS, Phase.OTHER)

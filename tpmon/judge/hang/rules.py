@@ -38,12 +38,11 @@ from tpmon.judge.hang.causes import need_of_wait
 from tpmon.judge.hang.detection import SLOW_S, guess_grace, is_looking, judge_hang, need_s
 from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.tracker import MOST_AGE_S, STOPPED_S, age_ns, is_stopped
-from tpmon.model.figures import Figure
 from tpmon.model.gpu import GpuState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.text.job_words import say_stop
-from tpmon.model.verdict import Evidence, Kind, Origin
+from tpmon.model.verdict import Evidence, Figure, Kind, Origin
 from tpmon.model.waits import FILES, INPUTS, IO, Wait, WaitReason, describe_wait, is_wait, is_wait_in
 
 SIBLINGS_S = 10.0

@@ -11,8 +11,8 @@ from dataclasses import replace
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import (
     Answer,
+    CauseConditions,
     Cleared,
-    Conditions,
     Suspicion,
     Unsure,
     by_conditions,
@@ -51,11 +51,10 @@ from tpmon.judge.rules.cards import (
 )
 from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.tracker import find_hook
-from tpmon.model.figures import Figure
 from tpmon.model.gpu import RESTART_XIDS, is_card_fault, list_processes, name_recovery
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, map_known
 from tpmon.model.units import format_bytes, format_pct, say_bytes_s
-from tpmon.model.verdict import Evidence, Kind, Origin
+from tpmon.model.verdict import Evidence, Figure, Kind, Origin
 
 SILENCE = "NVML"
 """Source of the silence of a card, which it does not report itself."""
@@ -129,7 +128,7 @@ def _complaints(card: CardScene, scene: Scene) -> list[tuple[str, float, str]]:
 def judge_unhealthy(scene: Scene) -> Answer:
     """Suspect a card that reports errors of its own: remapping, ECC, a wanted reset, an Xid; or is silent."""
     need_cards(scene)
-    errors = Conditions("errors of the cards")
+    errors = CauseConditions("errors of the cards")
     told = [(card, words) for card in scene.gpus if (words := _complaints(card, scene))]
     for card in scene.gpus if not told else ():
         errors.known(_unread_health(card))
@@ -215,7 +214,7 @@ def _judge_retries(rank: RankScene, scene: Scene, retries: int, ooms: int) -> An
         for card in cards_of(rank.process.pid, scene.gpus)
         if is_known(card.memory_ratio) and is_known(ratio := find_fullest(scene.history, card.last.uuid))
     ]
-    why = Conditions(f"why the allocator of {_name(rank, scene)} asks again")
+    why = CauseConditions(f"why the allocator of {_name(rank, scene)} asks again")
     why.doubt(not fills, "memory of its card was not read")
     ratio, card = max(fills, key=lambda one: one[0])
     most = f"GPU {card.index} was never fuller than {format_pct(100 * ratio)} %"

@@ -13,8 +13,8 @@ from dataclasses import replace
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import (
     Answer,
+    CauseConditions,
     Cleared,
-    Conditions,
     EarlyAnswer,
     Suspicion,
     Unsure,
@@ -25,7 +25,6 @@ from tpmon.judge.features.card_use import find_unseen_cards, works_all_the_time
 from tpmon.judge.features.cards import BUSY_PCT, CardScene, held_pct
 from tpmon.judge.features.comms import exchanged_bytes_s, find_waits
 from tpmon.judge.features.snapshot import Rule, Scene, ranks_on
-from tpmon.model.figures import Figure
 from tpmon.model.frame import Frame
 from tpmon.model.known import (
     NOT_APPLICABLE,
@@ -38,7 +37,7 @@ from tpmon.model.known import (
     map_known,
 )
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Evidence, Kind, Origin
+from tpmon.model.verdict import Evidence, Figure, Kind, Origin
 
 THERMAL = ("SW thermal", "HW thermal")
 BRAKE = ("power brake",)
@@ -236,7 +235,7 @@ def _throttled(
     )
 
 
-def _need_reasons(scene: Scene, cause: Conditions) -> None:
+def _need_reasons(scene: Scene, cause: CauseConditions) -> None:
     """Leave a cause unsure where throttling could not be read of any card."""
     need_cards(scene)
     known = [card.last.throttle_known for card in scene.gpus]
@@ -245,7 +244,7 @@ def _need_reasons(scene: Scene, cause: Conditions) -> None:
 
 
 def _find_held(
-    scene: Scene, reasons: tuple[str, ...], cause: Conditions, none: str
+    scene: Scene, reasons: tuple[str, ...], cause: CauseConditions, none: str
 ) -> tuple[CardScene, Known[float]]:
     """Return the loaded card that loses most to these reasons and how much."""
     _need_reasons(scene, cause)
@@ -281,7 +280,7 @@ def _say_heat(card: CardScene) -> str:
 @by_conditions
 def judge_thermal(scene: Scene) -> Answer:
     """Suspect heat when it holds the clocks of a loaded card for 5 % of the window, and costs as much."""
-    card, lost = _find_held(scene, THERMAL, Conditions("heat of the cards"), "no thermal reason")
+    card, lost = _find_held(scene, THERMAL, CauseConditions("heat of the cards"), "no thermal reason")
     evidence = _shares(card, THERMAL, scene.frame)
     evidence += (reading(Figure.GPU_TEMPERATURE, card.last.temperature_c, scene.frame),)
     suspicion = _throttled(
@@ -300,7 +299,7 @@ def judge_thermal(scene: Scene) -> Answer:
 @by_conditions
 def judge_brake(scene: Scene) -> Answer:
     """Suspect the power supply when the external brake holds a loaded card."""
-    card, lost = _find_held(scene, BRAKE, Conditions("power brake"), "not set")
+    card, lost = _find_held(scene, BRAKE, CauseConditions("power brake"), "not set")
     suspicion = _throttled(
         scene,
         card,
@@ -343,7 +342,7 @@ def _capped_power(capped_pct: float) -> float:
 @by_conditions
 def judge_odd_cap(scene: Scene) -> Answer:
     """Suspect a cap that the card's own power limit does not explain."""
-    _need_reasons(scene, Conditions("caps on the cards"))
+    _need_reasons(scene, CauseConditions("caps on the cards"))
     card = _worst(one for one in scene.gpus if find_odd_cap(one, scene))
     if card is None:
         return Cleared("caps on the cards (none, or explained by the power limit)")
@@ -428,7 +427,7 @@ def _felt_ratio(card: CardScene, scene: Scene) -> Known[float]:
 def judge_pcie(scene: Scene) -> Answer:
     """Suspect a downtrained PCIe link, under load, when its traffic would be faster on a whole one."""
     need_cards(scene)
-    link = Conditions("PCIe link")
+    link = CauseConditions("PCIe link")
     loaded = [card for card in scene.gpus if is_loaded(card, LINK_LOAD_PCT)]
     link.doubt(not loaded, "no card under load: idle ones slow it down on purpose")
     ratios = [(card, ratio) for card in loaded if is_known(ratio := _link_ratio(card))]

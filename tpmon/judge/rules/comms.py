@@ -9,8 +9,8 @@ from dataclasses import replace
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import (
     Answer,
+    CauseConditions,
     Cleared,
-    Conditions,
     EarlyAnswer,
     Suspicion,
     Unsure,
@@ -36,10 +36,9 @@ from tpmon.judge.rules.cards import CAP_PCT, CAPPED_POWER_RATIO, find_odd_cap, i
 from tpmon.judge.rules.cpu import CROWDED_MARGIN
 from tpmon.judge.rules.lifecycle import find_pause
 from tpmon.judge.stacks.profile import Phase
-from tpmon.model.figures import Figure
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Kind, Origin
+from tpmon.model.verdict import Figure, Kind, Origin
 from tpmon.model.waits import RUNNING, describe_wait
 
 WAITING_RATIO = 0.3
@@ -77,7 +76,7 @@ STRAGGLER_SPAN_S = 20.0
 
 def _need_ranks(scene: Scene) -> None:
     """Answer a rule by conditions where there is nobody to wait for, or that is not known."""
-    comms, world = Conditions("comms"), scene.frame.target.world_size
+    comms, world = CauseConditions("comms"), scene.frame.target.world_size
     if len(scene.ranks) < 2:
         comms.known(world, "whether ranks run on other machines: ")
         comms.clear(known_or(world, 1) < 2, "one rank")
@@ -278,7 +277,7 @@ def _is_late_by(card: Suspicion, late: Suspicion) -> bool:
     return own and card.weight >= CARD_EXPLAINS * late.weight
 
 
-def _all_wait(scene: Scene, cause: Conditions) -> tuple[list[RankWait], float]:
+def _all_wait(scene: Scene, cause: CauseConditions) -> tuple[list[RankWait], float]:
     """Return the waits when even the least waiting rank waits long, and how long that is."""
     _need_ranks(scene)
     waits = cause.known(find_waits(scene))
@@ -342,7 +341,7 @@ def _suspect_spinning(scene: Scene) -> Suspicion | None:
 @by_conditions
 def judge_transfer(scene: Scene) -> Answer:
     """Suspect the transfer: all ranks wait in collectives and data moves meanwhile."""
-    transfer = Conditions("transfer between ranks")
+    transfer = CauseConditions("transfer between ranks")
     try:
         waits, least = _all_wait(scene, transfer)
     except EarlyAnswer as early:
@@ -350,7 +349,7 @@ def judge_transfer(scene: Scene) -> Answer:
     margin, origins, evidence = find_traffic(scene)
     # On crowded CPUs communication threads want a CPU whatever they move; bytes that moved stay true.
     transfer.doubt(_take_turns(scene, least) and Origin.NETWORK not in origins, CROWDED)
-    Conditions("transfer").doubt(margin < 1 and not is_traffic_read(scene), UNREAD)
+    CauseConditions("transfer").doubt(margin < 1 and not is_traffic_read(scene), UNREAD)
     transfer.clear(margin < 1, "little moves")
     text = f"all ranks spend {format_pct(100 * least)} % in collectives that move data{say_traffic(scene)}"
     plain = _suspect_all(scene, waits, "transfer", text)
@@ -365,7 +364,7 @@ def judge_transfer(scene: Scene) -> Answer:
 @by_conditions
 def judge_comms_unknown(scene: Scene) -> Answer:
     """Suspect a wait of unknown reason: all ranks in collectives, little moves, nobody here is late."""
-    unknown = Conditions("waits between ranks")
+    unknown = CauseConditions("waits between ranks")
     waits, least = _all_wait(scene, unknown)
     unknown.doubt(_take_turns(scene, least), CROWDED)
     unknown.clear(find_traffic(scene)[0] >= 1, "they transfer")

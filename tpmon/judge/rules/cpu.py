@@ -14,7 +14,14 @@ from collections import Counter
 from functools import lru_cache
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Conditions, Suspicion, by_conditions, reading, reading_aged
+from tpmon.judge.answers.result import (
+    Answer,
+    CauseConditions,
+    Suspicion,
+    by_conditions,
+    reading,
+    reading_aged,
+)
 from tpmon.judge.features.cpu import (
     FREE_CORES,
     NEIGHBOUR_DELAY_RATIO,
@@ -27,12 +34,11 @@ from tpmon.judge.features.readings import pressure_origin
 from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene
 from tpmon.judge.features.starvation import need_starved, suspect_loader
 from tpmon.judge.rules.gpu import judge_gpu_compute
-from tpmon.model.figures import Figure
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known, sum_known
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.text.redaction import MOST_DIGITS
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import IN_WORDS, Evidence, Kind, Origin
+from tpmon.model.verdict import IN_WORDS, Evidence, Figure, Kind, Origin
 
 THROTTLED_RATIO = 0.25
 """Share of throttled periods from which a quota is the cause; measured 1.0 under a real quota."""
@@ -110,7 +116,7 @@ def _find_withheld(scene: Scene) -> Known[float]:
 @by_conditions
 def judge_quota(scene: Scene) -> Answer:
     """Suspect the CPU quota when it stopped the job in a quarter of its periods, or is what it waits for."""
-    quota, frame = Conditions("CPU quota"), scene.frame
+    quota, frame = CauseConditions("CPU quota"), scene.frame
     ratio = quota.known(scene.throttled_ratio)
     least = THROTTLED_SOME_RATIO if _is_used_up(scene) or _is_waited_for(scene) else THROTTLED_RATIO
     throttled = f"{format_pct(100 * ratio)} % of periods throttled"
@@ -160,7 +166,7 @@ def judge_oversubscription(scene: Scene) -> Answer:
 
     Single-threaded loader workers beyond the budget cost nothing and are left out.
     """
-    both, pools = Conditions("thread oversubscription"), Conditions("thread pools")
+    both, pools = CauseConditions("thread oversubscription"), CauseConditions("thread pools")
     pool, delay = both.known(scene.pool_ratio), both.known(scene.delay_ratio)
     few = pool < POOL_RATIO or delay < DELAY_RATIO
     pools.clear(few, f"{pool:.1f}x the budget, waiting {format_pct(100 * delay)} %")
@@ -329,10 +335,10 @@ def _say_cpus(cpus: frozenset[int]) -> str:
 @by_conditions
 def judge_worker_affinity(scene: Scene) -> Answer:
     """Suspect the mask of the workers when they wait for the few CPUs that it leaves them of the budget."""
-    found, bound = need_starved(scene), Conditions("workers that are bound to few CPUs")
+    found, bound = need_starved(scene), CauseConditions("workers that are bound to few CPUs")
     bound.clear(not found.workers, "there are none")
-    cpus = Conditions("on which CPUs the workers may run").known(_find_cpus(found.workers, scene))
-    budget = Conditions("whether the workers may run on all CPUs of the job").known(scene.budget)
+    cpus = CauseConditions("on which CPUs the workers may run").known(_find_cpus(found.workers, scene))
+    budget = CauseConditions("whether the workers may run on all CPUs of the job").known(scene.budget)
     bound.clear(len(cpus) > budget - FREE_CORES, f"they may run on {len(cpus)}")
     wanted = sum_known(worker.demand for worker in found.workers)
     waiting = sum_known(worker.waiting for worker in found.workers)

@@ -11,7 +11,7 @@ optimizer that computes on the CPU, and cards of one rank that work one after an
 from __future__ import annotations
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Conditions, Suspicion, by_conditions, reading
+from tpmon.judge.answers.result import Answer, CauseConditions, Suspicion, by_conditions, reading
 from tpmon.judge.features.card_use import (
     FULL_SM_PCT,
     HOLLOW_POWER_RATIO,
@@ -36,11 +36,10 @@ from tpmon.judge.rules import card_faults, cards
 from tpmon.judge.rules.cards import is_braked, is_hot, need_cards
 from tpmon.judge.stacks.phases import ELSEWHERE, TRAINING
 from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases
-from tpmon.model.figures import Figure
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.process import ThreadKind
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Evidence, Kind, Origin
+from tpmon.model.verdict import Evidence, Figure, Kind, Origin
 
 DRIVING_DEMAND = 0.85
 """Demand of main plus autograd thread from which the host is at its launches all the time."""
@@ -66,7 +65,7 @@ def judge_launch_bound(scene: Scene) -> Answer:
     explains slack only up to its own share.
     """
     need_cards(scene)
-    launching, deciding = Conditions("launching of kernels"), "hollow or idle GPU: deciding; "
+    launching, deciding = CauseConditions("launching of kernels"), "hollow or idle GPU: deciding; "
     rank, slack = launching.known(slackest(scene))
     launching.clear(slack.ratio < SLACK_RATIO, f"the GPUs have {format_pct(100 * slack.ratio)} % slack")
     name, demand = name_rank(rank), launching.known(rank.driving_demand)
@@ -218,7 +217,7 @@ def _held_ratio(phases: RankPhases, sights: frozenset[Need]) -> float:
 @by_conditions
 def _judge_sync(scene: Scene, cause: str, sights: frozenset[Need], words: str, least: float) -> Answer:
     need_cards(scene)
-    syncing = Conditions(f"{cause} synchronising")
+    syncing = CauseConditions(f"{cause} synchronising")
     reason = Missing("no rank was read")
     best: tuple[float, float, RankScene, Slack] | None = None
     for rank in scene.ranks:
@@ -350,7 +349,7 @@ def _weigh_card(card: CardScene, scene: Scene) -> Known[float]:
 
     Missing of one that is busy where nothing was read of how full it is.
     """
-    full, name = Conditions("GPU compute"), f"card {card.index}"
+    full, name = CauseConditions("GPU compute"), f"card {card.index}"
     margin, active = _full_margin(card), card.sm_active_pct
     if not is_known(card.busy_pct):
         if is_known(active):  # those of a slice, which has no utilisation, are kernels that run
@@ -402,7 +401,7 @@ def judge_gpu_compute(scene: Scene) -> Answer:
             missing, margin = f"card {card.index}: {margin.reason}", 0.0
         margins.append(margin)
     exchanged, unread = _exchanged(scene)
-    full, compute = min(margins) >= 1, Conditions("GPU compute")
+    full, compute = min(margins) >= 1, CauseConditions("GPU compute")
     busy_at = missing or "busy at medium power"
     may_wait = not full and bool(exchanged)
     compute.doubt(may_wait, f"{busy_at}: the ranks may wait for each other meanwhile")

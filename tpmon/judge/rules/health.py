@@ -5,7 +5,15 @@ Both need to see work, not only the absence of trouble: what was not read is no 
 
 from __future__ import annotations
 
-from tpmon.judge.answers.result import Answer, Cleared, Conditions, Suspicion, Unsure, by_conditions, reading
+from tpmon.judge.answers.result import (
+    Answer,
+    CauseConditions,
+    Cleared,
+    Suspicion,
+    Unsure,
+    by_conditions,
+    reading,
+)
 from tpmon.judge.features.card_use import judge_hollow
 from tpmon.judge.features.cards import BUSY_PCT, STARVED_PCT
 from tpmon.judge.features.comms import find_waits
@@ -19,10 +27,9 @@ from tpmon.judge.rules.lifecycle import find_pause
 from tpmon.judge.rules.python import may_be_one
 from tpmon.judge.stacks.phases import ELSEWHERE, OUTSIDE, TRAINING
 from tpmon.judge.stacks.profile import Phase
-from tpmon.model.figures import Figure
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Evidence, Kind, Origin
+from tpmon.model.verdict import Evidence, Figure, Kind, Origin
 
 BUSY_BUDGET_RATIO = 0.8
 """Demand of the ranks over the budget from which the cores are the limit: 1.0 with as many threads as
@@ -60,7 +67,7 @@ def _computing(scene: Scene) -> Known[float]:
 @by_conditions
 def judge_cpu_compute(scene: Scene) -> Answer:
     """Suspect, in the good sense, that the cores are full of computing: a job without GPUs."""
-    full, computing = Conditions("CPU compute"), _computing(scene)
+    full, computing = CauseConditions("CPU compute"), _computing(scene)
     full.clear(bool(scene.cards), "the job computes on a GPU")
     without = answer_without_cards(scene)
     full.doubt(isinstance(without, Unsure), without.text)
@@ -174,7 +181,7 @@ def _find_pauses(scene: Scene) -> Evidence | None:
 @by_conditions
 def judge_balanced(scene: Scene) -> Answer:
     """Suspect, in the good sense, that nothing holds the run: it works and no wait takes a fifth of it."""
-    balanced = Conditions("balanced")
+    balanced = CauseConditions("balanced")
     for card in scene.gpus:
         name = f"card {card.index}"
         busy_pct = balanced.known(card.busy_pct, f"{name}: ")

@@ -17,13 +17,12 @@ from tpmon.judge.features.standstill import name_rank
 from tpmon.judge.rules.comms import BEHIND_RATIO
 from tpmon.judge.rules.health import COMPUTING_RATIO, HELD_RATIO, LIVELY_RATIO
 from tpmon.judge.watch.tracker import event_age_s, find_pace, hook_unread, last_stepped, list_hooks
-from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
 from tpmon.model.hook import StepCounts, StepPace
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.text.job_words import EVALUATES_PCT, format_ms, is_evaluating, is_stalled, say_rate
 from tpmon.model.units import format_pct, format_seconds
-from tpmon.model.verdict import Evidence, Kind, Origin
+from tpmon.model.verdict import Evidence, Figure, Kind, Origin
 
 FIRST_STEPS = 3
 """A loop that took fewer is still warming up: compilers, caches and allocators work in the first steps."""

@@ -15,13 +15,12 @@ from tpmon.judge.hang.rules import judge_no_progress
 from tpmon.judge.rules.cpu import say_got
 from tpmon.judge.stacks.phases import TRAINING
 from tpmon.judge.stacks.profile import Phase
-from tpmon.model.figures import Figure
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.host import OutputSample
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.process import Outcome, ProcessSample, Role
 from tpmon.model.text.job_words import NO_RANK_LEFT
-from tpmon.model.verdict import END_CAUSES, IN_WORDS, Evidence, Kind, Origin
+from tpmon.model.verdict import END_CAUSES, IN_WORDS, Evidence, Figure, Kind, Origin
 from tpmon.model.waits import INPUTS, WaitReason, describe_wait, is_wait_in
 
 REBIRTH_S = 20.0

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Cleared, Conditions, Suspicion, by_conditions, reading
+from tpmon.judge.answers.result import Answer, CauseConditions, Cleared, Suspicion, by_conditions, reading
 from tpmon.judge.features.cpu import FREE_CORES, are_taken, find_cores_free, say_free
 from tpmon.judge.features.data_wait import measure_share
 from tpmon.judge.features.snapshot import Rule, Scene
@@ -22,25 +22,24 @@ from tpmon.judge.features.starvation import (
 )
 from tpmon.judge.features.workers import (
     BUSY_WORKER,
-    Load,
+    LockSign,
     LockWait,
-    Sign,
     WorkerLooks,
+    WorkerState,
     find_lock,
     is_collating,
     look_at_workers,
     name_hot_work,
-    name_load,
+    name_state,
     wait_in_vain,
 )
 from tpmon.judge.hang.causes import list_ends
 from tpmon.judge.rules.cpu import CROWDED_MARGIN, DELAY_RATIO, POOL_RATIO, has_pool
 from tpmon.judge.stacks.profile import DataPart
-from tpmon.model.figures import Figure
 from tpmon.model.known import is_known, known_or
 from tpmon.model.process import ProcessEnd, Role
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import IN_WORDS, Kind, Origin
+from tpmon.model.verdict import IN_WORDS, Figure, Kind, Origin
 
 AGAIN = 2
 """Times within the history that workers must have been killed: once is an accident that the event tells."""
@@ -63,9 +62,9 @@ def list_kills(scene: Scene) -> list[tuple[int, ProcessEnd]]:
 def judge_killed_workers(scene: Scene) -> Answer:
     """Suspect what kills the workers when a signal has ended some of them more than once in a minute."""
     kills = list_kills(scene)
-    Conditions("killed workers").clear(not kills, "none in the last minute")
+    CauseConditions("killed workers").clear(not kills, "none in the last minute")
     times = len({taken_ns for taken_ns, _ in kills})
-    Conditions("workers killed again and again").clear(times < AGAIN, "it was once")
+    CauseConditions("workers killed again and again").clear(times < AGAIN, "it was once")
     signals = Counter(end.signal for _, end in kills if is_known(end.signal))
     told = ", ".join(f"{count} by {name}" for name, count in signals.most_common())
     found = find_starved(scene)
@@ -130,14 +129,14 @@ def _demand_text(found: Starved) -> str:
 @by_conditions
 def judge_cpu_transform(scene: Scene) -> Answer:
     """Suspect the transforms when the workers compute all the time and no core is left for more of them."""
-    found, transforms = need_starved(scene), Conditions("transforms in the workers")
-    load = name_load(found)
-    transforms.doubt(load is Load.UNREAD and found.rank.has_workers, "what they do was not read")
-    transforms.clear(load is not Load.COMPUTE, _demand_text(found))
+    found, transforms = need_starved(scene), CauseConditions("transforms in the workers")
+    load = name_state(found)
+    transforms.doubt(load is WorkerState.UNREAD and found.rank.has_workers, "what they do was not read")
+    transforms.clear(load is not WorkerState.COMPUTE, _demand_text(found))
     transforms.clear(is_collating(found, scene), "most of their time goes into collate")
     transforms.clear(_pools_fight(found, scene), "their thread pools fight for the CPUs")
     has_room = known_or(found.cores_free, 0.0) >= FREE_CORES
-    Conditions("transforms beyond the CPUs").clear(has_room, say_free(found.cores_free, found.cores_had))
+    CauseConditions("transforms beyond the CPUs").clear(has_room, say_free(found.cores_free, found.cores_had))
     return suspect_loader(
         found,
         scene,
@@ -154,11 +153,11 @@ def judge_cpu_transform(scene: Scene) -> Answer:
 @by_conditions
 def judge_too_few_workers(scene: Scene) -> Answer:
     """Suspect the number of workers when each has work all the time and cores are free for more."""
-    found, few = need_starved(scene), Conditions("too few workers")
-    load = name_load(found)
-    if load is Load.IDLE:
+    found, few = need_starved(scene), CauseConditions("too few workers")
+    load = name_state(found)
+    if load is WorkerState.IDLE:
         return Cleared(few.what)
-    few.doubt(load not in (Load.COMPUTE, Load.OTHER_WAIT), load.value)
+    few.doubt(load not in (WorkerState.COMPUTE, WorkerState.OTHER_WAIT), load.value)
     idle = known_or(found.idle, 0.0)
     few.doubt(idle >= TOO_FEW_IDLE, f"they have no work {format_pct(100 * idle)} % of the time")
     free = few.known(found.cores_free, "free CPUs: ")
@@ -166,7 +165,7 @@ def judge_too_few_workers(scene: Scene) -> Answer:
     few.doubt(wait_in_vain(found, scene), "they wait for CPUs that nobody uses: are they bound to a few?")
     lock = find_lock(found, scene)
     few.clear(lock.is_lock, "they wait for a lock")
-    few.doubt(lock.sign in (Sign.OPEN, Sign.HANDS), f"they wait {lock.sign.value}")
+    few.doubt(lock.sign in (LockSign.OPEN, LockSign.HANDS), f"they wait {lock.sign.value}")
     few.clear(is_collating(found, scene), "most of their time goes into collate")
     few.clear(_pools_fight(found, scene), "their thread pools fight for the CPUs")
     count = len(found.workers)
@@ -174,9 +173,9 @@ def judge_too_few_workers(scene: Scene) -> Answer:
     is_plain = by_demand and not are_taken(free, found.cores_had)
     is_plain = is_plain and not (count == 1 and lock.looks_so)  # another rank's worker may have the lock
     words = f"its {count} workers always have work" if count > 1 else "its one worker always has work"
-    if lock.sign is Sign.OWN:
+    if lock.sign is LockSign.OWN:
         words += " and wait for threads of their own," if count > 1 else " and waits for threads of its own,"
-    elif load is Load.OTHER_WAIT:
+    elif load is WorkerState.OTHER_WAIT:
         words += " and sleep, in no read," if count > 1 else " and sleeps, in no read,"
     if count < len(found.rank.workers):
         words = f"of the loader in use, {words}"
@@ -188,7 +187,7 @@ def judge_too_few_workers(scene: Scene) -> Answer:
         margin=min(free / FREE_CORES, math.inf if is_plain else CROWDED_MARGIN),
         origins=frozenset((Origin.PROC,)),
         evidence=(reading(Figure.CPUS_FREE, found.cores_had, scene.frame), *name_hot_work(found, scene)),
-        observed=frozenset((Need.WORKERS_CPU_BOUND if load is Load.COMPUTE else Need.WORKERS_ASLEEP,)),
+        observed=frozenset((Need.WORKERS_CPU_BOUND if load is WorkerState.COMPUTE else Need.WORKERS_ASLEEP,)),
     )
 
 
@@ -198,20 +197,22 @@ def _tell_lock(found: Starved, lock: LockWait) -> str:
     if count == 1:
         return f"its one worker waits {100 * lock.ratio:.0f} % of its time for a lock of another process"
     what = f"wait {100 * lock.ratio:.0f} % of their time for a lock"
-    return f"its {count} workers {what}{', or for threads of their own' if lock.sign is Sign.OPEN else ''}"
+    return (
+        f"its {count} workers {what}{', or for threads of their own' if lock.sign is LockSign.OPEN else ''}"
+    )
 
 
 @by_conditions
 def judge_worker_lock(scene: Scene) -> Answer:
     """Suspect a lock when the workers have work, hardly compute, and most of them wait for one."""
-    found, shared = need_starved(scene), Conditions("a lock that the workers share")
+    found, shared = need_starved(scene), CauseConditions("a lock that the workers share")
     lock = find_lock(found, scene)
-    if not lock.is_lock and lock.sign is not Sign.OPEN:
-        load = name_load(found)
-        shared.doubt(load is Load.UNREAD and len(found.workers) > 1, "what they wait for was not read")
-        shared.clear(lock.sign in (Sign.OWN, Sign.HANDS), f"they wait {lock.sign.value}")
+    if not lock.is_lock and lock.sign is not LockSign.OPEN:
+        load = name_state(found)
+        shared.doubt(load is WorkerState.UNREAD and len(found.workers) > 1, "what they wait for was not read")
+        shared.clear(lock.sign in (LockSign.OWN, LockSign.HANDS), f"they wait {lock.sign.value}")
         shared.clear(len(found.workers) < 2, "there are not two of them")
-        return Cleared(f"{shared.what} (they {_LOAD_WORDS[load]})")
+        return Cleared(f"{shared.what} (they {_STATE_WORDS[load]})")
     stacks = (reading(Figure.STACKS_AT_LOCK, 100 * lock.in_stacks, scene.frame),)
     looks = (reading(Figure.WORKERS_IN_LOCK, 100 * lock.ratio, scene.frame),)
     told = suspect_loader(
@@ -234,11 +235,11 @@ def judge_worker_lock(scene: Scene) -> Answer:
     return replace(told, origins=frozenset((Origin.PROC,)), margin=min(told.margin, 1.0))
 
 
-_LOAD_WORDS = {
-    Load.COMPUTE: "compute",
-    Load.READ: "read",
-    Load.OTHER_WAIT: "sleep, in no lock",
-    Load.IDLE: "wait for work",
+_STATE_WORDS = {
+    WorkerState.COMPUTE: "compute",
+    WorkerState.READ: "read",
+    WorkerState.OTHER_WAIT: "sleep, in no lock",
+    WorkerState.IDLE: "wait for work",
 }
 
 
@@ -264,7 +265,7 @@ def _find_slow(looks: tuple[WorkerLooks, ...]) -> WorkerLooks | None:
 @by_conditions
 def judge_one_slow_worker(scene: Scene) -> Answer:
     """Suspect one worker when it always has work, the others mostly none, and all wait for its batch."""
-    found, one_slow = need_starved(scene), Conditions("one slow worker")
+    found, one_slow = need_starved(scene), CauseConditions("one slow worker")
     one_slow.clear(len(found.workers) < 2, "there are not two to compare")
     looks = look_at_workers(found, scene)
     read = all(is_known(one.idle_ratio) for one in looks)
@@ -296,7 +297,7 @@ def judge_one_slow_worker(scene: Scene) -> Answer:
 @by_conditions
 def judge_uneven_workers(scene: Scene) -> Answer:
     """Suspect that only some workers have data when those always have work, and each of the others none."""
-    found, unfed = need_starved(scene), Conditions("workers without data")
+    found, unfed = need_starved(scene), CauseConditions("workers without data")
     looks = look_at_workers(found, scene)
     read = all(is_known(one.idle_ratio) for one in looks)
     unfed.doubt(not read, "what the workers wait for was not read")
@@ -344,7 +345,7 @@ def _waits_for_old_workers(found: Starved, scene: Scene) -> bool:
 @by_conditions
 def judge_respawn(scene: Scene) -> Answer:
     """Suspect the start of workers when they are born again and again while their rank waits."""
-    found, restarts = need_starved(scene), Conditions("restarts of workers")
+    found, restarts = need_starved(scene), CauseConditions("restarts of workers")
     restarts.clear(not found.rank.has_workers, "there are none")
     killed = {end.rank for _, end in list_kills(scene) if is_known(end.rank)}
     restarts.clear(found.rank.process.rank in killed, "a signal ended some: that is why")

@@ -11,18 +11,17 @@ import statistics
 from collections.abc import Sequence
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Conditions, Suspicion, Unsure, by_conditions, reading
+from tpmon.judge.answers.result import Answer, CauseConditions, Suspicion, Unsure, by_conditions, reading
 from tpmon.judge.features.card_use import ETA_S, GROWTH_BYTES_S, Growth, find_urgency, read_growth, say_about
 from tpmon.judge.features.readings import memory_origin, pressure_origin
 from tpmon.judge.features.snapshot import Rule, Scene
 from tpmon.judge.rules.card_faults import judge_gpu_memory
-from tpmon.model.figures import Figure
 from tpmon.model.frame import Frame
 from tpmon.model.host import SUMMED_ANON, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known, sum_known
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.units import format_bytes, format_pct, say_bytes_s
-from tpmon.model.verdict import Kind, Origin
+from tpmon.model.verdict import Figure, Kind, Origin
 
 SHM_SMALL_BYTES = 1 << 30
 SHM_LEAST_BYTES = 128 << 20
@@ -77,7 +76,7 @@ def _lacks_room(shm: ShmSample, step: float) -> bool:
 @by_conditions
 def judge_shm(scene: Scene) -> Answer:
     """Suspect /dev/shm when it is small and half full, or has no room for two more steps of growth."""
-    memory = Conditions("shared memory")
+    memory = CauseConditions("shared memory")
     shm = memory.known(scene.frame.memory.shm)
     memory.doubt(shm.total_bytes <= 0, "its size reads 0")
     text = f"{format_bytes(shm.used_bytes)} of {format_bytes(shm.total_bytes)}"
@@ -245,7 +244,7 @@ def _is_near_the_end(room: tuple[float, float, str], growth: Growth) -> bool:
 @by_conditions
 def judge_leak(scene: Scene) -> Answer:
     """Suspect steady growth of the job's memory that reaches its limit soon."""
-    growth, leak = Conditions("memory growth"), Conditions("leak")
+    growth, leak = CauseConditions("memory growth"), CauseConditions("leak")
     anon = growth.known(read_growth(scene, _sum_anon))
     growth.clear(not _lasts(scene, anon), "none that lasts")
     leak.clear(growth.known(_grows_by_copies(scene, anon)), "pages are copied, not added")
@@ -271,7 +270,7 @@ def judge_leak(scene: Scene) -> Answer:
 @by_conditions
 def judge_copy_on_write(scene: Scene) -> Answer:
     """Suspect copies of shared pages: anonymous memory grows with the workers, the sum of RSS does not."""
-    copying = Conditions("copy-on-write")
+    copying = CauseConditions("copy-on-write")
     copying.clear(not _workers(scene.frame), "no workers")
     anon = copying.known(read_growth(scene, _sum_anon))
     copying.clear(not _lasts(scene, anon), "memory does not grow")
@@ -300,11 +299,11 @@ def judge_copy_on_write(scene: Scene) -> Answer:
 @by_conditions
 def judge_swap(scene: Scene) -> Answer:
     """Suspect swap when the job has pages there and touches them."""
-    frame, memory, swapped = scene.frame, scene.frame.memory, Conditions("swap")
+    frame, memory, swapped = scene.frame, scene.frame.memory, CauseConditions("swap")
     swap = swapped.known(memory.swap_bytes)
     size, psi = format_bytes(swap), scene.memory_psi_pct
     swapped.clear(swap < SWAP_BYTES, size)
-    faults = Conditions(f"whether {size} in swap are touched").known(scene.major_faults_s)
+    faults = CauseConditions(f"whether {size} in swap are touched").known(scene.major_faults_s)
     swapped.clear(faults < SWAP_FAULTS_S, f"{size} lie there untouched")
     if is_known(psi):
         swapped.clear(psi < STALLED_PCT, f"{size} lie there, and the job stalls {psi:.1f} % of the time")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Conditions, Unsure, by_conditions, reading
+from tpmon.judge.answers.result import Answer, CauseConditions, Unsure, by_conditions, reading
 from tpmon.judge.features.readings import memory_origin, pressure_origin
 from tpmon.judge.features.snapshot import Rule, Scene, WorkerScene
 from tpmon.judge.features.starvation import Starved, need_starved, suspect_loader
@@ -18,19 +18,18 @@ from tpmon.judge.features.workers import (
     BLOCKED_WORKER,
     BUSY_WORKER,
     OPENS_RATIO,
-    Load,
+    WorkerState,
     find_open_share,
     is_opening,
     mean_wait,
-    name_load,
     name_opens,
+    name_state,
 )
-from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Role
 from tpmon.model.units import format_bytes, format_pct
-from tpmon.model.verdict import Evidence, Origin
+from tpmon.model.verdict import Evidence, Figure, Origin
 from tpmon.model.waits import FILE_SYSTEMS, SOCKETS, Wait, WaitReason, describe_wait
 
 REFAULT_BYTES_S = 20e6
@@ -162,8 +161,8 @@ def _name_store(found: Starved, scene: Scene, reads: Reads) -> Known[StoreReadin
 
 def _network_load(found: Starved, scene: Scene) -> bool:
     """Tell whether the workers mostly wait in reads, a poll for a socket included."""
-    load = name_load(found)
-    return load is Load.READ or (load is Load.OTHER_WAIT and _is_network(found, scene))
+    load = name_state(found)
+    return load is WorkerState.READ or (load is WorkerState.OTHER_WAIT and _is_network(found, scene))
 
 
 def _observed(found: Starved, scene: Scene, store: StoreReading, reads: Reads) -> frozenset[Need]:
@@ -216,15 +215,15 @@ def _margin(store: StoreReading, reads: Reads, found: Starved, scene: Scene) -> 
 
 @by_conditions
 def _judge_store(scene: Scene, wanted: StoreReading, name: str) -> Answer:
-    found, slow = need_starved(scene), Conditions(name)
-    Conditions(f"{name} of the workers").clear(not found.rank.has_workers, "there are none")
-    slow.doubt(name_load(found) is Load.UNREAD, "what the workers wait for was not read")
+    found, slow = need_starved(scene), CauseConditions(name)
+    CauseConditions(f"{name} of the workers").clear(not found.rank.has_workers, "there are none")
+    slow.doubt(name_state(found) is WorkerState.UNREAD, "what the workers wait for was not read")
     blocked = f"workers blocked {format_pct(100 * known_or(found.blocked, 0.0))} % of the time"
     slow.clear(not _network_load(found, scene), blocked)
-    asked = Conditions("what a process of this machine does that the workers ask")
+    asked = CauseConditions("what a process of this machine does that the workers ask")
     asked.doubt(mean_wait(found.workers, _LOCAL) >= BLOCKED_WORKER, _name_server(found, scene))
     reads = measure_reads(found)
-    whether = Conditions("whether bytes or answers of the storage are slow")
+    whether = CauseConditions("whether bytes or answers of the storage are slow")
     store = whether.known(_name_store(found, scene, reads))
     slow.clear(store is not wanted, f"reads of {_size_text(reads)}")
     opens = store is StoreReading.ANSWERS and _tell_by_opens(scene, reads)
@@ -276,7 +275,7 @@ def judge_page_cache_thrash(scene: Scene) -> Answer:
     pages = is_known(refault) and refault > REFAULT_BYTES_S and is_known(faults) and faults > MAJOR_FAULTS_S
     stalls = is_known(psi) and psi > PSI_MEMORY_PCT and not (is_known(refault) and refault <= 0)
     text = f"{format_bytes(refault)}/s refaulted" if is_known(refault) else f"PSI {known_or(psi, 0.0):.0f} %"
-    Conditions("page cache").clear(not pages and not stalls, text)
+    CauseConditions("page cache").clear(not pages and not stalls, text)
     found = need_starved(scene)
     frame = scene.frame
     margins, origins = [1.0], set[Origin]()

@@ -10,8 +10,7 @@ from tests.loop_stacks import LIB, RANK, WAIT, see_waiting, slice_of, stack
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.finding import rate_confidence
-from tpmon.judge.rules.custom_loader import judge_blocking_call, judge_own_loader
-from tpmon.judge.rules.python import judge_single_thread
+from tpmon.judge.rules.python import judge_blocking_call, judge_own_loader, judge_single_thread
 from tpmon.judge.stacks.classify import receives
 from tpmon.judge.stacks.profile import Phase, Spot, read_phases
 from tpmon.model.known import NOT_APPLICABLE, Missing
