@@ -1,467 +1,318 @@
-"""Runs without steps, on made-up Windows: starting, paused, over, stopped, blocked, and nothing at all."""
+"""Runs without steps for a good reason, on made-up Windows: starting, paused, waiting for a person, over."""
 
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from tests.frames import NOW, NOW_NS, make_frame, make_gpu, make_output, make_process, make_target, make_worker
+from tests.dumps import BACKWARD, MAIN
+from tests.frames import NOW, NOW_NS, make_frame, make_output, make_process, make_target, make_worker
+from tests.hanging import make_slice
 from tests.judging import SECOND, hold, make_looks, make_phases, said, scene_of
-from tests.quiet_jobs import LOCK, UNREAD, quiet_rank
-from tests.waits import wait_of
+from tests.quiet_jobs import UNREAD, quiet_rank
+from tests.starving import line_up
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
+from tpmon.judge.answers.result import Cleared, Unsure
 from tpmon.judge.features.snapshot import see
-from tpmon.judge.hang.rules import judge_blocked_io, judge_dead_worker, judge_gpu_lost, judge_no_progress, judge_stopped
+from tpmon.judge.features.standstill import fresh_phase
 from tpmon.judge.hysteresis import Standing
-from tpmon.judge.judge import judge
+from tpmon.judge.judge import judge, judge_scene
+from tpmon.judge.rules.lifecycle import (
+    find_last_words,
+    judge_checkpoint,
+    judge_finished,
+    judge_starting,
+    judge_validation,
+    judge_waiting_for_input,
+)
 from tpmon.judge.stacks.profile import Phase
-from tpmon.model.gpu import GpuState
-from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.process import Freezer, Role, ThreadGroup, ThreadKind, Tracer
-from tpmon.model.verdict import Kind, Origin, SinceIs
-from tpmon.model.waits import FROZEN
+from tpmon.model.frame import Frame, TargetState
+from tpmon.model.known import NOT_APPLICABLE
+from tpmon.model.process import Outcome, ProcessEnd, Role, ThreadGroup, ThreadKind
+from tpmon.model.stacks import StackFrame
+from tpmon.model.verdict import Kind, Origin, SinceIs, pick_code
 
-BATCH = "a batch (loader queue)"
-
-
-def quiet_worker(pid=4221, **fields):
-    return make_worker(pid, **{"runnable": 0.0, "waits_unchanged_s": 45.0, **fields})
-
-
-def old_log(age_s=100.0):
-    return make_output(last_write=NOW - timedelta(seconds=age_s), last_write_age_s=age_s)
-
-
-def quiet_frame(*processes, **fields):
-    plain = {"processes": processes or (quiet_rank(), quiet_worker()), "output": (old_log(),)}
-    return make_frame(**{**plain, **fields})
-
-
-# Stopped
+# Starting
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("phase", "where", "cause"),
     [
-        ({"state": "T", "waits_for": "stopped by a signal"}, "stopped by a signal"),
-        ({"state": "t", "waits_for": "stopped by a debugger"}, "held by a debugger"),
-        ({"waits_for": "frozen by its control group"}, "frozen by its control group"),
+        (Phase.IMPORT, "import: torch train.py:3", "import"),
+        (Phase.LOAD, "load train.py:20", "load"),
+        (Phase.COMPILE, "compile train.py:60", "compile"),
+        (Phase.COMPILE, "compile: autotune_to_one_config train.py:60", "autotune"),
     ],
 )
-def test_a_stopped_rank_is_hung_within_seconds(fields, words):
-    answer = judge_stopped(scene_of(make_frame(processes=(quiet_rank(**fields),)), seconds=6))
-    assert said(answer) == (Kind.HUNG, "stopped")
-    assert words in answer.summary
-    assert (answer.pid, answer.origins) == (4211, {Origin.PROC, Origin.PROC})
+def test_a_start_is_told_by_the_stacks(phase, where, cause):
+    phases = make_phases({phase: 0.9, Phase.OTHER: 0.1}, where=where, autotunes=cause == "autotune")
+    answer = judge_starting(scene_of(make_frame(), [phases]))
+    assert said(answer) == (Kind.STARTING, cause)
+    assert Origin.STACKS in answer.origins
 
 
-@pytest.mark.parametrize(("age_s", "words"), [(2.0, "in"), (9.0, "last seen in")])
-def test_where_a_stopped_rank_is_stands_beside_its_stop(age_s, words):
-    stopped = make_frame(processes=(quiet_rank(state="T", waits_for="stopped by a signal"),))
-    phases = make_phases({Phase.FORWARD: 1.0}, where="forward model.py:88", newest_age_s=age_s)
-    (row,) = judge_stopped(scene_of(stopped, [phases], seconds=6)).evidence
-    assert row.text == f"stopped by a signal, state T, for 6 s at least; {words} forward model.py:88"
-    assert row.source == "/proc stat, stacks"
+def test_a_start_that_is_over_is_not_said_any_more():
+    past = make_phases({Phase.COMPILE: 0.6, Phase.FORWARD: 0.4}, where="forward model.py:8")
+    assert type(judge_starting(scene_of(make_frame(), [past]))) is Cleared
+    rare = make_phases({Phase.IMPORT: 0.1, Phase.FORWARD: 0.9}, where="import train.py:3")
+    assert type(judge_starting(scene_of(make_frame(), [rare]))) is Cleared
 
 
-V1 = Freezer(1, "/docker/0123", "/sys/fs/cgroup/freezer/docker/0123")
-V2 = Freezer(2, "/train.slice", "/sys/fs/cgroup/train.slice")
-GDB = Tracer(913, "gdb", "gdb -p 4211")
+@pytest.mark.parametrize("phase", [Phase.LOAD, Phase.IMPORT])
+def test_no_start_is_seen_beside_steps(phase):
+    """Modules that are moved to the card in every step are LOAD by their frames, and no start."""
+    for training in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER):
+        beside = make_phases({phase: 0.6, training: 0.1, Phase.OTHER: 0.3}, where=f"{phase.value} train.py:9")
+        assert type(judge_starting(scene_of(make_frame(), [beside]))) is Cleared
+    first = make_phases({phase: 0.95, Phase.FORWARD: 0.05}, where=f"{phase.value} train.py:9")
+    assert said(judge_starting(scene_of(make_frame(), [first])))[0] is Kind.STARTING
 
 
-@pytest.mark.parametrize(
-    ("fields", "summary", "shown", "origins", "need"),
-    [
-        (
-            {"state": "D", "frozen": V1, "waits_for": FROZEN},
-            "frozen by control group /docker/0123",
-            ("freezer.state", "frozen by control group /docker/0123, for 6 s at least"),
-            {Origin.CGROUP, Origin.PROC},
-            Need.FROZEN,
-        ),
-        (
-            {"state": "S", "frozen": V2, "waits_for": FROZEN},
-            "frozen by control group /train.slice",
-            ("cgroup.events", "frozen by control group /train.slice, for 6 s at least"),
-            {Origin.CGROUP, Origin.PROC},
-            Need.FROZEN,
-        ),
-        (
-            {"state": "T", "frozen": V2, "waits_for": FROZEN},
-            "frozen by control group /train.slice",
-            ("cgroup.events", "frozen by control group /train.slice, for 6 s at least"),
-            {Origin.CGROUP, Origin.PROC},
-            Need.FROZEN,
-        ),
-        (
-            {"state": "t", "tracer": GDB, "waits_for": "stopped by a debugger"},
-            "held by a debugger, gdb (913)",
-            ("/proc stat, TracerPid", "held by a debugger, gdb (913), state t, for 6 s at least: gdb -p 4211"),
-            {Origin.PROC},
-            Need.TRACED,
-        ),
-        (
-            {"state": "t", "tracer": UNREAD, "waits_for": "stopped by a debugger"},
-            "held by a debugger",
-            ("/proc stat", "held by a debugger, state t, for 6 s at least; not permitted"),
-            {Origin.PROC},
-            Need.TRACED,
-        ),
-    ],
-)
-def test_who_stops_a_rank_is_named_with_what_tells_it(fields, summary, shown, origins, need):
-    answer = judge_stopped(scene_of(make_frame(processes=(quiet_rank(**fields),)), seconds=6))
-    assert answer.summary == f"rank 0 is {summary}"
-    (row,) = answer.evidence
-    assert (row.source, row.text) == shown
-    assert (answer.origins, answer.observed) == (origins, {need})
+def test_a_compile_between_the_first_steps_is_a_start():
+    phases = make_phases({Phase.COMPILE: 0.7, Phase.FORWARD: 0.3}, where="compile train.py:60")
+    assert said(judge_starting(scene_of(make_frame(), [phases]))) == (Kind.STARTING, "compile")
 
 
-@pytest.mark.parametrize(
-    ("fields", "told", "paste"),
-    [
-        (
-            {"state": "D", "frozen": V1, "waits_for": FROZEN},
-            "thaw the control group that holds process 4211: ",
-            "echo THAWED | sudo tee /sys/fs/cgroup/freezer/docker/0123/freezer.state",
-        ),
-        (
-            {"state": "t", "tracer": GDB, "waits_for": "stopped by a debugger"},
-            "detach gdb (913) from process 4211, or end it: ",
-            "ps -o pid,ppid,user,tty,stat,etime,args -p 913",
-        ),
-        ({"state": "T", "waits_for": "stopped by a signal"}, "resume the stopped process 4211: ", "kill -CONT 4211"),
-    ],
-)
-def test_what_is_to_be_done_fits_who_stops_it_and_nothing_else_is_offered(fields, told, paste):
-    finding = judge(hold(make_frame(processes=(quiet_rank(**fields),))), Standing()).frame.verdict
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "stopped")
-    assert finding.try_.startswith(told)
-    assert paste in finding.try_
-    assert finding.also_try is NOT_APPLICABLE
+def test_a_checkpoint_is_only_said_to_be_loaded_where_the_stacks_show_it():
+    builds = make_phases({Phase.LOAD: 1.0}, where="load train.py:20")
+    answer = judge_starting(scene_of(make_frame(), [builds]))
+    assert answer.summary == "rank 0 is reading a data set, or builds or moves its model"
+    assert answer.observed == frozenset()
+    loads = replace(builds, sights=frozenset((Need.LOAD_IN_STACK,)))
+    answer = judge_starting(scene_of(make_frame(), [loads]))
+    assert answer.summary == "rank 0 is loading a checkpoint"
+    assert answer.observed == {Need.LOAD_IN_STACK}
 
 
-def test_a_frozen_process_is_blocked_in_nothing_whatever_its_state_says():
-    frozen = quiet_rank(state="D", waits_for=FROZEN, waits_unchanged_s=400.0, frozen=V1)
-    assert type(judge_blocked_io(scene_of(quiet_frame(frozen)))) is Cleared
-    waiting = replace(frozen, frozen=NOT_APPLICABLE, waits_for=wait_of("sleep"))
-    answer = judge_blocked_io(scene_of(quiet_frame(waiting)))
-    assert said(answer) == (Kind.HUNG, "blocked-io"), "so it was said before the freezer was read"
+def test_compile_workers_tell_a_compile_where_no_stack_does():
+    worker = make_process(4300, role=Role.COMPILE, runnable=0.9, rank=NOT_APPLICABLE)
+    scene = scene_of(make_frame(processes=(quiet_rank(), worker), loader=()))
+    assert said(judge_starting(scene)) == (Kind.STARTING, "compile")
+    busy = scene_of(make_frame(processes=(make_process(), worker), loader=()))
+    assert type(judge_starting(busy)) is Unsure
 
 
-def test_a_job_that_is_suspended_as_a_whole_accuses_no_rank():
-    stopped = {"state": "T", "waits_for": "stopped by a signal"}
-    ranks = [quiet_rank(pid=4211 + number, rank=number, **stopped) for number in range(4)]
-    answer = judge_stopped(scene_of(make_frame(processes=tuple(ranks)), seconds=6))
-    assert (answer.summary, answer.rank) == ("all 4 ranks are stopped by a signal", NOT_APPLICABLE)
-    ranks[2] = quiet_rank(pid=4213, rank=2)
-    one_less = judge_stopped(scene_of(make_frame(processes=tuple(ranks)), seconds=6))
-    assert one_less.rank == 0, "somebody goes on: each stopped rank may be the cause"
+def test_age_alone_is_a_start_only_before_anything_else_is_seen():
+    young = make_process(started=NOW - timedelta(seconds=8))
+    fresh = make_frame(processes=(young,), loader=())
+    assert said(judge_starting(scene_of(fresh))) == (Kind.STARTING, "first-steps")
+    loading = make_frame(processes=(young, make_worker()))
+    assert type(judge_starting(scene_of(loading))) is Unsure
+    stepping = make_phases({Phase.FORWARD: 1.0})
+    assert type(judge_starting(scene_of(fresh, [stepping]))) is Cleared
+    waiting = replace(fresh, main_threads=(make_looks(batch_wait=10),))
+    assert type(judge_starting(scene_of(waiting))) is Unsure
 
 
-def test_a_debugger_that_only_looks_is_not_a_hang():
-    frames = hold(make_frame())
-    frames[-1] = replace(frames[-1], processes=(quiet_rank(state="t"),))
-    assert type(judge_stopped(see(frames))) is Unsure
-
-
-def test_a_rank_that_fetches_a_batch_from_a_stopped_worker_waits_for_it():
-    stopped = quiet_worker(4222, worker=1, state="T", waits_for="stopped by a signal")
-    members = (make_process(), make_worker(), stopped)
-    fetching = make_frame(processes=members, main_threads=(make_looks(io=10),))
-    assert said(judge_stopped(scene_of(fetching))) == (Kind.HUNG, "stopped")
-    going_on = make_frame(processes=members, main_threads=(make_looks(io=5),))
-    answer = judge_stopped(scene_of(going_on))
-    assert isinstance(answer, Cleared)
-    assert "its rank goes on" in answer.text, "a stopped worker is never told as none"
-
-
-def test_a_stopped_worker_hangs_the_job_once_its_rank_waits():
-    stopped = quiet_worker(4222, worker=1, state="T", waits_for="stopped by a signal")
-    waiting = make_frame(processes=(make_process(), make_worker(), stopped), main_threads=(make_looks(batch_wait=10),))
-    answer = judge_stopped(scene_of(waiting))
-    assert said(answer) == (Kind.HUNG, "stopped")
-    assert "worker 1 (4222) of rank 0" in answer.summary
-    going_on = replace(waiting, main_threads=(make_looks(batch_wait=2),))
-    assert type(judge_stopped(scene_of(going_on))) is Cleared
-    unread = replace(waiting, main_threads=UNREAD)
-    unread = replace(unread, processes=(make_process(waits_for=UNREAD), *waiting.processes[1:]))
-    assert type(judge_stopped(scene_of(unread))) is Unsure
-
-
-def test_a_stop_that_was_seen_to_begin_has_its_onset():
-    frames = hold(make_frame(), 20)
-    for i in range(12, 21):
-        frames[i] = replace(frames[i], processes=(quiet_rank(state="T"),))
-    assert judge_stopped(see(frames)).held_ns == frames[12].taken_ns
-
-
-# Blocked
-
-
-def test_a_worker_blocked_for_half_a_minute_hangs_the_rank_that_waits_for_it():
-    rank = quiet_rank(waits_for=BATCH, waits_unchanged_s=40.0)
-    stuck = quiet_worker(state="D", waits_for="NFS", waits_unchanged_s=45.0)
-    answer = judge_blocked_io(scene_of(quiet_frame(rank, stuck)))
-    assert said(answer) == (Kind.HUNG, "blocked-io")
-    assert "NFS" in answer.summary
-    assert answer.pid == stuck.pid
-    slow = replace(stuck, waits_unchanged_s=4.0)
-    assert type(judge_blocked_io(scene_of(quiet_frame(rank, slow)))) is Cleared
-    fed = make_process()
-    assert type(judge_blocked_io(scene_of(quiet_frame(fed, stuck)))) is Cleared
-    unread = replace(stuck, waits_unchanged_s=UNREAD)
-    assert type(judge_blocked_io(scene_of(quiet_frame(rank, unread)))) is Unsure
-
-
-def test_a_rank_blocked_on_a_file_is_told_from_one_that_waits_for_a_socket():
-    blocked = quiet_rank(waits_for="FUSE file system")
-    assert said(judge_blocked_io(scene_of(quiet_frame(blocked)))) == (Kind.HUNG, "blocked-io")
-    peer = quiet_rank(waits_for="socket receive")
-    assert type(judge_blocked_io(scene_of(quiet_frame(peer)))) is Cleared
-
-
-# Dead workers, lost cards
-
-
-def test_a_worker_that_vanished_while_its_rank_waits_is_dead():
-    rank = quiet_rank(waits_for=BATCH, waits_unchanged_s=35.0)
-    both = quiet_frame(rank, quiet_worker(4221), quiet_worker(4222))
-    frames = hold(both, 50)
-    left = (rank, quiet_worker(4221))
-    frames[15:] = [replace(frame, processes=left) for frame in frames[15:]]
-    answer = judge_dead_worker(see(frames))
-    assert said(answer) == (Kind.HUNG, "dead-worker")
-    assert "4222" in answer.summary
-    assert answer.held_ns == frames[-1].taken_ns - 35 * SECOND
-
-
-def test_an_epoch_that_ends_kills_no_worker():
-    rank = quiet_rank(waits_for=BATCH, waits_unchanged_s=35.0)
-    frames = hold(quiet_frame(rank, quiet_worker(4221), quiet_worker(4222)), 50)
-    none_left = [replace(frame, processes=(rank,)) for frame in frames[15:]]
-    assert type(judge_dead_worker(see(frames[:15] + none_left))) is Cleared
-    fresh = quiet_worker(4230, started=NOW - timedelta(seconds=20))
-    replaced = [replace(frame, processes=(rank, fresh)) for frame in frames[15:]]
-    assert type(judge_dead_worker(see(frames[:15] + replaced))) is Cleared
-
-
-def test_a_zombie_worker_is_dead_also_when_nobody_saw_it_die():
-    rank = quiet_rank(waits_for=BATCH, waits_unchanged_s=35.0)
-    frame = quiet_frame(rank, quiet_worker(4221), quiet_worker(4222, state="Z"))
-    assert said(judge_dead_worker(scene_of(frame))) == (Kind.HUNG, "dead-worker")
-    busy = replace(frame, processes=(make_process(), *frame.processes[1:]))
-    assert type(judge_dead_worker(scene_of(busy))) is Cleared
-
-
-def test_a_card_is_lost_after_three_readings_in_a_row():
-    lost = make_frame(gpus=(make_gpu(state=GpuState.LOST),), output=())
-    answer = judge_gpu_lost(scene_of(lost))
-    assert (said(answer), answer.card, answer.rank) == ((Kind.HUNG, "gpu-lost"), 0, 0)
-    frames = hold(make_frame(gpus=(make_gpu(),), output=()))
-    frames[-1] = lost
-    assert type(judge_gpu_lost(see(frames))) is Cleared
-    writes = make_frame(gpus=(make_gpu(state=GpuState.LOST),))  # into its log, seconds ago
-    assert type(judge_gpu_lost(scene_of(writes))) is Cleared
-    stale = make_frame(gpus=(make_gpu(state=GpuState.STALE),))
-    assert type(judge_gpu_lost(scene_of(stale))) is Cleared
-
-
-# Nothing moves
-
-
-def test_nothing_that_moves_for_half_a_minute_is_a_hang():
-    answer = judge_no_progress(scene_of(quiet_frame(), seconds=40))
-    assert said(answer) == (Kind.HUNG, "no-progress")
-    assert answer.origins == {Origin.PROC, Origin.PROC, Origin.LOG}
-    assert LOCK in answer.summary
-    assert answer.held_ns == NOW_NS - 90 * SECOND
-
-
-@pytest.mark.parametrize(
-    ("fields", "world", "least_s"),
-    [
-        ({}, 1, 75),
-        ({"waits_for": "epoll"}, 1, 300),
-        ({"waits_for": "socket receive"}, 1, 300),
-        ({"waits_for": "sleep"}, 1, 300),
-        ({}, 8, 300),
-    ],
-    ids=["a lock", "an event", "an answer", "a sleep", "ranks elsewhere"],
-)
-def test_a_rest_of_which_no_stack_tells_may_end_by_itself(fields, world, least_s):
-    def judge_after(seconds):
-        rank = quiet_rank(waits_unchanged_s=seconds, **fields)
-        target = make_target(world_size=world, local_ranks=1)
-        return judge_no_progress(scene_of(quiet_frame(rank, target=target), seconds=40))
-
-    early = judge_after(least_s - 5.0)
-    assert type(early) is Unsure
-    assert f"of the {least_s} s that it takes" in early.text
-    assert said(judge_after(least_s + 5.0)) == (Kind.HUNG, "no-progress")
-
-
-@pytest.mark.parametrize(("seconds", "told"), [(80.0, False), (310.0, True)])
-def test_of_ranks_of_an_unknown_number_others_may_save_elsewhere(seconds, told):
-    waits = {"waits_unchanged_s": seconds}
-    ranks = (quiet_rank(**waits), quiet_rank(pid=4212, rank=1, **waits))
-    target = make_target(world_size=Missing("no WORLD_SIZE in the start environment"), local_ranks=2)
-    answer = judge_no_progress(scene_of(quiet_frame(*ranks, target=target), seconds=40))
-    assert (type(answer) is Suspicion) is told
-
-
-def test_where_stacks_tell_half_a_minute_is_enough():
-    stuck = make_phases({Phase.OTHER: 1.0}, where="lock train.py:9", distinct=1, same_place_s=25.0)
-    frame = quiet_frame(quiet_rank(waits_unchanged_s=40.0), target=make_target(world_size=1))
-    assert said(judge_no_progress(scene_of(frame, [stuck], seconds=40))) == (Kind.HUNG, "no-progress")
-
-
-def test_before_half_a_minute_it_is_not_said():
-    answer = judge_no_progress(scene_of(quiet_frame(), seconds=20))
-    assert type(answer) is Unsure
-    assert "20 s of the 25 s" in answer.text
-
-
-def test_a_standstill_that_was_seen_to_begin_has_its_onset():
-    frames = hold(quiet_frame(quiet_rank(waits_unchanged_s=86.0)), 100)
-    frames[:12] = [replace(frame, processes=(make_process(),)) for frame in frames[:12]]
-    assert judge_no_progress(see(frames)).held_ns == frames[-1].taken_ns - 86 * SECOND
-
-
-def conclude(frames):
+def test_first_steps_and_imports_are_as_old_as_their_process_and_not_as_the_first_reading():
+    started = NOW - timedelta(seconds=14)
+    frames = hold(make_frame(processes=(make_process(started=started),), loader=()), 9)
     standing = Standing()
     for count in range(1, len(frames) + 1):
-        judged = judge(frames[max(0, count - 60) : count], standing)
+        judged = judge(frames[:count], standing)
         standing = judged.standing
-    return judged.frame.verdict
+    finding = judged.frame.verdict
+    assert (finding.kind, finding.cause) == (Kind.STARTING, "first-steps")
+    assert (finding.since, finding.since_is) == (started, SinceIs.ONSET)
 
 
-def growing(seconds, unchanged_at_end_s, log_age_s):
-    """Build a standstill whose waits grow by a second each second."""
-    return [
-        replace(
-            frame,
-            processes=(quiet_rank(waits_unchanged_s=max(0.0, unchanged_at_end_s - seconds + i)),),
-            output=(old_log(log_age_s),),
-            loader=(),
-        )
-        for i, frame in enumerate(hold(quiet_frame(), seconds))
+# Paused
+
+
+@pytest.mark.parametrize(
+    ("rule", "phase", "cause"),
+    [(judge_checkpoint, Phase.CHECKPOINT, "checkpoint"), (judge_validation, Phase.VALIDATION, "validation")],
+)
+def test_a_pause_is_what_is_seen_now_and_for_some_time(rule, phase, cause):
+    now = make_phases({phase: 0.5, Phase.FORWARD: 0.5}, where=f"{phase.value}: save train.py:90")
+    assert said(rule(scene_of(make_frame(), [now]))) == (Kind.PAUSED, cause)
+    short = replace(now, shares={phase: make_phases({phase: 0.05}).shares[phase]})
+    assert type(rule(scene_of(make_frame(), [short]))) is Cleared
+    over = replace(now, where="forward train.py:60", newest=Phase.FORWARD)
+    assert type(rule(scene_of(make_frame(), [over]))) is Cleared
+    old = replace(now, newest_age_s=40.0)
+    assert type(rule(scene_of(make_frame(), [old]))) is Cleared
+    assert type(rule(scene_of(make_frame()))) is Unsure
+
+
+@pytest.mark.parametrize("phase", [Phase.CHECKPOINT, Phase.VALIDATION])
+def test_a_pause_is_not_said_any_more_once_the_stacks_show_steps(phase):
+    """A run that saves often would else be paused all the time, and its cause never said."""
+    standing, kinds = Standing(), []
+    base = make_frame(processes=(make_process(),), loader=(), main_threads=(make_looks(4211, 10),))
+    frames = hold(base, 60)
+    for i in range(3, 60):
+        where = f"{phase.value} train.py:9" if i % 20 < 5 else "forward train.py:88"
+        shares = make_phases({phase: 0.25, Phase.FORWARD: 0.4, Phase.BACKWARD: 0.35}, where=where)
+        finding, standing, _ = judge_scene(see(frames[:i], {4211: shares}), standing)
+        standing = replace(standing, finding=finding)
+        kinds.append((i % 20 < 5, finding.kind is Kind.PAUSED))
+    assert all(pauses == said_so for pauses, said_so in kinds if not pauses)
+    assert any(said_so for _, said_so in kinds)
+
+
+def test_a_checkpoint_that_writes_is_seen_twice_and_names_who_waits():
+    ranks = (make_process(4211, asked_write_bytes_s=9e8), make_process(4212, rank=1))
+    saving = make_phases({Phase.CHECKPOINT: 1.0}, pid=4211)
+    waiting = make_phases({Phase.COMMS: 1.0}, pid=4212)
+    answer = judge_checkpoint(scene_of(make_frame(processes=ranks), [saving, waiting]))
+    assert answer.origins == {Origin.STACKS, Origin.PROC}
+    assert answer.summary == "rank 0 is writing a checkpoint; the other rank waits"
+
+
+LOOKED_AT_LONG_AGO = {"newest_age_s": 40.0}
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ([({Phase.CHECKPOINT: 1.0}, LOOKED_AT_LONG_AGO)] * 3, ""),
+        ([({Phase.COMMS: 1.0}, {"where": "barrier train.py:9"})] * 3, "; 3 other ranks wait"),
+        (
+            [({Phase.COMMS: 1.0}, {"where": "barrier train.py:9"}), ({Phase.COMMS: 1.0}, LOOKED_AT_LONG_AGO)],
+            "; 1 of the 2 other ranks was seen to wait",
+        ),
+        ([({Phase.SYNC: 1.0}, {"where": "sync: item train.py:9"})], "; the other rank waits"),
+        ([({Phase.FORWARD: 1.0}, {}), ({Phase.OTHER: 1.0}, {"where": "hold train.py:12"})], ""),
+        ([None], ""),
+    ],
+    ids=["all write, in turn", "all wait", "one of two", "a card", "no wait", "no stacks"],
+)
+def test_only_ranks_that_were_looked_at_are_said_to_wait(others, words):
+    """Each rank is sampled in its turn: of eight the newest stacks of most are too old to tell."""
+    ranks = [make_process(4211 + number, rank=number) for number in range(1 + len(others))]
+    phases = [make_phases({Phase.CHECKPOINT: 1.0}, pid=4211)]
+    phases += [make_phases(one[0], pid=4212 + number, **one[1]) for number, one in enumerate(others) if one is not None]
+    answer = judge_checkpoint(scene_of(make_frame(processes=tuple(ranks)), phases))
+    assert answer.summary == f"rank 0 is writing a checkpoint{words}"
+
+
+@pytest.mark.parametrize(("demand", "waits"), [(0.01, True), (0.9, False)])
+def test_who_rests_in_backward_waits_for_gradients(demand, waits):
+    group = (ThreadGroup(ThreadKind.MAIN, 1, demand),)
+    ranks = (make_process(4211), make_process(4212, rank=1, thread_groups=group))
+    phases = [make_phases({Phase.CHECKPOINT: 1.0}), make_phases({Phase.BACKWARD: 1.0}, pid=4212)]
+    answer = judge_checkpoint(scene_of(make_frame(processes=ranks), phases))
+    assert answer.summary.endswith("; the other rank waits") is waits
+
+
+# Over, or waiting for a person
+
+
+def test_a_prompt_is_told_by_stack_or_kernel():
+    asking = make_phases({Phase.INPUT: 1.0}, where="input train.py:7")
+    assert judge_waiting_for_input(scene_of(make_frame(), [asking])).origins == {Origin.STACKS}
+    reading = make_frame(processes=(quiet_rank(waits_for="terminal input"),))
+    assert judge_waiting_for_input(scene_of(reading)).origins == {Origin.PROC}
+    assert said(judge_waiting_for_input(scene_of(reading, [asking]))) == (Kind.IDLE, "waiting-for-input")
+    piped = make_frame(processes=(quiet_rank(waits_for="standard input (pipe)"),))
+    place = make_phases({Phase.OTHER: 1.0}, where="ask train.py:7")
+    assert judge_waiting_for_input(scene_of(reading, [asking])).summary == (
+        "rank 0 waits for input on a terminal, in train.py:7"
+    )
+    assert judge_waiting_for_input(scene_of(piped, [place])).summary == (
+        "rank 0 waits for input on standard input (pipe), in ask train.py:7"
+    )
+    blink = make_frame(processes=(quiet_rank(waits_for="terminal input", waits_unchanged_s=0.5),))
+    assert type(judge_waiting_for_input(scene_of(blink))) is Cleared
+    unread = make_frame(processes=(quiet_rank(waits_for=UNREAD),))
+    assert type(judge_waiting_for_input(scene_of(unread))) is Unsure
+
+
+def test_a_function_that_bears_the_word_of_a_phase_is_no_such_phase():
+    asking = make_phases({Phase.OTHER: 1.0}, where="load train.py:7")
+    assert fresh_phase(asking) is None
+    assert fresh_phase(make_phases({Phase.LOAD: 1.0}, where="load train.py:7")) is Phase.LOAD
+
+
+def test_an_import_is_not_said_beside_a_row_that_shows_a_step():
+    importing = (MAIN, StackFrame("_find_and_load", "<frozen importlib._bootstrap>", 1176))
+    standing, said_each = Standing(), []
+    frames: list[Frame] = []
+    for second, stack in enumerate((importing, BACKWARD, BACKWARD)):
+        frame = make_frame(taken=NOW + timedelta(seconds=second), taken_ns=NOW_NS + second * SECOND, loader=())
+        frames.append(replace(frame, stacks=(make_slice(frame, 4211, (stack,), 0.1),)))
+        judged = judge(frames, standing)
+        standing = judged.standing
+        finding = judged.frame.verdict
+        said_each.append((finding.kind, judged.frame.ranks[0].where.split()[0]))
+    assert said_each == [
+        (Kind.STARTING, "import"),
+        (Kind.NOT_ENOUGH_EVIDENCE, "backward"),
+        (Kind.NOT_ENOUGH_EVIDENCE, "backward"),
     ]
 
 
-def test_a_hang_is_as_old_as_its_wait_and_older_where_the_log_says_so():
-    seen = conclude(growing(140, 90.0, 120.0))
-    assert (seen.since, seen.since_is) == (NOW - timedelta(seconds=90), SinceIs.ONSET)
-    found = conclude(growing(90, 90.0, 1560.0))
-    assert (found.since, found.since_is) == (NOW - timedelta(seconds=1560), SinceIs.LOWER_BOUND)
-    assert found.since_source.startswith("last log write")
-    unlogged = conclude([replace(frame, output=()) for frame in growing(90, 90.0, 0.0)])
-    assert (unlogged.since, unlogged.since_is) == (NOW - timedelta(seconds=90), SinceIs.LOWER_BOUND)
-    # By the clock of its server the log is written in ten minutes.
-    ahead = replace(old_log(0.0), last_write=NOW + timedelta(seconds=600), last_write_age_s=Missing("ahead"))
-    undated = conclude([replace(frame, output=(ahead,)) for frame in growing(90, 90.0, 0.0)])
-    assert (undated.since, undated.since_is) == (unlogged.since, unlogged.since_is)
+def make_end(**fields):
+    plain = ProcessEnd(
+        pid=4211,
+        role=Role.RANK,
+        rank=0,
+        worker=NOT_APPLICABLE,
+        outcome=Outcome.FAILED,
+        signal="SIGKILL",
+        how="SIGKILL; OOM killer (kernel log)",
+    )
+    return replace(plain, **fields)
 
 
-def test_stacks_that_stay_in_one_place_are_a_further_source():
-    stuck = make_phases({Phase.OTHER: 1.0}, where="lock train.py:9", distinct=1, same_place_s=25.0)
-    assert Origin.STACKS in judge_no_progress(scene_of(quiet_frame(), [stuck], seconds=40)).origins
-    moving = make_phases({Phase.OTHER: 1.0}, distinct=4)
-    assert type(judge_no_progress(scene_of(quiet_frame(), [moving], seconds=40))) is Cleared
+@pytest.mark.parametrize(
+    ("outcome", "how", "cause", "code"),
+    [
+        (Outcome.WELL, "exit 0", "finished", 0),
+        (Outcome.FAILED, "exit 1", "failed", 10),
+        (Outcome.FAILED, "SIGTERM", "failed", 10),
+        (Outcome.UNKNOWN, "ended (exit status not visible to tpmon)", "ended", 11),
+    ],
+)
+def test_an_ended_job_says_how_and_only_exit_0_is_success(outcome, how, cause, code):
+    target = make_target(state=TargetState.ENDED, ended=how, outcome=outcome)
+    answer = judge_finished(scene_of(make_frame(target=target, processes=())))
+    assert said(answer) == (Kind.IDLE, cause)
+    assert pick_code(answer.kind, answer.cause) == code
+    assert answer.summary.endswith(how)
+    assert answer.seen
+    assert (Need.KILLED in answer.observed) == ("SIG" in how)
+    assert answer.origins == {Origin.PROC}
 
 
-def test_ranks_elsewhere_are_named_and_nobody_here_is_accused():
-    frame = quiet_frame(quiet_rank(waits_unchanged_s=320.0), target=make_target(world_size=8))
-    assert "7 ranks of this job run elsewhere" in judge_no_progress(scene_of(frame, seconds=40)).summary
+def test_a_launcher_without_its_ranks_is_over_as_well_as_they_ended():
+    frames = hold(make_frame())
+    launcher = make_process(4200, role=Role.LAUNCHER, rank=NOT_APPLICABLE)
+    restart = [*frames, *hold(make_frame(processes=(launcher,)), 15)]
+    assert type(judge_finished(see(line_up(restart)))) is Unsure
+    for outcome, cause in ((Outcome.WELL, "finished"), (Outcome.FAILED, "failed"), (Outcome.UNKNOWN, "ended")):
+        alone = make_frame(processes=(launcher,), target=make_target(outcome=outcome))
+        answer = judge_finished(see(line_up([*frames, *hold(alone, 25)])))
+        assert said(answer) == (Kind.IDLE, cause)
+        assert not answer.seen
+    long_ago = make_frame(processes=(launcher,), facts="no rank left · no loader workers")
+    assert said(judge_finished(scene_of(long_ago, seconds=60))) == (Kind.IDLE, "ended")
+    zombies = make_frame(processes=(make_process(state="Z"),))
+    assert said(judge_finished(scene_of(zombies))) == (Kind.IDLE, "ended")
+    assert type(judge_finished(scene_of(make_frame()))) is Cleared
+    assert type(judge_finished(scene_of(make_frame(processes=(launcher,))))) is Cleared
 
 
-def test_ticking_threads_and_rare_wake_ups_are_no_movement_on_a_crowded_machine():
-    crowded = quiet_rank(runnable=0.4, waiting=0.38)
-    frames = hold(quiet_frame(crowded), 40)
-    woken = (ThreadGroup(ThreadKind.MAIN, 1, 0.02),)
-    for i in range(0, 41, 5):
-        frames[i] = replace(frames[i], processes=(replace(crowded, thread_groups=woken),))
-    assert said(judge_no_progress(see(frames))) == (Kind.HUNG, "no-progress")
+def test_the_rank_that_failed_is_named():
+    launcher = make_process(4200, role=Role.LAUNCHER, rank=NOT_APPLICABLE)
+    alone = make_frame(processes=(launcher,), target=make_target(outcome=Outcome.FAILED))
+    frames = line_up([*hold(make_frame()), replace(alone, ends=(make_end(),)), *hold(alone, 25)])
+    answer = judge_finished(see(frames))
+    assert answer.summary == "every rank has ended; rank 0 (4211): SIGKILL; OOM killer (kernel log)"
+    assert Need.KILLED in answer.observed
 
 
-def test_the_rank_that_is_not_in_the_collective_is_named():
-    ranks = (quiet_rank(), quiet_rank(pid=4212, rank=1, waits_for="signal"))
-    looks = (make_looks(4211, lock=10), make_looks(4212, other=10))
-    answer = judge_no_progress(scene_of(quiet_frame(*ranks, main_threads=looks), seconds=40))
-    assert answer.rank == 1
-    assert "rank 1 is in signal" in answer.summary
-    alike = (make_looks(4211, lock=10), make_looks(4212, lock=10))
-    answer = judge_no_progress(scene_of(quiet_frame(*ranks, main_threads=alike), seconds=40))
-    assert answer.rank == 0
+def test_the_last_words_are_the_error_else_the_newest_line():
+    old = make_output(fd=1, path="out", lines=("step 1", "step 2", ""), last_write=NOW - timedelta(60))
+    new = make_output(fd=2, path="err", lines=("warning: slow", "  "), last_write=NOW)
+    error = make_output(path="e", lines=("ValueError: nan", "====="), last_write=NOW - timedelta(90))
 
+    def words(*logs):
+        found = find_last_words(make_frame(output=logs))
+        return found and (found[0].path, found[1])
 
-def test_helpers_that_come_and_go_do_not_hide_a_hang():
-    fresh = make_process(4500, role=Role.HELPER, runnable=UNREAD)
-    answer = judge_no_progress(scene_of(quiet_frame(quiet_rank(), fresh), seconds=40))
-    assert said(answer) == (Kind.HUNG, "no-progress")
-
-
-def test_a_main_thread_that_keeps_running_a_little_is_not_hung():
-    ticking = quiet_rank(thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, 0.02),))
-    assert type(judge_no_progress(scene_of(quiet_frame(ticking), seconds=40))) is Cleared
-
-
-ALIVE = [
-    ("main thread runs", (make_process(),), {}),
-    ("a slow step on another thread", (quiet_rank(runnable=0.9),), {}),
-    ("wait is young", (quiet_rank(waits_unchanged_s=3.0),), {}),
-    ("a peer works", (quiet_rank(), make_process(4212, rank=1)), {}),
-    ("a worker works", (quiet_rank(waits_for=BATCH), quiet_worker(runnable=0.2)), {}),
-    ("a worker is new", (quiet_rank(), quiet_worker(started=NOW - timedelta(seconds=9))), {}),
-    ("a helper works", (quiet_rank(), make_process(4400, role=Role.HELPER, runnable=0.9)), {}),
-    ("a compiler works", (quiet_rank(), make_process(4400, role=Role.COMPILE, runnable=0.9)), {}),
-    ("the log moves", (quiet_rank(),), {"output": (old_log(5.0),)}),
-    ("the GPU works", (quiet_rank(),), {"gpus": (make_gpu(),)}),
-    ("a rank that ended", (quiet_rank(state="Z"),), {}),
-]
-
-
-@pytest.mark.parametrize(("name", "processes", "fields"), ALIVE, ids=[row[0] for row in ALIVE])
-def test_what_moves_is_not_hung(name, processes, fields):
-    answer = judge_no_progress(scene_of(quiet_frame(*processes, **fields), seconds=40))
-    assert type(answer) is Cleared
-
-
-UNTOLD = [
-    ("demand not read", (quiet_rank(thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, UNREAD),)),), {}),
-    ("wait not read", (quiet_rank(waits_unchanged_s=UNREAD),), {}),
-    ("worker not read", (quiet_rank(), quiet_worker(runnable=UNREAD)), {}),
-    ("card not read", (quiet_rank(),), {"gpus": (make_gpu(sm_pct=UNREAD),)}),
-]
-
-
-@pytest.mark.parametrize(("name", "processes", "fields"), UNTOLD, ids=[row[0] for row in UNTOLD])
-def test_what_was_not_read_does_not_make_a_hang(name, processes, fields):
-    answer = judge_no_progress(scene_of(quiet_frame(*processes, **fields), seconds=40))
-    assert type(answer) is Unsure
-
-
-@pytest.mark.parametrize("phase", [Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD])
-def test_a_pause_may_stand_still_for_minutes(phase):
-    phases = [make_phases({phase: 1.0}, distinct=1, same_place_s=40.0)]
-    assert type(judge_no_progress(scene_of(quiet_frame(), phases, seconds=40))) is Unsure
-    long = quiet_frame(quiet_rank(waits_unchanged_s=400.0))
-    assert said(judge_no_progress(scene_of(long, phases, seconds=40))) == (Kind.HUNG, "no-progress")
-
-
-def test_a_person_is_waited_for_without_a_hang():
-    piped = quiet_frame(quiet_rank(waits_for="standard input (pipe)"))
-    assert type(judge_no_progress(scene_of(piped, seconds=40))) is Unsure
-    reading = quiet_frame(quiet_rank(waits_for="terminal input"))
-    assert type(judge_no_progress(scene_of(reading, seconds=40))) is Unsure
-
-
-def test_the_cause_that_says_more_takes_the_place_of_no_progress():
-    stopped = quiet_frame(quiet_rank(state="T", waits_for="stopped by a signal"))
-    assert "stopped by a signal" in judge_no_progress(scene_of(stopped, seconds=40)).text
-
-
-def test_a_job_whose_log_is_no_file_is_judged_without_it():
-    answer = judge_no_progress(scene_of(quiet_frame(output=()), seconds=40))
-    assert answer.origins == {Origin.PROC, Origin.PROC}
+    assert words(old, new) == ("err", "warning: slow")
+    assert words(new, error, old) == ("e", "ValueError: nan")
+    assert words(make_output(lines=())) is None
+    assert words() is None

@@ -1,4 +1,4 @@
-"""What the workers of a loader tell, on made-up Windows: each cause, and the pairs that are confused."""
+"""What the workers of a loader tell, on made-up Windows: each cause, the pairs that are confused, what kills them."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from tests.frames import NOW, make_memory
+from tests.judge.rules.test_lifecycle import make_end
 from tests.judging import make_looks, make_phases
 from tests.starving import (
     COMPUTES,
@@ -30,9 +31,16 @@ from tpmon.judge.ranking import find_explained
 from tpmon.judge.rules import data as rules_data
 from tpmon.judge.rules import loader as rules_loader
 from tpmon.judge.rules import storage as rules_storage
-from tpmon.judge.rules.loader import judge_one_slow_worker, judge_respawn, judge_too_few_workers, judge_uneven_workers
+from tpmon.judge.rules.loader import (
+    judge_killed_workers,
+    judge_one_slow_worker,
+    judge_respawn,
+    judge_too_few_workers,
+    judge_uneven_workers,
+)
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.process import Outcome, Role
 from tpmon.model.verdict import Kind, Origin
 
 RULES = (*rules_data.RULES, *rules_loader.RULES, *rules_storage.RULES)
@@ -339,3 +347,44 @@ def test_workers_without_data_are_told_by_each_of_them():
     assert isinstance(judge_uneven_workers(unread), Unsure)
     lumped = starve(0.75, [COMPUTES] * 2 + [IDLES] * 6, loader={"ready_bytes": GONE})
     assert isinstance(judge_uneven_workers(lumped), Unsure), "those that rest may be another loader's"
+
+
+KILLED = make_end(pid=5001, role=Role.WORKER, worker=1, how="SIGKILL; OOM killer (kernel log)")
+
+
+def ending(*ends, every=5):
+    """See 40 s of a starved rank whose workers end like ``ends``, in turn, every so many seconds."""
+    frames = [make_second(0.6, [COMPUTES] * 2, loader={"births": 12})] * 40
+    told = [
+        replace(frame, ends=(ends[i // every % len(ends)],)) if ends and i % every == 0 else frame
+        for i, frame in enumerate(frames)
+    ]
+    return see(line_up(told))
+
+
+def test_workers_that_are_killed_again_and_again_are_named_and_are_no_respawn():
+    scene = ending(KILLED)
+    found = judge_killed_workers(scene)
+    assert isinstance(found, Suspicion)
+    assert (found.kind, found.cause) == (Kind.DATA_BOUND, "killed-workers")
+    assert found.summary == "workers are killed again and again: 8 by SIGKILL in the last minute"
+    assert (found.rank, found.pid) == (0, 5001)
+    assert found.evidence[1].text == "worker 1 (5001): SIGKILL; OOM killer (kernel log)"
+    assert found.observed == {Need.WORKER_DIED}
+    assert isinstance(judge_respawn(scene), Cleared)
+    assert (Kind.DATA_BOUND, "respawn") in find_explained([key_of(found), (Kind.DATA_BOUND, "respawn")])
+
+
+def test_signals_are_told_apart():
+    crashed = replace(KILLED, signal="SIGSEGV", how="SIGSEGV (core dumped)")
+    assert "6 by SIGKILL, 2 by SIGSEGV" in judge_killed_workers(ending(KILLED, KILLED, KILLED, crashed)).summary
+
+
+def test_one_death_ends_of_epochs_and_polite_ends_accuse_nobody():
+    well = replace(KILLED, outcome=Outcome.WELL, signal=NOT_APPLICABLE, how="exit 0")
+    asked = replace(KILLED, signal="SIGTERM", how="SIGTERM")
+    unseen = replace(KILLED, outcome=Outcome.UNKNOWN, signal=NOT_APPLICABLE)
+    rank = replace(KILLED, role=Role.RANK)
+    for ends in ((), (well,), (asked,), (unseen,), (rank,)):
+        assert isinstance(judge_killed_workers(ending(*ends)), Cleared)
+    assert isinstance(judge_killed_workers(ending(KILLED, every=40)), Cleared)

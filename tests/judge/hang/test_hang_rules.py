@@ -1,0 +1,467 @@
+"""Runs without steps, on made-up Windows: starting, paused, over, stopped, blocked, and nothing at all."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from tests.frames import NOW, NOW_NS, make_frame, make_gpu, make_output, make_process, make_target, make_worker
+from tests.judging import SECOND, hold, make_looks, make_phases, said, scene_of
+from tests.quiet_jobs import LOCK, UNREAD, quiet_rank
+from tests.waits import wait_of
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
+from tpmon.judge.features.snapshot import see
+from tpmon.judge.hang.rules import judge_blocked_io, judge_dead_worker, judge_gpu_lost, judge_no_progress, judge_stopped
+from tpmon.judge.hysteresis import Standing
+from tpmon.judge.judge import judge
+from tpmon.judge.stacks.profile import Phase
+from tpmon.model.gpu import GpuState
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.process import Freezer, Role, ThreadGroup, ThreadKind, Tracer
+from tpmon.model.verdict import Kind, Origin, SinceIs
+from tpmon.model.waits import FROZEN
+
+BATCH = "a batch (loader queue)"
+
+
+def quiet_worker(pid=4221, **fields):
+    return make_worker(pid, **{"runnable": 0.0, "waits_unchanged_s": 45.0, **fields})
+
+
+def old_log(age_s=100.0):
+    return make_output(last_write=NOW - timedelta(seconds=age_s), last_write_age_s=age_s)
+
+
+def quiet_frame(*processes, **fields):
+    plain = {"processes": processes or (quiet_rank(), quiet_worker()), "output": (old_log(),)}
+    return make_frame(**{**plain, **fields})
+
+
+# Stopped
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"state": "T", "waits_for": "stopped by a signal"}, "stopped by a signal"),
+        ({"state": "t", "waits_for": "stopped by a debugger"}, "held by a debugger"),
+        ({"waits_for": "frozen by its control group"}, "frozen by its control group"),
+    ],
+)
+def test_a_stopped_rank_is_hung_within_seconds(fields, words):
+    answer = judge_stopped(scene_of(make_frame(processes=(quiet_rank(**fields),)), seconds=6))
+    assert said(answer) == (Kind.HUNG, "stopped")
+    assert words in answer.summary
+    assert (answer.pid, answer.origins) == (4211, {Origin.PROC, Origin.PROC})
+
+
+@pytest.mark.parametrize(("age_s", "words"), [(2.0, "in"), (9.0, "last seen in")])
+def test_where_a_stopped_rank_is_stands_beside_its_stop(age_s, words):
+    stopped = make_frame(processes=(quiet_rank(state="T", waits_for="stopped by a signal"),))
+    phases = make_phases({Phase.FORWARD: 1.0}, where="forward model.py:88", newest_age_s=age_s)
+    (row,) = judge_stopped(scene_of(stopped, [phases], seconds=6)).evidence
+    assert row.text == f"stopped by a signal, state T, for 6 s at least; {words} forward model.py:88"
+    assert row.source == "/proc stat, stacks"
+
+
+V1 = Freezer(1, "/docker/0123", "/sys/fs/cgroup/freezer/docker/0123")
+V2 = Freezer(2, "/train.slice", "/sys/fs/cgroup/train.slice")
+GDB = Tracer(913, "gdb", "gdb -p 4211")
+
+
+@pytest.mark.parametrize(
+    ("fields", "summary", "shown", "origins", "need"),
+    [
+        (
+            {"state": "D", "frozen": V1, "waits_for": FROZEN},
+            "frozen by control group /docker/0123",
+            ("freezer.state", "frozen by control group /docker/0123, for 6 s at least"),
+            {Origin.CGROUP, Origin.PROC},
+            Need.FROZEN,
+        ),
+        (
+            {"state": "S", "frozen": V2, "waits_for": FROZEN},
+            "frozen by control group /train.slice",
+            ("cgroup.events", "frozen by control group /train.slice, for 6 s at least"),
+            {Origin.CGROUP, Origin.PROC},
+            Need.FROZEN,
+        ),
+        (
+            {"state": "T", "frozen": V2, "waits_for": FROZEN},
+            "frozen by control group /train.slice",
+            ("cgroup.events", "frozen by control group /train.slice, for 6 s at least"),
+            {Origin.CGROUP, Origin.PROC},
+            Need.FROZEN,
+        ),
+        (
+            {"state": "t", "tracer": GDB, "waits_for": "stopped by a debugger"},
+            "held by a debugger, gdb (913)",
+            ("/proc stat, TracerPid", "held by a debugger, gdb (913), state t, for 6 s at least: gdb -p 4211"),
+            {Origin.PROC},
+            Need.TRACED,
+        ),
+        (
+            {"state": "t", "tracer": UNREAD, "waits_for": "stopped by a debugger"},
+            "held by a debugger",
+            ("/proc stat", "held by a debugger, state t, for 6 s at least; not permitted"),
+            {Origin.PROC},
+            Need.TRACED,
+        ),
+    ],
+)
+def test_who_stops_a_rank_is_named_with_what_tells_it(fields, summary, shown, origins, need):
+    answer = judge_stopped(scene_of(make_frame(processes=(quiet_rank(**fields),)), seconds=6))
+    assert answer.summary == f"rank 0 is {summary}"
+    (row,) = answer.evidence
+    assert (row.source, row.text) == shown
+    assert (answer.origins, answer.observed) == (origins, {need})
+
+
+@pytest.mark.parametrize(
+    ("fields", "told", "paste"),
+    [
+        (
+            {"state": "D", "frozen": V1, "waits_for": FROZEN},
+            "thaw the control group that holds process 4211: ",
+            "echo THAWED | sudo tee /sys/fs/cgroup/freezer/docker/0123/freezer.state",
+        ),
+        (
+            {"state": "t", "tracer": GDB, "waits_for": "stopped by a debugger"},
+            "detach gdb (913) from process 4211, or end it: ",
+            "ps -o pid,ppid,user,tty,stat,etime,args -p 913",
+        ),
+        ({"state": "T", "waits_for": "stopped by a signal"}, "resume the stopped process 4211: ", "kill -CONT 4211"),
+    ],
+)
+def test_what_is_to_be_done_fits_who_stops_it_and_nothing_else_is_offered(fields, told, paste):
+    finding = judge(hold(make_frame(processes=(quiet_rank(**fields),))), Standing()).frame.verdict
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "stopped")
+    assert finding.try_.startswith(told)
+    assert paste in finding.try_
+    assert finding.also_try is NOT_APPLICABLE
+
+
+def test_a_frozen_process_is_blocked_in_nothing_whatever_its_state_says():
+    frozen = quiet_rank(state="D", waits_for=FROZEN, waits_unchanged_s=400.0, frozen=V1)
+    assert type(judge_blocked_io(scene_of(quiet_frame(frozen)))) is Cleared
+    waiting = replace(frozen, frozen=NOT_APPLICABLE, waits_for=wait_of("sleep"))
+    answer = judge_blocked_io(scene_of(quiet_frame(waiting)))
+    assert said(answer) == (Kind.HUNG, "blocked-io"), "so it was said before the freezer was read"
+
+
+def test_a_job_that_is_suspended_as_a_whole_accuses_no_rank():
+    stopped = {"state": "T", "waits_for": "stopped by a signal"}
+    ranks = [quiet_rank(pid=4211 + number, rank=number, **stopped) for number in range(4)]
+    answer = judge_stopped(scene_of(make_frame(processes=tuple(ranks)), seconds=6))
+    assert (answer.summary, answer.rank) == ("all 4 ranks are stopped by a signal", NOT_APPLICABLE)
+    ranks[2] = quiet_rank(pid=4213, rank=2)
+    one_less = judge_stopped(scene_of(make_frame(processes=tuple(ranks)), seconds=6))
+    assert one_less.rank == 0, "somebody goes on: each stopped rank may be the cause"
+
+
+def test_a_debugger_that_only_looks_is_not_a_hang():
+    frames = hold(make_frame())
+    frames[-1] = replace(frames[-1], processes=(quiet_rank(state="t"),))
+    assert type(judge_stopped(see(frames))) is Unsure
+
+
+def test_a_rank_that_fetches_a_batch_from_a_stopped_worker_waits_for_it():
+    stopped = quiet_worker(4222, worker=1, state="T", waits_for="stopped by a signal")
+    members = (make_process(), make_worker(), stopped)
+    fetching = make_frame(processes=members, main_threads=(make_looks(io=10),))
+    assert said(judge_stopped(scene_of(fetching))) == (Kind.HUNG, "stopped")
+    going_on = make_frame(processes=members, main_threads=(make_looks(io=5),))
+    answer = judge_stopped(scene_of(going_on))
+    assert isinstance(answer, Cleared)
+    assert "its rank goes on" in answer.text, "a stopped worker is never told as none"
+
+
+def test_a_stopped_worker_hangs_the_job_once_its_rank_waits():
+    stopped = quiet_worker(4222, worker=1, state="T", waits_for="stopped by a signal")
+    waiting = make_frame(processes=(make_process(), make_worker(), stopped), main_threads=(make_looks(batch_wait=10),))
+    answer = judge_stopped(scene_of(waiting))
+    assert said(answer) == (Kind.HUNG, "stopped")
+    assert "worker 1 (4222) of rank 0" in answer.summary
+    going_on = replace(waiting, main_threads=(make_looks(batch_wait=2),))
+    assert type(judge_stopped(scene_of(going_on))) is Cleared
+    unread = replace(waiting, main_threads=UNREAD)
+    unread = replace(unread, processes=(make_process(waits_for=UNREAD), *waiting.processes[1:]))
+    assert type(judge_stopped(scene_of(unread))) is Unsure
+
+
+def test_a_stop_that_was_seen_to_begin_has_its_onset():
+    frames = hold(make_frame(), 20)
+    for i in range(12, 21):
+        frames[i] = replace(frames[i], processes=(quiet_rank(state="T"),))
+    assert judge_stopped(see(frames)).held_ns == frames[12].taken_ns
+
+
+# Blocked
+
+
+def test_a_worker_blocked_for_half_a_minute_hangs_the_rank_that_waits_for_it():
+    rank = quiet_rank(waits_for=BATCH, waits_unchanged_s=40.0)
+    stuck = quiet_worker(state="D", waits_for="NFS", waits_unchanged_s=45.0)
+    answer = judge_blocked_io(scene_of(quiet_frame(rank, stuck)))
+    assert said(answer) == (Kind.HUNG, "blocked-io")
+    assert "NFS" in answer.summary
+    assert answer.pid == stuck.pid
+    slow = replace(stuck, waits_unchanged_s=4.0)
+    assert type(judge_blocked_io(scene_of(quiet_frame(rank, slow)))) is Cleared
+    fed = make_process()
+    assert type(judge_blocked_io(scene_of(quiet_frame(fed, stuck)))) is Cleared
+    unread = replace(stuck, waits_unchanged_s=UNREAD)
+    assert type(judge_blocked_io(scene_of(quiet_frame(rank, unread)))) is Unsure
+
+
+def test_a_rank_blocked_on_a_file_is_told_from_one_that_waits_for_a_socket():
+    blocked = quiet_rank(waits_for="FUSE file system")
+    assert said(judge_blocked_io(scene_of(quiet_frame(blocked)))) == (Kind.HUNG, "blocked-io")
+    peer = quiet_rank(waits_for="socket receive")
+    assert type(judge_blocked_io(scene_of(quiet_frame(peer)))) is Cleared
+
+
+# Dead workers, lost cards
+
+
+def test_a_worker_that_vanished_while_its_rank_waits_is_dead():
+    rank = quiet_rank(waits_for=BATCH, waits_unchanged_s=35.0)
+    both = quiet_frame(rank, quiet_worker(4221), quiet_worker(4222))
+    frames = hold(both, 50)
+    left = (rank, quiet_worker(4221))
+    frames[15:] = [replace(frame, processes=left) for frame in frames[15:]]
+    answer = judge_dead_worker(see(frames))
+    assert said(answer) == (Kind.HUNG, "dead-worker")
+    assert "4222" in answer.summary
+    assert answer.held_ns == frames[-1].taken_ns - 35 * SECOND
+
+
+def test_an_epoch_that_ends_kills_no_worker():
+    rank = quiet_rank(waits_for=BATCH, waits_unchanged_s=35.0)
+    frames = hold(quiet_frame(rank, quiet_worker(4221), quiet_worker(4222)), 50)
+    none_left = [replace(frame, processes=(rank,)) for frame in frames[15:]]
+    assert type(judge_dead_worker(see(frames[:15] + none_left))) is Cleared
+    fresh = quiet_worker(4230, started=NOW - timedelta(seconds=20))
+    replaced = [replace(frame, processes=(rank, fresh)) for frame in frames[15:]]
+    assert type(judge_dead_worker(see(frames[:15] + replaced))) is Cleared
+
+
+def test_a_zombie_worker_is_dead_also_when_nobody_saw_it_die():
+    rank = quiet_rank(waits_for=BATCH, waits_unchanged_s=35.0)
+    frame = quiet_frame(rank, quiet_worker(4221), quiet_worker(4222, state="Z"))
+    assert said(judge_dead_worker(scene_of(frame))) == (Kind.HUNG, "dead-worker")
+    busy = replace(frame, processes=(make_process(), *frame.processes[1:]))
+    assert type(judge_dead_worker(scene_of(busy))) is Cleared
+
+
+def test_a_card_is_lost_after_three_readings_in_a_row():
+    lost = make_frame(gpus=(make_gpu(state=GpuState.LOST),), output=())
+    answer = judge_gpu_lost(scene_of(lost))
+    assert (said(answer), answer.card, answer.rank) == ((Kind.HUNG, "gpu-lost"), 0, 0)
+    frames = hold(make_frame(gpus=(make_gpu(),), output=()))
+    frames[-1] = lost
+    assert type(judge_gpu_lost(see(frames))) is Cleared
+    writes = make_frame(gpus=(make_gpu(state=GpuState.LOST),))  # into its log, seconds ago
+    assert type(judge_gpu_lost(scene_of(writes))) is Cleared
+    stale = make_frame(gpus=(make_gpu(state=GpuState.STALE),))
+    assert type(judge_gpu_lost(scene_of(stale))) is Cleared
+
+
+# Nothing moves
+
+
+def test_nothing_that_moves_for_half_a_minute_is_a_hang():
+    answer = judge_no_progress(scene_of(quiet_frame(), seconds=40))
+    assert said(answer) == (Kind.HUNG, "no-progress")
+    assert answer.origins == {Origin.PROC, Origin.PROC, Origin.LOG}
+    assert LOCK in answer.summary
+    assert answer.held_ns == NOW_NS - 90 * SECOND
+
+
+@pytest.mark.parametrize(
+    ("fields", "world", "least_s"),
+    [
+        ({}, 1, 75),
+        ({"waits_for": "epoll"}, 1, 300),
+        ({"waits_for": "socket receive"}, 1, 300),
+        ({"waits_for": "sleep"}, 1, 300),
+        ({}, 8, 300),
+    ],
+    ids=["a lock", "an event", "an answer", "a sleep", "ranks elsewhere"],
+)
+def test_a_rest_of_which_no_stack_tells_may_end_by_itself(fields, world, least_s):
+    def judge_after(seconds):
+        rank = quiet_rank(waits_unchanged_s=seconds, **fields)
+        target = make_target(world_size=world, local_ranks=1)
+        return judge_no_progress(scene_of(quiet_frame(rank, target=target), seconds=40))
+
+    early = judge_after(least_s - 5.0)
+    assert type(early) is Unsure
+    assert f"of the {least_s} s that it takes" in early.text
+    assert said(judge_after(least_s + 5.0)) == (Kind.HUNG, "no-progress")
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(80.0, False), (310.0, True)])
+def test_of_ranks_of_an_unknown_number_others_may_save_elsewhere(seconds, told):
+    waits = {"waits_unchanged_s": seconds}
+    ranks = (quiet_rank(**waits), quiet_rank(pid=4212, rank=1, **waits))
+    target = make_target(world_size=Missing("no WORLD_SIZE in the start environment"), local_ranks=2)
+    answer = judge_no_progress(scene_of(quiet_frame(*ranks, target=target), seconds=40))
+    assert (type(answer) is Suspicion) is told
+
+
+def test_where_stacks_tell_half_a_minute_is_enough():
+    stuck = make_phases({Phase.OTHER: 1.0}, where="lock train.py:9", distinct=1, same_place_s=25.0)
+    frame = quiet_frame(quiet_rank(waits_unchanged_s=40.0), target=make_target(world_size=1))
+    assert said(judge_no_progress(scene_of(frame, [stuck], seconds=40))) == (Kind.HUNG, "no-progress")
+
+
+def test_before_half_a_minute_it_is_not_said():
+    answer = judge_no_progress(scene_of(quiet_frame(), seconds=20))
+    assert type(answer) is Unsure
+    assert "20 s of the 25 s" in answer.text
+
+
+def test_a_standstill_that_was_seen_to_begin_has_its_onset():
+    frames = hold(quiet_frame(quiet_rank(waits_unchanged_s=86.0)), 100)
+    frames[:12] = [replace(frame, processes=(make_process(),)) for frame in frames[:12]]
+    assert judge_no_progress(see(frames)).held_ns == frames[-1].taken_ns - 86 * SECOND
+
+
+def conclude(frames):
+    standing = Standing()
+    for count in range(1, len(frames) + 1):
+        judged = judge(frames[max(0, count - 60) : count], standing)
+        standing = judged.standing
+    return judged.frame.verdict
+
+
+def growing(seconds, unchanged_at_end_s, log_age_s):
+    """Build a standstill whose waits grow by a second each second."""
+    return [
+        replace(
+            frame,
+            processes=(quiet_rank(waits_unchanged_s=max(0.0, unchanged_at_end_s - seconds + i)),),
+            output=(old_log(log_age_s),),
+            loader=(),
+        )
+        for i, frame in enumerate(hold(quiet_frame(), seconds))
+    ]
+
+
+def test_a_hang_is_as_old_as_its_wait_and_older_where_the_log_says_so():
+    seen = conclude(growing(140, 90.0, 120.0))
+    assert (seen.since, seen.since_is) == (NOW - timedelta(seconds=90), SinceIs.ONSET)
+    found = conclude(growing(90, 90.0, 1560.0))
+    assert (found.since, found.since_is) == (NOW - timedelta(seconds=1560), SinceIs.LOWER_BOUND)
+    assert found.since_source.startswith("last log write")
+    unlogged = conclude([replace(frame, output=()) for frame in growing(90, 90.0, 0.0)])
+    assert (unlogged.since, unlogged.since_is) == (NOW - timedelta(seconds=90), SinceIs.LOWER_BOUND)
+    # By the clock of its server the log is written in ten minutes.
+    ahead = replace(old_log(0.0), last_write=NOW + timedelta(seconds=600), last_write_age_s=Missing("ahead"))
+    undated = conclude([replace(frame, output=(ahead,)) for frame in growing(90, 90.0, 0.0)])
+    assert (undated.since, undated.since_is) == (unlogged.since, unlogged.since_is)
+
+
+def test_stacks_that_stay_in_one_place_are_a_further_source():
+    stuck = make_phases({Phase.OTHER: 1.0}, where="lock train.py:9", distinct=1, same_place_s=25.0)
+    assert Origin.STACKS in judge_no_progress(scene_of(quiet_frame(), [stuck], seconds=40)).origins
+    moving = make_phases({Phase.OTHER: 1.0}, distinct=4)
+    assert type(judge_no_progress(scene_of(quiet_frame(), [moving], seconds=40))) is Cleared
+
+
+def test_ranks_elsewhere_are_named_and_nobody_here_is_accused():
+    frame = quiet_frame(quiet_rank(waits_unchanged_s=320.0), target=make_target(world_size=8))
+    assert "7 ranks of this job run elsewhere" in judge_no_progress(scene_of(frame, seconds=40)).summary
+
+
+def test_ticking_threads_and_rare_wake_ups_are_no_movement_on_a_crowded_machine():
+    crowded = quiet_rank(runnable=0.4, waiting=0.38)
+    frames = hold(quiet_frame(crowded), 40)
+    woken = (ThreadGroup(ThreadKind.MAIN, 1, 0.02),)
+    for i in range(0, 41, 5):
+        frames[i] = replace(frames[i], processes=(replace(crowded, thread_groups=woken),))
+    assert said(judge_no_progress(see(frames))) == (Kind.HUNG, "no-progress")
+
+
+def test_the_rank_that_is_not_in_the_collective_is_named():
+    ranks = (quiet_rank(), quiet_rank(pid=4212, rank=1, waits_for="signal"))
+    looks = (make_looks(4211, lock=10), make_looks(4212, other=10))
+    answer = judge_no_progress(scene_of(quiet_frame(*ranks, main_threads=looks), seconds=40))
+    assert answer.rank == 1
+    assert "rank 1 is in signal" in answer.summary
+    alike = (make_looks(4211, lock=10), make_looks(4212, lock=10))
+    answer = judge_no_progress(scene_of(quiet_frame(*ranks, main_threads=alike), seconds=40))
+    assert answer.rank == 0
+
+
+def test_helpers_that_come_and_go_do_not_hide_a_hang():
+    fresh = make_process(4500, role=Role.HELPER, runnable=UNREAD)
+    answer = judge_no_progress(scene_of(quiet_frame(quiet_rank(), fresh), seconds=40))
+    assert said(answer) == (Kind.HUNG, "no-progress")
+
+
+def test_a_main_thread_that_keeps_running_a_little_is_not_hung():
+    ticking = quiet_rank(thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, 0.02),))
+    assert type(judge_no_progress(scene_of(quiet_frame(ticking), seconds=40))) is Cleared
+
+
+ALIVE = [
+    ("main thread runs", (make_process(),), {}),
+    ("a slow step on another thread", (quiet_rank(runnable=0.9),), {}),
+    ("wait is young", (quiet_rank(waits_unchanged_s=3.0),), {}),
+    ("a peer works", (quiet_rank(), make_process(4212, rank=1)), {}),
+    ("a worker works", (quiet_rank(waits_for=BATCH), quiet_worker(runnable=0.2)), {}),
+    ("a worker is new", (quiet_rank(), quiet_worker(started=NOW - timedelta(seconds=9))), {}),
+    ("a helper works", (quiet_rank(), make_process(4400, role=Role.HELPER, runnable=0.9)), {}),
+    ("a compiler works", (quiet_rank(), make_process(4400, role=Role.COMPILE, runnable=0.9)), {}),
+    ("the log moves", (quiet_rank(),), {"output": (old_log(5.0),)}),
+    ("the GPU works", (quiet_rank(),), {"gpus": (make_gpu(),)}),
+    ("a rank that ended", (quiet_rank(state="Z"),), {}),
+]
+
+
+@pytest.mark.parametrize(("name", "processes", "fields"), ALIVE, ids=[row[0] for row in ALIVE])
+def test_what_moves_is_not_hung(name, processes, fields):
+    answer = judge_no_progress(scene_of(quiet_frame(*processes, **fields), seconds=40))
+    assert type(answer) is Cleared
+
+
+UNTOLD = [
+    ("demand not read", (quiet_rank(thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, UNREAD),)),), {}),
+    ("wait not read", (quiet_rank(waits_unchanged_s=UNREAD),), {}),
+    ("worker not read", (quiet_rank(), quiet_worker(runnable=UNREAD)), {}),
+    ("card not read", (quiet_rank(),), {"gpus": (make_gpu(sm_pct=UNREAD),)}),
+]
+
+
+@pytest.mark.parametrize(("name", "processes", "fields"), UNTOLD, ids=[row[0] for row in UNTOLD])
+def test_what_was_not_read_does_not_make_a_hang(name, processes, fields):
+    answer = judge_no_progress(scene_of(quiet_frame(*processes, **fields), seconds=40))
+    assert type(answer) is Unsure
+
+
+@pytest.mark.parametrize("phase", [Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD])
+def test_a_pause_may_stand_still_for_minutes(phase):
+    phases = [make_phases({phase: 1.0}, distinct=1, same_place_s=40.0)]
+    assert type(judge_no_progress(scene_of(quiet_frame(), phases, seconds=40))) is Unsure
+    long = quiet_frame(quiet_rank(waits_unchanged_s=400.0))
+    assert said(judge_no_progress(scene_of(long, phases, seconds=40))) == (Kind.HUNG, "no-progress")
+
+
+def test_a_person_is_waited_for_without_a_hang():
+    piped = quiet_frame(quiet_rank(waits_for="standard input (pipe)"))
+    assert type(judge_no_progress(scene_of(piped, seconds=40))) is Unsure
+    reading = quiet_frame(quiet_rank(waits_for="terminal input"))
+    assert type(judge_no_progress(scene_of(reading, seconds=40))) is Unsure
+
+
+def test_the_cause_that_says_more_takes_the_place_of_no_progress():
+    stopped = quiet_frame(quiet_rank(state="T", waits_for="stopped by a signal"))
+    assert "stopped by a signal" in judge_no_progress(scene_of(stopped, seconds=40)).text
+
+
+def test_a_job_whose_log_is_no_file_is_judged_without_it():
+    answer = judge_no_progress(scene_of(quiet_frame(output=()), seconds=40))
+    assert answer.origins == {Origin.PROC, Origin.PROC}
