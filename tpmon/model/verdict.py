@@ -166,10 +166,10 @@ class Figure(Enum):
     THREADS_RUNNING = "threads running", "together", "threads", "schedstat"
     THREADS_RUNNABLE = "threads runnable", "threads", "threads", "schedstat"
     MAIN_DEMAND = "main thread runs or waits for a CPU", "%", "threads", "schedstat"
-    MAIN_RUNS = "main thread runs", "%", "cpu", "kernel looks"
-    MAIN_RUNS_OR_WAITS = "main thread runs or waits for a CPU", "%", "cpu", "kernel looks"
-    MAIN_ASLEEP = "main thread asleep", "%", "threads", "kernel looks"
-    MAIN_IN_IO = "of it for a disk or a socket", "%", "threads", "kernel looks"
+    MAIN_RUNS = "main thread runs", "%", "cpu", "thread state"
+    MAIN_RUNS_OR_WAITS = "main thread runs or waits for a CPU", "%", "cpu", "thread state"
+    MAIN_ASLEEP = "main thread asleep", "%", "threads", "thread state"
+    MAIN_IN_IO = "of it for a disk or a socket", "%", "threads", "thread state"
     MAIN_IN_TIMED_LOCK = "main thread in a timed lock", "%", "threads", "system call"
 
     # The loader and its workers
@@ -194,7 +194,7 @@ class Figure(Enum):
     MAIN_IN_COLLATE = "in collate", "%", "stacks"
     MAIN_IN_COPIES = "in copies", "%", "stacks"
     AT_OWN_QUEUE = "at a queue, a pipe or a future", "%", "stacks"
-    BETWEEN_BURSTS = "between bursts", "s", "threads", "looks at the main thread"
+    BETWEEN_BURSTS = "between bursts", "s", "threads", "state of the main thread"
     STEPS_BETWEEN_BURSTS = "between bursts", "steps", "hook", "hook"
 
     # Stacks

@@ -115,7 +115,7 @@ def test_a_main_thread_that_does_not_move_is_not_launching():
     still = make_phases({Phase.FORWARD: 1.0}, distinct=1, unchanged_s=25.0)
     assert "does not move" in judge_launch_bound(scene_of(frame, [still])).text
     fresh = make_phases({Phase.FORWARD: 1.0}, distinct=1, unchanged_s=3.0)
-    assert "deciding" in judge_launch_bound(scene_of(frame, [fresh])).text
+    assert "why is not known yet" in judge_launch_bound(scene_of(frame, [fresh])).text
 
 
 def test_autograd_launches_in_the_main_threads_place():

@@ -253,7 +253,7 @@ def _by_card(rank: RankScene, scene: Scene) -> Known[RankWait] | None:
     if not all(hollow):
         return None
     if not is_known(rank.phases):
-        return Missing(f"hollow: deciding; {rank.phases.reason}")
+        return Missing(f"the card is hollow, and why is not known yet: {rank.phases.reason}")
     slack = rank_slack(rank, scene)
     held = rank.phases.share(Phase.SYNC, Phase.COMMS)
     if held.ratio < SPINNING_RATIO or not is_known(slack) or slack.ratio - held.ratio >= SLACK_RATIO:

@@ -258,7 +258,7 @@ def _see_main(pid: int, frames: Sequence[Frame]) -> Known[MainThreadScene]:
     ]
     looks = sum(one.looks for one in found)
     if not looks:
-        return Missing("no look at the main thread yet")
+        return Missing("no sample of the main thread yet")
     return MainThreadScene(
         looks=looks,
         running=sum(one.running for one in found) / looks,

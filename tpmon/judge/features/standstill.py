@@ -492,7 +492,7 @@ def say_longer(scene: Scene, need: float) -> str:
     pid = scene.frame.target.pid
     longer_s = (need if still_s(scene) < need else SLOW_FACTOR * need) + MORE_S
     look = f"tpmon diagnose {pid} --until hung --for {longer_s:.0f}s"
-    return f"look longer, and where it stands: {look}; tpmon dump {pid}"
+    return f"watch it for longer, and see where it stands: {look}; tpmon dump {pid}"
 
 
 def hold_back(answers: Sequence[Answer], scene: Scene) -> list[Answer]:

@@ -271,7 +271,7 @@ def _unread(found: Starved) -> tuple[str, ...]:
     return (f"whether batches are ready ({empty.reason})",)
 
 
-_NAMED = {Origin.HOOK: "the hook", Origin.PROC: "looks at the main thread", Origin.STACKS: "stacks"}
+_NAMED = {Origin.HOOK: "the hook", Origin.PROC: "state of the main thread", Origin.STACKS: "stacks"}
 
 
 def _is_exact(found: Starved) -> bool:

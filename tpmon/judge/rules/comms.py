@@ -119,7 +119,7 @@ def _origins(waits: Sequence[RankWait]) -> frozenset[Origin]:
     return common or waits[0].origins
 
 
-_NAMES = {Origin.DRIVER: "NVML", Origin.PROC: "kernel looks", Origin.STACKS: "stacks"}
+_NAMES = {Origin.DRIVER: "NVML", Origin.PROC: "thread state", Origin.STACKS: "stacks"}
 
 
 def _say_sources(wait: RankWait) -> str:
@@ -264,7 +264,7 @@ def judge_straggler(scene: Scene) -> Answer:
         return by_card or Unsure(f"late rank ({waits.reason})")
     found = _find_late_rank(waits, scene)
     if found is None:
-        alike = f"late rank (all wait about alike, {format_pct(100 * waits[0].ratio)} % at least)"
+        alike = f"late rank (all wait about as long, {format_pct(100 * waits[0].ratio)} % at least)"
         return by_card or Cleared(alike)
     if isinstance(by_card, Suspicion) and _is_late_by(by_card, found):
         return by_card

@@ -385,7 +385,7 @@ def judge_periodic(scene: Scene) -> Answer:
     waits = see_waits(found.rank, scene)
     period, idle = find_period(waits), _idle_at_times(found, scene)
     never = is_known(period) and never_idle(found, scene)
-    bursts.clear(never, "the workers never have no work: the loader never keeps up")
+    bursts.clear(never, "the workers always have work: the loader never keeps up")
     if not is_known(period):
         if not is_known(idle):
             return Cleared(f"{bursts.what} ({period.reason}, {idle.reason})")
@@ -407,7 +407,7 @@ def judge_periodic(scene: Scene) -> Answer:
         why = f"batches come late every {period[0]:.0f} s{nth}, between that the loader keeps up"
         margin = period[1] / CORRELATION * 1.25
     else:
-        why = "batches come in bursts, closer than tpmon can time; on average the loader keeps up"
+        why = "batches come in bursts, too close together for tpmon to time; on average the loader keeps up"
         margin = max(1.0, known_or(idle, 0.0) / IDLE_AT_TIMES)
     return suspect_loader(
         found,

@@ -65,7 +65,8 @@ def judge_launch_bound(scene: Scene) -> Answer:
     explains slack only up to its own share.
     """
     need_cards(scene)
-    launching, deciding = CauseConditions("launching of kernels"), "hollow or idle GPU: deciding; "
+    launching = CauseConditions("launching of kernels")
+    deciding = "the GPU is hollow or idle, and why is not known yet: "
     rank, slack = launching.known(slackest(scene))
     launching.clear(slack.ratio < SLACK_RATIO, f"the GPUs have {format_pct(100 * slack.ratio)} % slack")
     name, demand = name_rank(rank), launching.known(rank.driving_demand)
@@ -85,7 +86,7 @@ def judge_launch_bound(scene: Scene) -> Answer:
     in_turn = _say_in_turn(rank, scene)
     launching.doubt(bool(in_turn), in_turn)
     works = phases.ratio(*TRAINING, Phase.OTHER, Phase.LOGGING) >= WORKING_RATIO
-    launching.clear(not works, f"{name} is elsewhere")
+    launching.clear(not works, f"{name} does something else")
     moves = launching.known(stack_moves(rank), deciding)
     launching.doubt(not moves, f"{name} spins and its stack does not move: hung, perhaps")
     return _suspect_launches(scene, rank, slack, phases, offloaded)

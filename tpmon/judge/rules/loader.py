@@ -303,7 +303,7 @@ def judge_uneven_workers(scene: Scene) -> Answer:
     unfed.doubt(not read, "what the workers wait for was not read")
     fed = [not one.worker.stopped and _is_never_idle(one) for one in looks]
     rest = [known_or(one.idle_ratio, 0.0) for one, is_fed in zip(looks, fed, strict=True) if not is_fed]
-    unfed.clear(sum(fed) < 2 or not rest or min(rest) < RESTING, "no such part of them")
+    unfed.clear(sum(fed) < 2 or not rest or min(rest) < RESTING, "none of them always waits for work")
     told = found.rank.loader is not None and is_known(found.rank.loader.ready_bytes)
     unfed.doubt(not told, "whether all are of one loader was not read")
     return suspect_loader(
@@ -357,7 +357,7 @@ def judge_respawn(scene: Scene) -> Answer:
     restarts.clear(generations < GENERATIONS, f"{births} in the last minute")
     restarts.clear(oldest > YOUNG_S, f"one is {oldest:.0f} s old")
     goes_on = _waits_for_old_workers(found, scene)
-    restarts.clear(goes_on, f"{births} in a minute, but the wait goes on without")
+    restarts.clear(goes_on, f"{births} in a minute, but it waits between them as well")
     start = part_of(found, DataPart.START)
     in_stacks = start is not None and start.low > 0
     return suspect_loader(

@@ -119,7 +119,7 @@ def _judge_gil_of(rank: RankScene, scene: Scene) -> Answer:
     lock = CauseConditions("Python's interpreter lock")
     ran = lock.known(rank.demand) - lock.known(rank.waiting)
     main = lock.known(rank.main)
-    lock.doubt(main.looks < LEAST_SAMPLES, "too few looks at the main thread")
+    lock.doubt(main.looks < LEAST_SAMPLES, "too few samples of the main thread")
     share = measure_share(main.timed_lock, main.looks)
     shares_core = lock.known(rank.demand) >= ONE_THREAD_LOW and ran <= ONE_CORE
     in_lock = f"main thread in a lock {format_pct(100 * share.ratio)} %"
@@ -316,7 +316,7 @@ def _queued(rank: RankScene, phases: RankPhases) -> float:
 def _judge_own_of(rank: RankScene, scene: Scene) -> Answer:
     phases = _stacks_of(rank, _OWN)
     behind = is_behind(rank.loader, [worker.idle_ratio for worker in rank.feeders])
-    _OWN.clear(behind, "a DataLoader stands behind the queue")
+    _OWN.clear(behind, "a DataLoader fills the queue")
     main, handed = rank.main, phases.handed_ratio + _queued(rank, phases)
     looked = is_known(main) and main.looks >= LEAST_SAMPLES
     if is_known(main) and looked:
@@ -425,7 +425,7 @@ def _say_sleep(rank: RankScene, share: Share, io: float, scene: Scene) -> str:
 @by_conditions
 def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
     phases, main = _stacks_of(rank, _CALL), _CALL.known(rank.main)
-    _CALL.doubt(main.looks < LEAST_SAMPLES, "too few looks")
+    _CALL.doubt(main.looks < LEAST_SAMPLES, "too few samples of the main thread")
     outside = max(0.0, phases.ratio(*OUTSIDE) - _no_call(phases)) + phases.calls_in_step_ratio
     share = share_of(
         min(outside, _own_sleep(rank, main, phases, scene)) * phases.samples, phases.samples, phases.design
