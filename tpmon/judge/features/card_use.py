@@ -21,6 +21,7 @@ from tpmon.judge.features.cards import (
     ratio_of_memory,
 )
 from tpmon.judge.features.data_wait import DataWait
+from tpmon.judge.features.readings import all_known
 from tpmon.judge.features.snapshot import RankScene, Scene
 from tpmon.judge.watch.tracker import list_hooks
 from tpmon.model.frame import Frame
@@ -363,11 +364,8 @@ SLACK_RATIO = 0.3
 
 def median_over(values: Iterable[Known[float]]) -> Known[float]:
     """Return the median over cards; Missing as soon as one card was not read."""
-    listed = list(values)
-    known = [value for value in listed if is_known(value)]
-    if len(known) < len(listed) or not known:
-        return next((one for one in listed if isinstance(one, Missing)), Missing("no card"))
-    return statistics.median(known)
+    nothing = Missing("no card")
+    return map_known(lambda known: statistics.median(known) if known else nothing, all_known(values))
 
 
 def gpu_figures(scene: Scene) -> tuple[Evidence, ...]:

@@ -9,12 +9,13 @@ On a card that is cut into slices most readings are of the whole card, with the 
 from __future__ import annotations
 
 import operator
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from tpmon.judge.features.readings import mean_known, median_known
+from tpmon.judge.features.readings import all_known, mean_known, median_known
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import (
@@ -31,7 +32,7 @@ from tpmon.model.gpu import (
     share_card,
     tell_contexts,
 )
-from tpmon.model.known import Known, Missing, is_known, join_known, known_or
+from tpmon.model.known import Known, Missing, is_known, join_known, known_or, map_known
 
 SHARED_PCT = 5.0
 """SM % from which another process takes a card's time from the job; a desktop ticks below it."""
@@ -380,10 +381,11 @@ def see_cards(frames: Sequence[Frame], history: Sequence[Frame] = ()) -> tuple[C
     mine, longer = _by_card(frames, uuids), _by_card(_newest(history, STEPS_SPAN_S), uuids)
     seen = {uuid: longer[uuid] if _takes_turns(longer[uuid]) else mine[uuid] for uuid in uuids}
     strays = find_strays(seen)
-    cards = [
-        _without_strays(_see_card(samples, holders[uuid]), uuid, strays) for uuid, samples in seen.items()
-    ]
-    cards = [card for card in cards if card.pids]
+    cards = []
+    for uuid, samples in seen.items():
+        card = _see_card(samples, holders[uuid])
+        pids = tuple(pid for pid in card.pids if (uuid, pid) not in strays)
+        cards += [replace(card, pids=pids)] if pids else []
     used = [card for card in cards if not (card.last.pids_are_visible_only and _is_unused(card))]
     return tuple(used or cards)
 
@@ -431,12 +433,6 @@ def doubt_cards(cards: tuple[CardScene, ...], ranks: int) -> tuple[CardScene, ..
     )
 
 
-def _without_strays(card: CardScene, uuid: str, strays: frozenset[tuple[str, int]]) -> CardScene:
-    if not strays:
-        return card
-    return replace(card, pids=tuple(pid for pid in card.pids if (uuid, pid) not in strays))
-
-
 def _is_unused(card: CardScene) -> bool:
     return is_known(card.busy_pct) and card.busy_pct < 1.0
 
@@ -448,12 +444,9 @@ def held_pct(card: CardScene, reason: str) -> float:
 
 def mean_busy_pct(cards: Sequence[CardScene]) -> Known[float]:
     """Return the mean U of the cards; Missing when one of them was not read."""
-    total = 0.0
-    for card in cards:
-        if not is_known(card.busy_pct):
-            return card.busy_pct
-        total += card.busy_pct
-    return total / len(cards) if cards else Missing("the job uses no card")
+    busy = all_known(card.busy_pct for card in cards)
+    nothing = Missing("the job uses no card")
+    return map_known(lambda values: statistics.fmean(values) if values else nothing, busy)
 
 
 def cards_of(pid: int, cards: Sequence[CardScene]) -> tuple[CardScene, ...]:

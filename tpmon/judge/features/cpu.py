@@ -11,7 +11,6 @@ from enum import Enum
 
 from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Scene
-from tpmon.model.host import CpuSample
 from tpmon.model.known import Known, Missing, is_known, join_known, known_or, map_known
 
 FREE_CORES = 0.5
@@ -117,14 +116,13 @@ def say_free(free: Known[float], had: Known[float]) -> str:
     return f"{free:.1f} CPUs are free"
 
 
-def _used_by_others(cpu: CpuSample) -> Known[float]:
-    used = cpu.used_cores
-    return map_known(lambda host: map_known(lambda own: max(host - own, 0.0), used), cpu.host_used_cores)
-
-
 def find_used_by_others(scene: Scene) -> Known[float]:
     """Return the cores that processes of others use on this machine."""
-    return median_known(_used_by_others(frame.cpu) for frame in scene.frames)
+    cpus = [frame.cpu for frame in scene.frames]
+    return median_known(
+        join_known(lambda host, own: max(host - own, 0.0), cpu.host_used_cores, cpu.used_cores)
+        for cpu in cpus
+    )
 
 
 def are_others_waited_for(scene: Scene) -> Known[bool]:

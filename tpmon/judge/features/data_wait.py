@@ -87,12 +87,6 @@ def _queue_of(stacks: RankPhases) -> float:
     return stacks.parts[DataPart.QUEUE].ratio if DataPart.QUEUE in stacks.parts else 0.0
 
 
-def _contradicts(stacks: RankPhases, looks: Share) -> bool:
-    """Tell whether the stacks surely see less waiting at the queue than the looks do."""
-    queue = share_of(_queue_of(stacks) * stacks.samples, stacks.samples, stacks.design)
-    return queue.high < looks.low
-
-
 def combine_wait(
     looks: Known[Share], stacks: Known[RankPhases], *, is_any_lock: bool = False
 ) -> Known[DataWait]:
@@ -104,7 +98,8 @@ def combine_wait(
     told = is_known(stacks) and stacks.samples >= LEAST_SAMPLES
     if is_known(stacks) and told:
         seen = stacks.share(Phase.DATA_WAIT)
-        if not is_known(looks) or (is_any_lock and _contradicts(stacks, looks)):
+        queue = share_of(_queue_of(stacks) * stacks.samples, stacks.samples, stacks.design)
+        if not is_known(looks) or (is_any_lock and queue.high < looks.low):
             return DataWait(seen, stacks.parts, frozenset((Origin.STACKS,)), seen.low)
         both = _join(stacks, looks)
         surest = max(seen.low, looks.low, both.low)

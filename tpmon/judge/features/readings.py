@@ -32,7 +32,17 @@ def median_known(values: Iterable[Known[float]]) -> Known[float]:
     return next((value for value in listed if isinstance(value, Missing)), NO_FRAMES)
 
 
-def mean_known(values: Iterable[Known[float]]) -> Known[float]:
+def all_known(values: Iterable[Known[float]]) -> Known[list[float]]:
+    """Return the values; the reason of the first that was not read."""
+    known = []
+    for value in values:
+        if not is_known(value):
+            return value
+        known.append(value)
+    return known
+
+
+def mean_known(values: Iterable[Known[float]], nothing: Missing = NO_FRAMES) -> Known[float]:
     """Return the mean of the values that were read; the first reason when fewer than half were.
 
     What is a share of time in each reading is one over the span only as a mean: the median of a card that
@@ -42,7 +52,7 @@ def mean_known(values: Iterable[Known[float]]) -> Known[float]:
     known = [value for value in listed if is_known(value)]
     if known and 2 * len(known) >= len(listed):
         return statistics.fmean(known)
-    return next((value for value in listed if isinstance(value, Missing)), NO_FRAMES)
+    return next((value for value in listed if isinstance(value, Missing)), nothing)
 
 
 def share_of(values: Sequence[Known[Wait]], wanted: WaitReason) -> Known[float]:

@@ -43,7 +43,7 @@ from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample
 from tpmon.model.host import LoaderSample
-from tpmon.model.known import Applicable, Known, Missing, is_known, join_known, known_or
+from tpmon.model.known import Applicable, Known, Missing, is_known, join_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role, ThreadKind
 from tpmon.model.waits import IO, Wait, WaitReason
 
@@ -106,7 +106,6 @@ class RankScene:
     """Of the main thread alone, in threads."""
     driving_demand: Known[float]
     """Of the threads that launch GPU work: the main thread and autograd's, which take turns."""
-    cpu_pct: Known[float]
     busy_threads: Known[float]
     batch_wait_ratio: Known[float]
     """Share of the readings in which the main thread waited for a batch, by the kernel's word."""
@@ -202,6 +201,14 @@ def demand_of(sample: ProcessSample, kinds: Sequence[ThreadKind]) -> Known[float
     return total if found else Missing("its threads were not read")
 
 
+def ran_of(sample: ProcessSample) -> Known[float]:
+    """Return the time that a process had a CPU, in threads.
+
+    Demand counts waiting for a CPU too: on a crowded machine a loop that only ticks looks busy by it.
+    """
+    return join_known(lambda wanted, waited: max(0.0, wanted - waited), sample.runnable, sample.waiting)
+
+
 _WORK = Wait(WaitReason.WORK)
 _WORKER_FIELDS = attrgetter(
     "state",
@@ -269,10 +276,6 @@ def _see_main(pid: int, frames: Sequence[Frame]) -> Known[MainThreadScene]:
     )
 
 
-def _see_run(sample: ProcessSample) -> Known[float]:
-    return join_known(lambda wanted, waited: max(0.0, wanted - waited), sample.runnable, sample.waiting)
-
-
 def _see_batch_wait(
     main: Known[MainThreadScene], waits: Sequence[Known[Wait]], loaders: Sequence[LoaderSample]
 ) -> Known[Share]:
@@ -291,10 +294,6 @@ def _see_batch_wait(
     return measure_share(ratio, read) if read >= LEAST_READINGS else NO_FRAMES
 
 
-def _no_phases(frame: Frame) -> Missing:
-    return frame.stacks if isinstance(frame.stacks, Missing) else Missing("no stack sample of this rank yet")
-
-
 def _see_rank(
     samples: Sequence[ProcessSample],
     by_pid: dict[int, list[ProcessSample]],
@@ -311,21 +310,18 @@ def _see_rank(
     idle = {worker.pid: worker.idle_ratio for worker in workers}
     loader, feeding = find_loader_in_use(last.pid, frames, idle)
     feeders = tuple(worker for worker in workers if worker.pid in feeding) or workers
-    busy: list[Known[float]] = [
-        float(s.busy_threads) if is_known(s.busy_threads) else s.busy_threads for s in samples
-    ]
     main = _see_main(last.pid, frames)
-    stacks = phases.get(last.pid, _no_phases(frame))
+    unseen = Missing("no stack sample of this rank yet")
+    stacks = phases.get(last.pid, frame.stacks if isinstance(frame.stacks, Missing) else unseen)
     loaders = [loader for one in frames for loader in one.loader if loader.pid == last.pid]
     return RankScene(
         process=last,
         demand=median_known(sample.runnable for sample in samples),
         waiting=median_known(sample.waiting for sample in samples),
-        ran=mean_known(_see_run(sample) for sample in samples),
+        ran=mean_known(ran_of(sample) for sample in samples),
         main_demand=median_known(demand_of(sample, _MAIN) for sample in samples),
         driving_demand=median_known(demand_of(sample, _DRIVING) for sample in samples),
-        cpu_pct=median_known(sample.cpu_pct for sample in samples),
-        busy_threads=median_known(busy),
+        busy_threads=median_known(map_known(float, sample.busy_threads) for sample in samples),
         batch_wait_ratio=share_of(waits, WaitReason.BATCH),
         running_ratio=sum(sample.state == "R" for sample in samples) / len(samples),
         main=main,

@@ -16,7 +16,7 @@ from tpmon.judge.answers.result import Answer, Suspicion, Unsure
 from tpmon.judge.dumps.outlier import SLOW_PHASES
 from tpmon.judge.features.card_use import judge_hollow
 from tpmon.judge.features.cards import CardScene, is_sliced
-from tpmon.judge.features.snapshot import RankScene, Scene, demand_of, known_cards
+from tpmon.judge.features.snapshot import RankScene, Scene, demand_of, known_cards, ran_of
 from tpmon.judge.features.starvation import see_pins
 from tpmon.judge.stacks.profile import Phase, RankPhases
 from tpmon.judge.watch.tracker import WatchedTime, age_ns, event_age_s, last_event_ns, log_age_s
@@ -98,10 +98,6 @@ def stack_moves(rank: RankScene) -> Known[bool]:
     return Missing("too few stack samples yet")
 
 
-def _stays(phases: RankPhases) -> bool:
-    return phases.same_place_s >= LEAST_STACK_SPAN_S
-
-
 @dataclass(frozen=True, slots=True)
 class Standstill:
     """Hold a job of which nothing moves: for how long at least, and what says so."""
@@ -111,19 +107,9 @@ class Standstill:
     log_age_s: Known[float]
 
 
-def _ran(process: ProcessSample) -> Known[float]:
-    """Return the time that a process had a CPU, in threads.
-
-    Demand counts waiting for a CPU too: on a crowded machine a loop that only ticks looks busy by it.
-    """
-    if not is_known(process.runnable) or not is_known(process.waiting):
-        return process.runnable
-    return max(0.0, process.runnable - process.waiting)
-
-
 def _is_still(process: ProcessSample) -> Known[bool]:
     """Tell whether one process did nothing in one second."""
-    ran = _ran(process)
+    ran = process.runnable if not is_known(process.waiting) else ran_of(process)
     if not is_known(ran):
         return ran
     if process.role is Role.RANK:
@@ -247,7 +233,8 @@ def _look_back(scene: Scene, log_age_s: Known[float]) -> Known[Standstill] | str
     origins = {Origin.PROC}
     if is_known(log_age_s):
         origins.add(Origin.LOG)
-    if known and len(known) == len(scene.ranks) and all(_stays(one) for one in known):
+    stays = [one for one in known if one.same_place_s >= LEAST_STACK_SPAN_S]
+    if len(stays) == len(scene.ranks):
         origins.add(Origin.STACKS)
     waited = [wait for rank in scene.ranks if is_known(wait := rank.process.waits_unchanged_s)]
     return Standstill(min(waited, default=seconds), frozenset(origins), log_age_s)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Union
 
 from tpmon.judge.answers.needs import Need
@@ -16,7 +16,7 @@ from tpmon.judge.answers.result import Cleared, EarlyAnswer, Suspicion, Unsure, 
 from tpmon.judge.features.card_use import find_gpu_idle, may_starve
 from tpmon.judge.features.cpu import FREE_CORES, find_cores_had, find_cores_spared
 from tpmon.judge.features.data_wait import DataWait, is_behind
-from tpmon.judge.features.readings import median_known
+from tpmon.judge.features.readings import mean_known, median_known
 from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene, demand_of, once
 from tpmon.judge.stacks.phases import DataPart, Phase
 from tpmon.judge.stacks.profile import RankPhases, Share, Spot
@@ -101,14 +101,6 @@ class Starved:
 Starvation = Union[Starved, Cleared, Unsure]
 
 
-def _mean(workers: Sequence[WorkerScene], read: Callable[[WorkerScene], Known[float]]) -> Known[float]:
-    values = [read(worker) for worker in workers]
-    known = [value for value in values if is_known(value)]
-    if known and 2 * len(known) >= len(values):
-        return statistics.fmean(known)
-    return next((value for value in values if isinstance(value, Missing)), Missing("no workers"))
-
-
 def cap_share(share: Share, most: float) -> Share:
     """Return a share that is no more than ``most``, its interval too."""
     return Share(min(share.ratio, most), min(share.low, most), min(share.high, most), share.samples)
@@ -122,27 +114,22 @@ def _see(rank: RankScene, wait: DataWait, gpu_idle: Applicable[float], scene: Sc
         wait=wait,
         share=cap_share(wait.share, gpu_idle) if is_known(gpu_idle) else wait.share,
         gpu_idle=gpu_idle,
-        idle=_mean(workers, lambda one: one.idle_ratio),
-        demand=_mean(workers, lambda one: one.demand),
-        blocked=_mean(workers, lambda one: one.blocked_ratio if one.waits else NOT_READ),
+        idle=mean_known((one.idle_ratio for one in workers), NO_WORKERS),
+        demand=mean_known((one.demand for one in workers), NO_WORKERS),
+        blocked=mean_known((one.blocked_ratio if one.waits else NOT_READ for one in workers), NO_WORKERS),
         cores_free=free,
         cores_had=find_cores_had(free, scene),
     )
 
 
 NOT_READ = Missing("what the workers wait for was not read")
+NO_WORKERS = Missing("no workers")
 
 
 def _pct(share: Share) -> str:
     if share.low >= share.high:
         return f"{format_pct(100 * share.ratio)} %"
     return f"{format_pct(100 * share.ratio)} % ({100 * share.low:.0f} to {100 * share.high:.0f})"
-
-
-def _judge_rank(rank: RankScene, scene: Scene) -> Starvation:
-    if not is_known(rank.data_wait):
-        return Unsure(f"data wait ({rank.data_wait.reason})")
-    return see_starved(rank, rank.data_wait, scene)
 
 
 def see_starved(rank: RankScene, wait: DataWait, scene: Scene) -> Starvation:
@@ -210,7 +197,11 @@ def find_starved(scene: Scene) -> Starvation:
     """Return the rank that loses most by waiting for data: in a job of many, one holds them all."""
     if not scene.ranks:
         return Unsure("data wait (no rank was read)")
-    answers = [_judge_rank(rank, scene) for rank in scene.ranks]
+    answers = [
+        Unsure(f"data wait ({wait.reason})") if isinstance(wait, Missing) else see_starved(rank, wait, scene)
+        for rank in scene.ranks
+        for wait in (rank.data_wait,)
+    ]
     starved = [one for one in answers if isinstance(one, Starved)]
     if starved:
         return max(starved, key=lambda one: one.share.low)

@@ -79,13 +79,6 @@ def need_cards(scene: Scene) -> None:
         raise EarlyAnswer(answer_without_cards(scene))
 
 
-def _is_held(card: CardScene, reason: str, bit_pct: float) -> bool:
-    return any(
-        one.reason == reason and one.pct >= (COUNTER_PCT if one.source == "counter" else bit_pct)
-        for one in card.last.throttle_shares
-    )
-
-
 def _costs(lost: Known[float]) -> bool:
     return not is_known(lost) or lost >= LEAST_LOSS
 
@@ -93,7 +86,10 @@ def _costs(lost: Known[float]) -> bool:
 def is_touched(card: CardScene, reasons: Iterable[str]) -> bool:
     """Tell whether heat or the power brake lowers the card's clocks at all, whatever that costs."""
     bit_pct = BRAKE_BIT_PCT if reasons == BRAKE else THERMAL_BIT_PCT
-    return any(_is_held(card, reason, bit_pct) for reason in reasons)
+    return any(
+        one.reason in reasons and one.pct >= (COUNTER_PCT if one.source == "counter" else bit_pct)
+        for one in card.last.throttle_shares
+    )
 
 
 def is_hot(card: CardScene, scene: Scene) -> bool:

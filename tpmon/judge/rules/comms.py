@@ -36,7 +36,7 @@ from tpmon.judge.rules.cards import CAP_PCT, CAPPED_POWER_RATIO, find_odd_cap, i
 from tpmon.judge.rules.cpu import CROWDED_MARGIN
 from tpmon.judge.rules.lifecycle import find_pause
 from tpmon.judge.stacks.profile import Phase
-from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, join_known, known_or
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Figure, Kind, Origin
 from tpmon.model.waits import RUNNING, describe_wait
@@ -144,10 +144,9 @@ def _take_turns(scene: Scene, least: float) -> bool:
 
 def _work_ratio(late: RankScene, others: Sequence[RankScene]) -> Known[float]:
     """Return how much more CPU time a rank takes than the typical other one."""
-    own, typical = late.ran, median_known(one.ran for one in others)
-    if not is_known(own) or not is_known(typical):
-        return own if isinstance(own, Missing) else typical
-    return own / typical if typical > 0 else Missing("the others took no CPU time")
+    none = Missing("the others took no CPU time")
+    typical = median_known(one.ran for one in others)
+    return join_known(lambda own, theirs: own / theirs if theirs > 0 else none, late.ran, typical)
 
 
 def _find_late_rank(waits: Sequence[RankWait], scene: Scene) -> Suspicion | None:
@@ -266,15 +265,10 @@ def judge_straggler(scene: Scene) -> Answer:
     if found is None:
         alike = f"late rank (all wait about as long, {format_pct(100 * waits[0].ratio)} % at least)"
         return by_card or Cleared(alike)
-    if isinstance(by_card, Suspicion) and _is_late_by(by_card, found):
-        return by_card
+    # A slow card makes a rank late where it may be its own, and explains most of the wait.
+    if isinstance(by_card, Suspicion) and (not is_known(by_card.rank) or by_card.rank == found.rank):
+        return by_card if by_card.weight >= CARD_EXPLAINS * found.weight else found
     return found
-
-
-def _is_late_by(card: Suspicion, late: Suspicion) -> bool:
-    """Tell whether a slow card makes a rank late: it may be its own, and explains most of the wait."""
-    own = not is_known(card.rank) or card.rank == late.rank
-    return own and card.weight >= CARD_EXPLAINS * late.weight
 
 
 def _all_wait(scene: Scene, cause: CauseConditions) -> tuple[list[RankWait], float]:

@@ -194,12 +194,6 @@ def _copy_ratio(phases: RankPhases) -> float:
     return min(share.ratio, most) if share is not None else 0.0
 
 
-def _unexplained_idle(phases: RankPhases, slack: Slack) -> float:
-    """Return the GPU's idle share that the host does not spend elsewhere than in steps and copies."""
-    elsewhere = phases.ratio(*ELSEWHERE) - min(phases.ratio(Phase.DATA_WAIT), _copy_ratio(phases))
-    return max(0.0, slack.idle_ratio - elsewhere)
-
-
 _EXPLICIT = frozenset((Need.SYNC_IN_STACK, Need.SCALER_IN_STACK, Need.NAN_CHECK_IN_STACK))
 
 
@@ -229,7 +223,9 @@ def _judge_sync(scene: Scene, cause: str, sights: frozenset[Need], words: str, l
             reason = rank.phases
         else:
             held = _held_ratio(rank.phases, sights)
-            idle = _unexplained_idle(rank.phases, slack)
+            copies = min(rank.phases.ratio(Phase.DATA_WAIT), _copy_ratio(rank.phases))
+            # What the host does elsewhere than in steps and copies explains as much of the idle time.
+            idle = max(0.0, slack.idle_ratio - (rank.phases.ratio(*ELSEWHERE) - copies))
             if best is None or min(held, idle) > min(best[0], best[1]):
                 best = held, idle, rank, slack
     held, idle, rank, slack = syncing.known(reason if best is None else best)

@@ -18,8 +18,8 @@ from tpmon.judge.rules.comms import BEHIND_RATIO
 from tpmon.judge.rules.health import COMPUTING_RATIO, HELD_RATIO, LIVELY_RATIO
 from tpmon.judge.watch.tracker import event_age_s, find_pace, hook_unread, last_stepped, list_hooks
 from tpmon.model.frozen import dataclass
-from tpmon.model.hook import StepCounts, StepPace
-from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.model.hook import StepPace
+from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.text.job_words import EVALUATES_PCT, format_ms, is_evaluating, is_stalled, say_rate
 from tpmon.model.units import format_pct, format_seconds
 from tpmon.model.verdict import Evidence, Figure, Kind, Origin
@@ -172,20 +172,16 @@ def weigh_in(suspicion: Suspicion, scene: Scene) -> Suspicion:
     if not word.agrees:
         return replace(suspicion, against=(*suspicion.against, word.row))
     since_ns = suspicion.since_ns
-    if suspicion.kind is Kind.HUNG:
-        since_ns = _find_stop_ns(scene)
+    age_s = event_age_s(scene.frame)
+    if suspicion.kind is Kind.HUNG and age_s is not None:
+        # When the loop last got on: the onset of a hang, also before tpmon came.
+        since_ns = scene.frame.taken_ns - round(age_s * 1e9)
     return replace(
         suspicion,
         origins=suspicion.origins | {Origin.HOOK},
         evidence=(*suspicion.evidence, word.row),
         since_ns=since_ns,
     )
-
-
-def _find_stop_ns(scene: Scene) -> Applicable[int]:
-    """Return when the loop last got on: the onset of a hang, also before tpmon came."""
-    age_s = event_age_s(scene.frame)
-    return scene.frame.taken_ns - round(age_s * 1e9) if age_s is not None else NOT_APPLICABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,11 +252,6 @@ def _suspect_straggler(scene: Scene) -> Suspicion | None:
     )
 
 
-def _count_turns(counts: StepCounts) -> int:
-    """Return how often a loop went round by any of its events, whatever counts as a step."""
-    return max(counts.batches, counts.backwards, counts.optimizer_calls, counts.elsewhere)
-
-
 def _suspect_first_steps(scene: Scene) -> Suspicion | None:
     hooks = list_hooks(scene.frame)
     ages = [(scene.now - rank.process.started).total_seconds() for rank in scene.ranks]
@@ -275,8 +266,10 @@ def _suspect_first_steps(scene: Scene) -> Suspicion | None:
         return None
     if any(one.counts.steps == 0 and not is_known(one.phase) for one in hooks):
         return None  # no loop was seen yet, and it may never come to one
-    if fewest == 0 and any(_count_turns(one.counts) >= UNCOUNTED_TURNS for one in hooks):
-        return None
+    counts = [one.counts for one in hooks]
+    turns = [max(one.batches, one.backwards, one.optimizer_calls, one.elsewhere) for one in counts]
+    if fewest == 0 and max(turns) >= UNCOUNTED_TURNS:
+        return None  # it goes round, whatever counts as a step
     count = ("no step yet", "1 step", f"{fewest} steps")[min(fewest, 2)]
     return Suspicion(
         kind=Kind.STARTING,

@@ -18,7 +18,7 @@ from tpmon.judge.stacks.profile import Phase
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.host import OutputSample
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
-from tpmon.model.process import Outcome, ProcessSample, Role
+from tpmon.model.process import Outcome, Role
 from tpmon.model.text.job_words import NO_RANK_LEFT
 from tpmon.model.verdict import END_CAUSES, IN_WORDS, Evidence, Figure, Kind, Origin
 from tpmon.model.waits import INPUTS, WaitReason, describe_wait, is_wait_in
@@ -119,6 +119,8 @@ RESTING_MAIN_DEMAND = 0.1
 PAUSE_RATIO = 0.2
 """Share of the samples of the span that a pause takes besides being the newest thing seen: a short
 checkpoint between steps is a part of the run, not a pause of it."""
+WRITES_BYTES_S = 1e6
+"""Writes of a rank from which they tell of its checkpoint, too: logs write less."""
 INPUT_S = 3.0
 """How long a terminal must be waited for; keys come faster."""
 
@@ -310,7 +312,7 @@ def _judge_pause(scene: Scene, phase: Phase, cause: str, words: str, need: Need)
     others = [one for one in scene.ranks if find_pause(one) is not phase]
     ratio = rank.phases.ratio(phase) if is_known(rank.phases) else 0.0
     origins = {Origin.STACKS}
-    if phase is Phase.CHECKPOINT and _writes(rank.process):
+    if phase is Phase.CHECKPOINT and known_or(rank.process.asked_write_bytes_s, 0.0) >= WRITES_BYTES_S:
         origins.add(Origin.PROC)
     return Suspicion(
         kind=Kind.PAUSED,
@@ -328,10 +330,6 @@ def _judge_pause(scene: Scene, phase: Phase, cause: str, words: str, need: Need)
         pid=rank.process.pid,
         rank=rank.process.rank,
     )
-
-
-def _writes(process: ProcessSample) -> bool:
-    return is_known(process.asked_write_bytes_s) and process.asked_write_bytes_s >= 1e6
 
 
 def judge_checkpoint(scene: Scene) -> Answer:

@@ -149,8 +149,7 @@ def _sum_rss(frame: Frame) -> Known[float]:
 
 
 def _sum_anon(frame: Frame) -> Known[float]:
-    anon = frame.memory.anon_bytes
-    return float(anon) if is_known(anon) else anon
+    return map_known(float, frame.memory.anon_bytes)
 
 
 def _is_summed(scene: Scene) -> bool:
@@ -184,16 +183,15 @@ def _who_grows(scene: Scene, anon: Growth) -> Role:
     """
 
     def mean_of(role: Role) -> float:
-        growth = read_growth(scene, lambda frame: _sum_role(frame, role))
+        def sum_rss(frame: Frame) -> float:
+            return float(sum(one.rss_bytes for one in frame.processes if one.role is role))
+
+        growth = read_growth(scene, sum_rss)
         return growth.mean if is_known(growth) and growth.grows else 0.0
 
     ranks = mean_of(Role.RANK)
     fed = mean_of(Role.WORKER) > ranks and ranks < OWN_GROWTH * anon.mean
     return Role.WORKER if fed else Role.RANK
-
-
-def _sum_role(frame: Frame, role: Role) -> float:
-    return float(sum(one.rss_bytes for one in frame.processes if one.role is role))
 
 
 def _suspect_growth(

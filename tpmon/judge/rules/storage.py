@@ -11,9 +11,9 @@ from enum import Enum
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, CauseConditions, Unsure, by_conditions, reading
-from tpmon.judge.features.readings import memory_origin, pressure_origin
+from tpmon.judge.features.readings import mean_known, memory_origin, pressure_origin
 from tpmon.judge.features.snapshot import Rule, Scene, WorkerScene
-from tpmon.judge.features.starvation import Starved, need_starved, suspect_loader
+from tpmon.judge.features.starvation import NO_WORKERS, Starved, need_starved, suspect_loader
 from tpmon.judge.features.workers import (
     BLOCKED_WORKER,
     BUSY_WORKER,
@@ -73,11 +73,8 @@ class Reads:
 
 
 def _sum(found: Starved, read: Callable[[WorkerScene], Known[float]]) -> Known[float]:
-    values = [read(worker) for worker in found.workers]
-    known = [value for value in values if is_known(value)]
-    if known and 2 * len(known) >= len(values):
-        return sum(known) * len(values) / len(known)
-    return next((value for value in values if isinstance(value, Missing)), Missing("no workers"))
+    mean = mean_known(map(read, found.workers), NO_WORKERS)
+    return map_known(lambda each: each * len(found.workers), mean)
 
 
 def measure_reads(found: Starved) -> Reads:
