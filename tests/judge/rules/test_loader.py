@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 
+from tests.data_rules import LOADER
 from tests.frames import NOW, make_memory
 from tests.judge.rules.test_lifecycle import make_end
 from tests.judging import make_looks, make_phases
@@ -28,9 +29,6 @@ from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.hysteresis import key_of
 from tpmon.judge.ranking import find_explained
-from tpmon.judge.rules import data as rules_data
-from tpmon.judge.rules import loader as rules_loader
-from tpmon.judge.rules import storage as rules_storage
 from tpmon.judge.rules.loader import (
     judge_killed_workers,
     judge_one_slow_worker,
@@ -43,13 +41,12 @@ from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Outcome, Role
 from tpmon.model.verdict import Kind, Origin
 
-RULES = (*rules_data.RULES, *rules_loader.RULES, *rules_storage.RULES)
 GONE = Missing("permission denied")
 
 
 def suspects(scene):
     """Return the causes that are suspected and not explained by another one."""
-    found = [one for one in (rule(scene) for rule in RULES) if isinstance(one, Suspicion)]
+    found = [one for one in (rule(scene) for rule in LOADER) if isinstance(one, Suspicion)]
     explained = find_explained(key_of(one) for one in found)
     return {one.cause: one for one in found if key_of(one) not in explained}
 
@@ -115,7 +112,7 @@ HEALTHY = {
 
 @pytest.mark.parametrize("scene", HEALTHY.values(), ids=HEALTHY)
 def test_a_run_that_does_not_wait_is_cleared_of_every_cause(scene):
-    answers = [rule(scene) for rule in RULES]
+    answers = [rule(scene) for rule in LOADER]
     assert all(isinstance(one, Cleared) for one in answers)
 
 

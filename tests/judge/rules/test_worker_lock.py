@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.data_rules import LOADER
 from tests.frames import make_gpu
 from tests.starving import COMPUTES, DISK, IDLES, SLEEPS, line_up, make_second
 from tpmon.judge.advice.choose import choose
@@ -15,16 +16,12 @@ from tpmon.judge.features.workers import StackEnd, name_place
 from tpmon.judge.finding import rate_confidence
 from tpmon.judge.hysteresis import key_of
 from tpmon.judge.ranking import find_explained
-from tpmon.judge.rules import data as rules_data
-from tpmon.judge.rules import loader as rules_loader
-from tpmon.judge.rules import storage as rules_storage
 from tpmon.judge.rules.loader import judge_too_few_workers, judge_worker_lock
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
 from tpmon.model.verdict import Confidence, Kind
 
-RULES = (*rules_data.RULES, *rules_loader.RULES, *rules_storage.RULES)
 LIB = "/usr/lib/python3.11"
 PACKAGES = "/opt/venv/lib/python3.11/site-packages"
 TORCH = f"{PACKAGES}/torch/utils/data/_utils"
@@ -105,7 +102,7 @@ def see_workers(kinds, *counted, wait=0.6, **more):
 
 def stated(scene):
     """Return the one cause that is suspected and not explained by another one, and how sure it is."""
-    found = [one for one in (rule(scene) for rule in RULES) if isinstance(one, Suspicion)]
+    found = [one for one in (rule(scene) for rule in LOADER) if isinstance(one, Suspicion)]
     explained = find_explained(key_of(one) for one in found)
     (one,) = (one for one in found if key_of(one) not in explained)
     return one.cause, rate_confidence(one, 60.0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import operator
 import statistics
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import (
@@ -39,6 +38,7 @@ from tpmon.model.known import (
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Figure, Kind, Origin
 
+Reasons = tuple[str, ...]
 THERMAL = ("SW thermal", "HW thermal")
 BRAKE = ("power brake",)
 LEAST_LOSS = 0.05
@@ -190,12 +190,6 @@ def _shares(card: CardScene, reasons: Iterable[str], frame: Frame) -> tuple[Evid
     )
 
 
-def _clock(card: CardScene, frame: Frame) -> tuple[Evidence, ...]:
-    if not is_known(card.clock_ratio):
-        return ()
-    return (reading(Figure.GPU_CLOCK, 100 * card.clock_ratio, frame),)
-
-
 def rank_on(card: CardScene, scene: Scene) -> Applicable[int]:
     """Return the rank that computes on a card, where that is one."""
     return next((rank.rank for rank in ranks_on(card, scene)), NOT_APPLICABLE)
@@ -210,13 +204,15 @@ def _throttled(
     why: str,
     evidence: tuple[Evidence, ...],
     margin: float,
+    need: Need,
     alone: bool = True,
 ) -> Suspicion:
     """Suspect what holds a card; ``alone`` says that nothing else explains its low clock."""
-    slow = is_known(card.clock_ratio) and card.clock_ratio < BUSY_PCT / 100
-    clock = ""
-    if slow and alone and is_known(card.clock_ratio):
-        clock = f" at {format_pct(100 * card.clock_ratio)} % of its clock"
+    ratio = known_or(card.clock_ratio, 1.0)
+    slow = ratio < BUSY_PCT / 100
+    clock = f" at {format_pct(100 * ratio)} % of its clock" if slow and alone else ""
+    if is_known(card.clock_ratio):
+        evidence += (reading(Figure.GPU_CLOCK, 100 * ratio, scene.frame),)
     return Suspicion(
         kind=Kind.GPU_THROTTLED,
         cause=cause,
@@ -224,7 +220,8 @@ def _throttled(
         margin=margin,
         origins=frozenset((Origin.DRIVER,)),
         summary=f"card {card.index} is held{clock}: {why}",
-        evidence=(*evidence, *_clock(card, scene.frame)),
+        evidence=evidence,
+        observed=frozenset((need,)),
         share=lost if is_known(lost) and slow else NOT_APPLICABLE,
         card=card.index,
         rank=rank_on(card, scene),
@@ -240,7 +237,7 @@ def _need_reasons(scene: Scene, cause: CauseConditions) -> None:
 
 
 def _find_held(
-    scene: Scene, reasons: tuple[str, ...], cause: CauseConditions, none: str
+    scene: Scene, reasons: Reasons, cause: CauseConditions, none: str
 ) -> tuple[CardScene, Known[float]]:
     """Return the loaded card that loses most to these reasons and how much."""
     _need_reasons(scene, cause)
@@ -258,10 +255,24 @@ def _find_held(
     return unread[0]
 
 
-def _margin(card: CardScene, reasons: tuple[str, ...], lost: Known[float]) -> float:
-    """Return how far both are past their thresholds, how long it held and what it costs."""
+def _suspect_held(
+    scene: Scene,
+    found: tuple[CardScene, Known[float]],
+    reasons: tuple[str, ...],
+    cause: str,
+    why: str,
+    need: Need,
+) -> Suspicion:
+    """Suspect what holds a card for as long and costs as much as both are past their thresholds."""
+    card, lost = found
+    evidence = _shares(card, (*reasons, "HW slowdown") if reasons == BRAKE else reasons, scene.frame)
+    if reasons == THERMAL:
+        evidence += (reading(Figure.GPU_TEMPERATURE, card.last.temperature_c, scene.frame),)
     held = max(held_pct(card, reason) for reason in reasons) / COUNTER_PCT
-    return min(held, lost / LEAST_LOSS if is_known(lost) else 1.0)
+    margin, alone = min(held, known_or(lost, LEAST_LOSS) / LEAST_LOSS), not _held_by_others(card, reasons)
+    return _throttled(
+        scene, card, cause, lost=lost, why=why, evidence=evidence, margin=margin, need=need, alone=alone
+    )
 
 
 def _say_heat(card: CardScene) -> str:
@@ -276,37 +287,16 @@ def _say_heat(card: CardScene) -> str:
 @by_conditions
 def judge_thermal(scene: Scene) -> Answer:
     """Suspect heat when it holds the clocks of a loaded card for 5 % of the window, and costs as much."""
-    card, lost = _find_held(scene, THERMAL, CauseConditions("heat of the cards"), "no thermal reason")
-    evidence = _shares(card, THERMAL, scene.frame)
-    evidence += (reading(Figure.GPU_TEMPERATURE, card.last.temperature_c, scene.frame),)
-    suspicion = _throttled(
-        scene,
-        card,
-        "thermal",
-        lost=lost,
-        why=_say_heat(card),
-        evidence=evidence,
-        margin=_margin(card, THERMAL, lost),
-        alone=not _held_by_others(card, THERMAL),
-    )
-    return replace(suspicion, observed=frozenset((Need.CARD_HOT,)))
+    found = _find_held(scene, THERMAL, CauseConditions("heat of the cards"), "no thermal reason")
+    return _suspect_held(scene, found, THERMAL, "thermal", why=_say_heat(found[0]), need=Need.CARD_HOT)
 
 
 @by_conditions
 def judge_brake(scene: Scene) -> Answer:
     """Suspect the power supply when the external brake holds a loaded card."""
-    card, lost = _find_held(scene, BRAKE, CauseConditions("power brake"), "not set")
-    suspicion = _throttled(
-        scene,
-        card,
-        "brake",
-        lost=lost,
-        why="the external power brake, so the power supply or the chassis",
-        evidence=_shares(card, (*BRAKE, "HW slowdown"), scene.frame),
-        margin=_margin(card, BRAKE, lost),
-        alone=not _held_by_others(card, BRAKE),
-    )
-    return replace(suspicion, observed=frozenset((Need.CARD_BRAKED,)))
+    found = _find_held(scene, BRAKE, CauseConditions("power brake"), "not set")
+    why = "the external power brake, so the power supply or the chassis"
+    return _suspect_held(scene, found, BRAKE, "brake", why=why, need=Need.CARD_BRAKED)
 
 
 def find_odd_cap(card: CardScene, scene: Scene) -> str:
@@ -356,10 +346,9 @@ def judge_odd_cap(scene: Scene) -> Answer:
         margin = LOW_CLOCK_RATIO / max(card.clock_ratio if is_known(card.clock_ratio) else 1.0, 0.1)
         why = f"{reason}, not by power or heat"
     lost = _lost_clock(card, scene.frames)
-    found = _throttled(scene, card, "odd-cap", lost=lost, why=why, evidence=evidence, margin=margin)
-    if reason == "power cap":
-        return replace(found, observed=frozenset((Need.CARD_CAPPED_ABOVE,)))
-    return replace(found, observed=frozenset((Need.CARD_CAPPED if reason in SET_CLOCKS else Need.CARD_SICK,)))
+    need = Need.CARD_CAPPED if reason in SET_CLOCKS else Need.CARD_SICK
+    need = Need.CARD_CAPPED_ABOVE if reason == "power cap" else need
+    return _throttled(scene, card, "odd-cap", lost=lost, why=why, evidence=evidence, margin=margin, need=need)
 
 
 RULES: tuple[Rule, ...] = (judge_thermal, judge_brake, judge_odd_cap)

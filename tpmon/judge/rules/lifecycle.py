@@ -17,7 +17,7 @@ from tpmon.judge.stacks.phases import TRAINING
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.host import OutputSample
-from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
+from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.process import Outcome, Role
 from tpmon.model.text.job_words import NO_RANK_LEFT
 from tpmon.model.verdict import END_CAUSES, IN_WORDS, Evidence, Figure, Kind, Origin
@@ -375,18 +375,24 @@ def _judge_server(scene: Scene) -> Suspicion | None:
     rank = next((one for one in scene.ranks if one.process.pid == scene.watch.served), None)
     if main is None or rank is None:
         return None
-    waited = rank.process.waits_unchanged_s
+    origins = frozenset((Origin.STACKS, Origin.PROC))
+    return _suspect_input(rank, scene, f"requests in {main.doing.text}", origins)
+
+
+def _suspect_input(
+    rank: RankScene, scene: Scene, what: str, origins: frozenset[Origin], *needs: Need
+) -> Suspicion:
     return Suspicion(
         kind=Kind.IDLE,
         cause="waiting-for-input",
         weight=1.0,
         margin=2.0,
-        origins=frozenset((Origin.STACKS, Origin.PROC)),
-        summary=f"{name_rank(rank)} waits for requests in {main.doing.text}",
-        evidence=(reading(Figure.WAIT_UNCHANGED, waited, scene.frame),),
+        origins=origins,
+        summary=f"{name_rank(rank)} waits for {what}",
+        evidence=(reading(Figure.WAIT_UNCHANGED, rank.process.waits_unchanged_s, scene.frame),),
+        observed=frozenset(needs),
         pid=rank.process.pid,
         rank=rank.process.rank,
-        share=NOT_APPLICABLE,
     )
 
 
@@ -394,22 +400,8 @@ def judge_waiting_for_input(scene: Scene) -> Answer:
     """Suspect that a rank reads from a terminal, a prompt or a debugger, or from a pipe that it was given."""
     for rank in scene.ranks:
         origins = _waits_for_terminal(rank)
-        if not origins:
-            continue
-        waited = rank.process.waits_unchanged_s
-        return Suspicion(
-            kind=Kind.IDLE,
-            cause="waiting-for-input",
-            weight=1.0,
-            margin=2.0,
-            origins=origins,
-            summary=f"{name_rank(rank)} waits for input {_say_input(rank)}",
-            evidence=(reading(Figure.WAIT_UNCHANGED, waited, scene.frame),),
-            observed=frozenset((Need.INPUT_WAIT,)),
-            pid=rank.process.pid,
-            rank=rank.process.rank,
-            share=NOT_APPLICABLE,
-        )
+        if origins:
+            return _suspect_input(rank, scene, f"input {_say_input(rank)}", origins, Need.INPUT_WAIT)
     served = _judge_server(scene)
     if served is not None:
         return served
