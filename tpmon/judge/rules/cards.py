@@ -256,12 +256,7 @@ def _find_held(
 
 
 def _suspect_held(
-    scene: Scene,
-    found: tuple[CardScene, Known[float]],
-    reasons: tuple[str, ...],
-    cause: str,
-    why: str,
-    need: Need,
+    scene: Scene, found: tuple[CardScene, Known[float]], reasons: Reasons, cause: str, *, why: str, need: Need
 ) -> Suspicion:
     """Suspect what holds a card for as long and costs as much as both are past their thresholds."""
     card, lost = found
