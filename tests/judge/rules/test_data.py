@@ -30,7 +30,7 @@ from tpmon.judge.rules.data import (
 )
 from tpmon.judge.rules.lifecycle import judge_starting
 from tpmon.judge.stacks.profile import DataPart, Phase, read_phases
-from tpmon.judge.watch.hook_progress import find_pace
+from tpmon.judge.watch.tracker import find_pace
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice

@@ -42,7 +42,7 @@ from tpmon.judge.features.workers import (
     never_idle,
 )
 from tpmon.judge.stacks.profile import DataPart, Phase, Share
-from tpmon.judge.watch.hook_progress import find_pace
+from tpmon.judge.watch.tracker import find_pace
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.text.job_words import is_evaluating, is_stalled
 from tpmon.model.units import format_pct
