@@ -7,6 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tpmon.model.results.trace import TraceFile
+from tpmon.trace.analysis import analyze
+
 HOST = 4000
 V100 = {
     "id": 0,
@@ -83,6 +86,10 @@ class TraceBuilder:
         events = ",\n".join(json.dumps(event, indent=2) for event in self.events)
         tail = json.dumps(after, indent=2)[1:-1] if after else ""
         return f'{head},\n"traceEvents": [\n{events}\n]{"," + tail if tail else ""}\n}}\n'
+
+    def analyse(self, folder: Path, *wanted: str, **header: Any) -> TraceFile:
+        """Analyse the trace with these keys before its events; ``wanted`` are tables to ask for."""
+        return analyze([self.write(folder / "t.json", header)], wanted=wanted).files[0]
 
     def write(self, path: Path, header: dict[str, Any] | None = None, **after: Any) -> str:
         data = self.text(header, after).encode()

@@ -17,86 +17,39 @@ from tpmon.model.verdict import Kind
 from tpmon.trace.analysis import analyze
 from tpmon.trace.reading.schema import uses_tensor_cores
 
-FAULTS: dict[str, Callable[[Path], None]] = {}
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+MM = {"Input Dims": [[8, 8], [8, 8]]}
+BARE_KERNEL = {"device": 0, "stream": 7}
 
 
-def fault(key: str) -> Callable[[Callable[[Path], None]], Callable[[Path], None]]:
-    def keep(check: Callable[[Path], None]) -> Callable[[Path], None]:
-        FAULTS[key] = check
-        return check
+def gives(
+    trace: TraceBuilder, read: Callable[[TraceFile], object], expected: object, **header: object
+) -> Callable[[Path], None]:
+    """Make a check of what is read of a trace."""
 
-    return keep
+    def check(tmp_path: Path) -> None:
+        assert read(trace.analyse(tmp_path, **header)) == expected
 
-
-def analyse(trace: TraceBuilder, tmp_path: Path, **header: object) -> TraceFile:
-    return analyze([trace.write(tmp_path / "t.json", header)]).files[0]
+    return check
 
 
 def find_op(file: TraceFile, name: str) -> OperatorRow:
     return next(row for row in file.operators if row.name == name)
 
 
-@fault("runtime-category")
-def _(tmp_path: Path) -> None:
-    trace = TraceBuilder().step(0, 0, 1000).op("aten::mm", 0, 100).kernel(200, 300, launch=10)
-    assert find_op(analyse(trace, tmp_path), "aten::mm").device_self_us == 300
+def a_step() -> TraceBuilder:
+    return TraceBuilder().step(0, 0, 1000)
 
 
-@fault("driver-launches")
-def _(tmp_path: Path) -> None:
-    trace = TraceBuilder().step(0, 0, 1000).op("triton_mm", 0, 100)
-    trace.add("cuda_driver", "cuLaunchKernelEx", 10, 5, args={"correlation": 7})
-    trace.add("kernel", "triton_k", 200, 300, args={"device": 0, "stream": 7, "correlation": 7})
-    assert find_op(analyse(trace, tmp_path), "triton_mm").device_self_us == 300
-
-
-@fault("external-id")
-def _(tmp_path: Path) -> None:
-    trace = TraceBuilder().step(0, 0, 1000).op("aten::empty", 0, 5, **{"External id": 101})
-    trace.op("aten::mm", 10, 100, **{"External id": 3})
-    trace.kernel(200, 300, launch=20, **{"External id": 101})  # its correlation, not its operator
-    file = analyse(trace, tmp_path)
-    assert (find_op(file, "aten::mm").device_self_us, find_op(file, "aten::empty").device_self_us) == (300, 0)
-
-
-@fault("user-annotation")
-def _(tmp_path: Path) -> None:
-    trace = TraceBuilder().step(0, 0, 1000).loader(0, 400).kernel(500, 400, launch=450)
-    file = analyse(trace, tmp_path)
-    assert file.overview.breakdown_us.data_loader == 400
-    assert file.verdict.kind is Kind.DATA_BOUND
-
-
-@fault("device-marks")
-def _(tmp_path: Path) -> None:
+def marked_on_the_device() -> TraceBuilder:
     trace = TraceBuilder()
     for number in range(3):
         trace.step(number, number * 1000, 990).kernel(number * 1000 + 50, 900, launch=number * 1000 + 5)
         trace.add("gpu_user_annotation", f"ProfilerStep#{number}", number * 1000 + 50, 900, pid=0, tid=7)
-    assert analyse(trace, tmp_path).overview.steps == 3
+    return trace
 
 
-@fault("step-waits-for-device")
-def _(tmp_path: Path) -> None:
-    trace = TraceBuilder().step(0, 0, 1000).kernel(500, 900, launch=490)
-    overview = analyse(trace, tmp_path).overview
-    assert (overview.host_step_ms, overview.step_ms) == (1.0, 1.4)
-
-
-@fault("occupancy-48-kib")
-def _(tmp_path: Path) -> None:
-    said = {"registers per thread": 128, "shared memory": 65_536, "grid": [1080, 1, 1], "block": [128, 1, 1]}
-    trace = TraceBuilder().step(0, 0, 1000)
-    trace.kernel(0, 900, launch=0, name="ampere_sgemm", **said, **{"est. achieved occupancy %": 0})
-    row = analyse(trace, tmp_path, deviceProperties=[A100]).kernels[0]
-    assert row.occupancy_reported_pct == 0
-    assert row.occupancy_pct == pytest.approx(100 * 2 * 128 / 2048)  # two blocks of 66,560 bytes fit
-    assert row.limited_by == "shared memory"
-
-
-@fault("tensor-names")
-def _(_tmp_path: Path) -> None:
+def check_tensor_names(_tmp_path: Path) -> None:
     names = ("nvjet_hsh_128x128", "flash_fwd_kernel", "bmm_Bfloat16_E4m3", "Cijk_Ailk_Bljk_MI16x16x16")
     assert [uses_tensor_cores(name) for name in names] == ["yes"] * 4
     assert uses_tensor_cores("cutlass_kernel_gemm_x") == "unknown"
@@ -112,38 +65,27 @@ def _(_tmp_path: Path) -> None:
     assert uses_tensor_cores("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16_tensor16x8x8") == "yes"
 
 
-@fault("advice-on-bf16")
-def _(tmp_path: Path) -> None:
-    trace = TraceBuilder().step(0, 0, 1000).kernel(0, 990, launch=1, name="sgemm_128x32")
-    trace.op("aten::mm", 0, 10, **{"Input Dims": [[8, 8], [8, 8]], "Input type": ["c10::BFloat16"] * 2})
-    assert not any("bf16" in text for text in analyse(trace, tmp_path).verdict.advice)
+def check_advice(tmp_path: Path) -> None:
+    for types, advised in ((["float"] * 2, True), (["c10::BFloat16"] * 2, False)):
+        trace = a_step().kernel(0, 990, launch=1, name="volta_sgemm_128x32_nt")
+        advice = trace.op("aten::mm", 0, 10, **MM, **{"Input type": types}).analyse(tmp_path, deviceProperties=[A100])
+        assert any("bf16" in text or "TF32" in text for text in advice.verdict.advice) is advised
 
 
-@fault("collective-names")
-def _(tmp_path: Path) -> None:
-    trace = TraceBuilder().step(0, 0, 1000).kernel(0, 100, launch=0, name="gemm")
-    trace.kernel(100, 800, launch=1, name="ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)")
-    breakdown = analyse(trace, tmp_path).overview.breakdown_us
-    assert (breakdown.kernel, breakdown.communication) == (100, 800)
-
-
-@fault("nccl-kernel-names")
-def _(tmp_path: Path) -> None:
+def named_collectives() -> TraceBuilder:
     names = (
         "ncclDevKernel_AllReduce_Sum_f32",
         "ncclKernel_AllGather",
         "rcclGenericKernel",
         "cross_device_reduce_2stage",
     )
-    trace = TraceBuilder().step(0, 0, 1000)
+    trace = a_step()
     for at, name in enumerate(names):
         trace.kernel(at * 100, 50, launch=at, name=name)
-    communication = analyse(trace, tmp_path).communication
-    assert (communication.events, communication.comm_us) == (4, 200)
+    return trace
 
 
-@fault("counts-differ")
-def _(tmp_path: Path) -> None:
+def check_counts(tmp_path: Path) -> None:
     paths = []
     for rank, calls in ((0, 4), (1, 3)):
         trace = TraceBuilder().step(0, 0, 9000)
@@ -156,124 +98,167 @@ def _(tmp_path: Path) -> None:
     assert (table.matched, table.collectives, table.straggler) == (3, 4, 1)
 
 
-@fault("missing-counts-as-zero")
-def _(tmp_path: Path) -> None:
-    trace = TraceBuilder().step(0, 0, 1000)
-    trace.kernel(0, 100, launch=0, grid=[1, 1, 1], **{"blocks per SM": 4.0}).kernel(100, 100, launch=1)
-    trace.kernel(200, 100, launch=2, name="bare")
-    rows = {row.name: row for row in analyse(trace, tmp_path).kernels}
-    assert rows["k"].blocks_per_sm == 4.0
-    assert not is_known(rows["bare"].blocks_per_sm)
-
-
-@fault("cpu-peak-of-memory")
-def _(tmp_path: Path) -> None:
-    trace = TraceBuilder().step(0, 0, 1000).kernel(0, 900, launch=0)
+def host_memory() -> TraceBuilder:
+    trace = a_step().kernel(0, 900, launch=0)
     trace.memory(10, 40 << 30, 40 << 30)  # the host holds more than the card has
-    file = analyse(trace, tmp_path)
-    assert [(row.kind, row.allocated_bytes) for row in file.memory.peaks] == [("cpu", 40 << 30)]
-    assert file.verdict.kind is Kind.COMPUTE_BOUND
-    assert not any("memory" in text and "GPU" in text for text in file.verdict.advice)
+    return trace
 
 
-@fault("hip-memory")
-def _(tmp_path: Path) -> None:
-    trace = TraceBuilder().step(0, 0, 1000).kernel(0, 900, launch=0)
+def hip_memory() -> TraceBuilder:
+    trace = a_step().kernel(0, 900, launch=0)
     trace.memory(10, 1 << 20, 1 << 20, kind=6, device=0)
-    peak = analyse(trace, tmp_path).memory.peaks[0]
-    assert (peak.kind, peak.device, peak.allocated_bytes) == ("hip", 0, 1 << 20)
+    return trace
 
 
-@fault("device-alone")
-def _(tmp_path: Path) -> None:
-    file = analyse(TraceBuilder().kernel(100, 50).kernel(200, 50), tmp_path)
-    assert file.overview.window_us == 150
-    assert file.overview.gpus[0].utilization_pct == pytest.approx(100 * 100 / 150)
-
-
-@fault("no-category")
-def _(tmp_path: Path) -> None:
-    trace = TraceBuilder().step(0, 0, 1000).op("aten::mm", 0, 100).kernel(200, 300, launch=10)
+def without_categories() -> TraceBuilder:
+    trace = a_step().op("aten::mm", 0, 100).kernel(200, 300, launch=10, grid=[1, 1, 1])
     for event in trace.events:
         del event["cat"]
-    assert find_op(analyse(trace, tmp_path), "aten::mm").device_self_us == 300
+    return trace
 
 
-@fault("child-ends-late")
-def _(tmp_path: Path) -> None:
-    trace = TraceBuilder().step(0, 0, 1000).op("outer", 0, 100).op("inner", 50, 51)
-    file = analyse(trace, tmp_path)
-    assert find_op(file, "inner").host_total_us == 51
-    assert find_op(file, "outer").host_self_us == pytest.approx(50, abs=1)
-
-
-@fault("idle-without-cause")
-def _(tmp_path: Path) -> None:
-    trace = TraceBuilder().step(0, 0, 1000).kernel(0, 100, launch=0).call("hipFree", 100, 880)
-    trace.kernel(990, 10, launch=989)
-    file = analyse(trace, tmp_path)
-    assert file.gaps[0].alloc == 880
-    assert (file.verdict.kind, file.verdict.cause) == (Kind.SYNC_BOUND, "allocator")
-
-
-@fault("cpu-only")
-def _(tmp_path: Path) -> None:
-    file = analyse(TraceBuilder().step(0, 0, 1000).op("aten::mm", 0, 900), tmp_path, deviceProperties=[])
-    assert file.host_us.compute == 900
-
-
-@fault("whole-microseconds")
-def _(tmp_path: Path) -> None:
-    trace = TraceBuilder(1000.0).step(0, 0, 100).kernel(10.75, 0.5, launch=1)
-    row = analyse(trace, tmp_path).kernels[0]
-    assert (row.total_us, row.min_us) == (0.5, 0.5)
-
-
-@fault("window-of-kernels")
-def _(tmp_path: Path) -> None:
-    trace = TraceBuilder().step(0, 0, 1000).loader(0, 800).kernel(850, 100, launch=840)
-    file = analyse(trace, tmp_path)
-    assert file.overview.gpus[0].utilization_pct == 10
-    assert file.gaps[0].idle == 900
-
-
-@fault("statistics-of-sums")
-def _(tmp_path: Path) -> None:
-    trace = TraceBuilder().step(0, 0, 1000)
-    for at in range(3):
-        trace.kernel(at * 100, 10 * (at + 1), launch=at)
-    row = analyse(trace, tmp_path).kernels[0]
-    assert (row.count, row.total_us, row.mean_us, row.min_us, row.max_us) == (3, 60, 20, 10, 30)
-
-
-@fault("one-kernel-per-launch")
-def _(tmp_path: Path) -> None:
-    trace = TraceBuilder().step(0, 0, 1000).op("graph", 0, 20).call("cudaGraphLaunch", 5, 10, correlation=9)
+def graph_of_a_hundred() -> TraceBuilder:
+    trace = a_step().op("graph", 0, 20).call("cudaGraphLaunch", 5, 10, correlation=9)
     for at in range(100):
-        trace.add("kernel", "k", 100 + at, 1, args={"device": 0, "stream": 7, "correlation": 9})
-    assert find_op(analyse(trace, tmp_path), "graph").device_self_us == 100
+        trace.add("kernel", "k", 100 + at, 1, args={**BARE_KERNEL, "correlation": 9})
+    return trace
 
 
-@fault("rank-is-not-zero")
-def _(tmp_path: Path) -> None:
-    assert not is_known(analyse(TraceBuilder().step(0, 0, 10).op("aten::mm", 0, 5), tmp_path).rank)
+def check_ranks(tmp_path: Path) -> None:
+    paths = [TraceBuilder().step(0, 0, 10).op("aten::mm", 0, 5).write(tmp_path / f"{name}.json") for name in "ab"]
+    assert [Path(file.path).name for file in analyze(paths).files] == ["a.json", "b.json"]
 
 
-@fault("one-number-for-two")
-def _(tmp_path: Path) -> None:
-    for name in ("a.json", "b.json"):
-        TraceBuilder().step(0, 0, 10).op("aten::mm", 0, 5).write(tmp_path / name)
-    report = analyze([str(tmp_path / "a.json"), str(tmp_path / "b.json")])
-    assert [Path(file.path).name for file in report.files] == ["a.json", "b.json"]
-
-
-@fault("unescaped-quotes")
-def _(tmp_path: Path) -> None:
+def check_quotes(tmp_path: Path) -> None:
     text = TraceBuilder().step(0, 0, 100).op("aten::mm", 0, 50).text({"deviceProperties": [V100]})
     (tmp_path / "t.json").write_text(text.replace("aten::mm", 'torch/_dynamo/x.py(1): f"<lambda>"'))
     with pytest.raises(json.JSONDecodeError):
         json.loads((tmp_path / "t.json").read_text())
     assert analyze([str(tmp_path / "t.json")]).files[0].operators[0].host_total_us == 50
+
+
+FAULTS = {
+    "runtime-category": gives(
+        a_step().op("aten::mm", 0, 100).kernel(200, 300, launch=10),
+        lambda file: find_op(file, "aten::mm").device_self_us,
+        300,
+    ),
+    "driver-launches": gives(
+        a_step()
+        .op("triton_mm", 0, 100)
+        .add("cuda_driver", "cuLaunchKernelEx", 10, 5, args={"correlation": 7})
+        .add("kernel", "triton_k", 200, 300, args={**BARE_KERNEL, "correlation": 7}),
+        lambda file: find_op(file, "triton_mm").device_self_us,
+        300,
+    ),
+    "external-id": gives(  # by its correlation, not by its operator
+        a_step()
+        .op("aten::empty", 0, 5, **{"External id": 101})
+        .op("aten::mm", 10, 100, **{"External id": 3})
+        .kernel(200, 300, launch=20, **{"External id": 101}),
+        lambda file: [find_op(file, name).device_self_us for name in ("aten::mm", "aten::empty")],
+        [300, 0],
+    ),
+    "user-annotation": gives(
+        a_step().loader(0, 400).kernel(500, 400, launch=450),
+        lambda file: (file.overview.breakdown_us.data_loader, file.verdict.kind),
+        (400, Kind.DATA_BOUND),
+    ),
+    "device-marks": gives(marked_on_the_device(), lambda file: file.overview.steps, 3),
+    "step-waits-for-device": gives(
+        a_step().kernel(500, 900, launch=490),
+        lambda file: (file.overview.host_step_ms, file.overview.step_ms),
+        (1.0, 1.4),
+    ),
+    "occupancy-48-kib": gives(  # two blocks of 66,560 bytes fit
+        a_step().kernel(
+            *(0, 900, 0, "ampere_sgemm"),
+            grid=[1080, 1, 1],
+            block=[128, 1, 1],
+            **{"registers per thread": 128, "shared memory": 65_536, "est. achieved occupancy %": 0},
+        ),
+        lambda file: [(row.occupancy_reported_pct, row.occupancy_pct, row.limited_by) for row in file.kernels],
+        [(0, 100 * 2 * 128 / 2048, "shared memory")],
+        deviceProperties=[A100],
+    ),
+    "tensor-names": check_tensor_names,
+    "advice-on-bf16": check_advice,
+    "collective-names": gives(
+        a_step()
+        .kernel(0, 100, launch=0, name="gemm")
+        .kernel(100, 800, launch=1, name="ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"),
+        lambda file: (file.overview.breakdown_us.kernel, file.overview.breakdown_us.communication),
+        (100, 800),
+    ),
+    "nccl-kernel-names": gives(
+        named_collectives(), lambda file: (file.communication.events, file.communication.comm_us), (4, 200)
+    ),
+    "counts-differ": check_counts,
+    "missing-counts-as-zero": gives(
+        a_step()
+        .kernel(0, 100, launch=0, grid=[1, 1, 1], **{"blocks per SM": 4.0})
+        .kernel(100, 100, launch=1)
+        .kernel(200, 100, launch=2, name="bare"),
+        lambda file: {row.name: row.blocks_per_sm if is_known(row.blocks_per_sm) else None for row in file.kernels},
+        {"k": 4.0, "bare": None},
+    ),
+    "cpu-peak-of-memory": gives(
+        host_memory(),
+        lambda file: (
+            [(row.kind, row.allocated_bytes) for row in file.memory.peaks],
+            file.verdict.kind,
+            any("memory" in text and "GPU" in text for text in file.verdict.advice),
+        ),
+        ([("cpu", 40 << 30)], Kind.COMPUTE_BOUND, False),
+    ),
+    "hip-memory": gives(
+        hip_memory(),
+        lambda file: [(peak.kind, peak.device, peak.allocated_bytes) for peak in file.memory.peaks],
+        [("hip", 0, 1 << 20)],
+    ),
+    "device-alone": gives(
+        TraceBuilder().kernel(100, 50).kernel(200, 50),
+        lambda file: (file.overview.window_us, file.overview.gpus[0].utilization_pct),
+        (150, pytest.approx(100 * 100 / 150)),
+    ),
+    "no-category": gives(without_categories(), lambda file: find_op(file, "aten::mm").device_self_us, 300),
+    "child-ends-late": gives(
+        a_step().op("outer", 0, 100).op("inner", 50, 51),
+        lambda file: (find_op(file, "inner").host_total_us, find_op(file, "outer").host_self_us),
+        (51, pytest.approx(50, abs=1)),
+    ),
+    "idle-without-cause": gives(
+        a_step().kernel(0, 100, launch=0).call("hipFree", 100, 880).kernel(990, 10, launch=989),
+        lambda file: (file.gaps[0].alloc, file.verdict.kind, file.verdict.cause),
+        (880, Kind.SYNC_BOUND, "allocator"),
+    ),
+    "cpu-only": gives(a_step().op("aten::mm", 0, 900), lambda file: file.host_us.compute, 900, deviceProperties=[]),
+    "whole-microseconds": gives(
+        TraceBuilder(1000.0).step(0, 0, 100).kernel(10.75, 0.5, launch=1),
+        lambda file: [(row.total_us, row.min_us) for row in file.kernels],
+        [(0.5, 0.5)],
+    ),
+    "window-of-kernels": gives(
+        a_step().loader(0, 800).kernel(850, 100, launch=840),
+        lambda file: (file.overview.gpus[0].utilization_pct, file.gaps[0].idle),
+        (10, 900),
+    ),
+    "statistics-of-sums": gives(
+        a_step().kernel(0, 10, launch=0).kernel(100, 20, launch=1).kernel(200, 30, launch=2),
+        lambda file: [(row.count, row.total_us, row.mean_us, row.min_us, row.max_us) for row in file.kernels],
+        [(3, 60, 20, 10, 30)],
+    ),
+    "one-kernel-per-launch": gives(
+        graph_of_a_hundred(),
+        lambda file: (find_op(file, "graph").device_self_us, file.launched_before, file.kernels[0].operator),
+        (100, 0, "graph"),
+    ),
+    "rank-is-not-zero": gives(
+        TraceBuilder().step(0, 0, 10).op("aten::mm", 0, 5), lambda file: is_known(file.rank), expected=False
+    ),
+    "one-number-for-two": check_ranks,
+    "unescaped-quotes": check_quotes,
+}
 
 
 @pytest.mark.parametrize("key", FAULTS)
