@@ -1,6 +1,7 @@
 """What a trace may take of memory and time: caps that hold, and what is beyond them told as lost."""
 
 import gzip
+import io
 import json
 import os
 import random
@@ -19,26 +20,10 @@ from tpmon.trace.figures.operators import MOST_INPUTS, MOST_SIZES, parse_inputs
 from tpmon.trace.figures.program import read_folders
 from tpmon.trace.figures.steps import find_steps
 from tpmon.trace.reading import chunks, columns
-from tpmon.trace.reading import chunks as repair
 from tpmon.trace.reading.read import Trace, read_trace
 from tpmon.trace.reading.sources import find_files, is_snapshot
 
 MB = 1 << 20
-
-
-class Fed:
-    """Give bytes as a file does."""
-
-    def __init__(self, *parts: bytes) -> None:
-        self._parts = list(parts)
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return at most ``size`` bytes."""
-        if not self._parts:
-            return b""
-        part, rest = self._parts[0][:size], self._parts[0][size:]
-        self._parts[:1] = [rest] if rest else []
-        return part
 
 
 def read(path: Path, data: bytes) -> Trace:
@@ -59,11 +44,8 @@ def test_one_event_never_takes_more_than_its_cap(monkeypatch):
     monkeypatch.setattr(chunks, "EVENT_BYTES", 4 * MB)
     first, last = json.dumps(event(1)).encode(), json.dumps(event(2)).encode()
     filler = [b"a" * MB] * 40
-    pieces = chunks.FilePieces(
-        chunks.ByteSource(
-            Fed(b'{"traceEvents": [' + first + b', {"ph": "X", "name": "', *filler, b'"}, ' + last + b"]}")
-        )
-    )
+    fed = [b'{"traceEvents": [', first, b', {"ph": "X", "name": "', *filler, b'"}, ', last, b"]}"]
+    pieces = chunks.FilePieces(chunks.ByteSource(io.BytesIO(b"".join(fed))))
     given = [*pieces]
     assert max(map(len, given)) < 6 * MB
     assert pieces.dropped_bytes + sum(map(len, given)) > 40 * MB
@@ -101,7 +83,7 @@ def test_damage_that_repeats_takes_no_square_of_time(end, tmp_path):
 
 
 def test_a_large_event_that_is_no_clean_json_is_not_built(tmp_path, monkeypatch):
-    monkeypatch.setattr(repair, "MEND_BYTES", 1000)
+    monkeypatch.setattr(chunks, "MEND_BYTES", 1000)
     odd = b'{"ph": "X", "name": "x", "ts": 1, "dur": nan, "args": {"a": [' + b"[1]," * 500 + b"2]}}"
     first, last = (json.dumps(event(number)).encode() for number in (1, 2))
     trace = read(tmp_path / "t.json", b'{"traceEvents": [' + b", ".join((first, odd, last)) + b"]}")
@@ -176,14 +158,9 @@ def test_an_event_without_a_duration_is_lost(length, tmp_path):
     assert (len(trace.work.start), trace.lost.events) == (3, 1)
 
 
-def test_a_duration_of_zero_is_one(tmp_path):
+def test_a_duration_of_zero_is_one_and_moments_need_none(tmp_path):
     trace = read(tmp_path / "t.json", small_trace().text().replace('"dur": 300', '"dur": 0').encode())
-    assert (trace.work.duration.tolist(), trace.lost.events) == ([0] * 4, 0)
-
-
-def test_moments_need_no_duration(tmp_path):
-    trace = read(tmp_path / "t.json", small_trace().text().encode())
-    assert (len(trace.memory.time), trace.lost.events) == (4, 0)
+    assert (trace.work.duration.tolist(), len(trace.memory.time), trace.lost.events) == ([0] * 4, 4, 0)
 
 
 @pytest.mark.parametrize("base_us", [0.0, -1500.0, -3000.0, -1e9])
@@ -264,10 +241,6 @@ def test_a_share_outside_of_its_whole_is_not_known(said, known, tmp_path):
 
 
 def test_what_tpmon_wrote_beside_the_events_is_not_built_before_it_is_asked_for(tmp_path):
-    folders = {"folder": "/a", "sys_path": ["/b"]}
-    for told in (folders, json.dumps(folders)):
-        text = small_trace().text({"tpmon": told}, {"traceName": "x"})
-        assert read_folders(read(tmp_path / "t.json", text.encode())) == ("/a", "/b")
     trace = read(tmp_path / "t.json", small_trace().text({"tpmon": [[1]] * 500_000}).encode())
     assert (read_folders(trace), trace.lost.values) == ((), 0)
     assert read_folders(read(tmp_path / "t.json", small_trace().text().encode())) == ()

@@ -14,8 +14,8 @@ ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4
 SAID = {"dtype": "Float", "In msg nelems": 10, "Out msg nelems": 10, "Process Group Name": "0"}
 
 
-def write(trace: TraceBuilder, tmp_path: Path, rank: int) -> str:
-    about = {"rank": rank, "world_size": 2, "backend": "nccl"}
+def write(trace: TraceBuilder, tmp_path: Path, rank: int, world: int = 2) -> str:
+    about = {"rank": rank, "world_size": world, "backend": "nccl"}
     return trace.write(tmp_path / f"rank{rank}.json", {"distributedInfo": about})
 
 
@@ -237,3 +237,8 @@ def test_windows_of_other_steps_are_matched_apart(tmp_path):
     assert [row.wait_ms for row in table.ranks] == [0, 0, 15, 15]
     again = compare([*paths, write(reduce_steps(0, 0), tmp_path, 1)])
     assert (again.straggler, again.matched) == (NOT_APPLICABLE, 0)
+    assert again.summary == "5 traces, several traces of one rank: they are of different times"
+
+
+def test_an_absurd_size_of_the_job_names_no_missing_ranks(tmp_path):
+    assert compare([write(reduce_steps(0, 0), tmp_path, rank, 10**12) for rank in range(2)]).missing == ()

@@ -1,22 +1,17 @@
 """Idle time, its causes and the verdict, on traces with known microseconds."""
 
 from dataclasses import astuple
-from pathlib import Path
 
 import pytest
 
 from tests.traces import A100, TraceBuilder
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.results.trace import GAP_CAUSES, TraceFile
+from tpmon.model.results.trace import GAP_CAUSES
 from tpmon.model.verdict import Kind
 from tpmon.report.trace import write_csv, write_report
 from tpmon.trace.analysis import analyze
 from tpmon.trace.compare import compare_traces
 from tpmon.view.trace import KINDS
-
-
-def analyse(builder: TraceBuilder, tmp_path: Path, **header: object) -> TraceFile:
-    return analyze([builder.write(tmp_path / "t.json", header)]).files[0]
 
 
 def busy_trace() -> TraceBuilder:
@@ -33,23 +28,15 @@ def busy_trace() -> TraceBuilder:
 
 
 def test_every_idle_microsecond_has_one_cause(tmp_path):
-    gaps = analyse(busy_trace(), tmp_path).gaps[0]
+    gaps = busy_trace().analyse(tmp_path).gaps[0]
     assert (gaps.window, gaps.busy, gaps.idle) == (1000, 301, 699)
-    assert gaps.data == 100
-    assert gaps.sync_explicit == 100
-    assert gaps.sync_implicit == 99
-    assert gaps.alloc == 100
-    assert gaps.launch == 100
-    assert gaps.cpu_op == 100
-    assert gaps.other == 100
-    causes = [gaps.data, gaps.sync_explicit, gaps.sync_implicit, gaps.alloc, gaps.launch, gaps.cpu_op]
-    assert sum(causes) + gaps.other == gaps.idle
+    assert dict(gaps.causes()) == {**dict.fromkeys(GAP_CAUSES, 100), "sync_implicit": 99, "comms": 0}
 
 
 def test_the_first_cause_of_the_order_counts(tmp_path):
     trace = TraceBuilder().step(1, 0, 100).loader(10, 50).op("aten::copy_", 10, 80)
     trace.call("cudaMalloc", 40, 40).kernel(0, 10, launch=0).kernel(90, 10, launch=89)
-    gaps = analyse(trace, tmp_path).gaps[0]
+    gaps = trace.analyse(tmp_path).gaps[0]
     assert (gaps.data, gaps.alloc, gaps.launch, gaps.cpu_op, gaps.other) == (50, 20, 1, 9, 0)
 
 
@@ -58,10 +45,10 @@ def test_a_pageable_copy_that_the_call_waits_for_is_an_implicit_sync(tmp_path):
     trace.call("cudaMemcpyAsync", 10, 50, correlation=5)
     args = {"device": 0, "stream": 7, "correlation": 5, "bytes": 100}
     trace.add("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 40, 20, args=args)
-    gaps = analyse(trace, tmp_path).gaps[0]
+    gaps = trace.analyse(tmp_path).gaps[0]
     assert (gaps.sync_implicit, gaps.launch, gaps.other) == (30, 0, 50)
     trace.events[-1]["name"] = "Memcpy HtoD (Pinned -> Device)"
-    gaps = analyse(trace, tmp_path).gaps[0]
+    gaps = trace.analyse(tmp_path).gaps[0]
     assert (gaps.sync_implicit, gaps.launch) == (0, 30)
 
 
@@ -71,7 +58,7 @@ def test_large_gaps_are_named_with_call_operator_and_line(tmp_path):
     trace.add("python_function", "train.py(12): step", 5, 950)
     trace.add("python_function", "torch/_tensor.py(40): item", 8, 900)
     trace.add("python_function", "monitor.py(7): watch", 9, 940, tid=7)
-    largest = analyse(trace, tmp_path).gaps[0].largest[0]
+    largest = trace.analyse(tmp_path).gaps[0].largest[0]
     assert (largest.start_ms, largest.us, largest.cause) == (0.01, 890, "sync_explicit")
     assert (largest.call, largest.operator) == ("cudaStreamSynchronize", "aten::item")
     assert largest.source == "train.py(12): step"
@@ -79,7 +66,7 @@ def test_large_gaps_are_named_with_call_operator_and_line(tmp_path):
 
 def test_devices_have_gaps_of_their_own(tmp_path):
     trace = TraceBuilder().step(1, 0, 100).kernel(0, 100, launch=0).kernel(0, 40, launch=1, device=1)
-    gaps = analyse(trace, tmp_path).gaps
+    gaps = trace.analyse(tmp_path).gaps
     assert [(gap.device, gap.idle) for gap in gaps] == [(0, 0), (1, 60)]
 
 
@@ -88,11 +75,10 @@ def test_work_of_one_device_hides_no_communication_of_another(tmp_path):
     trace = TraceBuilder().step(1, 0, 1000)
     trace.kernel(0, 1000, launch=0, name="ncclDevKernel_AllReduce", **{"Collective name": "allreduce"})
     trace.kernel(0, 1000, launch=1, device=1)
-    file = analyse(trace, tmp_path)
+    file = trace.analyse(tmp_path)
     shares = {share.name: share.pct for share in file.verdict.shares}
     assert (shares["comms"], shares["compute"]) == (50, 50)
     assert file.verdict.kind is Kind.COMMS_BOUND
-    assert file.communication is not NOT_APPLICABLE
     assert (file.communication.overlap_us, file.communication.exposed_us) == (0, 1000)
     assert (file.overview.breakdown_us.kernel, file.overview.breakdown_us.communication) == (500, 500)
 
@@ -108,7 +94,7 @@ def test_a_stray_copy_to_another_card_halves_nothing(tmp_path):
             if stray:
                 name = "Memcpy HtoD (Pageable -> Device)"
                 trace.kernel(at + 100, 3, launch=at + 20, name=name, category="gpu_memcpy")
-        found.append(analyse(trace, tmp_path, deviceProperties=[A100, {**A100, "id": 1}]))
+        found.append(trace.analyse(tmp_path, deviceProperties=[A100, {**A100, "id": 1}]))
     alone, beside = found
     assert (beside.verdict.kind, beside.verdict.cause) == (Kind.COMPUTE_BOUND, "gpu")
     assert beside.verdict.share_pct == pytest.approx(alone.verdict.share_pct, abs=0.1)
@@ -129,7 +115,6 @@ def test_ranks_with_several_devices_give_the_mean_of_them(tmp_path):
         trace.kernel(0, 600, launch=0).kernel(400, 600, launch=1, device=1, name="ncclKernel_AllReduce")
         paths.append(trace.write(tmp_path / f"rank{rank}.json"))
     table = analyze(paths).ranks
-    assert table is not NOT_APPLICABLE
     row = table.ranks[0]
     assert (row.compute_ms, row.comm_ms, row.overlap_ms, row.other_ms) == (0.3, 0.3, 0.0, 0.4)
 
@@ -155,7 +140,7 @@ def test_the_verdict_is_the_largest_cause(cause, kind, named, tmp_path):
             trace.op(cause, start + 10, 80)
         elif cause != "python":
             trace.call(cause, start + 10, 80)
-    verdict = analyse(trace, tmp_path).verdict
+    verdict = trace.analyse(tmp_path).verdict
     assert (verdict.kind, verdict.cause) == (kind, named)
     assert verdict.share_pct == pytest.approx(95 if cause == "python" else 80, abs=10)
     assert sum(share.pct for share in verdict.shares) == pytest.approx(100)
@@ -163,7 +148,7 @@ def test_the_verdict_is_the_largest_cause(cause, kind, named, tmp_path):
 
 def test_a_busy_device_is_compute_bound_and_names_what_is_next(tmp_path):
     trace = TraceBuilder().step(1, 0, 1000).kernel(0, 800, launch=0).loader(800, 150)
-    verdict = analyse(trace, tmp_path).verdict
+    verdict = trace.analyse(tmp_path).verdict
     assert (verdict.kind, verdict.cause, verdict.second) == (Kind.COMPUTE_BOUND, "gpu", "data-bound")
 
 
@@ -171,18 +156,18 @@ def test_a_host_that_runs_ahead_is_judged_by_the_work_that_it_launched(tmp_path)
     """The mark ends before the communication begins: the verdict is of the step that the breakdown is of."""
     trace = TraceBuilder().step(1, 0, 100).kernel(10, 490, launch=5)
     trace.kernel(500, 500, launch=6, name="ncclDevKernel_AllReduce")
-    file = analyse(trace, tmp_path)
+    file = trace.analyse(tmp_path)
     assert file.gaps[0].window == file.overview.window_us == 1000
     assert file.verdict.kind is Kind.COMMS_BOUND
     assert file.verdict.share_pct == pytest.approx(50)
     graph = TraceBuilder().step(1, 0, 90).op("CompiledFxGraph", 0, 80).kernel(81, 900, launch=80)
-    assert analyse(graph, tmp_path).verdict.kind is Kind.COMPUTE_BOUND
+    assert graph.analyse(tmp_path).verdict.kind is Kind.COMPUTE_BOUND
 
 
 def test_places_of_gaps_are_counted_from_the_first_mark(tmp_path):
     trace = TraceBuilder().kernel(0, 300, launch=-10).step(1, 100, 500)
     trace.kernel(350, 50, launch=110).kernel(500, 100, launch=120)
-    file = analyse(trace, tmp_path)
+    file = trace.analyse(tmp_path)
     assert file.gaps[0].window == 300
     assert [(gap.start_ms, gap.us) for gap in file.gaps[0].largest] == [(0.3, 100), (0.2, 50)]
 
@@ -191,9 +176,8 @@ def test_exposed_communication_counts_where_no_kernel_computes(tmp_path):
     trace = TraceBuilder().step(1, 0, 1000).kernel(0, 300, launch=0)
     said = {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": 1000, "Out msg nelems": 1000}
     trace.kernel(100, 900, launch=1, name="ncclDevKernel_AllReduce", **said, **{"Group size": 4})
-    file = analyse(trace, tmp_path)
+    file = trace.analyse(tmp_path)
     assert file.verdict.kind is Kind.COMMS_BOUND
-    assert file.communication is not NOT_APPLICABLE
     comms = file.communication
     assert (comms.comm_us, comms.overlap_us, comms.exposed_us) == (900, 200, 700)
     row = comms.collectives[0]
@@ -208,48 +192,44 @@ def test_gloo_beside_a_card_is_communication_and_not_python(tmp_path):
         trace.step(number, at, 10_000).op("aten::mm", at, 50).kernel(at + 20, 1500, launch=at + 10)
         trace.op("aten::copy_", at + 9000, 500)
         trace.add("user_annotation", "gloo:all_reduce", at + 1600, 8200, tid=77)
-    file = analyse(trace, tmp_path, deviceProperties=[A100])
+    file = trace.analyse(tmp_path, deviceProperties=[A100])
     assert (file.verdict.kind, file.verdict.cause) == (Kind.COMMS_BOUND, "unknown")
     gaps = file.gaps[0]
     assert (gaps.comms, gaps.cpu_op) == (5 * 7700, 5 * 519)
     assert gaps.largest[0].cause == "comms"
     assert file.overview.breakdown_us.communication == 7700
     assert file.overview.overlapping_us.communication == 8200
-    assert file.communication is not NOT_APPLICABLE
     comms = file.communication
     assert (comms.events, comms.comm_us, comms.exposed_us) == (5, 41_000, 41_000)
 
 
+def shaped(name: str, start: float, dims: list[list[int]], kind: str, **more: object) -> TraceBuilder:
+    """Begin a step with a collective that tells the shape of what it was given."""
+    given = {"Input Dims": dims, "Input type": [kind]}
+    return TraceBuilder().step(1, 0, 1000).add("user_annotation", name, start, 50, args=given, **more)
+
+
 def test_the_annotation_around_a_launch_tells_what_a_collective_moves(tmp_path):
-    trace = TraceBuilder().step(1, 0, 1000).kernel(0, 300, launch=0)
-    given = {"Input Dims": [[1000]], "Input type": ["float"]}
-    trace.add("user_annotation", "nccl:all_reduce", 90, 50, args=given)
+    trace = shaped("nccl:all_reduce", 90, [[1000]], "float").kernel(0, 300, launch=0)
     trace.kernel(200, 700, launch=100, name="ncclDevKernel_AllReduce")
     trace.kernel(950, 20, launch=500, name="ncclDevKernel_Broadcast")
-    file = analyse(trace, tmp_path)
-    assert file.communication is not NOT_APPLICABLE
-    moved = {row.name: row.bytes for row in file.communication.collectives}
+    moved = {row.name: row.bytes for row in trace.analyse(tmp_path).communication.collectives}
     assert moved["ncclDevKernel_AllReduce"] == 4000
     assert isinstance(moved["ncclDevKernel_Broadcast"], Missing)
 
 
 def test_communication_on_the_host_says_what_its_tensors_hold(tmp_path):
-    trace = TraceBuilder().step(1, 0, 1000).op("aten::mm", 100, 300)
-    for start, dims in ((400, [[10, 10]]), (600, [[20]])):
-        given = {"Input Dims": dims, "Input type": ["double"]}
-        trace.add("user_annotation", "gloo:all_reduce", start, 50, tid=7, args=given)
-    trace.add("user_annotation", "gloo:barrier", 800, 50, tid=7, args={"Input Dims": [[1]], "Input type": ["byte"]})
-    file = analyse(trace, tmp_path, deviceProperties=[])
-    assert file.communication is not NOT_APPLICABLE
+    trace = shaped("gloo:all_reduce", 400, [[10, 10]], "double", tid=7).op("aten::mm", 100, 300)
+    trace.events += shaped("gloo:all_reduce", 600, [[20]], "double", tid=7).events[1:]
+    trace.events += shaped("gloo:barrier", 800, [[1]], "byte", tid=7).events[1:]
+    file = trace.analyse(tmp_path, deviceProperties=[])
     moved = {row.name: row.bytes for row in file.communication.collectives}
     assert moved["gloo:all_reduce"] == 960
     assert isinstance(moved["gloo:barrier"], Missing)
 
 
 def test_each_table_of_a_verdict_is_csv(tmp_path):
-    trace = TraceBuilder().step(1, 0, 1000).kernel(0, 300, launch=0)
-    given = {"Input Dims": [[1000]], "Input type": ["float"]}
-    trace.add("user_annotation", "nccl:all_reduce", 90, 50, args=given)
+    trace = shaped("nccl:all_reduce", 90, [[1000]], "float").kernel(0, 300, launch=0)
     trace.kernel(500, 200, launch=100, name="ncclDevKernel_AllReduce")
     report = analyze([trace.write(tmp_path / "t.json")])
     assert write_csv(report, "collectives") == [
@@ -270,14 +250,14 @@ def test_each_table_of_a_verdict_is_csv(tmp_path):
 
 
 def test_what_a_trace_does_not_hold_is_not_zero(tmp_path):
-    on_cpu = analyse(TraceBuilder().step(1, 0, 1000).op("aten::mm", 0, 300), tmp_path, deviceProperties=[])
+    on_cpu = TraceBuilder().step(1, 0, 1000).op("aten::mm", 0, 300).analyse(tmp_path, deviceProperties=[])
     split = on_cpu.overview.breakdown_us
     assert all(isinstance(one, Missing) for one in (split.kernel, split.memcpy, split.memset, split.runtime))
     assert split.cpu == 300
     alone = TraceBuilder()
     for start in (0, 2000):
         alone.add("kernel", "k", start, 500, args={"device": 0, "stream": 7})
-    file = analyse(alone, tmp_path)
+    file = alone.analyse(tmp_path)
     split = file.overview.breakdown_us
     assert split.kernel == 1000
     assert all(isinstance(one, Missing) for one in (split.runtime, split.data_loader, split.cpu))
@@ -301,35 +281,31 @@ def test_a_busy_device_without_host_events_is_compute_bound_and_its_idle_time_ha
     written = [line for line in write_report(report) if line.strip().startswith(("data ", "CPU operator "))]
     assert [line.split()[-2:] for line in written] == [["n/a", "n/a"], ["n/a", "n/a"]]
     assert not [change for change in compare_traces(*report.files * 2).changes if change.part == "idle"]
-    busy = analyse(busy_trace(), tmp_path)
+    busy = busy_trace().analyse(tmp_path)
     assert [change.name for change in compare_traces(busy, busy).changes if change.part == "idle"] == [*GAP_CAUSES]
 
 
-def test_an_empty_trace_has_no_numbers(tmp_path):
-    file = analyse(TraceBuilder(), tmp_path, deviceProperties=[])
+def test_an_empty_trace_has_no_numbers_and_a_moment_without_steps_no_evidence(tmp_path):
+    file = TraceBuilder().analyse(tmp_path, deviceProperties=[])
     assert file.host_us is NOT_APPLICABLE
     assert all(isinstance(getattr(file.overview.breakdown_us, kind), Missing) for kind in KINDS)
-    assert file.verdict.kind is Kind.NOT_ENOUGH_EVIDENCE
-    assert file.verdict.shares == ()
+    moment = TraceBuilder().op("aten::ones", 0, 36).analyse(tmp_path, deviceProperties=[])
+    for verdict in (file.verdict, moment.verdict):
+        assert (verdict.kind, verdict.shares) == (Kind.NOT_ENOUGH_EVIDENCE, ())
 
 
 def test_a_trace_of_torch_compile_at_work_is_called_so(tmp_path):
     trace = TraceBuilder().op("fx_codegen_and_compile (dynamo_timed)", 0, 90_000).op("aten::mm", 90_000, 9_000)
-    verdict = analyse(trace, tmp_path, deviceProperties=[]).verdict
+    verdict = trace.analyse(tmp_path, deviceProperties=[]).verdict
     assert (verdict.kind, verdict.cause) == (Kind.STARTING, "compile")
     assert {share.name: round(share.pct) for share in verdict.shares} == {"compile": 91, "other": 9}
-
-
-def test_a_moment_without_steps_is_no_evidence(tmp_path):
-    verdict = analyse(TraceBuilder().op("aten::ones", 0, 36), tmp_path, deviceProperties=[]).verdict
-    assert verdict.kind is Kind.NOT_ENOUGH_EVIDENCE
 
 
 def test_without_a_device_the_host_is_split(tmp_path):
     trace = TraceBuilder().step(1, 0, 1000).loader(0, 400).op("aten::copy_", 100, 50)
     trace.op("aten::mm", 400, 300).op("aten::item", 700, 100)
     trace.add("user_annotation", "gloo:all_reduce", 650, 250, tid=7)
-    file = analyse(trace, tmp_path, deviceProperties=[])
+    file = trace.analyse(tmp_path, deviceProperties=[])
     assert file.gaps == ()
     assert file.host_us is not NOT_APPLICABLE
     assert astuple(file.host_us) == (400, 100, 0, 0, 400, 100)
@@ -337,69 +313,26 @@ def test_without_a_device_the_host_is_split(tmp_path):
     assert file.verdict.second == "comms-bound"
 
 
-def test_nothing_advises_lower_precision_where_inputs_are_bf16(tmp_path):
-    trace = TraceBuilder().step(1, 0, 1000).kernel(0, 990, launch=1, name="volta_sgemm_128x32_nt")
-    trace.op("aten::mm", 0, 10, **{"Input Dims": [[8, 8], [8, 8]], "Input type": ["float", "float"]})
-    advised = analyse(trace, tmp_path, deviceProperties=[A100]).verdict.advice
-    trace.events[-1]["args"]["Input type"] = ["c10::BFloat16", "c10::BFloat16"]
-    bf16 = analyse(trace, tmp_path, deviceProperties=[A100]).verdict.advice
-    assert any("TF32" in text for text in advised)
-    assert not any("bf16" in text or "TF32" in text for text in bf16)
-
-
-def test_the_loader_of_torchdata_is_one(tmp_path):
-    found = []
-    for single in (True, False):
-        trace = TraceBuilder().step(1, 0, 1000).loader(0, 800, single).op("aten::mm", 800, 200)
-        loader = trace.events[1]
-        loader["name"] = loader["name"].replace("#_", "#_Stateful")
-        found.append(analyse(trace, tmp_path).verdict)
-    assert [one.kind for one in found] == [Kind.DATA_BOUND] * 2
-    assert [one.cause for one in found] == ["no-workers", NOT_APPLICABLE]
-    assert "num_workers=N" in found[0].advice[0]
-
-
-def test_the_loader_that_holds_the_window_is_the_one_with_or_without_workers(tmp_path):
-    found = []
-    for single in (True, False):
-        trace = TraceBuilder().step(1, 0, 1000).loader(0, 800, single).op("aten::mm", 800, 100)
+@pytest.mark.parametrize("kind", ["of torchdata", "beside another one"])
+@pytest.mark.parametrize(("single", "cause"), [(True, "no-workers"), (False, NOT_APPLICABLE)])
+def test_the_loader_that_holds_the_window_is_the_one_with_or_without_workers(kind, single, cause, tmp_path):
+    trace = TraceBuilder().step(1, 0, 1000).loader(0, 800, single).op("aten::mm", 800, 100)
+    if kind == "of torchdata":
+        trace.events[1]["name"] = trace.events[1]["name"].replace("#_", "#_Stateful")
+    else:
         trace.kernel(810, 90, launch=801).loader(950, 5, not single)
-        found.append(analyse(trace, tmp_path).verdict)
-    assert [one.cause for one in found] == ["no-workers", NOT_APPLICABLE]
-    assert ["num_workers=N" in "".join(one.advice) for one in found] == [True, False]
+    verdict = trace.analyse(tmp_path).verdict
+    assert (verdict.kind, verdict.cause) == (Kind.DATA_BOUND, cause)
+    assert ("num_workers=N" in "".join(verdict.advice)) is single
 
 
 def test_advice_that_a_trace_cannot_prove_in_full_says_if(tmp_path):
     alone = TraceBuilder().step(1, 0, 1000).loader(0, 800).op("aten::mm", 800, 200)
-    advice = analyse(alone, tmp_path).verdict.advice
+    advice = alone.analyse(tmp_path).verdict.advice
     assert "num_workers=N" in advice[0]
     assert all(text.startswith("if ") for text in advice)
     workers = TraceBuilder().step(1, 0, 1000).loader(0, 800, single=False).op("aten::mm", 800, 200)
-    assert analyse(workers, tmp_path).verdict.advice == ()
-
-
-def rank_trace(tmp_path: Path, name: str, rank: int, world: int, comm_us: float) -> str:
-    trace = TraceBuilder().step(1, 0, 9000)
-    trace.kernel(100, comm_us, launch=50, name="ncclDevKernel_AllReduce_Sum_f32(x)")
-    about = {"rank": rank, "world_size": world, "backend": "nccl"}
-    return trace.write(tmp_path / name, {"distributedInfo": about})
-
-
-def test_two_windows_of_one_rank_are_not_matched_as_two_ranks(tmp_path):
-    paths = [rank_trace(tmp_path, f"{at}.json", at % 2, 2, 400 + 4000 * at) for at in range(4)]
-    two = analyze(paths[:2]).ranks
-    assert two is not NOT_APPLICABLE
-    assert (two.straggler, two.matched) == (0, 1)
-    every = analyze(paths).ranks
-    assert every is not NOT_APPLICABLE
-    assert (every.straggler, every.matched) == (NOT_APPLICABLE, 0)
-    assert every.summary == "4 traces, several traces of one rank: they are of different times"
-
-
-def test_an_absurd_size_of_the_job_names_no_missing_ranks(tmp_path):
-    table = analyze([rank_trace(tmp_path, f"{at}.json", at, 10**12, 400) for at in range(2)]).ranks
-    assert table is not NOT_APPLICABLE
-    assert table.missing == ()
+    assert workers.analyse(tmp_path).verdict.advice == ()
 
 
 def test_the_profilers_own_wait_for_the_device_holds_nothing(tmp_path):
@@ -411,5 +344,5 @@ def test_the_profilers_own_wait_for_the_device_holds_nothing(tmp_path):
         for kernel in range(50):
             trace.kernel(5000 + 32 * (50 * number + kernel), 20, launch=at + 50 + kernel)
     trace.call("cudaDeviceSynchronize", 950, 9000)
-    file = analyse(trace, tmp_path)
+    file = trace.analyse(tmp_path)
     assert (file.verdict.kind, file.gaps[0].sync_explicit) == (Kind.COMPUTE_BOUND, 0)

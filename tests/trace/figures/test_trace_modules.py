@@ -2,22 +2,16 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from tests.traces import HOST, TraceBuilder
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.results.trace import TraceFile
 from tpmon.report.trace import TABLES, explain_empty, write_csv, write_tables
 from tpmon.trace.analysis import analyze
 from tpmon.trace.figures.program import is_own_line
 
 NODE = "autograd::engine::evaluate_function: MmBackward0"
-
-
-def analyse(trace: TraceBuilder, tmp_path: Path, *wanted: str, **header: object) -> TraceFile:
-    return analyze([trace.write(tmp_path / "t.json", header)], wanted=wanted).files[0]
 
 
 def python(trace: TraceBuilder, name: str, start: float, length: float, **more: object) -> TraceBuilder:
@@ -46,7 +40,7 @@ def two_layers() -> TraceBuilder:
 
 
 def test_modules_have_host_forward_and_backward_time(tmp_path):
-    rows = analyse(two_layers(), tmp_path).modules
+    rows = two_layers().analyse(tmp_path).modules
     found = {row.name: row for row in rows}
     assert [row.name for row in rows] == ["Net_0", "Linear_1", "Linear_0"]
     net, first, second = found["Net_0"], found["Linear_0"], found["Linear_1"]
@@ -61,7 +55,7 @@ def test_modules_have_host_forward_and_backward_time(tmp_path):
 def test_without_a_device_the_backward_pass_is_that_of_the_host(tmp_path):
     trace = two_layers()
     trace.events = [one for one in trace.events if one["cat"] not in ("kernel", "cuda_runtime")]
-    rows = analyse(trace, tmp_path, deviceProperties=[]).modules
+    rows = trace.analyse(tmp_path, deviceProperties=[]).modules
     layer = next(row for row in rows if row.name == "Linear_0")
     assert (layer.host_total_us, layer.forward_total_us, layer.backward_total_us) == (80, NOT_APPLICABLE, 100)
 
@@ -71,7 +65,7 @@ def test_functions_of_process_0_stand_for_the_thread_with_operators(tmp_path):
     for event in trace.events:
         if event["cat"] == "python_function":
             event |= {"pid": 0, "tid": 0}
-    rows = analyse(trace, tmp_path).modules
+    rows = trace.analyse(tmp_path).modules
     assert next(row for row in rows if row.name == "Linear_0").forward_total_us == 30
 
 
@@ -87,7 +81,7 @@ def test_python_functions_count_recursion_once_and_name_their_caller(tmp_path):
     python(trace, "tree.py(2): walk", 300, 10, tid=9).op("aten::add", 301, 2)
     trace.events[-1]["tid"] = 9
     python(trace, "threading.py(359): wait", 0, 1000, tid=10)
-    frames = analyse(trace, tmp_path).frames
+    frames = trace.analyse(tmp_path).frames
     found = {row.name.split(" of ")[0]: row for row in frames}
     walk = found["tree.py(2): walk"]
     assert (walk.calls, walk.total_us, walk.self_us) == (3, 410, 310)
@@ -121,8 +115,8 @@ def test_operators_by_shape_and_by_line_come_when_they_are_asked_for(tmp_path):
     python(trace, "b.py(2): g", 200, 100)
     for at, size in ((10, 8), (210, 16), (250, 16)):
         trace.op("aten::mm", at, size, **{"Input Dims": [[size, 2]], "Input type": ["float"]})
-    assert not is_known(analyse(trace, tmp_path).shapes)
-    file = analyse(trace, tmp_path, "shapes", "lines", deviceProperties=[])
+    assert not is_known(trace.analyse(tmp_path).shapes)
+    file = trace.analyse(tmp_path, "shapes", "lines", deviceProperties=[])
     assert [(row.group, row.calls, row.host_self_us) for row in file.shapes] == [
         ('[[16,2]] ["float"]', 2, 32),
         ('[[8,2]] ["float"]', 1, 8),
@@ -172,7 +166,7 @@ def test_allocations_belong_to_the_operator_that_uses_them(tmp_path):
     memory(trace, 300, -300, 1100, 0xB)
     memory(trace, 310, 50, 1150, 0xB)  # the same address again, by nobody
     memory(trace, 620, 200, 1350, 0xC)
-    file = analyse(trace, tmp_path)
+    file = trace.analyse(tmp_path)
     rows = {row.operator: row for row in file.memory.by_operator}
     assert rows["aten::mm"].allocated_bytes == 100
     assert (rows["aten::mm"].kept_bytes, rows["aten::mm"].at_peak_bytes) == (100, 100)
@@ -199,7 +193,7 @@ def test_traces_without_addresses_or_totals_say_so(tmp_path):
     trace.memory(10, 64, 64)
     for key in ("Addr", "Total Allocated", "Total Reserved"):
         del trace.events[-1]["args"][key]
-    use = analyse(trace, tmp_path).memory
+    use = trace.analyse(tmp_path).memory
     row = use.by_operator[0]
     assert (row.operator, row.allocated_bytes, use.curves) == ("aten::mm", 64, ())
     assert not is_known(row.kept_bytes)
@@ -212,7 +206,7 @@ def test_a_curve_is_short_and_keeps_its_highest_point(tmp_path):
     trace = TraceBuilder().step(1, 0, 20_000)
     for at in range(2000):
         memory(trace, at * 10, 1, 10**9 if at == 1234 else at, at + 1)
-    points = analyse(trace, tmp_path).memory.curves[0].points
+    points = trace.analyse(tmp_path).memory.curves[0].points
     assert len(points) == 200
     assert max(point.allocated_bytes for point in points) == 10**9
     assert [point.ms for point in points] == sorted(point.ms for point in points)

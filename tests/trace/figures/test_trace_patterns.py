@@ -18,66 +18,86 @@ FP32 = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
 
 
 def analyse(trace: TraceBuilder, tmp_path: Path, **header: object) -> TraceFile:
-    return analyze([trace.write(tmp_path / "t.json", {"deviceProperties": [A100], **header})]).files[0]
+    return trace.analyse(tmp_path, **{"deviceProperties": [A100], **header})
 
 
 def see(trace: TraceBuilder, tmp_path: Path, name: str, **header: object) -> PatternRow | None:
-    found = [row for row in analyse(trace, tmp_path, **header).patterns if row.name == name]
-    return found[0] if found else None
+    return next((row for row in analyse(trace, tmp_path, **header).patterns if row.name == name), None)
 
 
 def two_steps() -> TraceBuilder:
     return TraceBuilder().step(1, 0, 1000).step(2, 1000, 1000)
 
 
-@pytest.mark.parametrize(("length", "seen"), [(120, True), (80, False)])
-def test_copies_that_no_kernel_hides(length, seen, tmp_path):
+def copies(length: int) -> TraceBuilder:
     trace = two_steps()
     for step in (0, 1000):
         trace.kernel(step, 500, launch=step)
         copy = {"category": "gpu_memcpy", "name": "Memcpy HtoD (Pageable -> Device)", "bytes": 1000}
         trace.kernel(step + 400, 100 + length, launch=step + 1, **copy)
-    row = see(trace, tmp_path, "copy-heavy")
-    assert (row is not None) is seen
-    if row is not None:
-        assert row.share_pct == pytest.approx(length / 10)
-        assert (
-            row.seen == "1 copies a step that kernels do not hide, most of the time: Memcpy HtoD (Pageable -> Device)"
-        )
-        assert row.advice[0].startswith("pin the batches")
+    return trace
 
 
-def test_copies_within_the_card_want_no_pinning(tmp_path):
-    trace = TraceBuilder().step(1, 0, 1000)
-    trace.kernel(0, 500, launch=0, category="gpu_memcpy", name="Memcpy DtoD (Device -> Device)", bytes=1000)
-    row = see(trace, tmp_path, "copy-heavy")
-    assert row.advice == ()
-
-
-@pytest.mark.parametrize(("length", "seen"), [(4, True), (30, False)])
-def test_launches_that_the_card_waits_for(length, seen, tmp_path):
+def launches(length: int) -> TraceBuilder:
     trace = TraceBuilder().step(1, 0, 1000).op("aten::add", 0, 1000)
     for at in range(0, 1000, 50):
         trace.kernel(at, length, launch=at)
-    row = see(trace, tmp_path, "launch-heavy")
-    assert (row is not None) is seen
-    if row is not None:
-        assert row.seen == "20 kernels a step, half of them below 4.0 us"
-        assert row.share_pct == pytest.approx(92)
-        assert any("CUDA graphs" in text for text in row.advice)
+    return trace
 
 
-@pytest.mark.parametrize(("count", "seen"), [(120, True), (90, False)])
-def test_one_operator_over_and_over(count, seen, tmp_path):
+def operators(count: int) -> TraceBuilder:
     trace = TraceBuilder().step(1, 0, 10_000)
     for at in range(count):
         trace.op("aten::add_", at * 20, 12)
-    row = see(trace, tmp_path, "tiny-operators", deviceProperties=[])
-    assert (row is not None) is seen
-    if row is not None:
-        assert row.seen == "aten::add_ is called 120 times a step, 12.0 us each"
-    trace.kernel(0, 9_900, launch=1)  # a busy device: the operators cost nothing
-    assert see(trace, tmp_path, "tiny-operators") is None
+    return trace
+
+
+def optimizer(count: int) -> TraceBuilder:
+    trace = TraceBuilder().step(1, 0, 1000).add("user_annotation", "Optimizer.step#AdamW.step", 100, 600)
+    for at in range(count):
+        trace.kernel(110 + 3 * at, 2, launch=105 + 3 * at)
+    return trace
+
+
+HIDDEN = "1 copies a step that kernels do not hide, most of the time: Memcpy HtoD (Pageable -> Device)"
+
+
+@pytest.mark.parametrize(
+    ("name", "build", "counts", "expected"),
+    [
+        ("copy-heavy", copies, (120, 80), (HIDDEN, 12, "pin the batches")),
+        ("launch-heavy", launches, (4, 30), ("20 kernels a step, half of them below 4.0 us", 92, "CUDA graphs")),
+        (
+            "tiny-operators",
+            operators,
+            (120, 90),
+            ("aten::add_ is called 120 times a step, 12.0 us each", 14.4, "compile"),
+        ),
+        (
+            "unfused-optimizer",
+            optimizer,
+            150,
+            20,
+            "150 kernels in one step of the optimizer",
+            60,
+            "use the fused optim",
+        ),
+    ],
+)
+def test_a_pattern_is_seen_from_its_threshold_on(name, build, counts, expected, tmp_path):
+    enough, below = (see(build(count), tmp_path, name) for count in counts)
+    said, share, advice = expected
+    assert (enough.seen, enough.share_pct, below) == (said, pytest.approx(share), None)
+    assert any(advice in text for text in enough.advice)
+
+
+def test_operators_cost_a_busy_device_nothing(tmp_path):
+    assert see(operators(120).kernel(0, 9_900, launch=1), tmp_path, "tiny-operators") is None
+
+
+def test_copies_within_the_card_want_no_pinning(tmp_path):
+    copy = {"category": "gpu_memcpy", "name": "Memcpy DtoD (Device -> Device)", "bytes": 1000}
+    assert see(TraceBuilder().step(1, 0, 1000).kernel(0, 500, launch=0, **copy), tmp_path, "copy-heavy").advice == ()
 
 
 def test_without_marks_nothing_is_said_of_a_step(tmp_path):
@@ -88,19 +108,6 @@ def test_without_marks_nothing_is_said_of_a_step(tmp_path):
     file = analyse(trace, tmp_path)
     assert [row.seen for row in file.patterns] == ["200 kernels, half of them below 4.0 us"]
     assert "--launch-skip 100 --launch-count 1 " in str(file.hot_kernel.command)
-
-
-@pytest.mark.parametrize(("count", "seen"), [(150, True), (20, False)])
-def test_an_optimizer_of_many_kernels(count, seen, tmp_path):
-    trace = TraceBuilder().step(1, 0, 1000).add("user_annotation", "Optimizer.step#AdamW.step", 100, 600)
-    for at in range(count):
-        trace.kernel(110 + 3 * at, 2, launch=105 + 3 * at)
-    row = see(trace, tmp_path, "unfused-optimizer")
-    assert (row is not None) is seen
-    if row is not None:
-        assert row.seen == "150 kernels in one step of the optimizer"
-        assert row.advice == ("use the fused optimizer",)
-        assert row.share_pct == 60
 
 
 def test_waits_in_each_step_name_their_operator(tmp_path):
@@ -152,9 +159,7 @@ def test_products_in_fp32_where_the_card_has_tf32(tmp_path):
 def test_fp32_on_ordinary_cores_is_told_by_the_kernel_whatever_its_family(tmp_path):
     name = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4"
     trace = TraceBuilder().step(1, 0, 1000).kernel(0, 990, launch=1, name=name)
-    inputs = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["float", "float"]}
-    trace.op("aten::mm", 0, 10, **inputs)
-    file = analyze([trace.write(tmp_path / "t.json", {"deviceProperties": [A100]})]).files[0]
+    file = analyse(trace.op("aten::mm", 0, 10, **FP32), tmp_path)
     assert [row.dtype for row in file.products] == ["fp32"]
     assert [row.name for row in file.patterns] == ["fp32-products"]
     assert any("TF32" in text for text in file.patterns[0].advice)

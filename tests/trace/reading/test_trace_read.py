@@ -104,25 +104,6 @@ def test_categories_that_are_not_known_are_kept(tmp_path):
     assert len(read.host.start) == 2
 
 
-def test_events_without_a_category_are_guessed(tmp_path):
-    trace = TraceBuilder().step(0, 0, 100).op("aten::mm", 1, 20).kernel(10, 5, launch=3, grid=[1, 1, 1])
-    for event in trace.events:
-        del event["cat"]
-    read = read_trace(trace.write(tmp_path / "t.json"))
-    assert (len(read.host.start), len(read.calls.start), len(read.work.start)) == (2, 1, 1)
-
-
-def test_one_launch_may_start_many_kernels(tmp_path):
-    trace = TraceBuilder().step(0, 0, 100).op("graph", 0, 10).call("cudaGraphLaunch", 1, 5, correlation=9)
-    for at in range(300):
-        args = {"device": 0, "stream": 7, "correlation": 9}
-        trace.add("kernel", "k", 10 + at * 0.1, 0.1, pid=0, tid=7, args=args)
-    file = analyze([trace.write(tmp_path / "t.json")]).files[0]
-    assert file.launched_before == 0
-    assert file.kernels[0].operator == "graph"
-    assert file.operators[0].device_self_us == pytest.approx(30)
-
-
 def damage(text: str, old: str, new: str, times: int = 1) -> bytes:
     assert old in text
     return text.replace(old, new, times).encode()
@@ -243,13 +224,11 @@ def mutate(data: bytes, chance: random.Random) -> bytes:
 def survive(path: Path, data: bytes) -> None:
     """Analyse hostile bytes: a clear error or a whole report, whatever they are."""
     path.write_bytes(data)
+    said = "t.json"
     try:
-        report = analyze([str(path)])
+        check_report(analyze([str(path)]))
     except TpmonError as error:
         said = error.what
-    else:
-        said = "t.json"
-        check_report(report)
     assert "t.json" in said
 
 
@@ -258,24 +237,16 @@ def check_report(report: TraceReport) -> None:
     write_report(report)
     for file in report.files:
         for gaps in file.gaps:
-            parts = (gaps.data, gaps.sync_explicit, gaps.sync_implicit, gaps.alloc, gaps.launch)
-            assert sum(parts) + gaps.cpu_op + gaps.other == pytest.approx(gaps.idle, abs=1)
+            assert sum(us for _cause, us in gaps.causes()) == pytest.approx(gaps.idle, abs=1)
         assert all(is_known(card.utilization_pct) for card in file.overview.gpus)
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", [*range(80), *(pytest.param(at, marks=pytest.mark.long) for at in range(1000, 2000))])
 def test_mutated_files_give_an_error_or_a_report(seed, tmp_path):
-    chance = random.Random(seed)
-    data = small_trace().text({"distributedInfo": {"rank": 0}}, {"traceName": "x"}).encode()
-    data = mutate(data, chance)
+    data = mutate(
+        small_trace().text({"distributedInfo": {"rank": 0}}, {"traceName": "x"}).encode(), random.Random(seed)
+    )
     survive(tmp_path / "t.json", gzip.compress(data, 1) if seed % 4 == 0 else data)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(1000, 2000))
-def test_many_more_mutated_files(seed, tmp_path):
-    chance = random.Random(seed)
-    survive(tmp_path / "t.json", mutate(small_trace().text().encode(), chance))
 
 
 @pytest.mark.parametrize("value", [2**31, 2**63, -(10**30), 10**400])
