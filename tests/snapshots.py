@@ -36,36 +36,19 @@ class SnapshotBuilder:
         for size, requested, state, frames in blocks:
             made.append({"address": at, "size": size, "requested_size": requested, "state": state, "frames": frames})
             at += size
-        self.segments.append(
-            {
-                "device": self.device,
-                "address": start,
-                "total_size": at - start,
-                "allocated_size": sum(b["size"] for b in made if b["state"] == "active_allocated"),
-                "active_size": sum(b["size"] for b in made if b["state"] != "inactive"),
-                "stream": 0,
-                "segment_type": "large",
-                "segment_pool_id": (0, 0),
-                "is_expandable": False,
-                "frames": [],
-                "blocks": made,
-            }
-        )
+        place = {"device": self.device, "address": start, "total_size": at - start, "segment_pool_id": (0, 0)}
+        rest = {"stream": 0, "segment_type": "large", "is_expandable": False, "frames": []}
+        sizes = {
+            "allocated_size": sum(b["size"] for b in made if b["state"] == "active_allocated"),
+            "active_size": sum(b["size"] for b in made if b["state"] != "inactive"),
+        }
+        self.segments.append({**place, **sizes, **rest, "blocks": made})
         return self
 
     def event(self, action: str, addr: int, size: int, frames: list[dict[str, Any]], **more: Any) -> SnapshotBuilder:
         self._time_us += 1000
-        self.events.append(
-            {
-                "action": action,
-                "addr": addr,
-                "size": size,
-                "stream": 0,
-                "time_us": self._time_us,
-                "frames": frames,
-                **more,
-            }
-        )
+        place = {"action": action, "addr": addr, "size": size, "stream": 0, "time_us": self._time_us}
+        self.events.append({**place, "frames": frames, **more})
         return self
 
     def plain(self) -> dict[str, Any]:

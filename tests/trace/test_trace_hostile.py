@@ -111,20 +111,10 @@ def same_links(_chance: random.Random) -> bytes:
 
 
 def other_files(chance: random.Random) -> bytes:
-    return chance.choice(
-        (
-            b"\x7fELF" + bytes(1000),
-            b"PK\x03\x04" + bytes(1000),
-            b"\xef\xbb\xbf" + whole(),
-            whole().decode().encode("utf-16"),
-            b"\x28\xb5\x2f\xfd" + bytes(100),
-            bytes(100_000),
-            b'{"traceEvents": {"a": 1}}',
-            b'{"traceEvents": "x"}',
-            b'"traceEvents": [' * 50,
-            b"[" * 100_000,
-        )
-    )
+    binary = (b"\x7fELF" + bytes(1000), b"PK\x03\x04" + bytes(1000), b"\x28\xb5\x2f\xfd" + bytes(100), bytes(100_000))
+    coded = (b"\xef\xbb\xbf" + whole(), whole().decode().encode("utf-16"))
+    odd = (b'{"traceEvents": {"a": 1}}', b'{"traceEvents": "x"}', b'"traceEvents": [' * 50, b"[" * 100_000)
+    return chance.choice((*binary, *coded, *odd))
 
 
 def mixed(chance: random.Random) -> bytes:

@@ -59,6 +59,7 @@ def optimizer(count: int) -> TraceBuilder:
     return trace
 
 
+CALLED = "aten::add_ is called 120 times a step, 12.0 us each"
 HIDDEN = "1 copies a step that kernels do not hide, most of the time: Memcpy HtoD (Pageable -> Device)"
 
 
@@ -67,20 +68,12 @@ HIDDEN = "1 copies a step that kernels do not hide, most of the time: Memcpy Hto
     [
         ("copy-heavy", copies, (120, 80), (HIDDEN, 12, "pin the batches")),
         ("launch-heavy", launches, (4, 30), ("20 kernels a step, half of them below 4.0 us", 92, "CUDA graphs")),
-        (
-            "tiny-operators",
-            operators,
-            (120, 90),
-            ("aten::add_ is called 120 times a step, 12.0 us each", 14.4, "compile"),
-        ),
+        ("tiny-operators", operators, (120, 90), (CALLED, 14.4, "compile")),
         (
             "unfused-optimizer",
             optimizer,
-            150,
-            20,
-            "150 kernels in one step of the optimizer",
-            60,
-            "use the fused optim",
+            (150, 20),
+            ("150 kernels in one step of the optimizer", 60, "the fused optim"),
         ),
     ],
 )
