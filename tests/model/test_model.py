@@ -7,7 +7,6 @@ import random
 import re
 import types
 import unicodedata
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from enum import Enum
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -18,14 +17,13 @@ from hypothesis import strategies as st
 
 from tests.frames import make_cpu, make_frame
 from tpmon.model import dump, frame, gpu, host, known, process, units
-from tpmon.model import frame as window
 from tpmon.model.codec import DECIMALS, CodecError, decode, encode, from_plain, to_plain
 from tpmon.model.known import NOT_APPLICABLE, Missing, NotApplicable, is_known, known_or, map_known
 from tpmon.model.results import doctor as results
 
 WORDS = [
     kind
-    for module in (dump, frame, gpu, host, process, results, window)
+    for module in (dump, frame, gpu, host, process, results)
     for kind in vars(module).values()
     if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__ == module.__name__
 ]
@@ -148,38 +146,23 @@ def test_zero_is_known_and_missing_is_not():
     assert known.NOT_APPLICABLE is NOT_APPLICABLE
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0B"), (1023, "1023B"), (1024, "1.0K"), (1536, "1.5K"), (44_238_000_000, "41.2G"), (-2048, "-2.0K")],
-)
-def test_bytes(value, text):
-    assert units.format_bytes(value) == text
-
-
-@pytest.mark.parametrize(("value", "text"), [(0, "0"), (433, "433"), (91_000, "91k"), (1_240_000, "1.2M")])
-def test_rates(value, text):
-    assert units.format_rate(value) == text
+BYTES = {0: "0B", 1023: "1023B", 1024: "1.0K", 1536: "1.5K", 44_238_000_000: "41.2G", -2048: "-2.0K", 102_400: "100K"}
+RATES = {0: "0", 433: "433", 1_000: "1.0k", 9_960: "10k", 91_000: "91k", 1_240_000: "1.2M"}
+SECONDS = {0.31: "0.3 s", 42: "42 s", 59.7: "1m00s", 250: "4m10s", 11_520: "3h12m", 183_600: "2d03h", -42: "-42 s"}
+SHARES = {0: "0", 7.26: "7.3", 9.96: "10", 41.2: "41"}
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
+    ("write", "texts"),
     [
-        (0.31, "0.3 s"),
-        (42, "42 s"),
-        (59.7, "1m00s"),
-        (250, "4m10s"),
-        (11_520, "3h12m"),
-        (183_600, "2d03h"),
-        (-42, "-42 s"),
+        (units.format_bytes, BYTES),
+        (units.format_rate, RATES),
+        (units.format_seconds, SECONDS),
+        (units.format_pct, SHARES),
     ],
 )
-def test_durations(value, text):
-    assert units.format_seconds(value) == text
-
-
-@pytest.mark.parametrize(("value", "text"), [(0, "0"), (7.26, "7.3"), (9.96, "10"), (41.2, "41")])
-def test_percentages(value, text):
-    assert units.format_pct(value) == text
+def test_numbers_as_a_person_reads_them(write, texts):
+    assert {value: write(value) for value in texts} == texts
 
 
 @given(st.floats(0, 1e15, allow_nan=False))
@@ -213,34 +196,6 @@ def test_clean_text_keeps_ordinary_text(text):
 def test_clean_text_says_that_it_cut():
     assert units.clean_text("abcdef", 4) == "abc…"
     assert units.clean_text("\x1b]0;title\x07\x9b2J") == "?]0;title??2J"
-
-
-@given(st.lists(st.floats(0.5, 120.0), min_size=1, max_size=80))
-def test_a_window_is_bounded_in_time_and_keeps_the_newest(gaps_s):
-    kept = window.Window()
-    taken_ns = 0
-    blank = make_frame()
-    for gap_s in gaps_s:
-        taken_ns += int(gap_s * 1e9)
-        kept.append(replace(blank, taken_ns=taken_ns))
-    assert kept.last().taken_ns == taken_ns
-    for times_ns, span_s in (
-        ([one.taken_ns for one in kept], window.FRAME_SPAN_S),
-        ([one.taken_ns for one in kept.pulses()], window.PULSE_SPAN_S),
-    ):
-        assert times_ns == sorted(times_ns)
-        assert taken_ns - times_ns[0] <= span_s * 1e9
-    expected = sum(1 for one in kept.pulses() if taken_ns - one.taken_ns <= window.FRAME_SPAN_S * 1e9)
-    assert len(kept) == expected
-
-
-def test_a_window_reads_one_figure_of_its_history():
-    kept = window.Window()
-    kept.append(make_frame(taken_ns=1, cpu=make_cpu(runnable=2.5)))
-    kept.append(make_frame(taken_ns=2, cpu=make_cpu(runnable=Missing("gone"))))
-    assert kept.values(lambda pulse: pulse.runnable) == (2.5, Missing("gone"))
-    with pytest.raises(IndexError):
-        window.Window().last()
 
 
 def test_a_frame_is_one_line_of_json_with_its_schema_first():

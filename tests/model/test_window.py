@@ -64,6 +64,7 @@ def test_the_spans_are_time_and_not_a_number_of_frames(gaps):
         assert kept[-1] - kept[0] <= 300 * SECOND
         assert len(window.earlier()) <= 25
         assert [p.taken_ns for p in pulses] == sorted(p.taken_ns for p in pulses)
+        assert len(window) == sum(now * SECOND - p.taken_ns <= 60 * SECOND for p in pulses)
     assert window.last().taken_ns == int(now * SECOND)
 
 
@@ -117,5 +118,5 @@ def test_reads_that_no_process_tells_are_missing_and_not_zero():
 def test_values_are_one_figure_of_every_pulse_oldest_first():
     window = Window()
     for second in range(3):
-        window.append(at(second, cpu=make_cpu(runnable=float(second))))
-    assert window.values(lambda pulse: pulse.runnable) == (0.0, 1.0, 2.0)
+        window.append(at(second, cpu=make_cpu(runnable=float(second) if second else REFUSED)))
+    assert window.values(lambda pulse: pulse.runnable) == (REFUSED, 1.0, 2.0)

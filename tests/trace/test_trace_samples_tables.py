@@ -1,22 +1,15 @@
 """The further tables on sample traces: sums that must agree, and no figure beyond what can be."""
 
 from collections import defaultdict
-from functools import cache
 
 import pytest
 
-from tests.trace.figures.test_trace_samples import PATHS, SAMPLES, read_facts
+from tests.trace.figures.test_trace_samples import PATHS, SAMPLES, analyse, read_facts
 from tpmon.model.known import is_known
-from tpmon.model.results.trace import TraceFile
 from tpmon.trace.analysis import analyze
 
 pytestmark = pytest.mark.skipif(not PATHS, reason="no sample traces here (TPMON_SAMPLE_TRACES=DIR)")
 H100 = "tracelens/h100_gaunernst_bert-small-uncased__1016001.json.gz"
-
-
-@cache
-def analyse(name: str) -> TraceFile:
-    return analyze([str(SAMPLES / name)]).files[0]
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name[:40])

@@ -35,29 +35,32 @@ def test_a_rank_that_has_not_called_is_missing():
     )
 
 
-def test_ranks_that_are_ahead_do_not_hide_the_one_that_never_came():
-    records = [make_record(rank, make_group(17, 40 + rank)) for rank in (0, 1, 2)]
-    (found,) = judge(*records, make_record(3, make_group(15, 15))).findings
-    assert (found.sequence, found.waiting, found.missing) == (18, (0, 1, 2), (3,))
+def pair(name: str, ranks: tuple[int, ...], done: int, called: int):
+    calls = [make_call(number) for number in range(done, called + 1)]
+    return make_group(done, called, calls, name=name, description=name, ranks=ranks)
 
 
-def test_a_rank_that_is_further_waits_too_though_in_a_later_call():
-    records = [make_record(0, make_group(17, 19)), make_record(1, make_group(16, 18))]
-    (found,) = judge(*records, make_record(2, make_group(16, 16)), world_size=3).findings
-    assert (found.sequence, found.waiting, found.missing, found.unread) == (17, (0, 1), (2,), (3,))
+def in_step(ranks, done: int = 17, called: int = 18):
+    return [make_record(rank, make_group(done, called)) for rank in ranks]
 
 
-def test_a_rank_that_never_called_anything_is_missing_from_the_first():
-    records = [make_record(rank, make_group(0, 1)) for rank in (0, 1, 2)]
-    (found,) = judge(*records, make_record(3)).findings
-    assert (found.sequence, found.missing) == (1, (3,))
+AHEAD = [make_record(rank, make_group(17, 40 + rank)) for rank in (0, 1, 2)]
+FURTHER = [*in_step([0], 17, 19), *in_step([1], 16, 18), *in_step([2], 16, 16)]
+OVERWRITTEN = make_record(3, pair("tp", (3,), 900, 900), from_start=False)
 
 
-def test_a_rank_whose_oldest_calls_were_overwritten_is_not_accused():
-    records = [make_record(rank, make_group(17, 18)) for rank in (0, 1, 2)]
-    busy = make_record(3, pair("tp", (3,), 900, 900), from_start=False)
-    (found,) = judge(*records, busy).findings
-    assert (found.missing, found.unread) == ((), (3,))
+@pytest.mark.parametrize(
+    ("records", "world", "sequence", "ranks"),
+    [
+        pytest.param([*AHEAD, *in_step([3], 15, 15)], 4, 18, ((0, 1, 2), (3,), ()), id="ahead of one that never came"),
+        pytest.param(FURTHER, 3, 17, ((0, 1), (2,), (3,)), id="one waits in a later call"),
+        pytest.param([*in_step(range(3), 0, 1), make_record(3)], 4, 1, ((0, 1, 2), (3,), ()), id="never called any"),
+        pytest.param([*in_step(range(3)), OVERWRITTEN], 4, 18, ((0, 1, 2), (), (3,)), id="oldest calls overwritten"),
+    ],
+)
+def test_who_waits_who_never_came_and_of_whom_nothing_is_known(records, world, sequence, ranks):
+    (found,) = judge(*records, world_size=world).findings
+    assert (found.sequence, (found.waiting, found.missing, found.unread)) == (sequence, ranks)
 
 
 def test_sends_and_receives_that_are_not_done_are_said_without_an_accusation():
@@ -75,8 +78,7 @@ def test_records_with_nothing_in_them_are_said_to_be_empty():
 
 
 def test_ranks_without_a_record_are_elsewhere_and_not_accused():
-    records = [make_record(rank, make_group(17, 18)) for rank in (0, 1)]
-    (found,) = judge(*records).findings
+    (found,) = judge(*in_step(range(2))).findings
     assert found.cause is CollectiveCause.REMOTE_RANK
     assert (found.missing, found.unread) == ((), (2, 3))
     assert "ranks 2-3 have no record of it here" in found.summary
@@ -93,9 +95,8 @@ def test_gloo_names_no_members_and_the_world_is_taken_from_the_job():
 
 
 def test_calls_that_do_not_fit_come_before_all_else():
-    records = [make_record(rank, make_group(17, 18)) for rank in (0, 1, 2)]
     odd = make_group(17, 18, [make_call(18, "broadcast")])
-    (found,) = judge(*records, make_record(3, odd)).findings
+    (found,) = judge(*in_step(range(3)), make_record(3, odd)).findings
     assert found.cause is CollectiveCause.MISMATCH
     assert [(one.ranks, one.words) for one in found.differences] == [((0, 1, 2), "all_reduce"), ((3,), "broadcast")]
     assert found.summary.startswith(
@@ -135,19 +136,19 @@ def test_sizes_that_may_differ_are_no_mismatch(name):
     assert find_differences({0: make_call(1, name), 1: make_call(1, name, input_sizes=((9,),))}) == ()
 
 
-def test_another_shape_of_as_many_elements_fits():
-    assert find_differences({0: make_call(1), 1: make_call(1, input_sizes=((16,),))}) == ()
-    assert find_differences({0: make_call(1), 1: make_call(1, input_sizes=())}) == ()
+@pytest.mark.parametrize("sizes", [((16,),), ()])
+def test_another_shape_of_as_many_elements_fits(sizes):
+    assert find_differences({0: make_call(1), 1: make_call(1, input_sizes=sizes)}) == ()
 
 
 def test_when_all_have_called_the_same_nobody_is_accused():
-    (found,) = judge(*(make_record(rank, make_group(17, 18)) for rank in range(4))).findings
+    (found,) = judge(*in_step(range(4))).findings
     assert (found.cause, found.missing) == (CollectiveCause.TRANSFER, ())
     assert "look at the network and the cards" in found.summary
 
 
 def test_a_job_in_which_all_is_done_waits_for_nothing():
-    judged = judge(*(make_record(rank, make_group(18, 18)) for rank in range(4)))
+    judged = judge(*in_step(range(4), 18, 18))
     assert judged.findings == ()
     assert judged.summary.startswith("every collective that was called is done")
 
@@ -174,11 +175,6 @@ def test_a_timeout_that_is_not_told_is_assumed_and_said_to_be():
 def test_a_timeout_that_has_passed_ends_any_moment():
     group = make_group(17, 18, [make_call(18, ago_s=700.0)])
     assert "any moment" in judge(make_record(0, group)).findings[0].summary
-
-
-def pair(name: str, ranks: tuple[int, ...], done: int, called: int):
-    calls = [make_call(number) for number in range(done, called + 1)]
-    return make_group(done, called, calls, name=name, description=name, ranks=ranks)
 
 
 def test_the_rank_that_waits_nowhere_is_the_cause():
