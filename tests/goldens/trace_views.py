@@ -162,7 +162,7 @@ def make_run(name: str) -> Run:
     if name == "ranks":
         rows = tuple(replace(row, path=Path(row.path).name) for row in table.ranks)  # type: ignore[union-attr]
         table = replace(table, ranks=rows)  # type: ignore[type-var]
-    timelines = tuple(lay_timelines(one.trace, one.steps, one.activity, one.causes, one.figures) for one in kept)
+    timelines = tuple(lay_timelines(one) for one in kept)
     return Run(TraceSubject(replace(report, files=files, ranks=table)), tuple(kept), timelines)
 
 

@@ -22,10 +22,6 @@ def keep_one(builder, path, header=None) -> Findings:
     return kept[0]
 
 
-def lay(found):
-    return lay_timelines(found.trace, found.steps, found.activity, found.causes, found.figures)
-
-
 @pytest.mark.parametrize("cells", [1, 7, 110])
 def test_the_shares_of_all_steps_are_those_of_the_gaps(cells):
     run = make_run("one")
@@ -100,16 +96,16 @@ def test_every_step_begins_in_its_column_although_times_are_absolute(tmp_path):
     for number in range(4):
         builder.step(number, number * 1000.0, 1000.0).op("aten::add", number * 1000.0 + 10, 100)
     found = keep_one(builder, tmp_path / "t.json")
-    timeline = lay(found).look(0, ALL, 40)
+    timeline = lay_timelines(found).look(0, ALL, 40)
     assert [(one.name, one.cell) for one in timeline.steps] == [("0", 0), ("1", 10), ("2", 20), ("3", 30)]
 
 
 def test_a_trace_without_steps_or_events_has_a_timeline_too(tmp_path):
     found = keep_one(TraceBuilder().op("aten::add", 0, 100), tmp_path / "t.json")
-    timeline = lay(found).look(0, ALL, 4)
+    timeline = lay_timelines(found).look(0, ALL, 4)
     assert (timeline.said, timeline.steps, timeline.steps_in_all) == ("the whole trace", (), 0)
     assert [cell.busy_pct for cell in timeline.cells] == [100.0] * 4
-    assert len(lay(keep_one(TraceBuilder(), tmp_path / "empty.json")).look(0, ALL, 4).cells) == 4
+    assert len(lay_timelines(keep_one(TraceBuilder(), tmp_path / "empty.json")).look(0, ALL, 4).cells) == 4
 
 
 # Lines of Python

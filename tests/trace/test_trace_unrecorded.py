@@ -55,9 +55,7 @@ def test_calls_alone_tell_what_they_hold(tmp_path):
 def test_the_timeline_of_calls_alone_leaves_the_rest_without_a_cause(tmp_path):
     kept: list[Findings] = []
     report = analyze([device_alone().write(tmp_path / "t.json")], keep=kept.append)
-    found = kept[0]
-    lines = lay_timelines(found.trace, found.steps, found.activity, found.causes, found.figures)
-    shares = {share.name: share.pct for share in lines.look(0, Stretch(0, 1), 50).shares}
+    shares = {share.name: share.pct for share in lay_timelines(kept[0]).look(0, Stretch(0, 1), 50).shares}
     gaps = report.files[0].gaps[0]
     assert shares["launch"] == pytest.approx(100 * gaps.launch / gaps.window)
     assert shares["idle"] == pytest.approx(100 * (gaps.idle - gaps.launch) / gaps.window)

@@ -13,8 +13,8 @@ _BINARY = ((1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K"))
 
 def format_bytes(value: float) -> str:
     """Write bytes in binary units with at most four characters and a letter: 41.2G, 512K, 0B."""
-    scaled, letter = _scale(value, _BINARY)
-    return f"{scaled:.{1 if letter and abs(scaled) < 99.95 else 0}f}{letter or 'B'}"
+    scaled, letter = _scale(abs(value), _BINARY)
+    return f"{'-' * (value < 0)}{scaled:.{1 if letter and scaled < 99.95 else 0}f}{letter or 'B'}"
 
 
 def format_rate(value: float) -> str:
@@ -24,7 +24,7 @@ def format_rate(value: float) -> str:
 
 
 def _scale(value: float, steps: tuple[tuple[float, str], ...]) -> tuple[float, str]:
-    fitting = (step for step in steps if abs(value) >= step[0] * 0.9995)
+    fitting = (step for step in steps if value >= step[0] * 0.9995)
     size, letter = next(fitting, (1, ""))
     return value / size, letter
 

@@ -20,7 +20,7 @@ from tpmon.model.results.trace import (
     TraceFile,
     TraceReport,
 )
-from tpmon.model.results.trace_tables import FrameRow, ModuleRow, OperatorGroupRow
+from tpmon.model.results.trace_tables import OperatorGroupRow
 from tpmon.trace.compare import read_conditions
 from tpmon.trace.figures.breakdown import (
     STRAY_PCT,
@@ -43,9 +43,16 @@ from tpmon.trace.figures.kernels import (
 )
 from tpmon.trace.figures.matmuls import count_work, sum_products
 from tpmon.trace.figures.memory import draw_memory, sum_allocations, sum_memory
-from tpmon.trace.figures.operators import group_by_shape, nest_operators, sum_operators
+from tpmon.trace.figures.operators import Operators, group_by_shape, nest_operators, sum_operators
 from tpmon.trace.figures.patterns import Parts, find_patterns
-from tpmon.trace.figures.program import group_by_line, nest_python, sum_frames, sum_modules, sum_ranges
+from tpmon.trace.figures.program import (
+    Stacks,
+    group_by_line,
+    nest_python,
+    sum_frames,
+    sum_modules,
+    sum_ranges,
+)
 from tpmon.trace.figures.steps import TraceSteps, find_steps
 from tpmon.trace.ranks import RankParts, compare_ranks, take_parts
 from tpmon.trace.reading.read import (
@@ -60,7 +67,7 @@ from tpmon.trace.reading.read import (
 )
 from tpmon.trace.reading.schema import TraceHeader
 from tpmon.trace.reading.slice import describe_slice
-from tpmon.trace.verdict import advise, explain, judge_device, judge_host
+from tpmon.trace.verdict import advise, judge_device, judge_host
 
 ON_REQUEST = ("shapes", "lines")
 """Tables that take long and are long: made where they are asked for."""
@@ -146,8 +153,8 @@ def analyze_trace(
     overview = _overview(trace, steps, activity, figures)
     cards = tuple(card for card in overview.gpus if card.device not in activity.strays)
     parts = Parts(trace, steps, ops, activity, causes, counted, judged, products, peaks)
-    patterns = find_patterns(parts)
-    modules, frames, lines = _tabulate_python(parts, wanted)
+    verdict, patterns = advise(parts, verdict, cards, find_patterns(parts))
+    stacks = nest_python(trace) if len(trace.python.start) else None
     file = TraceFile(
         path=trace.path,
         rank=read_rank(trace),
@@ -168,15 +175,15 @@ def analyze_trace(
         communication=sum_communication(trace, activity),
         launched_before=int((trace.work.call < 0).sum()),
         conditions=read_conditions(trace, activity.strays),
-        verdict=advise(parts, verdict, cards, patterns),
+        verdict=verdict,
         lost=trace.lost,
         products=products,
         hot_kernel=find_hot_kernel(trace, kernels, len(steps.names) if steps.marked else 0),
-        patterns=explain(parts, cards, patterns),
-        modules=modules,
-        frames=frames,
+        patterns=patterns,
+        modules=sum_modules(trace, ops) if stacks else NOT_APPLICABLE,
+        frames=sum_frames(trace, stacks) if stacks else NOT_APPLICABLE,
         shapes=group_by_shape(trace, ops) if "shapes" in wanted else _NOT_ASKED,
-        lines=lines,
+        lines=_group_by_line(trace, ops, stacks) if "lines" in wanted or stacks is None else _NOT_ASKED,
         ranges=sum_ranges(trace),
     )
     if keep is not None:
@@ -190,25 +197,13 @@ def group_operators(found: Findings, by: str) -> Applicable[tuple[OperatorGroupR
     ops = nest_operators(trace)
     if by == "shapes":
         return group_by_shape(trace, ops)
-    return group_by_line(trace, ops, nest_python(trace)) if len(trace.python.start) else NOT_APPLICABLE
+    return _group_by_line(trace, ops, nest_python(trace) if len(trace.python.start) else None)
 
 
-PythonTables = tuple[
-    Applicable[tuple[ModuleRow, ...]],
-    Applicable[tuple[FrameRow, ...]],
-    Applicable[tuple[OperatorGroupRow, ...]],
-]
-
-
-def _tabulate_python(parts: Parts, wanted: Collection[str]) -> PythonTables:
-    """Make modules, functions and lines of Python; NOT_APPLICABLE where the trace has no stacks."""
-    trace = parts.trace
-    if not len(trace.python.start):
-        return NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE
-    stacks = nest_python(trace)
-    modules = sum_modules(trace, parts.ops)
-    lines = group_by_line(trace, parts.ops, stacks) if "lines" in wanted else _NOT_ASKED
-    return modules, sum_frames(trace, stacks), lines
+def _group_by_line(
+    trace: Trace, ops: Operators, stacks: Stacks | None
+) -> Applicable[tuple[OperatorGroupRow, ...]]:
+    return group_by_line(trace, ops, stacks) if stacks else NOT_APPLICABLE
 
 
 def _overview(trace: Trace, steps: TraceSteps, activity: Activity, figures: LaunchFigures) -> Overview:
@@ -227,10 +222,7 @@ def _overview(trace: Trace, steps: TraceSteps, activity: Activity, figures: Laun
         breakdown_us=break_down(activity, steps, exclusive=True),
         overlapping_us=break_down(activity, steps, exclusive=False),
         gpus=tuple(use_card(trace, figures, steps.window, device) for device in trace.list_devices()),
-        notes=tuple(
-            clean_name(note)
-            for note in (*steps.notes, *_note_strays(activity), *describe_slice(trace.header))
-        ),
+        notes=tuple(map(clean_name, (*steps.notes, *_note_strays(activity), *describe_slice(trace.header)))),
     )
 
 
@@ -244,10 +236,7 @@ def _note_strays(activity: Activity) -> tuple[str, ...]:
 
 
 def _versions(header: TraceHeader) -> str:
-    named = (
-        ("CUDA", header.cuda_runtime),
-        ("driver", header.cuda_driver),
-        ("HIP", header.hip_runtime),
-        ("HIP driver", header.hip_driver),
-    )
-    return clean_name(", ".join(f"{name} {value}" for name, value in named if value is not None), 120)
+    nvidia = (("CUDA", header.cuda_runtime), ("driver", header.cuda_driver))
+    amd = (("HIP", header.hip_runtime), ("HIP driver", header.hip_driver))
+    told = (f"{name} {value}" for name, value in (*nvidia, *amd) if value is not None)
+    return clean_name(", ".join(told), 120)

@@ -21,10 +21,9 @@ from tpmon.model.results.trace_tables import (
     TimeShare,
 )
 from tpmon.trace.analysis import Findings, group_operators
-from tpmon.trace.figures.breakdown import Activity, HostCauses, comm_rows, told_causes
+from tpmon.trace.figures.breakdown import comm_rows, told_causes
 from tpmon.trace.figures.kernels import LaunchFigures, fill_sms
 from tpmon.trace.figures.program import find_line
-from tpmon.trace.figures.steps import TraceSteps
 from tpmon.trace.reading.columns import Ints, Reals, distinct
 from tpmon.trace.reading.read import Trace, clean_name
 from tpmon.trace.reading.schema import STEP, Category
@@ -156,14 +155,13 @@ def _fill(lane: Lane, edges: Ints) -> tuple[tuple[TimeCell, ...], tuple[TimeShar
     return cells, shares
 
 
-def lay_timelines(
-    trace: Trace, steps: TraceSteps, activity: Activity, causes: HostCauses, figures: LaunchFigures
-) -> Timelines:
+def lay_timelines(found: Findings) -> Timelines:
     """Keep of a trace what its timelines are drawn from: a lane for each device, or one of the host.
 
     Steps begin and end with their device work, as the window of the gaps does; without a device with the
     marks.
     """
+    trace, steps, activity, causes = found.trace, found.steps, found.activity, found.causes
     work = trace.work
     comms = comm_rows(trace)
     told, _untold = told_causes(trace)
@@ -176,7 +174,7 @@ def lay_timelines(
         compute = unite_rows(work, trace.select(Category.KERNEL, device) & ~comms)
         communication = unite_rows(work, here & comms)
         exposed = _without(communication, compute) if len(communication.start) else communication
-        sm = _level_sm(trace, figures, device)
+        sm = _level_sm(trace, found.figures, device)
         lanes.append(Lane(device, names, busy, exposed, grow(busy, layers), sm))
     if not lanes:
         sync = unite_all(causes.layers[1:3])
@@ -222,32 +220,25 @@ class KeptTraces:
 
     def __init__(self) -> None:
         self._events = 0
-        self._timelines: list[Known[Timelines]] = []
-        self._findings: list[Findings | None] = []
+        self._kept: list[tuple[Timelines, Findings] | None] = []
 
     def keep(self, found: Findings) -> None:
         """Take what a trace was analysed from, as long as there is room."""
         self._events += found.trace.events
-        if self._events > MOST_KEPT_EVENTS and self._findings:
-            self._timelines.append(_TOO_LARGE)
-            self._findings.append(None)
-            return
-        self._timelines.append(
-            lay_timelines(found.trace, found.steps, found.activity, found.causes, found.figures)
-        )
-        self._findings.append(found)
+        fits = self._events <= MOST_KEPT_EVENTS or not self._kept
+        self._kept.append((lay_timelines(found), found) if fits else None)
 
     def look(self, file: int, lane: int, stretch: Stretch, cells: int) -> Known[Timeline]:
         """Return a stretch of the timeline of a trace."""
-        kept = self._timelines[file]
-        return kept if isinstance(kept, Missing) else kept.look(lane, stretch, cells)
+        kept = self._kept[file]
+        return _TOO_LARGE if kept is None else kept[0].look(lane, stretch, cells)
 
     def find_line(self, file: int, name: str) -> Known[CodePlace]:
         """Return the line of Python of what has this name in a trace."""
-        found = self._findings[file]
-        return _TOO_LARGE if found is None else find_line(found.trace, name)
+        kept = self._kept[file]
+        return _TOO_LARGE if kept is None else find_line(kept[1].trace, name)
 
     def group(self, file: int, by: str) -> Applicable[tuple[OperatorGroupRow, ...]]:
         """Return the operators of a trace by input shapes or by line of Python."""
-        found = self._findings[file]
-        return _TOO_LARGE if found is None else group_operators(found, by)
+        kept = self._kept[file]
+        return _TOO_LARGE if kept is None else group_operators(kept[1], by)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -19,6 +20,10 @@ from tpmon.trace.reading.spans import intersect_total
 
 _UNKNOWN = Missing("the trace does not say sizes and types")
 _NO_GROUP = Missing("the trace does not say of how many ranks the group is")
+
+
+_Call = tuple[str, int, int, float]
+"""Name, nanoseconds, bytes and bus bytes of one collective."""
 
 
 def bus_factor(name: str, ranks: int) -> float:
@@ -54,7 +59,7 @@ def sum_communication(trace: Trace, activity: Activity) -> Applicable[Communicat
         sum(compute.total for _mine, compute in each) / 1000,
         overlap / 1000,
         (total - overlap) / 1000,
-        tuple(_collectives(trace, rows) if on_device else _host_collectives(trace, rows.tolist())),
+        _sum_calls(_on_device(trace, rows) if on_device else _on_host(trace, rows)),
     )
 
 
@@ -106,41 +111,31 @@ def find_annotations(trace: Trace, rows: Ints, *, shaped: bool) -> Ints:
     return found
 
 
-def _collectives(trace: Trace, rows: Ints) -> list[CollectiveRow]:
+def _on_device(trace: Trace, rows: Ints) -> Iterator[_Call]:
     work = trace.work
-    annotations = find_annotations(trace, rows, shaped=True)
-    around = dict(zip(rows.tolist(), annotations.tolist(), strict=True))
-    groups: dict[str, list[int]] = {}
+    annotations = find_annotations(trace, rows, shaped=True).tolist()
+    for row, number, around in zip(rows.tolist(), work.collective[rows].tolist(), annotations, strict=True):
+        said = trace.collectives[number] if number >= 0 else None
+        size = message_bytes(said) if said else 0
+        bus = size * bus_factor(said.name, said.group_size) if said else 0.0
+        moved = size or (_size_of(trace, around) if around >= 0 else 0)
+        name = (said.name if said else "") or trace.names[work.name[row]].split("(")[0]
+        yield name, int(work.duration[row]), moved, bus
+
+
+def _on_host(trace: Trace, rows: Ints) -> Iterator[_Call]:
+    host = trace.host
     for row in rows.tolist():
-        number = int(work.collective[row])
-        said = trace.collectives[number].name if number >= 0 else ""
-        groups.setdefault(said or trace.names[work.name[row]].split("(")[0], []).append(row)
+        yield trace.names[host.name[row]], int(host.duration[row]), _size_of(trace, row), 0.0
+
+
+def _sum_calls(calls: Iterable[_Call]) -> tuple[CollectiveRow, ...]:
+    by_name: defaultdict[str, list[_Call]] = defaultdict(list)
+    for call in calls:
+        by_name[call[0]].append(call)
     found = []
-    for name, members in groups.items():
-        total = int(work.duration[members].sum())
-        moved, bus = 0, 0.0
-        for row in members:
-            number = int(work.collective[row])
-            size = message_bytes(trace.collectives[number]) if number >= 0 else 0
-            if size:
-                bus += size * bus_factor(trace.collectives[number].name, trace.collectives[number].group_size)
-            elif around[row] >= 0:
-                size = _size_of(trace, around[row])
-            moved += size
+    for name, own in by_name.items():
+        total, moved, bus = (sum(column) for column in list(zip(*own, strict=True))[1:])
         speed: Known[float] = bus / total if bus and total else _NO_GROUP if moved else _UNKNOWN
-        found.append(
-            CollectiveRow(clean_name(name, 120), len(members), total / 1000, moved or _UNKNOWN, speed)
-        )
-    return sorted(found, key=lambda row: -row.total_us)
-
-
-def _host_collectives(trace: Trace, rows: Iterable[int]) -> list[CollectiveRow]:
-    by_name: dict[int, list[int]] = {}
-    for row in rows:
-        by_name.setdefault(int(trace.host.name[row]), []).append(row)
-    found = []
-    for number, own in by_name.items():
-        total, moved = int(trace.host.duration[own].sum()), sum(_size_of(trace, row) for row in own)
-        said = (moved or _UNKNOWN, _NO_GROUP if moved else _UNKNOWN)
-        found.append(CollectiveRow(clean_name(trace.names[number], 120), len(own), total / 1000, *said))
-    return sorted(found, key=lambda row: -row.total_us)
+        found.append(CollectiveRow(clean_name(name, 120), len(own), total / 1000, moved or _UNKNOWN, speed))
+    return tuple(sorted(found, key=lambda row: -row.total_us))

@@ -324,6 +324,9 @@ def find_peak(card: Device | None) -> Peak | None:
 MOST_HOST_TFLOP_S = 10.0
 """The largest servers reach a little less in fp32 with all of their cores."""
 _TOO_FAST = Missing("faster than a host: the work is of a device that is not in the trace")
+_NO_TYPES = Missing("the trace has no types of inputs (record_shapes=True)")
+_OF_CARDS = Missing("peaks are known of cards alone")
+_OF_TENSOR_CORES = Missing("it matters to tensor cores alone")
 _NO_TYPE = Missing("neither the inputs nor the name of the kernel tell the type")
 
 
@@ -349,18 +352,11 @@ def sum_products(trace: Trace, ops: Operators, counted: CountedProduct) -> tuple
             reached = rate(flops, span, 1000)
         sides = counted.misaligned[part]
         told = int(length[sides >= 0].sum())
-        found.append(
-            ProductRow(
-                KINDS[kind],
-                DTYPES[dtype] or _NO_TYPE,
-                len(places) + int((called < 0).sum()),
-                spent / 1000,
-                100 * spent / total if total else 0.0,
-                reached,
-                share_of_peak(reached, _peak_of(trace, part, DTYPES[dtype])),
-                100 * int(length[sides == 1].sum()) / told if told else NO_SHAPES,
-            )
-        )
+        used = (spent / 1000, 100 * spent / total if total else 0.0)
+        peak = share_of_peak(reached, _peak_of(trace, part, DTYPES[dtype]))
+        odd = 100 * int(length[sides == 1].sum()) / told if told else NO_SHAPES
+        named = (KINDS[kind], DTYPES[dtype] or _NO_TYPE, len(places) + int((called < 0).sum()))
+        found.append(ProductRow(*named, *used, reached, peak, odd))
     return tuple(sorted(found, key=lambda row: -row.total_us))
 
 
@@ -380,14 +376,7 @@ def _sum_on_host(trace: Trace, ops: Nest) -> tuple[ProductRow, ...]:
     for number in distinct(trace.host.name[ops.row]).tolist():
         kinds[number] = KINDS.index(name_kind(trace.names[number]))
     kind_of = kinds[trace.host.name[ops.row]]
-    around = np.zeros(len(ops.row), np.bool_)
-    inner = np.flatnonzero((kind_of > 0) & (ops.parent >= 0))
-    while len(inner):
-        inner = ops.parent[inner]
-        inner = distinct(inner[~around[inner]])
-        around[inner] = True
-        inner = inner[ops.parent[inner] >= 0]
-    places = np.flatnonzero((kind_of > 0) & ~around)
+    places = np.flatnonzero((kind_of > 0) & (ops.add_up((kind_of > 0).astype(np.int64)) == 1))
     if not len(places):
         return ()
     total = int(trace.host.duration[ops.row[ops.depth == 0]].sum())
@@ -404,16 +393,7 @@ def _sum_on_host(trace: Trace, ops: Nest) -> tuple[ProductRow, ...]:
         reached = rate(flops[here], length[here], 1000)
         if is_known(reached) and reached > MOST_HOST_TFLOP_S:
             reached = _TOO_FAST
-        found.append(
-            ProductRow(
-                KINDS[kind],
-                DTYPES[dtype] or Missing("the trace has no types of inputs (record_shapes=True)"),
-                int(here.sum()),
-                spent / 1000,
-                100 * spent / total if total else 0.0,
-                reached,
-                Missing("peaks are known of cards alone"),
-                Missing("it matters to tensor cores alone"),
-            )
-        )
+        named = (KINDS[kind], DTYPES[dtype] or _NO_TYPES, int(here.sum()))
+        used = (spent / 1000, 100 * spent / total if total else 0.0)
+        found.append(ProductRow(*named, *used, reached, _OF_CARDS, _OF_TENSOR_CORES))
     return tuple(sorted(found, key=lambda row: -row.total_us))

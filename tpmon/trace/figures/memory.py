@@ -50,19 +50,12 @@ def sum_memory(trace: Trace, steps: TraceSteps) -> tuple[MemoryPeak, ...]:
     found = []
     for kind, device, rows in each_device(trace):
         changed = memory.changed_bytes[rows]
-        found.append(
-            MemoryPeak(
-                name_kind(kind),
-                device,
-                len(rows),
-                _peak(memory.allocated[rows]),
-                _peak(memory.reserved[rows]) if kind else _NOT_RESERVED,
-                int(changed[changed > 0].sum()),
-                -int(changed[changed < 0].sum()),
-                _growth(memory.time[rows], memory.allocated[rows], steps),
-                _unused(memory.allocated[rows], memory.reserved[rows]) if kind else _NOT_RESERVED,
-            )
-        )
+        allocated, reserved = memory.allocated[rows], memory.reserved[rows]
+        peaks = (_peak(allocated), _peak(reserved) if kind else _NOT_RESERVED)
+        sums = (int(changed[changed > 0].sum()), -int(changed[changed < 0].sum()))
+        unused = _unused(allocated, reserved) if kind else _NOT_RESERVED
+        row = (*peaks, *sums, _growth(memory.time[rows], allocated, steps), unused)
+        found.append(MemoryPeak(name_kind(kind), device, len(rows), *row))
     return tuple(found)
 
 
@@ -140,25 +133,18 @@ def sum_allocations(trace: Trace, ops: Nest) -> tuple[AllocationRow, ...]:
         names = owner[rows[grown]]
         for number in distinct(names).tolist():
             here = names == number
-            found.append(
-                AllocationRow(
-                    name_kind(kind),
-                    device,
-                    clean_name(trace.names[number]) if number >= 0 else OUTSIDE,
-                    int(here.sum()),
-                    int(size[here].sum()),
-                    int(size[here & kept].sum()) if has_addresses else _NO_ADDRESSES,
-                    int(size[here & alive].sum()) if has_addresses and has_totals else _NO_ADDRESSES,
-                )
-            )
+            by = clean_name(trace.names[number]) if number >= 0 else OUTSIDE
+            stays = int(size[here & kept].sum()) if has_addresses else _NO_ADDRESSES
+            peak_bytes = int(size[here & alive].sum()) if has_addresses and has_totals else _NO_ADDRESSES
+            sums = (int(here.sum()), int(size[here].sum()), stays, peak_bytes)
+            found.append(AllocationRow(name_kind(kind), device, by, *sums))
         if has_addresses and has_totals:
             older = int(memory.allocated[rows[peak]]) - int(size[alive].sum())
             if older > 0:
                 unknown: Known[int] = Missing("it was allocated before the capture")
                 found.append(AllocationRow(name_kind(kind), device, BEFORE, 0, 0, unknown, older))
-    return tuple(
-        sorted(found, key=lambda row: (row.kind == "cpu", row.kind, row.device, -row.allocated_bytes))
-    )
+    found.sort(key=lambda row: (row.kind == "cpu", row.kind, row.device, -row.allocated_bytes))
+    return tuple(found)
 
 
 def _find_owners(trace: Trace, ops: Nest) -> Ints:

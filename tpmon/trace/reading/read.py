@@ -6,6 +6,7 @@ counted in ``Lost``; only what is no trace at all is an error.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -219,34 +220,12 @@ def _read_part(text: bytes, tally: LossTally) -> TraceHeader:
         if found is None:
             continue
         try:
-            decoder = msgspec.json.Decoder(field.type, strict=False)
-            setattr(header, field.name, decoder.decode(_first_value(text[found.end() :])))
+            rest = text[found.end() :].decode("utf-8", "replace")
+            value = rest[: json.JSONDecoder(strict=False).raw_decode(rest)[1]].encode()
+            setattr(header, field.name, msgspec.json.decode(value, type=field.type, strict=False))
         except UNREADABLE:
             tally.values += 1
     return header
-
-
-def _first_value(text: bytes) -> bytes:
-    """Return the text of the JSON value that ``text`` begins with."""
-    depth, quoted, skip = 0, False, False
-    for at, char in enumerate(text):
-        if skip:
-            skip = False
-        elif quoted:
-            skip = char == 0x5C
-            quoted = char != 0x22
-        elif char == 0x22:
-            quoted = True
-        elif char in b"{[":
-            depth += 1
-        elif char in b"}],":
-            if char != 0x2C:
-                depth -= 1
-            if depth < 0 or (depth == 0 and char == 0x2C):
-                return text[:at]
-            if depth == 0 and char != 0x2C:
-                return text[: at + 1]
-    return text
 
 
 def _find_rank(path: str, header: TraceHeader, said: int) -> int:

@@ -170,6 +170,7 @@ def _positive(correlations: Ints) -> Ints:
 
 _RAWS = msgspec.json.Decoder(list[msgspec.Raw])
 _LEVEL = 5
+_ELSEWHERE = "name a file elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +222,9 @@ def _open_new(out: str) -> Iterator[IO[bytes] | gzip.GzipFile]:
     except FileExistsError as error:
         raise UsageError(f"{out} is there already", "name a file that is not there yet") from error
     except PermissionError as error:
-        raise NotPermittedError(f"{out} may not be written", "name a file elsewhere") from error
+        raise NotPermittedError(f"{out} may not be written", _ELSEWHERE) from error
     except OSError as error:
-        raise UsageError(f"{out}: {error.strerror or error}", "name a file elsewhere") from error
+        raise UsageError(f"{out}: {error.strerror or error}", _ELSEWHERE) from error
     try:
         with os.fdopen(descriptor, "wb") as plain:
             if out.endswith(".gz"):
@@ -231,19 +232,12 @@ def _open_new(out: str) -> Iterator[IO[bytes] | gzip.GzipFile]:
                     yield packed
             else:
                 yield plain
-    except OSError as error:
-        _remove(out)
-        raise UsageError(
-            f"{out} is not written: {error.strerror or error}", "name a file elsewhere"
-        ) from error
-    except BaseException:
-        _remove(out)
-        raise
-
-
-def _remove(out: str) -> None:
-    with suppress(OSError):
-        os.unlink(out)
+    except BaseException as error:
+        with suppress(OSError):
+            os.unlink(out)
+        if not isinstance(error, OSError):
+            raise
+        raise UsageError(f"{out} is not written: {error.strerror or error}", _ELSEWHERE) from error
 
 
 class _Sifter:

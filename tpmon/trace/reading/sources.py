@@ -86,13 +86,9 @@ def _open_file(path: str) -> FileIO:
     os.close(descriptor)
     if stat.S_ISDIR(kind):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    raise UsageError(f"{path}: it is no regular file but {_name_kind(kind)}", _TRY_FILE)
-
-
-def _name_kind(kind: int) -> str:
-    if stat.S_ISFIFO(kind):
-        return "a FIFO"
-    return "a device" if stat.S_ISCHR(kind) or stat.S_ISBLK(kind) else "of another kind"
+    device = "a device" if stat.S_ISCHR(kind) or stat.S_ISBLK(kind) else "of another kind"
+    what = "a FIFO" if stat.S_ISFIFO(kind) else device
+    raise UsageError(f"{path}: it is no regular file but {what}", _TRY_FILE)
 
 
 def find_remote(path: str, endings: tuple[str, ...]) -> list[str]:
