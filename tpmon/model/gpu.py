@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 
 NO_DRIVER = "no NVIDIA driver"
 NO_CARD_OPEN = "the job holds no NVIDIA card open"
@@ -231,12 +231,9 @@ def tell_contexts(
     """
     most = max((one for one in used_bytes.values() if is_known(one)), default=0)
     works = {uuid for uuid, pct in busy_pct.items() if is_known(pct) and pct >= USED_PCT}
-    found: set[str] = set()
-    for uuid, used in used_bytes.items():
-        ratio = BULK_RATIO if works and is_known(busy_pct[uuid]) else CONTEXT_RATIO
-        if uuid not in works and is_known(used) and used < ratio * most:
-            found.add(uuid)
-    return frozenset(found)
+    idle = {uuid: used for uuid, used in used_bytes.items() if uuid not in works and is_known(used)}
+    ratios = {uuid: BULK_RATIO if works and is_known(busy_pct[uuid]) else CONTEXT_RATIO for uuid in idle}
+    return frozenset(uuid for uuid, used in idle.items() if used < ratios[uuid] * most)
 
 
 def find_used(cards: Sequence[GpuSample]) -> Mapping[int, tuple[GpuSample, ...]]:
@@ -262,15 +259,10 @@ def _without_contexts(pid: int, mine: Sequence[GpuSample]) -> tuple[GpuSample, .
     listed = [one for one in mine if is_listed(one) and one.state is not GpuState.LOST]
     if len(listed) < 2:
         return tuple(mine)
-    contexts = tell_contexts(
-        {one.uuid: bytes_on(pid, one) for one in listed}, {one.uuid: _busy_pct(pid, one) for one in listed}
-    )
+    used = {one.uuid: bytes_on(pid, one) for one in listed}
+    busy = {one.uuid: map_known(lambda pct: pct.get(pid, 0.0), share_card(one)) for one in listed}
+    contexts = tell_contexts(used, busy)
     return tuple(one for one in mine if one.uuid not in contexts)
-
-
-def _busy_pct(pid: int, card: GpuSample) -> Known[float]:
-    shares = share_card(card)
-    return shares.get(pid, 0.0) if is_known(shares) else shares
 
 
 def list_silent(cards: Sequence[GpuSample]) -> tuple[GpuSample, ...]:

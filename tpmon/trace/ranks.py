@@ -63,11 +63,9 @@ def take_parts(trace: Trace, file: TraceFile, steps: TraceSteps, activity: Activ
         alone = (compute.within(start, end), communication.within(start, end))
         parts.append((*alone, alone[0] + alone[1] - both, (end - start) - both))  # overlap, other
     means = np.mean(np.array(parts, dtype=np.float64), axis=(0, 2)) / 1e6
-    computing, communicating, overlap, other = means.tolist()
+    computing, comm_ms, overlap, other = means.tolist()
     step_ms = float((end - start).mean()) / 1e6
-    row = TraceRankRow(
-        file.rank, file.path, step_ms, computing, communicating, overlap, other, _ALONE, _ALONE
-    )
+    row = TraceRankRow(file.rank, file.path, step_ms, computing, comm_ms, overlap, other, _ALONE, _ALONE)
     found, transfers = _collectives(trace, steps)
     sizes: dict[str, int] = {}
     for told in trace.collectives:
@@ -96,8 +94,9 @@ def _collectives(trace: Trace, steps: TraceSteps) -> tuple[dict[Key, tuple[int, 
             title if not one and is_transfer(title) else name
             for one, title, name in zip(said, titles, names, strict=True)
         ]
-        calls = trace.work.call[rows]
-        enqueued = np.where(calls >= 0, trace.calls.start[calls], NEVER) if len(trace.calls.start) else start
+        launch = trace.work.call[rows]
+        known = len(trace.calls.start) > 0
+        enqueued = np.where(launch >= 0, trace.calls.start[launch], NEVER) if known else start
     else:
         host = trace.host
         wanted = is_host_backend if len(trace.work.start) else is_comm_host
@@ -108,10 +107,9 @@ def _collectives(trace: Trace, steps: TraceSteps) -> tuple[dict[Key, tuple[int, 
     found: dict[Key, tuple[int, int]] = {}
     seen: defaultdict[tuple[str, str, str], int] = defaultdict(int)
     times = zip(start.tolist(), length.tolist(), strict=True)
+    calls = zip(groups, names, numbers, _name_steps(steps, enqueued), times, strict=True)
     transfers = 0
-    for group, name, number, step, when in zip(
-        groups, names, numbers, _name_steps(steps, enqueued), times, strict=True
-    ):
+    for group, name, number, step, when in calls:
         if is_transfer(name):
             transfers += 1
         elif number >= 0:
@@ -228,9 +226,7 @@ def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
     collective takes on the rank where it is shortest moves data; what it takes longer elsewhere is waiting
     for that rank. Ranges that overlap on a rank count once.
     """
-    sizes = [
-        part.world_size for part in parts if is_known(part.world_size) and part.world_size <= _MOST_RANKS
-    ]
+    sizes = [one.world_size for one in parts if is_known(one.world_size) and one.world_size <= _MOST_RANKS]
     world: Known[int] = max(sizes) if sizes else Missing("no trace says the size of the job")
     told = [part.row.rank for part in parts if is_known(part.row.rank)]
     have = set(told)

@@ -142,13 +142,9 @@ def _fill(lane: Lane, edges: Ints) -> tuple[tuple[TimeCell, ...], tuple[TimeShar
     largest = np.argmax(table[1:], axis=0)
     held = table[1:].max(axis=0) > 0
     sm = lane.sm
-    levels = (100 * sm.within(edges)).tolist() if is_known(sm) else []
-    cells = tuple(
-        TimeCell(pct, comm, lane.causes[cause] if rest else "", levels[at] if is_known(sm) else sm)
-        for at, (pct, comm, cause, rest) in enumerate(
-            zip(busy.tolist(), exposed.tolist(), largest.tolist(), held.tolist(), strict=True)
-        )
-    )
+    levels: list[Known[float]] = (100 * sm.within(edges)).tolist() if is_known(sm) else [sm] * len(start)
+    named = [lane.causes[cause] if rest else "" for cause, rest in zip(largest.tolist(), held, strict=True)]
+    cells = tuple(map(TimeCell, busy.tolist(), exposed.tolist(), named, levels))
     whole = max(int(edges[-1] - edges[0]), 1)
     sums = (100 * table.sum(axis=1) / whole).tolist()
     shares = tuple(TimeShare(name, pct) for name, pct in zip(("busy", *lane.causes), sums, strict=True))

@@ -231,10 +231,10 @@ def say_other(group: StackGroup) -> str:
     return ", ".join(filter(None, words))
 
 
-def list_waits(group: StackGroup, most: int = 2) -> list[str]:
-    """List what the threads of a group wait for, the common ones first, and how many more waits there are."""
+def list_waits(group: StackGroup) -> list[str]:
+    """List what the threads of a group wait for: the two common ones, and how many more waits there are."""
     waits = Counter(say for thread in group.threads if (say := say_wait(thread)))
-    words = [said for said, _ in waits.most_common(most)]
+    words = [said for said, _ in waits.most_common(2)]
     more = len(waits) - len(words)
     return [*words, f"{more} more wait{'s' if more > 1 else ''}"] if more else words
 

@@ -213,9 +213,8 @@ def _optimizer(parts: Parts) -> Iterator[PatternSeen]:
         spent = float(host.duration[rows].sum()) / 1000
         start, end = parts.steps.host_window
         share = 100 * spent / max((end - start) / 1000, 1.0)
-        yield PatternSeen(
-            "unfused-optimizer", f"{each:,.0f} kernels in one step of the optimizer", min(share, 100.0)
-        )
+        words = f"{each:,.0f} kernels in one step of the optimizer"
+        yield PatternSeen("unfused-optimizer", words, min(share, 100.0))
 
 
 def _syncs(parts: Parts) -> Iterator[PatternSeen]:

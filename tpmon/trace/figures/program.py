@@ -104,9 +104,8 @@ def _find_outermost(place: Ints, start: Ints, end: Ints, track: Small) -> Mask:
     order = np.lexsort((start, track, place))
     first = int(start.min())
     span = int(end.max()) - first + 1
-    group = np.cumsum(
-        np.append(0, (np.diff(place[order]) != 0) | (np.diff(track[order]) != 0)).astype(np.int64)
-    )
+    begins = (np.diff(place[order]) != 0) | (np.diff(track[order]) != 0)
+    group = np.cumsum(np.append(0, begins).astype(np.int64))
     outer = np.ones(len(place), dtype=np.bool_)
     if span * (int(group[-1]) + 1) >= 1 << 62:
         return outer
@@ -236,9 +235,8 @@ def sum_modules(trace: Trace, ops: Operators) -> tuple[ModuleRow, ...]:
         above = int(modules.parent[first[at]])
         around = python.name[modules.row[above]]
         inside: Applicable[str] = _short(trace.names[around]) if above >= 0 else NOT_APPLICABLE
-        device = [
-            float(one[at]) if told else NOT_APPLICABLE for one, told in zip(sums[2:], tells, strict=True)
-        ]
+        pairs = zip(sums[2:], tells, strict=True)
+        device = [float(column[at]) if told else NOT_APPLICABLE for column, told in pairs]
         total, alone = float(sums[0][at]), float(sums[1][at])
         name = _short(trace.names[groups.keys[at]])
         found.append(ModuleRow(name, inside, int(groups.count[at]), total, alone, *device))

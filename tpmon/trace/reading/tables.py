@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -76,12 +77,12 @@ def _plain_track(key: tuple[Id, Id]) -> tuple[Id, Id]:
     return _plain_id(key[0]), _plain_id(key[1])
 
 
-def _last_number(value: Id, default: int) -> int:
+def _last_number(value: Id) -> int:
     plain = _plain_id(value)
     if isinstance(plain, int):
         return plain
     found = _LAST_NUMBER.search(plain)
-    return int(found[1]) if found and len(found[1]) < 10 else default
+    return int(found[1]) if found and len(found[1]) < 10 else 0
 
 
 def _whole(raw: bytes) -> int:
@@ -144,6 +145,19 @@ def _tells_rank(args: Args) -> bool:
     return bool(name) and _ROOTED.match(name) is None and bytes(args.group).strip(b'"') == _WHOLE_JOB
 
 
+_KINDS = {"Ints": np.int64, "Small": np.int32, "Tiny": np.int8}
+_UNTOLD = ("allocated", "reserved", "device_type", "device")
+"""Columns of the memory table in which -1 stands for what does not fit."""
+
+
+def _grow(table: type) -> list[Growing]:
+    """Return the empty columns of a table."""
+    memory = table is MemoryTable
+    return [
+        Growing(_KINDS[str(one.type)], -1 if memory and one.name in _UNTOLD else 0) for one in fields(table)
+    ]
+
+
 class Tables:
     """Collect events; ``finish`` gives the tables, once."""
 
@@ -160,13 +174,8 @@ class Tables:
         self._odd_values = 0
         self.rank = -1
         self._classes = Classes()
-        big, small, tiny = np.int64, np.int32, np.int8
-        self._host = [Growing(kind) for kind in (big, big, small, tiny, small, small, big)]
-        self._calls = [Growing(kind) for kind in (big, big, small, tiny, small, big)]
-        self._work = [Growing(kind) for kind in (big, big, small, tiny, small, small, big, big, small, small)]
-        self._python = [Growing(kind) for kind in (big, big, small, small)]
-        kinds, absent = (big, big, big, big, small, small, small, big), (0, 0, -1, -1, -1, -1, 0, 0)
-        self._memory = [Growing(*pair) for pair in zip(kinds, absent, strict=True)]
+        self._host, self._calls, self._python = map(_grow, (HostTable, CallTable, PythonTable))
+        self._work, self._memory = _grow(WorkTable)[:-1], _grow(MemoryTable)
 
     @property
     def odd_values(self) -> int:
@@ -256,8 +265,8 @@ class Tables:
         columns = (
             *first,
             self._list_categories(events),
-            [one.device if one.device >= 0 else _last_number(event.pid, 0) for one, event in pairs],
-            [one.stream if one.stream >= 0 else _last_number(event.tid, 0) for one, event in pairs],
+            [one.device if one.device >= 0 else _last_number(event.pid) for one, event in pairs],
+            [one.stream if one.stream >= 0 else _last_number(event.tid) for one, event in pairs],
             [one.correlation for one in args],
             [one.bytes if one.bytes < MOST_US else 0 for one in args],
             [self.launches[_key_launch(one)] if one.grid else -1 for one in args],
