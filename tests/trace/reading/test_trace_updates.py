@@ -13,64 +13,49 @@ from tpmon.trace.reading.read import read_trace
 NODE = "autograd::engine::evaluate_function: MulBackward0"
 
 
-def find(trace: TraceBuilder, tmp_path: Path) -> Marks:
-    return find_updates(read_trace(trace.write(tmp_path / "t.json")), 20)
-
-
 def update(trace: TraceBuilder, name: str, start: float, length: float = 50) -> TraceBuilder:
     return trace.add("user_annotation", f"Optimizer.step#{name}.step", start, length)
 
 
-@pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize("cut", [0, 1])
-def test_two_optimizers_end_a_step_once(backward, cut, tmp_path):
+def find(tmp_path: Path, updates: list[tuple[str, float]], nodes: list[float], length: float = 100) -> Marks:
+    """Find the steps of a loop with these updates, and nodes of the backward pass of a length."""
     trace = TraceBuilder(base_us=0).op("aten::mm", 0, 100)
-    for number in range(4):
-        if backward:
-            trace.op(NODE, number * 1000 + 500, 100)
-        if number or not cut:
-            update(trace, "Muon", number * 1000 + 800)
-        update(trace, "AdamW", number * 1000 + 860)
-    steps = find(trace, tmp_path).steps
-    assert [step[1] for step in steps] == [910_000, 1_910_000, 2_910_000, 3_910_000]
+    for start in nodes:
+        trace.op(NODE, start, length)
+    for name, start in updates:
+        update(trace, name, start)
+    return find_updates(read_trace(trace.write(tmp_path / "t.json")), 20)
 
 
-def test_optimizers_of_two_networks_end_a_step_once(tmp_path):
-    """Each has a backward pass of its own, and the critic updates three times."""
-    trace = TraceBuilder(base_us=0).op("aten::mm", 0, 100)
-    for at in range(0, 16_000, 1000):
-        trace.op(NODE, at + 500, 100)
-        update(trace, "Adam" if at % 4000 == 3000 else "RMSprop", at + 800)
-    steps = find(trace, tmp_path).steps
-    assert [step[1] for step in steps] == [850_000 + at for at in range(3_000_000, 16_000_000, 4_000_000)]
+PAIRS = [(name, at + start) for at in range(0, 4000, 1000) for name, start in (("Muon", 800), ("AdamW", 860))]
+NETWORKS = [("Adam" if at % 4000 == 3000 else "RMSprop", at + 800) for at in range(0, 16_000, 1000)]
+EIGHTS = [("SGD", number * 1000 + 400 + at * 60) for number in range(3) for at in range(8)]
 
 
-def test_updates_one_after_the_other_are_one(tmp_path):
-    trace = TraceBuilder(base_us=0).op("aten::mm", 0, 100)
-    for number in range(3):
-        trace.op(NODE, number * 1000 + 300, 100)
-        for at in range(8):
-            update(trace, "SGD", number * 1000 + 400 + at * 60)
-    assert [step[1] for step in find(trace, tmp_path).steps] == [870_000, 1_870_000, 2_870_000]
+@pytest.mark.parametrize(
+    ("updates", "nodes", "ends"),
+    [
+        pytest.param(PAIRS, [], range(910, 4000, 1000), id="two optimizers without a backward pass"),
+        pytest.param(PAIRS, [500, 1500, 2500, 3500], range(910, 4000, 1000), id="two optimizers"),
+        pytest.param(PAIRS[1:], [], range(910, 4000, 1000), id="two optimizers, the first update cut off"),
+        pytest.param(PAIRS[1:], [500, 1500, 2500, 3500], range(910, 4000, 1000), id="the same with a backward pass"),
+        pytest.param(
+            NETWORKS, [*range(500, 16_000, 1000)], range(3850, 16_000, 4000), id="a critic updates three times"
+        ),
+        pytest.param(EIGHTS, [300, 1300, 2300], range(870, 3000, 1000), id="updates one after the other"),
+    ],
+)
+def test_a_step_ends_once(updates, nodes, ends, tmp_path):
+    assert [step[1] for step in find(tmp_path, updates, nodes).steps] == [1000 * end for end in ends]
 
 
 def test_updates_within_the_backward_pass_are_no_steps(tmp_path):
-    trace = TraceBuilder(base_us=0).op("aten::mm", 0, 100)
-    for at in range(20):
-        trace.op(NODE, at * 100, 90)
-        update(trace, "AdamW", at * 100 + 20)
-    marks = find(trace, tmp_path)
+    marks = find(tmp_path, [("AdamW", at + 20) for at in range(0, 2000, 100)], [*range(0, 2000, 100)], 90)
     assert (marks.steps, "within the backward pass" in marks.why) == ((), True)
 
 
 def test_a_recording_that_begins_between_two_updates_begins_with_a_whole_step(tmp_path):
-    trace = TraceBuilder(base_us=0).op("aten::mm", 0, 100)
-    update(trace, "AdamW", 150)
-    for number in range(3):
-        trace.op(NODE, number * 1000 + 500, 100)
-        update(trace, "Muon", number * 1000 + 800)
-        update(trace, "AdamW", number * 1000 + 860)
-    steps = find(trace, tmp_path).steps
+    steps = find(tmp_path, [("AdamW", 150), *PAIRS[:6]], [500, 1500, 2500]).steps
     assert [step[0] for step in steps] == [200_000, 910_000, 1_910_000]
 
 
