@@ -240,7 +240,7 @@ def from_plain(kind: type[T], raw: object) -> T:
 
 
 def _refuse_constant(name: str) -> float:
-    raise CodecError(f"not JSON: {name} is no number")
+    raise ValueError(f"{name} is no number")
 
 
 def decode(kind: type[T], line: str) -> T:
@@ -251,8 +251,6 @@ def decode(kind: type[T], line: str) -> T:
     """
     try:
         raw = json.loads(line, parse_constant=_refuse_constant)
-    except CodecError:
-        raise
     except (ValueError, RecursionError) as error:
         raise CodecError(f"not JSON: {error}") from error
     return from_plain(kind, raw)

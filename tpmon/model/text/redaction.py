@@ -195,14 +195,10 @@ class Redactor:
         if self._named > Rating.WEAK and _indent_of(line) > self._indent and ":" not in line:
             return (_indent_of(line), len(line))
         one = _ONE().match(line)
-        value = one["value"].strip("\"',") if one else ""
-        if (
-            one is None
-            or rate_name(value)
-            or is_harmless(self._named, value, quoted=one["quote"] is not None)
-        ):
+        if one is None or rate_name(value := one["value"].strip("\"',")):
             return _NO_SPAN
-        return (one.start("value"), len(line))
+        harmless = is_harmless(self._named, value, quoted=one["quote"] is not None)
+        return _NO_SPAN if harmless else (one.start("value"), len(line))
 
     def _begin(self, line: str, following: Sequence[str]) -> Iterator[_Span]:
         """Find what a line begins and does not end: a key, a block, a quote, a name without its value."""

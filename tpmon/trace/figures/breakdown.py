@@ -86,18 +86,9 @@ class Activity:
         """Return all communication: that of a device, and of the host for it."""
         return unite_all([self.communication, self.host_comms])
 
-    def layers(self) -> tuple[Spans, ...]:
-        """Return the sets in the order in which one hides the next."""
-        return (
-            self.kernel,
-            self.memcpy,
-            self.memset,
-            self.communication,
-            self.runtime,
-            self.data_loader,
-            self.cpu,
-            self.host_comms,
-        )
+
+LAYERS = ("kernel", "memcpy", "memset", "communication", "runtime", "data_loader", "cpu", "host_comms")
+"""The sets of an activity in the order in which one hides the next."""
 
 
 def comm_rows(trace: Trace) -> Mask:
@@ -196,32 +187,24 @@ def break_down(activity: Activity, steps: TraceSteps, exclusive: bool) -> Breakd
     Else each kind counts all of its time, so that the sum may be more; other is what none covers.
     """
     each = [_break_down_one(one, steps, exclusive) for one in activity.each()]
-    means = np.mean(np.array(each), axis=0)
-    kernel, memcpy, memset, communication, runtime, data_loader, cpu, host_comms, other = means.tolist()
+    means = dict(zip((*LAYERS, "other"), np.mean(np.array(each), axis=0).tolist(), strict=True))
+    means["communication"] += means.pop("host_comms")
     anything = activity.on_device or activity.in_calls or activity.on_host
 
     device = None if activity.on_device else NO_DEVICE
     host = None if activity.on_host else NO_HOST
     either = None if anything else NO_EVENTS
     calls = None if activity.in_calls else device if activity.on_host else NO_CALLS
-    return Breakdown(
-        _unless(device, kernel),
-        _unless(device, memcpy),
-        _unless(device, memset),
-        _unless(either, communication + host_comms),
-        _unless(calls, runtime),
-        _unless(host, data_loader),
-        _unless(host, cpu),
-        _unless(either, other),
-    )
-
-
-def _unless(why: Missing | None, value: float) -> Known[float]:
-    return value if why is None else why
+    of_device, of_host = dict.fromkeys(LAYERS[:3], device), {"data_loader": host, "cpu": host}
+    untold = {**of_device, **of_host, "runtime": calls, "communication": either, "other": either}
+    known: dict[str, Known[float]] = {
+        name: us if (why := untold[name]) is None else why for name, us in means.items()
+    }
+    return Breakdown(**known)
 
 
 def _break_down_one(activity: Activity, steps: TraceSteps, exclusive: bool) -> list[float]:
-    layers = activity.layers()
+    layers: list[Spans] = [getattr(activity, name) for name in LAYERS]
     # Without a device the host is what computes, and communication behind it is hidden.
     order = tuple(range(8)) if activity.on_device else (0, 1, 2, 4, 5, 6, 3, 7)
     means = [0.0] * 9

@@ -53,10 +53,11 @@ class TraceSteps:
 
 
 def find_steps(trace: Trace) -> TraceSteps:
-    """Find the steps that a trace marks; of a slice around gaps its parts stand for them."""
-    parts = _parts_of_slice(trace)
-    if parts is not None:
-        return parts
+    """Find the steps that a trace marks; of a slice around gaps its parts, as it has no whole ones."""
+    parts = find_parts(trace.header)
+    if len(parts.start):
+        names = tuple(f"around gap {number}" for number in range(1, len(parts.start) + 1))
+        return TraceSteps(names, parts.start, parts.end, parts.start, parts.end, marked=True, notes=())
     host = trace.host
     kinds = (host.category == Category.ANNOTATION) | (host.category == Category.OP)
     rows = np.flatnonzero(trace.named(host, is_step) & kinds)
@@ -64,7 +65,6 @@ def find_steps(trace: Trace) -> TraceSteps:
         return _whole(trace)
     start, end = host.start[rows], host.end[rows]
     names = tuple(trace.names[number] for number in host.name[rows].tolist())
-    notes: list[str] = []
     device_end, counts, before = _device_ends(trace, start, end)
     keep = len(rows)
     if len(counts) and counts.sum() > 0:
@@ -72,9 +72,8 @@ def find_steps(trace: Trace) -> TraceSteps:
             keep -= 1
         if keep > 1 and counts[keep - 1] < INCOMPLETE * counts[keep - 2]:
             keep -= 1
-    if keep < len(rows):
-        left = ", ".join(names[keep:])
-        notes.append(f"left out, as its device work was not captured whole: {left}")
+    left = ", ".join(names[keep:])
+    notes = (f"left out, as its device work was not captured whole: {left}",) if left else ()
     start, end, names = start[:keep], end[:keep], names[:keep]
     real_start = start.copy()
     real_start[0] = max(int(start[0]), before)
@@ -82,16 +81,7 @@ def find_steps(trace: Trace) -> TraceSteps:
     if keep > 1:
         real_start[1:] = np.maximum(start[1:], real_end[:-1])
     real_end = np.maximum(real_end, real_start)
-    return TraceSteps(names, start, end, real_start, real_end, marked=True, notes=tuple(notes))
-
-
-def _parts_of_slice(trace: Trace) -> TraceSteps | None:
-    """Return the parts of a slice around gaps, in place of steps of which only a part is there."""
-    parts = find_parts(trace.header)
-    if not len(parts.start):
-        return None
-    names = tuple(f"around gap {number}" for number in range(1, len(parts.start) + 1))
-    return TraceSteps(names, parts.start, parts.end, parts.start, parts.end, marked=True, notes=())
+    return TraceSteps(names, start, end, real_start, real_end, marked=True, notes=notes)
 
 
 def _device_ends(trace: Trace, start: Ints, end: Ints) -> tuple[Ints, Ints, int]:

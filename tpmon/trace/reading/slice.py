@@ -291,10 +291,8 @@ class _Sifter:
         start, length = np.where(good, start, 0.0), np.where(good, length, 0.0)
         first = count_ns(start)
         duration = np.rint(length * 1000).astype(np.int64)
-        return (
-            overlaps(self._choice.host, first, duration) & good,
-            overlaps(self._choice.device, first, duration) & good,
-        )
+        host, device = (overlaps(one, first, duration) for one in (self._choice.host, self._choice.device))
+        return host & good, device & good
 
     def _keeps(self, event: TraceEvent, in_host: bool, in_device: bool) -> bool:
         if event.ph == "M":
@@ -321,11 +319,7 @@ def _write_header(path: str, head: bytes, tail: bytes, choice: SliceChoice) -> b
         with suppress(ValueError, RecursionError):  # a slice without it is a trace all the same
             beside.update(json.loads(b"{" + text + b"}", strict=False, parse_constant=lambda _name: None))
     beside.pop("traceEvents", None)
-    windows = zip(choice.host.start.tolist(), choice.host.end.tolist(), strict=True)
-    beside["tpmon_slice"] = {
-        "of": os.path.basename(path),
-        "by": choice.by,
-        "kept": choice.what,
-        "windows_ns": [*windows],
-    }
+    windows = [*zip(choice.host.start.tolist(), choice.host.end.tolist(), strict=True)]
+    name = os.path.basename(path)
+    beside["tpmon_slice"] = {"of": name, "by": choice.by, "kept": choice.what, "windows_ns": windows}
     return b",\n" + json.dumps(beside).encode()[1:-1]
