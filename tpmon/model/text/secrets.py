@@ -154,46 +154,44 @@ def find_forms(text: str) -> list[tuple[int, int]]:
     return found
 
 
-_PLACES = (
-    (
-        ("bearer", "basic", "digest", "negotiate", "auth "),
-        late(
-            r"(?i)\b(?:bearer|basic|digest|negotiate|auth\s(?:plain|login|xoauth2))\s{1,3}"
-            r"(?=\S*[0-9=+/._-])([\w+/=.~-]{6,})"
+_PLACES = tuple(
+    (hints.split("|"), late(pattern))
+    for hints, pattern in (
+        (
+            "bearer|basic|digest|negotiate|auth ",
+            (
+                r"(?i)\b(?:bearer|basic|digest|negotiate|auth\s(?:plain|login|xoauth2))\s{1,3}"
+                r"(?=\S*[0-9=+/._-])([\w+/=.~-]{6,})"
+            ),
         ),
-    ),
-    (
-        ("auth", "login", "secret", "credential", "passw", "securestring"),
-        late(
-            r"(?i)(?:auth|login|secret|secretstr|credentials?|password|securestring)[(\s]\s?"
-            r"(?:b?[\"'][^\"']{0,100}[\"']\s?,\s?){0,2}b?[\"']([^\"']{1,200})[\"'](?:\)|\s-|,\s?\w{1,40}=)"
+        (
+            "auth|login|secret|credential|passw|securestring",
+            (
+                r"(?i)(?:auth|login|secret|secretstr|credentials?|password|securestring)[(\s]\s?"
+                r"(?:b?[\"'][^\"']{0,100}[\"']\s?,\s?){0,2}b?[\"']([^\"']{1,200})[\"'](?:\)|\s-|,\s?\w{1,40}=)"
+            ),
         ),
-    ),
-    (("send",), late(r"\bsend\s\\?[\"']([^\"'\\]{1,100})\\{1,2}[rn]")),
-    (("<<<",), late(r"(?<!<)<<<\s?([^\s<]\S*)")),
-    (("://",), late(r"://(?:(?!/)[^/\s?#@:]{0,100}:)?([^/\s?#]{1,300})@")),
-    (
-        ("@",),
-        late(r"(?<![\w./@-])[\w.+-]{1,60}:([^\s@:/\"'=,]{3,100})@(?=[\w-]{1,60}(?:\.[\w.-]|:[0-9]|$|[/(]))"),
-    ),
-    (
-        ("hooks", "api.", "/t/"),
-        late(
-            r"(?i)(?:hooks\.slack\.com/(?:services|workflows|triggers)|discord(?:app)?\.com/api/webhooks|api\.tele"
-            r"gram\.org/bot|webhook\.office\.com|hooks\.zapier\.com|anaconda\.org/t"
-            r"|/t(?=/[a-z]{2}-[0-9a-f-]{8})|chat\.googleapis\.com/v1/spaces)(/?[^\s\"'<>]+)"
+        ("send", r"\bsend\s\\?[\"']([^\"'\\]{1,100})\\{1,2}[rn]"),
+        ("<<<", r"(?<!<)<<<\s?([^\s<]\S*)"),
+        ("://", r"://(?:(?!/)[^/\s?#@:]{0,100}:)?([^/\s?#]{1,300})@"),
+        ("@", r"(?<![\w./@-])[\w.+-]{1,60}:([^\s@:/\"'=,]{3,100})@(?=[\w-]{1,60}(?:\.[\w.-]|:[0-9]|$|[/(]))"),
+        (
+            "hooks|api.|/t/",
+            (
+                r"(?i)(?:hooks\.slack\.com/(?:services|workflows|triggers)|discord(?:app)?\.com/api/webhooks|api\.tele"
+                r"gram\.org/bot|webhook\.office\.com|hooks\.zapier\.com|anaconda\.org/t"
+                r"|/t(?=/[a-z]{2}-[0-9a-f-]{8})|chat\.googleapis\.com/v1/spaces)(/?[^\s\"'<>]+)"
+            ),
         ),
-    ),
-    (("=",), late(r"(?i)[?&;](?:sig|code|access|t|k|pw?|st|auth|hash|hmac|key|sign)=([^\s&\"'<>#]{8,})")),
-    ((":5432:", ":*:"), late(r"(?<!\S)[\w.*-]+:(?:\d+|\*):[^:\s]*:[^:\s]+:(\S+)")),
-    ((" code",), late(r"(?i)(?:-time|recovery|enter the)\scodes?(?:\sis)?:?((?:\s(?=[\w-]*\d)[\w-]{4,})+)")),
-    (("identified",), late(r"(?i)\bidentified\s(?:with\s\S{1,40}\s)?by\s{1,3}([^\s;]{1,200})")),
-    (
-        ("echo", "printf"),
-        late(
-            r"\b(?:echo|printf)\s(?:-\w+\s)?([^|]{1,100}?)\s?\|(?=.{0,80}(?:sudo\s-S|passw|-stdin|openssl|login|gpg))"
+        ("=", r"(?i)[?&;](?:sig|code|access|t|k|pw?|st|auth|hash|hmac|key|sign)=([^\s&\"'<>#]{8,})"),
+        (":5432:|:*:", r"(?<!\S)[\w.*-]+:(?:\d+|\*):[^:\s]*:[^:\s]+:(\S+)"),
+        (" code", r"(?i)(?:-time|recovery|enter the)\scodes?(?:\sis)?:?((?:\s(?=[\w-]*\d)[\w-]{4,})+)"),
+        ("identified", r"(?i)\bidentified\s(?:with\s\S{1,40}\s)?by\s{1,3}([^\s;]{1,200})"),
+        (
+            "echo|printf",
+            r"\b(?:echo|printf)\s(?:-\w+\s)?([^|]{1,100}?)\s?\|(?=.{0,80}(?:sudo\s-S|passw|-stdin|openssl|login|gpg))",
         ),
-    ),
+    )
 )
 """Where secrets stand without a name: a word that is in the line -> where it is then."""
 

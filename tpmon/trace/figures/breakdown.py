@@ -354,15 +354,18 @@ def _longest(trace: Trace, table: EventTable, rows: Mask | bool, begin: int, sto
 
 def _source(trace: Trace, main: int, time: int) -> Applicable[str]:
     """Return the innermost Python line of the main thread around a time that is no line of torch."""
-    python = trace.python
-    until = int(np.searchsorted(python.start, time, side="right"))
-    inside = (python.end[:until] > time) & (python.track[:until] == main)
-    around = np.flatnonzero(inside)
-    for row in reversed(around.tolist()):
-        name = trace.names[python.name[row]]
-        if "(" in name and ".py(" in name and not name.startswith(("torch/", "<", "threading.py")):
+    for name in list_around(trace, main, time):
+        if ".py(" in name and not name.startswith(("torch/", "<", "threading.py")):
             return clean_name(name)
     return NOT_APPLICABLE
+
+
+def list_around(trace: Trace, track: int, time: int) -> list[str]:
+    """List the Python functions around a time on a thread, the innermost first."""
+    python = trace.python
+    until = int(np.searchsorted(python.start, time, side="right"))
+    around = np.flatnonzero((python.end[:until] > time) & (python.track[:until] == track))
+    return [trace.names[python.name[row]] for row in reversed(around.tolist())]
 
 
 def told_causes(trace: Trace) -> tuple[tuple[str, ...], Missing]:

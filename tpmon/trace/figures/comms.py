@@ -13,10 +13,10 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.results.trace import CollectiveRow, Communication
 from tpmon.trace.figures.breakdown import Activity, comm_rows, host_rows
 from tpmon.trace.figures.operators import parse_inputs, read_type
-from tpmon.trace.reading.columns import Collective, Ints, distinct
+from tpmon.trace.reading.columns import Collective, Ints
 from tpmon.trace.reading.read import Trace, clean_name
 from tpmon.trace.reading.schema import Category, is_comm_host, is_host_backend
-from tpmon.trace.reading.spans import intersect_total
+from tpmon.trace.reading.spans import intersect_total, nest
 
 _UNKNOWN = Missing("the trace does not say sizes and types")
 _NO_GROUP = Missing("the trace does not say of how many ranks the group is")
@@ -100,14 +100,9 @@ def find_annotations(trace: Trace, rows: Ints, *, shaped: bool) -> Ints:
     if not len(marks) or not len(launched):
         return found
     call = trace.work.call[rows[launched]]
-    for track in distinct(host.track[marks]).tolist():
-        mine = marks[host.track[marks] == track]
-        mine = mine[np.argsort(host.start[mine], kind="stable")]
-        here = np.flatnonzero(calls.track[call] == track)
-        times = calls.start[call[here]]
-        at = np.searchsorted(host.start[mine], times, side="right") - 1
-        inside = (at >= 0) & (times < host.end[mine[at]])
-        found[launched[here[inside]]] = mine[at[inside]]
+    around = nest(host, marks)
+    place = around.find(calls.track[call], calls.start[call])
+    found[launched] = np.where(place >= 0, around.row[place], -1)
     return found
 
 

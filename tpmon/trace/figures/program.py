@@ -17,6 +17,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_kno
 from tpmon.model.results.trace_tables import CodePlace, FrameRow, ModuleRow, OperatorGroupRow, RangeRow
 from tpmon.model.text.redaction import hide
 from tpmon.trace.compare import read_told
+from tpmon.trace.figures.breakdown import list_around
 from tpmon.trace.figures.operators import Operators, tabulate_groups
 from tpmon.trace.reading.columns import Ints, Mask, Small, distinct, group
 from tpmon.trace.reading.read import Trace, clean_name
@@ -201,11 +202,8 @@ def _find_events(trace: Trace, name: str) -> tuple[Ints, Ints]:
 
 def _innermost(trace: Trace, track: int, time: int) -> str:
     """Return the innermost function of the user's around a time, else of a library; "" for none."""
-    python = trace.python
-    until = int(np.searchsorted(python.start, time, side="right"))
-    around = np.flatnonzero((python.end[:until] > time) & (python.track[:until] == track))
-    names = [trace.names[python.name[row]] for row in reversed(around.tolist())]
-    return min((name for name in names if _FRAME.match(name)), key=rank_frame, default="")
+    names = filter(_FRAME.match, list_around(trace, track, time))
+    return min(names, key=rank_frame, default="")
 
 
 MODULE = "nn.Module: "
