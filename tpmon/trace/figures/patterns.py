@@ -85,26 +85,26 @@ class PatternSeen:
 
     name: str
     words: str
-    share_pct: Known[float]
+    share_pct: float
     also: frozenset[str] = frozenset()
 
 
 def find_patterns(parts: Parts) -> tuple[PatternSeen, ...]:
     """Find the patterns that a trace shows, the largest share first."""
     finders = (
-        _copies,
-        _launches,
-        _tiny_operators,
-        _optimizer,
-        _syncs,
-        _attention,
-        _plain_products,
-        _recompiles,
-        _recomputes,
-        _misaligned,
+        (_copies, COPIES_PCT),
+        (_launches, LAUNCH_PCT),
+        (_tiny_operators, TINY_PCT),
+        (_optimizer, 0.0),
+        (_syncs, SYNC_PCT),
+        (_attention, ATTENTION_PCT),
+        (_plain_products, FP32_PCT),
+        (_recompiles, 0.0),
+        (_recomputes, RECOMPUTE_PCT),
+        (_misaligned, MISALIGNED_PCT),
     )
-    found = [seen for find in finders for seen in find(parts)]
-    return tuple(sorted(found, key=lambda seen: -(seen.share_pct if is_known(seen.share_pct) else 0.0)))
+    found = [seen for find, least in finders for seen in find(parts) if seen.share_pct >= least]
+    return tuple(sorted(found, key=lambda seen: -seen.share_pct))
 
 
 def _idle_pct(parts: Parts, us: float) -> float:
@@ -137,9 +137,9 @@ def _count_steps(parts: Parts) -> int:
     return len(parts.steps.names) if parts.steps.marked else 1
 
 
-def _say_step(parts: Parts) -> str:
-    """Say what counts are of: nothing where no steps are marked, and they are of the whole trace."""
-    return " a step" if parts.steps.marked else ""
+def _say_each(parts: Parts, number: int, noun: str) -> str:
+    """Say how many of something a step has, or the whole trace where no steps are marked."""
+    return f"{number / _count_steps(parts):,.0f} {noun}{' a step' if parts.steps.marked else ''}"
 
 
 def _copies(parts: Parts) -> Iterator[PatternSeen]:
@@ -152,27 +152,20 @@ def _copies(parts: Parts) -> Iterator[PatternSeen]:
         copies = unite_rows(work, rows[work.device[rows] == device])
         kernels = unite_rows(work, parts.trace.select(Category.KERNEL, device))
         exposed += copies.total - intersect_total(copies, kernels)
-    share = _busy_pct(parts, exposed)
-    if share < COPIES_PCT:
-        return
     largest = parts.trace.names[find_main(work.name[rows], work.duration[rows])]
-    count = len(rows) / _count_steps(parts)
-    words = f"{count:,.0f} copies{_say_step(parts)} that kernels do not hide, most of the time: {largest}"
+    count = _say_each(parts, len(rows), "copies")
+    words = f"{count} that kernels do not hide, most of the time: {largest}"
     also = frozenset({"pageable"} if "Pageable" in largest else ())
-    yield PatternSeen("copy-heavy", clean_name(words), share, also)
+    yield PatternSeen("copy-heavy", clean_name(words), _busy_pct(parts, exposed), also)
 
 
 def _launches(parts: Parts) -> Iterator[PatternSeen]:
     work = parts.trace.work
     rows = _inside(parts, np.flatnonzero(work.category == Category.KERNEL))
-    if not len(rows):
-        return
-    median = float(np.median(work.duration[rows])) / 1000
-    share = _waits_for_host_pct(parts)
-    if median < TINY_KERNEL_US and share >= LAUNCH_PCT:
-        count = len(rows) / _count_steps(parts)
-        words = f"{count:,.0f} kernels{_say_step(parts)}, half of them below {median:.1f} us"
-        yield PatternSeen("launch-heavy", words, share)
+    median = float(np.median(work.duration[rows])) / 1000 if len(rows) else TINY_KERNEL_US
+    if median < TINY_KERNEL_US:
+        words = f"{_say_each(parts, len(rows), 'kernels')}, half of them below {median:.1f} us"
+        yield PatternSeen("launch-heavy", words, _waits_for_host_pct(parts))
 
 
 def _tiny_operators(parts: Parts) -> Iterator[PatternSeen]:
@@ -193,10 +186,9 @@ def _tiny_operators(parts: Parts) -> Iterator[PatternSeen]:
     spent[few | (spent / groups.count >= TINY_OP_US)] = 0
     at = int(np.argmax(spent))
     share = 100 * float(spent[at]) / ((end - start) / 1000 or 1)
-    if share >= TINY_PCT:
-        name, count = parts.trace.names[groups.keys[at]], groups.count[at] / _count_steps(parts)
-        words = f"{name} is called {count:,.0f} times a step, {spent[at] / groups.count[at]:.1f} us each"
-        yield PatternSeen("tiny-operators", clean_name(words), share)
+    name, count = parts.trace.names[groups.keys[at]], int(groups.count[at])
+    words = f"{name} is called {_say_each(parts, count, 'times')}, {spent[at] / count:.1f} us each"
+    yield PatternSeen("tiny-operators", clean_name(words), share)
 
 
 def _optimizer(parts: Parts) -> Iterator[PatternSeen]:
@@ -220,7 +212,7 @@ def _optimizer(parts: Parts) -> Iterator[PatternSeen]:
 def _syncs(parts: Parts) -> Iterator[PatternSeen]:
     calls, steps = parts.trace.calls, parts.steps
     share = _idle_pct(parts, sum_causes(parts.gaps, "sync_explicit", "sync_implicit"))
-    if not steps.marked or not parts.gaps or share < SYNC_PCT:
+    if not steps.marked or not parts.gaps:
         return
     copies = parts.trace.named(calls, lambda name: "Memcpy" in name)
     classes = parts.causes.call_class
@@ -232,8 +224,7 @@ def _syncs(parts: Parts) -> Iterator[PatternSeen]:
         return
     most = _main_root(parts, rows)
     by = f", most of the time in {parts.trace.names[most]}" if most >= 0 else ""
-    count = len(rows) / len(steps.names)
-    words = f"the host waits for the device {count:,.0f} times a step{by}"
+    words = f"the host waits for the device {_say_each(parts, len(rows), 'times')}{by}"
     also = frozenset({"item"} if most >= 0 and "item" in parts.trace.names[most] else ())
     yield PatternSeen("sync-per-step", clean_name(words), share, also)
 
@@ -252,11 +243,9 @@ def _main_root(parts: Parts, calls: Ints) -> int:
 def _attention(parts: Parts) -> Iterator[PatternSeen]:
     rows = np.flatnonzero(parts.trace.named(parts.trace.host, lambda name: name == _MATH)[parts.ops.row])
     share = _busy_pct(parts, float(parts.ops.device_total[rows].sum()))
-    if share >= ATTENTION_PCT:
-        count = len(rows) / _count_steps(parts)
-        times = f"{count:,.0f} times{_say_step(parts)}"
-        words = f"scaled_dot_product_attention computes {times} without a fused kernel"
-        yield PatternSeen("math-attention", words, share)
+    times = _say_each(parts, len(rows), "times")
+    words = f"scaled_dot_product_attention computes {times} without a fused kernel"
+    yield PatternSeen("math-attention", words, share)
 
 
 def _plain_products(parts: Parts) -> Iterator[PatternSeen]:
@@ -269,12 +258,10 @@ def _plain_products(parts: Parts) -> Iterator[PatternSeen]:
     counted = parts.counted
     wanted = np.isin(counted.kind, [KINDS.index(kind) for kind in named]) & (counted.dtype == _FP32)
     share = _busy_pct(parts, float(trace.work.duration[_inside(parts, np.flatnonzero(wanted))].sum()))
-    if share >= FP32_PCT:
-        kinds = " and ".join(named)
-        cores = "tensor cores for fp16" if older else "TF32"
-        also = frozenset({"fp16 alone"} if older else ())
-        words = f"{kinds} in fp32 on ordinary cores, though the card has {cores}"
-        yield PatternSeen("fp32-products", words, share, also)
+    cores = "tensor cores for fp16" if older else "TF32"
+    also = frozenset({"fp16 alone"} if older else ())
+    words = f"{' and '.join(named)} in fp32 on ordinary cores, though the card has {cores}"
+    yield PatternSeen("fp32-products", words, share, also)
 
 
 def has_tensor_cores(card: Device) -> bool:
@@ -306,17 +293,12 @@ def _recomputes(parts: Parts) -> Iterator[PatternSeen]:
     is_node = parts.trace.named(host, is_node_of_backward)[ops.row]
     forward = parts.trace.named(host, lambda name: _FORWARD.match(name) is not None)[ops.row]
     rows = np.flatnonzero(is_node[ops.find_roots()] & forward)
-    if not len(rows):
-        return
     used = _share_of_memory(parts)
     if is_known(used) and used > FREE_MEMORY:
         return
     times = parts.ops.device_total if parts.gaps else parts.ops.own
     share = _busy_pct(parts, float(times[rows].sum()))
-    if share < RECOMPUTE_PCT:
-        return
-    count = len(rows) / _count_steps(parts)
-    words = f"{count:,.0f} forward operators{_say_step(parts)} run again in the backward pass"
+    words = f"{_say_each(parts, len(rows), 'forward operators')} run again in the backward pass"
     if is_known(used):
         words += f", with {100 - 100 * used:.0f} % of the card's memory never reserved"
     yield PatternSeen("recompute", words, share, frozenset({"memory free"} if is_known(used) else ()))
@@ -336,7 +318,7 @@ def _misaligned(parts: Parts) -> Iterator[PatternSeen]:
     work = parts.trace.work
     rows = _inside(parts, np.flatnonzero(parts.counted.misaligned == 1))
     share = _busy_pct(parts, float(work.duration[rows].sum()))
-    if not len(rows) or share < MISALIGNED_PCT:
+    if not len(rows):
         return
     shapes = parts.trace.host.shape[parts.ops.row[parts.ops.launchers[rows]]]
     most = find_main(shapes, work.duration[rows])
