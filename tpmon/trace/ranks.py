@@ -83,16 +83,14 @@ def _collectives(trace: Trace, steps: TraceSteps) -> tuple[dict[Key, tuple[int, 
     if len(rows):
         start, length = trace.work.start[rows], trace.work.duration[rows]
         said = [trace.collectives[number] if number >= 0 else None for number in trace.work.collective[rows]]
-        kernels = [trace.names[number].split("(")[0] for number in trace.work.name[rows]]
-        names = [one.name if one else kernel for one, kernel in zip(said, kernels, strict=True)]
         groups = [one.group if one else "" for one in said]
         numbers = [one.sequence if one else -1 for one in said]
         # A kernel of torch before 2.2 does not tell what it is of; all-to-all sends and receives, too.
         around = find_annotations(trace, rows, shaped=False).tolist()
         titles = [trace.names[trace.host.name[row]] if row >= 0 else "" for row in around]
         names = [
-            title if not one and is_transfer(title) else name
-            for one, title, name in zip(said, titles, names, strict=True)
+            one.name if one else title if is_transfer(title) else trace.names[number].split("(")[0]
+            for one, title, number in zip(said, titles, trace.work.name[rows], strict=True)
         ]
         launch = trace.work.call[rows]
         known = len(trace.calls.start) > 0

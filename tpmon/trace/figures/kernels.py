@@ -112,17 +112,15 @@ def sum_kernels(
     """Sum the kernels by name, the longest total first."""
     work = trace.work
     rows = np.flatnonzero(work.category == Category.KERNEL)
-    order = rows[np.argsort(work.name[rows], kind="stable")]
-    names, first = np.unique(work.name[order], return_index=True)
-    parts = np.split(order, first[1:]) if len(names) else []
+    rows = rows[np.argsort(work.name[rows], kind="stable")]
     found = []
-    for number, part in zip(names.tolist(), parts, strict=True):
-        length = work.duration[part]
+    for part in np.split(rows, np.flatnonzero(np.diff(work.name[rows])) + 1) if len(rows) else []:
+        name, length = trace.names[work.name[part[0]]], work.duration[part]
         longest = part[int(np.argmax(length))]
         why = figures.limited.get((int(work.launch[longest]), int(work.device[longest])), "")
         found.append(
             KernelRow(
-                clean_name(trace.names[number], 600),
+                clean_name(name, 600),
                 len(part),
                 float(length.sum()) / 1000,
                 float(length.mean()) / 1000,
@@ -132,7 +130,7 @@ def sum_kernels(
                 weigh(figures.reported_pct[part], length),
                 weigh(figures.occupancy_pct[part], length),
                 why or Missing("the trace lacks what the formula needs"),
-                uses_tensor_cores(trace.names[number]),
+                uses_tensor_cores(name),
                 _main_operator(trace, ops, ops.launchers[part], length),
                 *_rates(trace, counted, part, length),
             )
