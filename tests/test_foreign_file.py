@@ -16,6 +16,7 @@ import pytest
 from tests.nobody import NOBODY
 from tests.traces import TraceBuilder
 from tpmon.capture import kineto_capture
+from tpmon.capture.dialog import CaptureAsker
 from tpmon.capture.files import CapturePlace, describe_snapshot, make_anew, verify_trace
 from tpmon.capture.kineto_daemon import Daemon, KinetoClient
 from tpmon.capture.kineto_window import KinetoWindow, Recorded
@@ -252,7 +253,7 @@ def test_a_folder_of_a_capture_is_made_anew_or_not_at_all(tmp_path):
 def make_window(pid: int, folder: Path, out: Path) -> KinetoWindow:
     asked = CaptureAsked(CaptureKind.TRACE, 2, 60.0, False, False, False, NOT_APPLICABLE, str(out))
     client = KinetoClient(Identity(pid, read_stat(pid).start_ticks), str(folder))
-    return KinetoWindow(client, asked, lambda _line: None, memory_left=lambda: 1 << 40)
+    return KinetoWindow(client, asked, CaptureAsker(print), memory_left=lambda: 1 << 40)
 
 
 @needs_root
@@ -268,7 +269,7 @@ def test_what_kineto_wrote_for_root_is_its_users(tmp_path):
         try:
             window._make_folder()
             recorded = Recorded(CaptureState.VERIFIED, "", source.fileno())
-            kept = kineto_capture._keep(window, recorded, 0, "h-1", lambda _line: None, beside=("", ""))
+            kept = kineto_capture._keep(window, recorded, 0, "h-1", kineto_capture.KnownBeside({}))
             assert kept.file.steps == 2, STEP
             found = os.stat(kept.file.host_path)
             assert (found.st_uid, found.st_mode & 0o777) == (NOBODY, 0o600)
@@ -292,7 +293,7 @@ def test_ctrl_c_while_steps_are_marked_leaves_no_half_file(tmp_path, monkeypatch
             window._make_folder()
             recorded = Recorded(CaptureState.VERIFIED, "", source.fileno())
             with pytest.raises(KeyboardInterrupt):
-                kineto_capture._keep(window, recorded, 0, "h-1", lambda _line: None, beside=("", ""))
+                kineto_capture._keep(window, recorded, 0, "h-1", kineto_capture.KnownBeside({}))
         finally:
             window.close()
     assert list((tmp_path / "out").rglob("*.part")) == []

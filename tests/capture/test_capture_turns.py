@@ -3,10 +3,11 @@
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from tests.hooks import list_pages
 from tpmon.capture import dialog, kineto_capture, window
 from tpmon.capture import outcome as ranks
 from tpmon.capture.bus import Bus, open_bus
-from tpmon.capture.dialog import NO_ANSWER, STAYS_SLOWER, Agreed, agree_always
+from tpmon.capture.dialog import NO_ANSWER, STAYS_SLOWER, CaptureAsker
 from tpmon.capture.kineto_window import Recorded
 from tpmon.capture.outcome import CaptureOutcome, LoopTurn, find_end, judge_turn
 from tpmon.capture.window import CaptureWindow, FirstStep
@@ -33,6 +34,8 @@ from tpmon.model.results.capture import CaptureAsked, CaptureKind, CaptureStage,
 from tpmon.probe.base.procread import read_stat
 
 SOON = 10**9
+ASKS = {"stopped", "agreed"}
+REFUSED = [("refused", "enough")]
 
 
 class Hook:
@@ -99,25 +102,37 @@ class Hook:
         expires = expires or int(self.now * 1e9) + SOON
         self.bus.post(w.Request(number, kind, expires_ns=expires, folder="/x", name="x"))
 
-    def lead(
-        self,
-        stopped: Callable[[], bool] = lambda: False,
-        agreed: Agreed = agree_always,
-        *,
-        stays_slower: bool = False,
-        **asked: object,
-    ) -> list[tuple[str, str]]:
+    def lead(self, *, stays_slower: bool = False, **given: Any) -> list[tuple[str, str]]:
+        """Lead a capture; what is given is of who asks, or of what is asked for."""
         self.said: list[str] = []
-        made = CaptureWindow(
-            [self.bus],
-            replace(ASKED, **asked),
-            "x",
-            self.said.append,
-            stopped,
-            agreed=agreed,
-            stays_slower=stays_slower,
-        )
+        asker = CaptureAsker(self.said.append, **{name: given.pop(name) for name in ASKS & given.keys()})
+        made = CaptureWindow([self.bus], replace(ASKED, **given), "x", asker, stays_slower=stays_slower)
         return [(one.state.value, one.reason) for one in made.run()]
+
+    def refuse(self) -> list[w.Request]:
+        """Have each request refused from now on; return those that come."""
+        heard: list[w.Request] = []
+
+        def each() -> None:
+            asked = self.bus.read_asked()
+            if asked is not None and asked.number not in [one.number for one in heard]:
+                heard.append(asked)
+                self.tell(asked.number, w.STATE_REFUSED, "enough")
+
+        self.each = each
+        return heard
+
+
+class Answers:
+    """Answer each question the same way, and keep what was said."""
+
+    def __init__(self, yes: bool = False) -> None:
+        self.yes = yes
+        self.said: list[str] = []
+
+    def __call__(self, _stage: CaptureStage, said: Sequence[str]) -> bool:
+        self.said += said
+        return self.yes
 
 
 @pytest.fixture
@@ -161,7 +176,7 @@ def test_a_step_too_far_ahead_for_any_request_is_refused_before_anything_is_paid
     with pytest.raises(UsageError, match=away):
         hook.lead(agreed=agreed, at=20_000)
     assert (planned, hook.asleep, hook.bus.read_asked_number()) == ([], 0, 0)
-    hook.lead(lambda: planned != [], agreed, at=5000)
+    hook.lead(stopped=lambda: planned != [], agreed=agreed, at=5000)
     assert planned[0] is CaptureStage.PLANNED
 
 
@@ -174,8 +189,8 @@ def test_a_step_too_far_ahead_for_any_request_is_refused_before_anything_is_paid
 )
 def test_what_no_probe_sizes_says_its_price_to_who_called_a_command(hook, kind, price, last):
     hook.step(100)
-    hook.each = lambda: hook.tell(hook.bus.read_asked_number(), w.STATE_REFUSED, "enough")
-    assert hook.lead(kind=kind) == [("refused", "enough")]
+    hook.refuse()
+    assert hook.lead(kind=kind) == REFUSED
     at = hook.said.index(last)
     assert hook.said[at - 2].startswith(price)
     assert hook.said[at - 1].startswith("not known yet: how long the loop pauses while")
@@ -184,29 +199,18 @@ def test_what_no_probe_sizes_says_its_price_to_who_called_a_command(hook, kind, 
 @pytest.mark.parametrize("slower", [False, True])
 def test_that_launches_may_stay_slower_is_said_before_anything_is_profiled(hook, slower):
     hook.step(100)
-    said_first: list[bool] = []
-    plans: list[str] = []
-
-    def go_on():
-        number = hook.bus.read_asked_number()
-        if number and not said_first:
-            said_first.append(STAYS_SLOWER in hook.said)
-            hook.tell(number, w.STATE_REFUSED, "enough")
-
-    def agreed(_stage, said):
-        plans.extend(said)
-        return True
-
-    hook.each = go_on
-    assert hook.lead(agreed=agreed, stays_slower=slower) == [("refused", "enough")]
-    assert (said_first, STAYS_SLOWER in plans) == ([slower], slower)
+    hook.refuse()
+    plan = Answers(yes=True)
+    assert hook.lead(agreed=plan, stays_slower=slower) == REFUSED
+    probes = next(at for at, line in enumerate(hook.said) if line.startswith("profiling one step"))
+    assert (STAYS_SLOWER in hook.said[:probes], STAYS_SLOWER in plan.said) == (slower, slower)
     hook.lead(kind=CaptureKind.SNAPSHOT, stays_slower=slower, stopped=lambda: True)
     assert STAYS_SLOWER not in hook.said, "the allocator's history is none of CUPTI's"
 
 
 def test_of_a_window_that_left_no_file_no_steps_after_are_waited_for(hook, monkeypatch):
     hook.step(100)
-    window = CaptureWindow([hook.bus], ASKED, "x", lambda _: None)
+    window = CaptureWindow([hook.bus], ASKED, "x", CaptureAsker(print))
     ended = w.Progress(changed_ns=int(hook.now * 1e9))
     monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=lambda: hook.now))
     (told,) = window.describe([CaptureOutcome(CaptureState.CANCELLED, "why", ended)])
@@ -218,15 +222,10 @@ def test_a_window_of_seconds_alone_asks_for_as_many_steps_as_they_hold(hook):
         hook.now += 0.125
         hook.steps += 1
         hook.record(FORWARD_NS=int(hook.now * 1e9))
-    plans: list[str] = []
-
-    def agreed(_stage, said):
-        plans.extend(said)
-        return False
-
-    hook.lead(lambda: plans != [], agreed, steps=1000, seconds=10.0, by_seconds=True)
-    assert plans[0].startswith("10 s, 160 steps at most of process")
-    assert plans[1] == "a step takes 125.0 ms now: about 10.0 s are recorded"
+    plan = Answers()
+    hook.lead(stopped=lambda: plan.said != [], agreed=plan, steps=1000, seconds=10.0, by_seconds=True)
+    assert plan.said[0].startswith("10 s, 160 steps at most of process")
+    assert plan.said[1] == "a step takes 125.0 ms now: about 10.0 s are recorded"
 
 
 @pytest.mark.parametrize(
@@ -241,21 +240,10 @@ def test_slow_steps_have_the_time_that_they_need_or_it_is_said_that_they_do_not(
         hook.now += 30
         hook.steps += 1
         hook.record(FORWARD_NS=int(hook.now * 1e9))
-    asked: list[int] = []
-
-    def go_on():
-        request = hook.bus.read_asked()
-        if request is not None:
-            asked.append(request.longest_ns // 10**9)
-            hook.tell(request.number, w.STATE_REFUSED, "enough")
-
-    def agreed(_stage, said):
-        assert said[1] == f"a step takes 30000.0 ms now: {pace}"
-        return True
-
-    hook.each = go_on
-    assert hook.lead(agreed=agreed, named_seconds=named) == [("refused", "enough")]
-    assert asked[0] == longest_s
+    asked, plan = hook.refuse(), Answers(yes=True)
+    assert hook.lead(agreed=plan, named_seconds=named) == REFUSED
+    assert plan.said[1] == f"a step takes 30000.0 ms now: {pace}"
+    assert asked[0].longest_ns == longest_s * 10**9
     assert ("some 2 of 5 steps: 60 s hold no more" in hook.said) is named
 
 
@@ -330,7 +318,7 @@ def test_a_cancel_that_was_not_heard_is_waited_for(hook):
             hook.answer(number, wire.ANSWER_TAKEN)
 
     hook.each = hear
-    assert hook.lead() == [("refused", "enough")]
+    assert hook.lead() == REFUSED
     assert read[0] == 2
     assert hook.asleep > 20
 
@@ -358,47 +346,40 @@ def test_a_cancel_that_another_request_took_away_is_written_again(hook):
             hook.answer(number, wire.ANSWER_DONE)
 
     hook.each = hear
-    assert hook.lead(over.is_set) == [("cancelled", "tpmon asked for it")]
+    assert hook.lead(stopped=over.is_set) == [("cancelled", "tpmon asked for it")]
 
 
-def refuse_first(hook: Hook, kinds: list[int]) -> None:
-    """Note the options of the first request, and refuse it."""
-    asked = hook.bus.read_asked()
-    if asked is not None and not kinds:
-        kinds.append(asked.options)
-        hook.tell(asked.number, w.STATE_REFUSED, "enough")
+def long_step(hook: Hook) -> None:
+    if hook.asleep == 80:  # 8 s
+        hook.step()
 
 
-def test_a_long_first_step_is_waited_for_and_then_recorded_by_steps(hook):
-    hook.live(wire.LIVE_BACKWARD_ENDED, 5)
-    kinds: list[int] = []
-
-    def go_on():
-        if hook.asleep == 80:  # 8 s
-            hook.step()
-        refuse_first(hook, kinds)
-
-    hook.each = go_on
-    assert hook.lead() == [("refused", "enough")]
-    assert kinds == [0]
-    assert "waits for the first step of the loop" in hook.said
-
-
-def test_batches_whose_gradients_add_up_are_waited_for_as_a_first_step(hook):
+def add_up(hook: Hook) -> None:
     """Of 32 parts of 2 s the first update comes after a minute."""
-    kinds: list[int] = []
+    parts = int(hook.asleep / 20)
+    if hook.asleep % 20 == 0 and parts <= 32:
+        hook.live(wire.LIVE_BACKWARD_ENDED, parts)
+        hook.steps = int(parts == 32)
+        hook.record(BATCHES=parts, BACKWARDS=parts)
 
-    def go_on():
-        parts = int(hook.asleep / 20)
-        if hook.asleep % 20 == 0 and parts <= 32:
-            hook.live(wire.LIVE_BACKWARD_ENDED, parts)
-            hook.steps = int(parts == 32)
-            hook.record(BATCHES=parts, BACKWARDS=parts)
-        refuse_first(hook, kinds)
 
-    hook.each = go_on
-    assert hook.lead() == [("refused", "enough")]
-    assert (kinds, hook.steps) == ([0], 1)
+def one_batch(hook: Hook) -> None:
+    hook.live(wire.LIVE_BACKWARD_ENDED, hook.asleep)
+    hook.record(BATCHES=1, BACKWARDS=hook.asleep)
+
+
+@pytest.mark.parametrize(
+    ("goes", "options", "steps"), [(long_step, 0, 1), (add_up, 0, 1), (one_batch, w.OPTION_TIMED, 0)]
+)
+def test_a_first_step_is_waited_for_unless_backwards_have_no_end(hook, monkeypatch, goes, options, steps):
+    monkeypatch.setattr(Bus, "wake", lambda _: True)
+    hook.live(wire.LIVE_BACKWARD_ENDED, 5)
+    asked = hook.refuse()
+    hear = hook.each
+    hook.each = lambda: (goes(hook), hear())
+    assert hook.lead() == REFUSED
+    assert ([one.options for one in asked], hook.steps) == ([options], steps)
+    assert "waits for the first step of the loop" in hook.said
 
 
 def test_as_many_parts_of_a_first_step_are_waited_for_as_the_hook_waits_for(hook):
@@ -411,20 +392,6 @@ def test_as_many_parts_of_a_first_step_are_waited_for_as_the_hook_waits_for(hook
     for batches, backwards, none in ((most - 1, most - 1, False), (most, most, True), (0, 3, True)):
         hook.record(BATCHES=batches, BACKWARDS=backwards)
         assert loop.ends_none() is none
-
-
-def test_backwards_of_one_batch_without_end_are_taken_by_time(hook, monkeypatch):
-    monkeypatch.setattr(Bus, "wake", lambda _: True)
-    kinds: list[int] = []
-
-    def go_on():
-        hook.live(wire.LIVE_BACKWARD_ENDED, hook.asleep)
-        hook.record(BATCHES=1, BACKWARDS=hook.asleep)
-        refuse_first(hook, kinds)
-
-    hook.each = go_on
-    assert hook.lead() == [("refused", "enough")]
-    assert kinds == [w.OPTION_TIMED]
 
 
 def test_a_loop_of_backwards_alone_is_taken_by_time_and_by_steps_once_it_takes_some(hook, monkeypatch):
@@ -447,7 +414,7 @@ def test_a_loop_of_backwards_alone_is_taken_by_time_and_by_steps_once_it_takes_s
             hook.tell(asked.number, w.STATE_REFUSED, "enough")
 
     hook.each = go_on
-    assert hook.lead(seconds=1.0) == [("refused", "enough")]
+    assert hook.lead(seconds=1.0) == REFUSED
     assert options == [w.OPTION_TIMED, 0]
 
 
@@ -461,12 +428,12 @@ def test_a_loop_that_passed_the_signal_by_is_woken_again(hook, monkeypatch):
             hook.tell(hook.bus.read_asked_number(), w.STATE_REFUSED, "enough")
 
     hook.each = go_on
-    assert hook.lead() == [("refused", "enough")]
+    assert hook.lead() == REFUSED
     assert woken[1] - woken[0] >= 5  # half a second of tenths
 
 
 def test_nobody_waits_for_a_first_step_for_ever(hook):
-    assert hook.lead(lambda: hook.asleep > 5) == [("cancelled", "nobody waits for it any more")]
+    assert hook.lead(stopped=lambda: hook.asleep > 5) == [("cancelled", "nobody waits for it any more")]
 
 
 def test_nothing_is_asked_of_the_hook_before_a_yes_to_the_plan(hook):
@@ -478,7 +445,7 @@ def test_nothing_is_asked_of_the_hook_before_a_yes_to_the_plan(hook):
         assert hook.bus.read_asked_number() == 0
         return False
 
-    assert hook.lead(lambda: len(asked) > 5, never) == [("cancelled", "nobody waits for it any more")]
+    assert hook.lead(stopped=lambda: len(asked) > 5, agreed=never) == [("cancelled", "nobody waits for it any more")]
     assert {stage for stage, _ in asked} == {CaptureStage.PLANNED}
     assert asked[0][1].startswith("5 steps of ")
     assert hook.lead(agreed=never) == [("cancelled", NO_ANSWER)]
@@ -515,20 +482,9 @@ class Order:
 
     price = Missing("x")
 
-    def __init__(
-        self,
-        client: object,
-        asked: CaptureAsked,
-        tell: object,
-        stopped: Callable[[], bool],
-        *,
-        memory_left: object,
-        agreed: Agreed,
-        stays_slower: bool,
-        hooked: bool,
-    ) -> None:
+    def __init__(self, client: object, asked: CaptureAsked, asker: CaptureAsker, **_: object) -> None:
         os.mkdir(asked.folder)
-        self._stopped = stopped
+        self.asked, self._stopped = asked, asker.stopped
 
     def run(self) -> Recorded:
         assert self._stopped()
@@ -548,10 +504,8 @@ def test_a_capture_of_kineto_is_cancelled_as_any_and_leaves_no_empty_folder(tmp_
     asked = parse_asked(CaptureOptions(out=str(tmp_path / "out")))
     job = SimpleNamespace(root=SimpleNamespace(pid=here.pid))
     with pytest.raises(UsageError, match="is no folder"):
-        capture_command.capture_job(
-            job, replace(asked, folder=str(tmp_path / "a" / "b")), lambda _: None, agreed=agree_always
-        )
-    result, _ = capture_command.capture_job(job, asked, lambda _: None, lambda: True, agreed=agree_always)
+        capture_command.capture_job(job, replace(asked, folder=str(tmp_path / "a" / "b")), CaptureAsker(print))
+    result, _ = capture_command.capture_job(job, asked, CaptureAsker(print, lambda: True))
     assert (result.state, os.listdir(tmp_path)) == (CaptureState.CANCELLED, [])
 
 
@@ -574,7 +528,7 @@ def test_a_rank_that_was_past_the_step_misses_it_and_the_others_record(hook, mon
     late.each = answer
     hook.step(99)
     late.step(101)
-    window = CaptureWindow([one.bus for one in both], replace(ASKED, at=100), "x", lambda _: None)
+    window = CaptureWindow([one.bus for one in both], replace(ASKED, at=100), "x", CaptureAsker(print))
     ended = [(one.state, one.reason) for one in window.run()]
     assert ended == [(CaptureState.VERIFIED, ""), (CaptureState.MISSED, "it was there")]
     late.close()
@@ -693,7 +647,7 @@ def test_more_than_two_seconds_of_standstill_need_a_yes(
     found = price(hook, monkeypatch, pause_ms)
     monkeypatch.setattr(capture_command.sys, "stdin", SimpleNamespace(readline=lambda: typed))
     monkeypatch.setattr(capture_command.os, "isatty", lambda _: typed is not None)
-    agreed = agree_always if yes else capture_command.ask_where_dear
+    agreed = Answers(yes=True) if yes else capture_command.ask_where_dear
     if kinds[-1] == w.KIND_PROBE:
         with pytest.raises(UsageError, match=r"pause for about 2.0 s, more than 2.0 s") as refused:
             hook.lead(agreed=agreed)
@@ -706,7 +660,7 @@ def test_more_than_two_seconds_of_standstill_need_a_yes(
 def test_a_folder_that_tpmon_named_is_made_anew_once_somebody_agreed(hook, monkeypatch, tmp_path):
     found = price(hook, monkeypatch, 1.0)
     folder = tmp_path / "tpmon-capture-x"
-    assert hook.lead(lambda: True, lambda *_: False, folder=str(folder), anew=True)[0][0] == "cancelled"
+    assert hook.lead(stopped=lambda: True, agreed=Answers(), folder=str(folder), anew=True)[0][0] == "cancelled"
     assert not folder.exists()
     assert hook.lead(folder=str(folder), anew=True) == [("verified", "")]
     assert folder.is_dir()

@@ -6,13 +6,15 @@ import os
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.traces import TraceBuilder
 from tpmon.capture import files, kineto_window
-from tpmon.capture.dialog import STAYS_SLOWER
+from tpmon.capture.dialog import STAYS_SLOWER, CaptureAsker
 from tpmon.capture.kineto_daemon import (
     DAEMON,
     Daemon,
@@ -31,7 +33,7 @@ from tpmon.capture.kineto_daemon import (
 )
 from tpmon.capture.kineto_window import KinetoWindow
 from tpmon.foreign_file import Owner
-from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing
 from tpmon.model.process import Identity
 from tpmon.model.results.capture import CaptureAsked, CaptureKind, CaptureStage, CaptureState
 from tpmon.model.results.trace_tables import MarkedSteps
@@ -200,19 +202,26 @@ def test_a_taken_place_is_said_by_whom_and_one_left_behind_is_taken(folder, me):
         Daemon(client)
 
 
-def asked(out: Path, steps: int = 5) -> CaptureAsked:
-    return CaptureAsked(CaptureKind.TRACE, steps, 60.0, False, False, False, NOT_APPLICABLE, str(out))
-
-
-def enough() -> int:
-    return 1 << 40
+def lead(
+    process: Identity,
+    folder: Path,
+    out: Path,
+    tell: Callable[[str], object] = lambda _line: None,
+    *,
+    memory_left: Callable[[], Known[int]] = lambda: 1 << 40,
+    stays_slower: bool = False,
+    **asker: Any,
+) -> KinetoWindow:
+    """Make a window of five updates."""
+    asked = CaptureAsked(CaptureKind.TRACE, 5, 60.0, False, False, False, NOT_APPLICABLE, str(out))
+    client = KinetoClient(process, str(folder))
+    asker = CaptureAsker(tell, **asker)
+    return KinetoWindow(client, asked, asker, memory_left=memory_left, stays_slower=stays_slower)
 
 
 def test_a_window_sizes_itself_by_one_update_and_leaves_nothing_else(libkineto, folder, me, tmp_path):
     said: list[str] = []
-    window = KinetoWindow(
-        KinetoClient(me, str(folder)), asked(tmp_path / "out"), said.append, memory_left=enough, stays_slower=True
-    )
+    window = lead(me, folder, tmp_path / "out", said.append, stays_slower=True)
     thread = threading.Thread(target=libkineto.record, args=(2,))
     thread.start()
     try:
@@ -244,10 +253,7 @@ def test_what_does_not_fit_into_the_memory_that_is_left_is_not_ordered(
     orders, why, monkeypatch,
 ) :  # fmt: skip
     monkeypatch.setattr(kineto_window.wire_capture, "count_events", lambda trace: (1000, os.fstat(trace).st_size))
-    window = KinetoWindow(
-        KinetoClient(me, str(folder)), asked(tmp_path / "out"), lambda _line: None,
-        memory_left=lambda: left.pop(0),
-    )  # fmt: skip
+    window = lead(me, folder, tmp_path / "out", memory_left=lambda: left.pop(0))
     thread = threading.Thread(target=libkineto.record, args=(len(orders),))
     thread.start()
     try:
@@ -269,8 +275,7 @@ def test_kineto_is_ordered_nothing_before_a_yes_and_answered_while_a_price_stand
         asked_at.append((stage, len(libkineto.orders)))
         return len(asked_at) in (3, 6)
 
-    client = KinetoClient(me, str(folder))
-    window = KinetoWindow(client, asked(tmp_path / "out"), lambda _line: None, memory_left=enough, agreed=agreed)
+    window = lead(me, folder, tmp_path / "out", agreed=agreed)
     thread = threading.Thread(target=libkineto.record, args=(2,))
     thread.start()
     try:
@@ -279,10 +284,7 @@ def test_kineto_is_ordered_nothing_before_a_yes_and_answered_while_a_price_stand
     finally:
         window.close()
     assert asked_at == [(CaptureStage.PLANNED, 0)] * 3 + [(CaptureStage.PRICED, 1)] * 3
-    gone = KinetoClient(Identity(me.pid, 1), str(folder))
-    window = KinetoWindow(
-        gone, asked(tmp_path / "never"), lambda _line: None, memory_left=enough, agreed=lambda *_: False
-    )
+    window = lead(Identity(me.pid, 1), folder, tmp_path / "never", agreed=lambda *_: False)
     assert window.run().state is CaptureState.GONE
     window.close()
     assert not (tmp_path / "never").exists(), "nothing is made before a yes"
@@ -299,7 +301,7 @@ def test_what_root_makes_for_a_user_is_the_users_and_no_link_is_followed(folder,
     monkeypatch.setattr(
         kineto_window.os, "fchown", lambda at, uid, gid: given.append((os.readlink(f"/proc/self/fd/{at}"), uid, gid))
     )
-    window = KinetoWindow(KinetoClient(me, str(folder)), asked(out), lambda _line: None, memory_left=enough)
+    window = lead(me, folder, out)
     try:
         window._make_folder()
         paths = [window._folder] if there else [str(out), window._folder]
@@ -337,9 +339,7 @@ def test_the_socket_is_its_users_alone_and_no_mode_is_changed_by_its_name(folder
 
 def test_a_recording_that_the_program_takes_over_is_given_up(libkineto, folder, me, tmp_path, monkeypatch):
     monkeypatch.setattr(kineto_window, "_SETTLES_S", 0.0)
-    window = KinetoWindow(
-        KinetoClient(me, str(folder)), asked(tmp_path / "out"), lambda _line: None, memory_left=enough
-    )
+    window = lead(me, folder, tmp_path / "out")
     thread = threading.Thread(target=libkineto.record, args=(1,), kwargs={"writes": False})
     thread.start()
     try:
@@ -356,19 +356,13 @@ def test_a_kineto_that_does_not_ask_a_process_that_ended_and_a_stop_end_the_wind
         (Identity(me.pid, 1), False, CaptureState.GONE),
         (me, True, CaptureState.CANCELLED),
     ):
-        window = KinetoWindow(
-            KinetoClient(process, str(folder)),
-            asked(tmp_path),
-            lambda _line: None,
-            lambda stop=stopped: stop,
-            memory_left=enough,
-        )
+        window = lead(process, folder, tmp_path, stopped=lambda stop=stopped: stop)
         try:
             assert window.run().state is state
         finally:
             window.close()
     with pytest.raises(TakenError, match="cannot be given this folder"):
-        KinetoWindow(KinetoClient(me, str(folder)), asked(Path("/tmp/a=b")), lambda _line: None, memory_left=enough)
+        lead(me, folder, Path("/tmp/a=b"))
 
 
 def test_steps_are_marked_from_update_to_update_and_events_stay(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from tests.capture.test_capture_plan import ASKED
 from tests.traces import TraceBuilder
 from tpmon.capture import kineto_capture
+from tpmon.capture.dialog import CaptureAsker
 from tpmon.capture.files import to_conditions
 from tpmon.capture.kineto_capture import (
     Kept,
@@ -278,7 +279,7 @@ def test_kineto_goes_first_where_an_update_is_a_step_and_nothing_else_ends_the_w
     monkeypatch.setattr(kineto_capture, "capture_by_kineto", lambda *_, **__: "recorded")
     around = LoopAround(lambda _: None, lambda _: 0, lambda _: False, lambda _: False)
     wanted = replace(ASKED, **{"named_seconds": False, **asked})
-    told = try_kineto(me, 0, wanted, "x", lambda _: None, stopped=lambda: False, around=around)
+    told = try_kineto(me, 0, wanted, "x", asker=CaptureAsker(print), around=around)
     assert told == ("recorded" if alike else None)
 
 
@@ -293,7 +294,7 @@ def test_kineto_is_not_asked_where_cuda_11_may_have_graphs(monkeypatch, of_11, h
     around = LoopAround(lambda _: None, lambda _: 0, lambda _: False, runs_cuda_11=lambda pid: of_11 and pid == 7)
 
     def ask():
-        return try_kineto(me, 0, ASKED, "x", said.append, stopped=lambda: False, around=around)
+        return try_kineto(me, 0, ASKED, "x", asker=CaptureAsker(said.append), around=around)
 
     if not of_11:
         assert ask() == "recorded"

@@ -69,13 +69,17 @@ class ChosenAnewError(Exception):
     """Say that whoever asked has chosen otherwise meanwhile: this plan is nobody's any more."""
 
 
-Agreed = Callable[[CaptureStage, Sequence[str]], bool]
-"""Tells whether whoever asked goes on, by the stage and what is said of the price; asked until it does."""
+@dataclass(frozen=True, slots=True)
+class CaptureAsker:
+    """Hold whom a capture is for: a command that prints, or a screen.
 
+    ``tell`` takes a line of progress, ``stopped`` says that no more of it is wanted. ``agreed`` tells by the
+    stage and what is said of the price whether it goes on, and is asked until it does.
+    """
 
-def agree_always(_stage: CaptureStage, _said: Sequence[str]) -> bool:
-    """Go on: who called a command has asked for it, and reads the price while it runs."""
-    return True
+    tell: Callable[[str], None]
+    stopped: Callable[[], bool] = lambda: False
+    agreed: Callable[[CaptureStage, Sequence[str]], bool] = lambda _stage, _said: True
 
 
 R = TypeVar("R")
@@ -84,25 +88,11 @@ R = TypeVar("R")
 class WindowLead(ABC, Generic[R]):
     """Lead one capture: say what happens, and hold at a price; ``R`` is how a window ends."""
 
-    def __init__(
-        self,
-        asked: CaptureAsked,
-        tell: Callable[[str], None],
-        stopped: Callable[[], bool],
-        agreed: Agreed,
-        *,
-        stays_slower: bool,
-    ) -> None:
-        """Ask for nothing yet; ``tell`` gets a line of progress whenever something changes.
-
-        ``stopped``: whoever asked wants no more of it, ``agreed``: yes to a price. ``stays_slower``: a
-        profile leaves launches on the GPU so.
-        """
+    def __init__(self, asked: CaptureAsked, asker: CaptureAsker, *, stays_slower: bool) -> None:
+        """Ask for nothing yet; ``stays_slower``: a profile leaves launches on the GPU so."""
         self.asked = asked
         self.price: Known[CapturePrice] = Missing("no step was profiled to size it")
-        self._tell = tell
-        self._stopped = stopped
-        self._agreed = agreed
+        self._asker = asker
         self._stays_slower = stays_slower
         self._last_said = ""
 
@@ -120,11 +110,11 @@ class WindowLead(ABC, Generic[R]):
     def _await_yes(self, stage: CaptureStage, said: Sequence[str]) -> R | None:
         """Hold until whoever asked agrees to what was said; how it ended where they do not."""
         limit = time.monotonic() + YES_S
-        while not self._agreed(stage, said):
+        while not self._asker.agreed(stage, said):
             if ended := self._find_ended():
                 return ended
-            if self._stopped() or time.monotonic() > limit:
-                return self._end_all(CaptureState.CANCELLED, UNWANTED if self._stopped() else NO_ANSWER)
+            if self._asker.stopped() or time.monotonic() > limit:
+                return self._end_all(CaptureState.CANCELLED, UNWANTED if self._asker.stopped() else NO_ANSWER)
             self._pause()
         return None
 
@@ -134,7 +124,7 @@ class WindowLead(ABC, Generic[R]):
 
     def _say(self, text: str) -> None:
         self._last_said = text
-        self._tell(text)
+        self._asker.tell(text)
 
 
 class CaptureDialog:

@@ -11,13 +11,13 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Protocol
 
 from tpmon.capture.bus import Bus, open_bus
-from tpmon.capture.dialog import Agreed, agree_always
+from tpmon.capture.dialog import CaptureAsker
 from tpmon.capture.files import NOT_READ, count_trace, read_summary, run_child, to_conditions
 from tpmon.capture.kineto_daemon import KinetoClient, TakenError, find_client
 from tpmon.capture.kineto_window import KinetoWindow, Recorded
@@ -202,7 +202,19 @@ class Kept:
     file: CapturedFile | None
     summary: TraceSummary | Missing
     notes: tuple[str, ...]
-    first_step: Known[int] = _UNNUMBERED
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBeside:
+    """Hold what was known beside a window when it ended: conditions, clocks, when steps had ended.
+
+    ``works`` says by what a GPU was seen to work for the process, "" where it was not.
+    """
+
+    told: Mapping[str, Any]
+    ended: CountedSteps | None = None
+    clocks: Known[tuple[GpuClocks, ...]] = NOT_READ
+    works: str = ""
 
 
 def try_kineto(
@@ -210,11 +222,9 @@ def try_kineto(
     rank: Applicable[int],
     asked: CaptureAsked,
     name: str,
-    tell: Callable[[str], None],
     *,
-    stopped: Callable[[], bool],
+    asker: CaptureAsker,
     around: LoopAround,
-    agreed: Agreed = agree_always,
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]] | None:
     """Have kineto record one rank where its thread runs; None where the hook is to do it.
 
@@ -242,109 +252,125 @@ def try_kineto(
                     "CUDA 11 is loaded: a profile can hang or crash CUDA graphs, which the hook alone sees",
                     f"start the run again with this tpmon: {call_as_owner(process.pid)}",
                 )
-            tell(
+            asker.tell(
                 "CUDA 11 is loaded: torch.profiler records from the step hook, which looks for CUDA graphs"
                 " first"
             )
             return None
         try:
-            tell(f"back end: {BACKEND}")
-            return capture_by_kineto(
-                client, rank, asked, name, tell, bus=bus, stopped=stopped, around=around, agreed=agreed
-            )
+            asker.tell(f"back end: {BACKEND}")
+            return capture_by_kineto(client, bus, rank, asked, name, asker=asker, around=around)
         except TakenError as error:
             if bus is None:
                 raise
-            tell(f"{error.what}; torch.profiler records from the step hook instead")
+            asker.tell(f"{error.what}; torch.profiler records from the step hook instead")
             return None
 
 
 def capture_by_kineto(
     client: KinetoClient,
+    bus: Bus | None,
     rank: Applicable[int],
     asked: CaptureAsked,
     name: str,
-    tell: Callable[[str], None],
     *,
-    bus: Bus | None,
-    stopped: Callable[[], bool],
+    asker: CaptureAsker,
     around: LoopAround,
-    agreed: Agreed,
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]]:
-    """Have kineto record, and verify what it wrote; given up once ``stopped``, held until ``agreed``.
+    """Have kineto record, and verify what it wrote; ``bus`` is that of a hook beside it.
 
     Raises:
         TakenError: where somebody else answers it, before anything was asked of it.
         UsageError: where not even one update fits into a window.
     """
-    told: dict[str, Any] = {}
-    counted = ""
-    clocks: Known[tuple[GpuClocks, ...]] = NOT_READ
-    works = ""
-    before = mean_step(bus.read_records(), 0, time.monotonic_ns()) if bus is not None else _NO_HOOK
-    timed = bus.count_timed_steps() if bus is not None else 0
-    update_ms = mean_call(bus.read_records()) if bus is not None else _NO_HOOK
+    pid = client.process.pid
+    before: Known[float] = _NO_HOOK
+    update_ms: Known[float] = _NO_HOOK
+    timed = 0
+    if bus is not None:
+        before = mean_step(bus.read_records(), 0, time.monotonic_ns())
+        update_ms = mean_call(bus.read_records())
+        timed = bus.count_timed_steps()
     asked, cut = fit_updates(stretch_seconds(asked, [update_ms]), update_ms)
     window = KinetoWindow(
         client,
         asked,
-        tell,
-        stopped,
-        memory_left=lambda: around.memory_left(client.process.pid),
-        agreed=agreed,
-        stays_slower=around.stays_slower(client.process.pid),
+        asker,
+        memory_left=lambda: around.memory_left(pid),
+        stays_slower=around.stays_slower(pid),
         hooked=bus is not None,
     )
+    beside = KnownBeside({})
     with contextlib.closing(window):
         if cut:
-            tell(cut)
+            asker.tell(cut)
         with around.watch(client.process) as cards:
             recorded = window.run()
             ended = time.monotonic_ns()
             if recorded.state is CaptureState.VERIFIED:
-                clocks = cards.read()
-                is_timed = False
-                if bus is not None:
-                    # First, while the records of the window are there.
-                    counted = encode(list_ends(bus.read_records(_MOST_RECORDS)))
-                    told = _describe(bus, rank, clocks)
-                    is_timed = bus.count_timed_steps() > timed
-                works = IS_BUSY if client.process.pid in cards.busy else IS_TIMED if is_timed else ""
-        kept = _keep(window, recorded, rank, name, tell, beside=(json.dumps(told) if told else "", counted))
+                asker.tell("reading what was written")
+                beside = _read_beside(bus, pid, rank, cards, timed)
+        kept = _keep(window, recorded, rank, name, beside)
     after: Known[float] = _NOTHING if kept.file is None else _NO_HOOK
     if kept.file is not None and bus is not None:
         since = EndedWindow(bus, ended, before)
-        await_steps_after([since], tell, stopped)
+        await_steps_after([since], asker.tell, asker.stopped)
         after = since.measure_after()
-    summary = kept.summary
-    conditions: Known[Conditions] = replace(to_conditions(told), clocks=clocks) if told else _NOT_TOLD
-    wanted = window.price.steps if is_known(window.price) else asked.steps
-    lacks = note_kernels(works, conditions) if kept.file is not None and kept.file.kernels == 0 else []
+    summary = kept.summary if isinstance(kept.summary, TraceSummary) else None
     member = RankCapture(
-        pid=client.process.pid,
+        pid=pid,
         rank=rank,
         state=recorded.state,
         reason=recorded.reason,
-        first_step=kept.first_step,
-        steps=summary.steps if isinstance(summary, TraceSummary) else 0,
+        first_step=kept.file.first_step if kept.file is not None else _UNNUMBERED,
+        steps=summary.steps if summary else 0,
         paused_ms=_NOT_STOPPED,
         step_before_ms=before,
-        step_during_ms=summary.step_ms if isinstance(summary, TraceSummary) else _NOTHING,
+        step_during_ms=summary.step_ms if summary else _NOTHING,
         step_after_ms=after,
     )
-    result = CaptureResult(
+    return _conclude(window, recorded, kept, beside, member), (summary,) if summary else ()
+
+
+def _read_beside(bus: Bus | None, pid: int, rank: Applicable[int], cards: Cards, timed: int) -> KnownBeside:
+    """Read what is known beside a window that just ended; ``timed``: steps timed on a GPU before it."""
+    clocks = cards.read()
+    works = IS_BUSY if pid in cards.busy else ""
+    if bus is None:
+        return KnownBeside({}, None, clocks, works)
+    ended = list_ends(bus.read_records(_MOST_RECORDS))  # first, while the records of the window are there
+    records = bus.read_records(2)
+    settings = wire_settings.parse_settings(bus.page)
+    within = ask_conditions(bus)
+    told = describe_from_bus(
+        bus.header, settings, records[-1] if records else (), rank, clocks, within=within
+    )
+    works = works or (IS_TIMED if bus.count_timed_steps() > timed else "")
+    return KnownBeside(told, ended, clocks, works)
+
+
+def _conclude(
+    window: KinetoWindow, recorded: Recorded, kept: Kept, beside: KnownBeside, member: RankCapture
+) -> CaptureResult:
+    """Put together what came of a window."""
+    conditions: Known[Conditions] = _NOT_TOLD
+    if beside.told:
+        conditions = replace(to_conditions(dict(beside.told)), clocks=beside.clocks)
+    wanted = window.price.steps if is_known(window.price) else window.asked.steps
+    lacks = kept.file is not None and kept.file.kernels == 0
+    notes = (recorded.reason, *kept.notes, *(note_kernels(beside.works, conditions) if lacks else ()))
+    return CaptureResult(
         schema=CAPTURE_SCHEMA,
-        state=judge_recorded(recorded, kept, wanted, works),
+        state=judge_recorded(recorded, kept, wanted, beside.works),
         backend=BACKEND,
-        folder=asked.folder,
+        folder=window.asked.folder,
         files=(kept.file,) if kept.file is not None else (),
         ranks=(member,),
         conditions=conditions,
         price=window.price,
         paused_ms=_NOT_STOPPED,
-        notes=tuple(note for note in (recorded.reason, *kept.notes, *lacks) if note),
+        notes=tuple(filter(None, notes)),
     )
-    return result, (summary,) if isinstance(summary, TraceSummary) else ()
 
 
 def fit_updates(asked: CaptureAsked, update_ms: Known[float]) -> tuple[CaptureAsked, str]:
@@ -375,36 +401,25 @@ def judge_recorded(recorded: Recorded, kept: Kept, wanted: int, works: str) -> C
     return CaptureState.DONE if whole and not (works and kept.file.kernels == 0) else CaptureState.PARTIAL
 
 
-def _describe(bus: Bus, rank: Applicable[int], clocks: Known[tuple[GpuClocks, ...]]) -> dict[str, Any]:
-    """Return the conditions by the hook's bus."""
-    records = bus.read_records(2)
-    settings = wire_settings.parse_settings(bus.page)
-    record = records[-1] if records else ()
-    return describe_from_bus(bus.header, settings, record, rank, clocks, within=ask_conditions(bus))
-
-
 def _keep(
-    window: KinetoWindow,
-    recorded: Recorded,
-    rank: Applicable[int],
-    name: str,
-    tell: Callable[[str], None],
-    *,
-    beside: tuple[str, str],
+    window: KinetoWindow, recorded: Recorded, rank: Applicable[int], name: str, beside: KnownBeside
 ) -> Kept:
     """Mark the steps of what kineto wrote, pack it under its name, and sum it up; by descriptors alone.
 
-    ``beside`` goes into the file beside its events: conditions, and when steps ended, as JSON or "".
+    Conditions, and when steps ended, go into the file beside its events.
     """
     if recorded.state is not CaptureState.VERIFIED:
         return Kept(None, _NOTHING, ())
-    tell("reading what was written")
     clock = time.strftime("%H%M%S")
     part = f"{name_file(name, rank, _UNNUMBERED, clock)}.part"
     folder = window.folder
     with os.fdopen(os.open(part, NEW_FILE, 0o600, dir_fd=folder), "wb") as packed:
         try:
-            marked = mark_steps(recorded.source, packed.fileno(), window.asked.steps, beside)
+            known = (
+                json.dumps(beside.told) if beside.told else "",
+                encode(beside.ended) if beside.ended else "",
+            )
+            marked = mark_steps(recorded.source, packed.fileno(), window.asked.steps, known)
         except BaseException:  # Ctrl-C: half of it would be taken for all of it
             os.unlink(part, dir_fd=folder)
             raise
@@ -422,7 +437,7 @@ def _keep(
         notes.append(f"{file}: {summary.reason}")
     told = count_trace(summary)
     captured = CapturedFile(path, path, rank, marked.first, *told, bytes=size, kind=CaptureKind.TRACE)
-    return Kept(captured, summary, tuple(notes), marked.first)
+    return Kept(captured, summary, tuple(notes))
 
 
 def name_file(name: str, rank: Applicable[int], first: Known[int], clock: str) -> str:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from tpmon.capture.bus import name_end, read_image
-from tpmon.capture.dialog import STAYS_SLOWER, UNWANTED, Agreed, WindowLead, agree_always, say_plan_of_kineto
+from tpmon.capture.dialog import STAYS_SLOWER, UNWANTED, CaptureAsker, WindowLead, say_plan_of_kineto
 from tpmon.capture.files import MOST_READ, hold, make_anew, name_part
 from tpmon.capture.kineto_daemon import (
     LONGEST_FOLDER,
@@ -64,11 +64,9 @@ class KinetoWindow(WindowLead[Recorded]):
         self,
         client: KinetoClient,
         asked: CaptureAsked,
-        tell: Callable[[str], None],
-        stopped: Callable[[], bool] = lambda: False,
+        asker: CaptureAsker,
         *,
         memory_left: Callable[[], Known[int]],
-        agreed: Agreed = agree_always,
         stays_slower: bool = False,
         hooked: bool = False,
     ) -> None:
@@ -79,7 +77,7 @@ class KinetoWindow(WindowLead[Recorded]):
         Raises:
             TakenError: where it is taken, or the folder cannot be said to kineto.
         """
-        super().__init__(asked, tell, stopped, agreed, stays_slower=stays_slower)
+        super().__init__(asked, asker, stays_slower=stays_slower)
         self._client = client
         self._memory_left = memory_left
         self._hooked = hooked
@@ -209,7 +207,7 @@ class KinetoWindow(WindowLead[Recorded]):
                 return Recorded(CaptureState.VERIFIED, "", written)
             if ended := self._find_ended():
                 return ended
-            if self._stopped():
+            if self._asker.stopped():
                 return Recorded(CaptureState.CANCELLED, UNWANTED)
             if not ordered and now - began > _ASKS_S:
                 return Recorded(CaptureState.REFUSED, "kineto did not ask: is it busy with another profile?")

@@ -14,9 +14,8 @@ from tpmon.capture.bus import Bus
 from tpmon.capture.dialog import (
     COUNT_APART,
     UNWANTED,
-    Agreed,
+    CaptureAsker,
     WindowLead,
-    agree_always,
     say_cut,
     say_of_cuda,
     say_plan,
@@ -155,14 +154,12 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
         buses: Sequence[Bus],
         asked: CaptureAsked,
         name: str,
-        tell: Callable[[str], None],
-        stopped: Callable[[], bool] = lambda: False,
+        asker: CaptureAsker,
         *,
-        agreed: Agreed = agree_always,
         stays_slower: bool = False,
     ) -> None:
         """Ask for nothing yet; ``name`` begins the names of files."""
-        super().__init__(asked, tell, stopped, agreed, stays_slower=stays_slower)
+        super().__init__(asked, asker, stays_slower=stays_slower)
         self.buses = tuple(buses)
         self._wished = asked
         self.name = name
@@ -180,7 +177,7 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
             UsageError: when it cannot be, with nothing recorded.
         """
         outcomes = self._go_through()
-        if any(one.reason in _AGAIN for one in outcomes) and not self._stopped():
+        if any(one.reason in _AGAIN for one in outcomes) and not self._asker.stopped():
             began = any(one.reason == wire_capture.BEGAN_TO_TRAIN for one in outcomes)
             self._say(f"the loop {'began to train' if began else 'takes steps now'}: once more, of its steps")
             self.asked = self._wished
@@ -254,7 +251,7 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
             for bus, outcome, before in zip(self.buses, outcomes, self._before, strict=True)
             if outcome.state is CaptureState.VERIFIED
         ]
-        await_steps_after(windows, self._say, self._stopped)
+        await_steps_after(windows, self._say, self._asker.stopped)
         return tuple(map(describe_rank, self.buses, outcomes, self._before, self._probed_ms))
 
     def _await_steps(self) -> tuple[CaptureOutcome, ...] | None:
@@ -275,7 +272,7 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
             if all(loop.has_ended() for loop in loops):
                 return None
             waited = time.monotonic() - began
-            if self._stopped():
+            if self._asker.stopped():
                 return self._end_all(CaptureState.CANCELLED, UNWANTED)
             if waited > _DISCOVER_S and any(loop.ends_none() for loop in loops):
                 return None
@@ -373,7 +370,7 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
             if all(turn is LoopTurn.FREE for turn in turns):
                 return None
             ended = any(bus.find_end() for bus in self.buses)
-            if LoopTurn.TAKEN in turns or ended or self._stopped() or time.monotonic() > limit:
+            if LoopTurn.TAKEN in turns or ended or self._asker.stopped() or time.monotonic() > limit:
                 return self._end_all(CaptureState.BUSY, "another capture was asked for, or is to end, there")
             self._say_waiting("waits for the end of a capture that was cancelled")
             time.sleep(_EVERY_S)
@@ -411,11 +408,11 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
                         bus.wake()
             self._say_waiting(say_progress(told, self._read_pace, timed=self.asked.timed))
             late = time.monotonic() > limit
-            if (self._stopped() or late) and not cancel:
+            if (self._asker.stopped() or late) and not cancel:
                 cancel = self._cancel(number)
                 limit = time.monotonic() + _ENDS_S
             elif cancel and late:
-                state = CaptureState.CANCELLED if self._stopped() else CaptureState.EXPIRED
+                state = CaptureState.CANCELLED if self._asker.stopped() else CaptureState.EXPIRED
                 gave_up = CaptureOutcome(state, "the loop came to no end of a step", NOTHING)
                 return tuple(ended.get(at, gave_up) for at in range(len(self.buses)))
             time.sleep(_EVERY_S)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from tpmon.settings import parse_duration
 
 if TYPE_CHECKING:
     from tpmon.capture.bus import Bus, NoHookError
-    from tpmon.capture.dialog import Agreed
+    from tpmon.capture.dialog import CaptureAsker
     from tpmon.model.process import Identity
     from tpmon.model.results.capture import CaptureAsked, CaptureKind, CaptureResult, CaptureStage
     from tpmon.model.results.trace import TraceSummary
@@ -166,7 +166,7 @@ def choose_ranks(job: Job, rank: Applicable[int], *, every: bool) -> tuple[Membe
 
 def run(options: CaptureOptions) -> int:
     """Capture, write what came of it, and return the exit code."""
-    from tpmon.capture.dialog import agree_always
+    from tpmon.capture.dialog import CaptureAsker
     from tpmon.model.codec import encode
     from tpmon.model.results.capture import CaptureState
     from tpmon.report.capture import write_capture
@@ -174,13 +174,13 @@ def run(options: CaptureOptions) -> int:
     asked = parse_asked(options)
     job = find_job(options.pid)
     complain("tpmon: Ctrl-C ends it without a file")
+    asker = CaptureAsker(lambda text: complain(f"tpmon: {text}"))
     result, summaries = capture_job(
         job,
         asked,
-        lambda text: complain(f"tpmon: {text}"),
+        asker if options.yes else replace(asker, agreed=ask_where_dear),
         rank=NOT_APPLICABLE if options.rank is None else int(options.rank),
         every=options.all_ranks,
-        agreed=agree_always if options.yes else ask_where_dear,
     )
     output = Output(1, options.ascii)
     if options.json:
@@ -212,16 +212,12 @@ def ask_where_dear(stage: CaptureStage, said: Sequence[str]) -> bool:
 def capture_job(
     job: Job,
     asked: CaptureAsked,
-    tell: Callable[[str], None],
-    stopped: Callable[[], bool] = lambda: False,
+    asker: CaptureAsker,
     *,
     rank: Applicable[int] = NOT_APPLICABLE,
     every: bool = False,
-    agreed: Agreed,
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]]:
-    """Lead a capture from its ranks to its verified files; ``tell`` gets the price and the progress.
-
-    It is cancelled once whoever asked has ``stopped``, and holds at each price until they have ``agreed``.
+    """Lead a capture from its ranks to its verified files.
 
     Raises:
         TpmonError: saying why where nothing can be captured.
@@ -244,14 +240,14 @@ def capture_job(
     here = locate(first.pid, folder).here
     check_above(here)
     for left in sweep(folder) if here == folder else []:
-        tell(f"removed {left}, which a tpmon that was killed left")
+        asker.tell(f"removed {left}, which a tpmon that was killed left")
     is_named = bool(asked.folder)
     wanted = replace(asked, folder=folder, anew=not is_named and asked.kind is not CaptureKind.NSYS_RANGE)
     if asked.memory:
-        tell(_WARNS)
+        asker.tell(_WARNS)
 
     def stays() -> bool:
-        return is_named and not stopped()  # whoever named a folder finds it, also without a file
+        return is_named and not asker.stopped()  # whoever named a folder finds it, also without a file
 
     if not every:
         around = LoopAround(
@@ -261,10 +257,7 @@ def capture_job(
             runs_cuda_11=runs_cuda_11,
         )
         with remove_empty([] if os.path.lexists(folder) else [folder], stays):
-            told = try_kineto(
-                first, members[0].rank, wanted, name, tell, stopped=stopped, around=around, agreed=agreed
-            )
-            if told:
+            if told := try_kineto(first, members[0].rank, wanted, name, asker=asker, around=around):
                 return told
     with contextlib.ExitStack() as stack:
         buses = [_open_bus(member, job, stack) for member in members]
@@ -272,13 +265,13 @@ def capture_job(
         mine = [place.here for place in places if not os.path.lexists(place.here)]
         stack.enter_context(remove_empty(mine, stays))
         slower = any(stays_slower(member.identity.pid) for member in members)
-        window = CaptureWindow(buses, wanted, name, tell, stopped, agreed=agreed, stays_slower=slower)
+        window = CaptureWindow(buses, wanted, name, asker, stays_slower=slower)
         timed = [bus.count_timed_steps() for bus in buses]
         with watch_clocks([bus.process for bus in buses]) as watch:
             outcomes = window.run()
             clocks = watch.read() if any(one.state is CaptureState.VERIFIED for one in outcomes) else NO_GPU
         ranks = window.describe(outcomes)
-        tell("reading what was written")
+        asker.tell("reading what was written")
         step_back()
         moved = [bus for bus, before in zip(buses, timed, strict=True) if bus.count_timed_steps() > before]
         works = {bus.process.pid: IS_TIMED for bus in moved} | dict.fromkeys(watch.busy, IS_BUSY)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from tpmon.capture.dialog import CaptureDialog, ChosenAnewError, judge_offers, read_hook
+from tpmon.capture.dialog import CaptureAsker, CaptureDialog, ChosenAnewError, judge_offers, read_hook
 from tpmon.commands.capture import SECONDS, capture_job, choose_ranks
 from tpmon.commands.command import WatchOptions, open_session
 from tpmon.errors import TpmonError
@@ -349,7 +349,8 @@ def _capture_chosen(
             choice.kind, choice.steps, SECONDS, False, False, False, NOT_APPLICABLE, "", named_seconds=False
         )
         try:
-            return capture_job(job, asked, talk.tell, talk.stopped, every=choice.every, agreed=talk.agreed)
+            asker = CaptureAsker(talk.tell, talk.stopped, talk.agreed)
+            return capture_job(job, asked, asker, every=choice.every)
         except ChosenAnewError:
             job = find()
         except TpmonError as error:
