@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tests.traces import TraceBuilder
 from tpmon.capture.files import find_block, to_conditions
 from tpmon.model.known import Known, Missing
 from tpmon.model.results.capture import Conditions
@@ -98,3 +99,11 @@ def parse_conditions(head: bytes, tail: bytes) -> Known[Conditions]:
     """Parse the conditions out of the beginning or the end of a trace, as tpmon does."""
     block = find_block(head) or find_block(tail)
     return Missing("the trace does not say it") if block is None else to_conditions(block.told)
+
+
+def make_updates(updates: int) -> TraceBuilder:
+    """Make a trace of kineto's in which an update ends each 100 us."""
+    trace = TraceBuilder(base_us=0).op("aten::mm", 5, 10)
+    for at in range(updates):
+        trace.add("user_annotation", "Optimizer.step#SGD.step", 100 * at + 80, 20)
+    return trace

@@ -109,7 +109,10 @@ PARTS: dict[str, Callable[[Loop], None]] = {
     "S": lambda loop: loop.stop(),
     "O": lambda loop: loop.batch(of=loop.other),
     "o": lambda loop: loop.batch(10, of=loop.other),
+    "q": lambda loop: loop.batch(1, of=loop.other),
     "X": lambda loop: loop.stop(of=loop.other),
+    "[": lambda loop: loop.steps.data_begins(),
+    "{": lambda loop: loop.steps.backward_begins(),
     "B": lambda loop: loop.backward(),
     "b": lambda loop: loop.backward(counts=False),
     "U": lambda loop: loop.update(),
@@ -119,5 +122,5 @@ PARTS: dict[str, Callable[[Loop], None]] = {
     "+": lambda loop: setattr(loop, "gradients", True),
     "-": lambda loop: setattr(loop, "gradients", False),
 }
-"""A batch that comes in 2, 1 or 10 ms, the end of its loader; the same of another loader; forward and backward, of
-which ``b`` is one that fills no gradient; an update, a scaler's update; a millisecond; gradients on and off."""
+"""A batch that comes in 2, 1 or 10 ms, the end of its loader; the same of another loader; a fetch and a backward whose
+end an interrupt took; forward and backward, of which ``b`` is one that fills no gradient; an update, a scaler's update; a millisecond; gradients on and off."""

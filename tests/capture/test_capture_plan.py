@@ -4,7 +4,6 @@ import os
 import sys
 import weakref
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -45,6 +44,7 @@ from tpmon.hook.capture.conditions import read_conditions
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Identity
 from tpmon.model.results.capture import CaptureAsked, CaptureKind
+from tpmon.probe.base.procread import read_stat
 from tpmon.probe.job import discovery
 from tpmon.probe.job.discovery import can_start_again, is_armed, write_restart
 
@@ -62,18 +62,29 @@ def record(steps: int, time_ms: float, evals: int = 0, rule: int = wire.RULE_DAT
     return words
 
 
-def test_a_window_is_as_long_as_asked_where_it_fits():
-    price = size_window(ASKED, [(242, 67_000, 10.0), (300, 60_000, 12.0)])
-    assert (price.steps, price.events, price.bytes) == (5, 1500, 335_000)
-    assert price.pause_ms == 60.0
-    assert "5 steps: each rank pauses for about 60 ms" in say_price(price, ASKED, 2)
-
-
-def test_a_window_is_cut_to_what_a_run_can_bear():
-    price = size_window(ASKED, [(MOST_EVENTS // 2, 1000, 400.0)])
-    assert price.steps == 2
-    assert "fewer than asked" in say_price(price, ASKED, 1)
-    assert size_window(ASKED, [(MOST_EVENTS + 1, 1000, 400.0)]).steps == 0
+@pytest.mark.parametrize(
+    ("probes", "ranks", "price", "said"),
+    [
+        (
+            [(242, 67_000, 10.0), (300, 60_000, 12.0)],
+            2,
+            (5, 1500, 335_000, 60.0),
+            "5 steps: each rank pauses for about 60",
+        ),
+        (
+            [(MOST_EVENTS // 2, 1000, 400.0)],
+            1,
+            (2, MOST_EVENTS, 2000, 800.0),
+            "2 steps (fewer than asked: more would not",
+        ),
+        ([(MOST_EVENTS + 1, 1000, 400.0)], 1, (0, 0, 0, 0.0), "0 steps (fewer than asked"),
+    ],
+    ids=["as asked", "cut to what a run can bear", "not even one fits"],
+)
+def test_a_window_is_as_long_as_asked_where_it_fits(probes, ranks, price, said):
+    told = size_window(ASKED, probes)
+    assert (told.steps, told.events, told.bytes, told.pause_ms) == price
+    assert say_price(told, ASKED, ranks).startswith(said)
 
 
 def test_a_window_by_time_is_cut_too():
@@ -115,15 +126,18 @@ def test_seconds_alone_are_not_ended_by_a_number_of_steps():
     ]
 
 
-def test_all_ranks_hear_of_the_step_before_they_come_to_it():
-    assert choose_start([MeasuredPace(100, 10.0, False), MeasuredPace(101, 10.0, False)]) == 104
-    assert choose_start([MeasuredPace(100, 0.1, False)]) == 102
-    assert choose_start([MeasuredPace(9000, 4000.0, False)]) == 10_000
-
-
-def test_ranks_that_were_hooked_at_different_times_do_not_count_alike():
-    assert count_alike([MeasuredPace(100, 1.0, False), MeasuredPace(101, 1.0, False)])
-    assert not count_alike([MeasuredPace(100, 1.0, False), MeasuredPace(140, 1.0, False)])
+@pytest.mark.parametrize(
+    ("paces", "start", "alike"),
+    [
+        ([(100, 10.0), (101, 10.0)], 104, True),
+        ([(100, 0.1)], 102, True),
+        ([(9000, 4000.0)], 10_000, True),
+        ([(100, 1.0), (140, 1.0)], 142, False),
+    ],
+)
+def test_all_ranks_hear_of_the_step_before_they_come_to_it_and_count_alike_or_not(paces, start, alike):
+    told = [MeasuredPace(*pace, evaluates=False) for pace in paces]
+    assert (choose_start(told), count_alike(told)) == (start, alike)
 
 
 def test_a_pace_is_told_by_what_ends_steps():
@@ -205,46 +219,73 @@ def test_conditions_are_read_from_either_end_and_believed_by_type_alone():
         assert parse_conditions(broken, b"") == Missing("the trace does not say it")
 
 
-def test_the_nearest_limit_of_memory_counts(tmp_path):
-    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
-    (proc / "self").mkdir(parents=True)
-    (groups / "a" / "b").mkdir(parents=True)
-    (proc / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable: 8000 kB\n")
-    (proc / "self" / "cgroup").write_text("0::/a/b\n")
-    assert read_memory_left(str(proc), str(groups)) == 8_000 * 1024
-    (groups / "a" / "memory.max").write_text("1000000\n")
-    (groups / "a" / "memory.current").write_text("900000\n")
-    (groups / "a" / "memory.stat").write_text("file 5\ninactive_file 30000\nactive_file 20000\nshmem 70\n")
-    (groups / "a" / "b" / "memory.max").write_text("max\n")
-    assert read_memory_left(str(proc), str(groups)) == 150_000
+GROUPS_2 = {
+    "a/memory.max": "1000000\n",
+    "a/memory.current": "900000\n",
+    "a/memory.stat": "file 5\ninactive_file 30000\nactive_file 20000\nshmem 70\n",
+    "a/b/memory.max": "max\n",
+}
+GROUPS_1 = {
+    "memory/a/memory.limit_in_bytes": "1000000\n",
+    "memory/a/memory.usage_in_bytes": "900000\n",
+    # Those of the groups below count too.
+    "memory/a/memory.stat": "inactive_file 1\nactive_file 2\ntotal_inactive_file 30000\ntotal_active_file 40000\n",
+}
 
 
-def test_file_pages_of_the_first_cgroup_version_count_with_those_of_the_groups_below(tmp_path):
-    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
-    (proc / "self").mkdir(parents=True)
-    (groups / "memory" / "a").mkdir(parents=True)
-    (proc / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable: 8000 kB\n")
-    (proc / "self" / "cgroup").write_text("7:cpu,cpuacct:/a\n3:memory:/a\n")
-    (groups / "memory" / "a" / "memory.limit_in_bytes").write_text("1000000\n")
-    (groups / "memory" / "a" / "memory.usage_in_bytes").write_text("900000\n")
-    (groups / "memory" / "a" / "memory.stat").write_text(
-        "inactive_file 1\nactive_file 2\ntotal_inactive_file 30000\ntotal_active_file 40000\n"
-    )
-    assert read_memory_left(str(proc), str(groups)) == 170_000
+@pytest.mark.parametrize(
+    ("member", "files", "left"),
+    [
+        ("0::/a/b\n", {}, 8_000 * 1024),
+        ("0::/a/b\n", GROUPS_2, 150_000),
+        ("7:cpu,cpuacct:/a\n3:memory:/a\n", GROUPS_1, 170_000),
+    ],
+    ids=["no limit", "version 2", "version 1"],
+)
+def test_the_nearest_limit_of_memory_counts(tmp_path, member, files, left):
+    meminfo = "MemTotal: 99 kB\nMemAvailable: 8000 kB\n"
+    groups = {f"cgroup/{name}": text for name, text in files.items()}
+    for name, text in {"proc/meminfo": meminfo, "proc/self/cgroup": member, **groups}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert read_memory_left(str(tmp_path / "proc"), str(tmp_path / "cgroup")) == left
 
 
-def test_a_process_without_the_hook_is_told_how_to_start_again(tmp_path):
-    with child("say('up'); hear()") as one:
-        stat = Path(f"/proc/{one.pid}/stat").read_text()
-        start = int(stat[stat.rindex(")") + 2 :].split()[19])
-        with pytest.raises(NoHookError, match="has no hook"):
-            open_bus(Identity(one.pid, start))
+def test_a_process_without_the_hook_is_told_so():
+    with child("say('up'); hear()") as one, pytest.raises(NoHookError, match="has no hook"):
+        open_bus(Identity(one.pid, read_stat(one.pid).start_ticks))
+
+
+COMMAND = "tpmon run -- COMMAND"
+
+
+@pytest.mark.parametrize(
+    ("words", "folder", "again"),
+    [
+        (
+            b"python\0train.py\0--name\0a b",
+            "/home/me/my run",
+            "cd '/home/me/my run' && tpmon run -- python train.py --name 'a b'",
+        ),
+        *(
+            (title + b"\0train.py", "/home/me", COMMAND)
+            for title in (b"ray::train", b"train: epoch 3", b"trainer", b"/no/such/python")
+        ),
+        (b"python\0train.py\0a\x1b]0;title\x07", "/home/me", COMMAND),
+        (b"python\0train.py\0x", "/home/m\x1b[31me", COMMAND),
+        (b"python\0train.py\0--token=abcdefgh9", "/home/me", COMMAND),
+        (b"python\0train.py\0\xff", "/home/me", COMMAND),
+        (b"python\0train.py\0" + b"x" * 5000, "/home/me", COMMAND),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_a_command_is_repeated_where_it_is_one_and_is_for_a_terminal(tmp_path, words, folder, again):
     (tmp_path / "12").mkdir()
-    (tmp_path / "12" / "cmdline").write_bytes(b"python\0train.py\0--name\0a b\0")
-    (tmp_path / "12" / "cwd").symlink_to("/home/me/my run")
+    (tmp_path / "12" / "cmdline").write_bytes(words + b"\0")
+    (tmp_path / "12" / "cwd").symlink_to(folder)
     (tmp_path / "12" / "exe").symlink_to("/usr/bin/python3.11")
-    assert write_restart(12, str(tmp_path)) == "cd '/home/me/my run' && tpmon run -- python train.py --name 'a b'"
-    assert write_restart(13, str(tmp_path)) == "tpmon run -- COMMAND"
+    assert write_restart(12, str(tmp_path)) == again
+    assert write_restart(13, str(tmp_path)) == COMMAND
 
 
 @pytest.mark.parametrize(
@@ -287,32 +328,6 @@ def test_who_needs_a_hook_where_kineto_asks_is_told_what_kineto_can(monkeypatch,
     assert ("--at, --all-ranks, --snapshot" in told.what) is asks
     assert ("tpmon capture 12, which records by kineto" in told.try_this) is asks
     assert told.try_this.endswith("start it again: tpmon run -- of 11")
-
-
-@pytest.mark.parametrize("title", ["ray::train", "train: epoch 3", "trainer", "/no/such/python"])
-def test_a_title_in_the_place_of_a_command_is_not_repeated(tmp_path, title):
-    (tmp_path / "12").mkdir()
-    (tmp_path / "12" / "cmdline").write_bytes(title.encode() + b"\0train.py\0")
-    (tmp_path / "12" / "cwd").symlink_to("/home/me")
-    (tmp_path / "12" / "exe").symlink_to("/usr/bin/python3.11")
-    assert write_restart(12, str(tmp_path)) == "tpmon run -- COMMAND"
-
-
-@pytest.mark.parametrize(
-    ("folder", "word"),
-    [
-        ("/home/me", b"a\x1b]0;title\x07"),
-        ("/home/m\x1b[31me", b"x"),
-        ("/home/me", b"--token=abcdefgh9"),
-        ("/home/me", b"\xff"),
-        ("/home/me", b"x" * 5000),
-    ],
-)
-def test_a_command_that_is_not_for_a_terminal_is_not_repeated(tmp_path, folder, word):
-    (tmp_path / "12").mkdir()
-    (tmp_path / "12" / "cmdline").write_bytes(b"python\0train.py\0" + word + b"\0")
-    (tmp_path / "12" / "cwd").symlink_to(folder)
-    assert write_restart(12, str(tmp_path)) == "tpmon run -- COMMAND"
 
 
 def test_a_program_that_was_started_with_the_hook_is_known_by_its_path(tmp_path):

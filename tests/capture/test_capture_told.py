@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections import UserDict
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import pytest
 
 from tests.captures import parse_conditions
 from tests.frames import make_gpu
+from tests.goldens import capture_views
 from tests.traces import TraceBuilder
 from tpmon.capture.files import CapturePlace, find_block, pack, read_summary, verify_trace
 from tpmon.capture.outcome import CaptureOutcome, describe_rank
@@ -23,9 +25,8 @@ from tpmon.hook.context import read_ranks
 from tpmon.hook.settings import describe_batch
 from tpmon.model.gpu import GpuProcess
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.results.capture import CapturedFile, CaptureKind, CaptureResult, CaptureState, GpuClocks
-from tpmon.probe.gpu.card_readings import GpuReading
-from tpmon.probe.gpu.child_link import NO_GPU, ClockWatch
+from tpmon.model.results.capture import CapturedFile, CaptureKind, CaptureState, GpuClocks
+from tpmon.probe.gpu.child_link import NO_GPU, ClockWatch, GpuReading
 from tpmon.report.capture import write_capture, write_capture_line
 
 
@@ -182,18 +183,8 @@ def test_a_window_by_time_is_told_by_its_length(tmp_path):
     with path.open("rb") as file:
         summary = read_summary(str(path), file.fileno(), 0)
     assert not isinstance(summary, Missing)
-    result = CaptureResult(
-        "tpmon.capture/1",
-        CaptureState.DONE,
-        "torch.profiler from the step hook",
-        "/x",
-        (CapturedFile("/x", "/x", 0, 0, 0, 2, 0, 9, CaptureKind.TRACE),),
-        (),
-        Missing("x"),
-        Missing("x"),
-        1.0,
-        (),
-    )
+    file = CapturedFile("/x", "/x", 0, 0, 0, 2, 0, 9, CaptureKind.TRACE)
+    result = replace(capture_views.result(), files=(file,), ranks=())
     assert "a window of 1010.60 ms, 2 events" in "\n".join(write_capture(result, (summary,), "host"))
     assert "a window of 1010.60 ms" in write_capture_line(result, (summary,))
 
@@ -264,18 +255,7 @@ def test_a_child_reads_the_trace_and_says_why_where_it_cannot(tmp_path):
         ],
     }
     assert whole["traceEvents"] == trace.events
-    result = CaptureResult(
-        "tpmon.capture/1",
-        CaptureState.DONE,
-        "torch.profiler from the step hook",
-        str(tmp_path),
-        (file,),
-        (),
-        conditions,
-        Missing("x"),
-        1.0,
-        (),
-    )
+    result = replace(capture_views.result(), files=(file,), ranks=(), conditions=conditions)
     written = write_capture(result, (summary,), "host")
     assert "  of: Net, training, H100 at 1755 of 1980 MHz" in written
     assert f"read:  tpmon trace {file.host_path}" in written

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.captures import make_updates
 from tests.traces import TraceBuilder
 from tpmon.capture import files, kineto_window
 from tpmon.capture.dialog import STAYS_SLOWER, CaptureAsker
@@ -140,13 +141,6 @@ class Libkineto:
                 else:  # a profiler of the program began before it asked again
                     Path(f"{stem}_7.json.tmp").touch()
                     self.ask()
-
-
-def make_updates(updates: int) -> TraceBuilder:
-    trace = TraceBuilder(base_us=0).op("aten::mm", 5, 10)
-    for at in range(updates):
-        trace.add("user_annotation", "Optimizer.step#SGD.step", 100 * at + 80, 20)
-    return trace
 
 
 @pytest.fixture

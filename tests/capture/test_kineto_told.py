@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.capture.test_capture_plan import ASKED
-from tests.traces import TraceBuilder
+from tests.captures import make_updates
 from tpmon.capture import kineto_capture
 from tpmon.capture.dialog import CaptureAsker
 from tpmon.capture.files import to_conditions
@@ -150,13 +150,6 @@ def test_the_names_are_those_of_the_hook(monkeypatch):
 def mark_files(source: Path, target: Path, most: int, beside: tuple[str, str]) -> Known[MarkedSteps]:
     with source.open("rb") as events, target.open("wb") as packed:
         return mark_steps(events.fileno(), packed.fileno(), most, beside)
-
-
-def make_updates(updates: int) -> TraceBuilder:
-    trace = TraceBuilder(base_us=0).op("aten::mm", 5, 10)
-    for at in range(updates):
-        trace.add("user_annotation", "Optimizer.step#SGD.step", 100 * at + 80, 20)
-    return trace
 
 
 def test_the_child_that_marks_writes_the_conditions_beside_the_events(tmp_path):

@@ -14,22 +14,6 @@ from tpmon.hook import steps
 from tpmon.hook.bus import wire
 
 
-def test_evaluation_steps_and_their_time_are_told_apart(loop):
-    loop.train(10)
-    loop.stop()
-    before = loop.phases_ms()
-    for _ in range(20):
-        loop.batch(1)
-        loop.spend(6)
-    loop.stop(3)
-    assert (loop.steps.steps, loop.steps.eval_steps, loop.steps.eval_samples) == (10, 20, 80)
-    assert loop.evals_ms() == [20, 120, 0]
-    loop.train(1)
-    loop.stop()
-    after = loop.phases_ms()
-    assert [late - early for early, late in zip(before, after, strict=True)] == [2 + 3, 3, 5, 1, 0]
-
-
 def test_backwards_alone_are_published_every_second(loop):
     for _ in range(250):
         loop.backward(5, 5)
@@ -65,31 +49,6 @@ def test_a_batch_size_that_means_all_of_them_says_no_number(loop):
     loop.stop()
     assert (loop.steps.steps, loop.steps.samples, loop.steps.batch_size) == (10, 0, 0)
     assert loop.steps.problem == ""
-
-
-def test_an_interrupted_fetch_does_not_stop_the_counting(loop):
-    loop.train(2)
-    assert loop.steps.data_begins()  # and an interrupt came before it ended
-    loop.backward()
-    loop.update()
-    loop.train(2)
-    loop.stop()
-    assert loop.steps.steps == 5
-
-
-@pytest.mark.parametrize("with_data", [False, True])
-def test_an_interrupted_backward_does_not_stop_the_counting(loop, with_data):
-    for number in range(10):
-        if with_data:
-            loop.batch()
-        if number == 3:
-            assert loop.steps.backward_begins()  # and an interrupt came before it ended
-        loop.backward()
-        loop.update()
-    loop.stop()
-    loop.backward()
-    assert 9 <= loop.steps.steps <= 10
-    assert loop.steps.depth == 0
 
 
 def test_another_thread_counts_nothing_until_the_training_moves_there(loop):

@@ -158,6 +158,27 @@ print(json.dumps([sys.version_info >= (3, 13), hooked - before, count() - before
     assert (opened, left) == (2 if without_copies else 4, 0)
 
 
+@pytest.fixture
+def beside(python, torch_like, tmp_path):
+    """Run a program beside a package whose one module is played; add whether what is ``wrapped`` was given back."""
+
+    def run_beside(module: str, source: str, program: str, wrapped: str) -> object:
+        path = tmp_path / f"{module.replace('.', '/')}.py"
+        path.parent.mkdir(parents=True)
+        path.write_text(source)
+        whole = f"""
+import json, sys, types, torch
+sys.path.insert(0, {str(tmp_path)!r})
+sys.modules["torch.distributed"] = types.ModuleType("torch.distributed")
+{program}
+tpmon.hook.uninstall()
+print(json.dumps([*told, hasattr({wrapped}, "__wrapped__")]))
+"""
+        return run(python, torch_like, whole)
+
+    return run_beside
+
+
 MEGATRON = """
 def custom_backward(output, grad_output):
     return "from the engine"
@@ -167,16 +188,10 @@ def backward_step():
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_the_backwards_of_megatron_are_seen(python, torch_like, tmp_path, late):
+def test_the_backwards_of_megatron_are_seen(beside, late):
     """They call the engine itself: without this, micro-batches would be batches that nothing followed."""
-    schedules = tmp_path / "megatron" / "core" / "pipeline_parallel" / "schedules.py"
-    schedules.parent.mkdir(parents=True)
-    schedules.write_text(MEGATRON)
     imports = ["import tpmon.hook", "from megatron.core.pipeline_parallel import schedules"]
     program = f"""
-import sys, types, torch
-sys.path.insert(0, {str(tmp_path)!r})
-sys.modules["torch.distributed"] = types.ModuleType("torch.distributed")
 {chr(10).join(reversed(imports) if late else imports)}
 def train(number):
     optimizer = torch.optim.optimizer.Optimizer()
@@ -190,12 +205,10 @@ def train(number):
 train(20)
 from tpmon.hook.installation import HOOK
 told = [HOOK.steps.steps, HOOK.steps.eval_steps, HOOK.steps.backwards, HOOK.patches.missing(), HOOK.problem]
-tpmon.hook.uninstall()
-told.append(hasattr(schedules.custom_backward, "__wrapped__"))
-import json
-print(json.dumps(told))
 """
-    assert run(python, torch_like, program) == [20, 0, 160, [], "", False]
+    module, wrapped = "megatron.core.pipeline_parallel.schedules", "schedules.custom_backward"
+    told = beside(module, MEGATRON, program, wrapped)
+    assert told == [20, 0, 160, [], "", False]
 
 
 DEEPSPEED = """
@@ -216,15 +229,9 @@ class DeepSpeedEngine:
 
 
 @pytest.mark.parametrize("seen", [True, False], ids=["torch's optimizer", "an optimizer of its own"])
-def test_the_updates_that_deepspeed_leaves_out_are_seen(python, torch_like, tmp_path, seen):
+def test_the_updates_that_deepspeed_leaves_out_are_seen(beside, seen):
     """Its scaler has no update(): without this, such a step would be a part of the next one."""
-    engine = tmp_path / "deepspeed" / "runtime" / "engine.py"
-    engine.parent.mkdir(parents=True)
-    engine.write_text(DEEPSPEED)
     program = f"""
-import sys, types, torch, json
-sys.path.insert(0, {str(tmp_path)!r})
-sys.modules["torch.distributed"] = types.ModuleType("torch.distributed")
 import tpmon.hook
 from deepspeed.runtime.engine import DeepSpeedEngine
 from tpmon.hook.installation import HOOK
@@ -233,11 +240,9 @@ for _ in torch.utils.data.dataloader._BaseDataLoaderIter(range(40)):
     torch.autograd.backward()
     engine.step()
 told = [HOOK.steps.steps, HOOK.steps.skipped, HOOK.steps.optimizer_calls, HOOK.problem]
-tpmon.hook.uninstall()
-told.append(hasattr(DeepSpeedEngine._take_model_step, "__wrapped__"))
-print(json.dumps(told))
 """
-    assert run(python, torch_like, program) == [20, 4, 32 if seen else 0, "", False]
+    told = beside("deepspeed.runtime.engine", DEEPSPEED, program, "DeepSpeedEngine._take_model_step")
+    assert told == [20, 4, 32 if seen else 0, "", False]
 
 
 SCALERS = """
@@ -251,15 +256,9 @@ class DynamicGradScaler(ConstantGradScaler):
 
 
 @pytest.mark.parametrize("scaler", ["ConstantGradScaler", "DynamicGradScaler"])
-def test_the_updates_that_megatron_leaves_out_are_seen(python, torch_like, tmp_path, scaler):
+def test_the_updates_that_megatron_leaves_out_are_seen(beside, scaler):
     """Its scaler is told before the update; of two optimizers of one step, each has one."""
-    module = tmp_path / "megatron" / "core" / "optimizer" / "grad_scaler.py"
-    module.parent.mkdir(parents=True)
-    module.write_text(SCALERS)
     program = f"""
-import sys, types, torch, json
-sys.path.insert(0, {str(tmp_path)!r})
-sys.modules["torch.distributed"] = types.ModuleType("torch.distributed")
 import tpmon.hook
 from megatron.core.optimizer import grad_scaler
 from tpmon.hook.installation import HOOK
@@ -272,11 +271,9 @@ for number in torch.utils.data.dataloader._BaseDataLoaderIter(range(20)):
     if not overflow:
         torch.optim.optimizer.Optimizer().step()
 told = [HOOK.steps.steps, HOOK.steps.skipped, HOOK.steps.updates, HOOK.steps.optimizer_calls, HOOK.problem]
-tpmon.hook.uninstall()
-told.append(hasattr(grad_scaler.{scaler}.update, "__wrapped__"))
-print(json.dumps(told))
 """
-    assert run(python, torch_like, program) == [20, 4, 20, 16, "", False]
+    told = beside("megatron.core.optimizer.grad_scaler", SCALERS, program, f"grad_scaler.{scaler}.update")
+    assert told == [20, 4, 20, 16, "", False]
 
 
 def test_without_torch_nothing_is_made_and_nothing_breaks(python, torch_like):
@@ -329,11 +326,13 @@ for _ in range(500):
     tpmon.hook.uninstall()
     same.append(places() == clean)
 tpmon.hook.install()
+def print_nothing(*_):
+    pass
 def theirs(self):
     return original(self)
 original = _BaseDataLoaderIter.__next__
 _BaseDataLoaderIter.__next__ = theirs
-optimizer.register_optimizer_step_post_hook(len)
+optimizer.register_optimizer_step_post_hook(print_nothing)
 tpmon.hook.uninstall()
 import os
 train(2)
@@ -341,10 +340,6 @@ print(json.dumps({{"same": all(same), "whose": sorted(whose), "theirs": _BaseDat
     "hooks": len(optimizer._global_optimizer_post_hooks), "problem": tpmon.hook.problem(),
     "open": len(os.listdir("/proc/self/fd"))}}))
 """
-    program = program.replace(
-        "register_optimizer_step_post_hook(len)", "register_optimizer_step_post_hook(print_nothing)"
-    )
-    program = program.replace("import json\n", "import json\ndef print_nothing(*_):\n    pass\n", 1)
     report = run(sys.executable, torch_like, program)
     assert report["same"]
     assert not [one for one in report["whose"] if "tpmon" in one]
@@ -468,13 +463,12 @@ told = []
 for _ in torch.utils.data.dataloader._BaseDataLoaderIter(range(10)):
     torch.autograd.backward()
     told.append(scaler.update())
+counted = HOOK.steps.steps, HOOK.steps.skipped
 clean = ShardedGradScaler.update
 tpmon.hook.uninstall()
-print(json.dumps({{"told": told, "finders": sum(type(one).__name__ == "Arrival" for one in sys.meta_path),
+print(json.dumps({{"counted": counted, "told": told, "finders": sum(type(one).__name__ == "Arrival" for one in sys.meta_path),
     "back": ShardedGradScaler.update is clean.__wrapped__, "problem": tpmon.hook.problem()}}))
 """
-    program = program.replace("clean = ", "counted = HOOK.steps.steps, HOOK.steps.skipped\nclean = ")
-    program = program.replace('"told": told', '"counted": counted, "told": told')
     assert run(sys.executable, tmp_path, program) == {
         "counted": [10, 10],
         "told": [7] * 10,

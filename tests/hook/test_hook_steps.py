@@ -102,7 +102,23 @@ LOOPS = {
         ("10(DBU)S", {"steps": 210, "rule": AFTER_UPDATE}),
     ],
     "an evaluation after half an accumulation keeps its time to itself": [
-        ("3(DBU)DBS5(e6(~))S", {"eval_steps": 5, "evals_ms": [5, 30, 0], "phases_ms": [8, 12, 20, 3, 0]})
+        ("3(DBU)DBS5(e6(~))S", {"eval_steps": 5, "evals_ms": [5, 30, 0], "phases_ms": [8, 12, 20, 3, 0]}),
+        ("", {"steps": 3, "samples": 16, "eval_samples": 20}),
+    ],
+    "an interrupt within a fetch": [("2(DBU)[BU2(DBU)S", {"steps": 5})],
+    "an interrupt within a backward": [("3(BU){7(BU)SB", {"steps": 10, "depth": 0})],
+    "an interrupt within the backward of a batch": [("3(DBU)D{BU6(DBU)SB", {"steps": 10, "depth": 0})],
+    **{
+        f"a validation of {number} batches, as short as what the Trainer fetches ahead": [
+            (
+                f"+4(5(4(D)4(B)U)S{number}(q20(~))X)D",
+                {"steps": 20, "eval_steps": 4 * number, "eval_samples": 16 * number},
+            )
+        ]
+        for number in (1, 2, 3)
+    },
+    "an accuracy on the training data, broken off, with gradients off in the body alone": [
+        ("+5(20(DBU)50(D6(~)))DBU", {"steps": 100, "eval_steps": 250})
     ],
     "gradients of the model within an evaluation": [("3(DBU)6(Db~)S", {"steps": 3, "eval_steps": 6, "backwards": 3})],
     "updates by gradients that a call returned: torch.autograd.grad fills no .grad": [

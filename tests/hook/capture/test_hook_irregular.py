@@ -165,39 +165,6 @@ def test_whoever_says_that_a_step_ends_is_heard_and_the_split_stays_that_of_the_
     assert loop.records()[-1][wire.REC_STEPS] == one.steps
 
 
-@pytest.mark.parametrize("batches", [1, 2, 3])
-def test_a_validation_as_short_as_what_is_fetched_ahead_is_one(loop, batches):
-    """Of the Trainer, which fetches the batches of an accumulation of four before the first backward."""
-    other = Batches(8)
-    for _ in range(4):
-        for _ in range(5):
-            for _ in range(4):
-                loop.batch()
-            for _ in range(4):
-                loop.backward()
-            loop.update()
-        loop.stop()
-        for _ in range(batches):
-            loop.batch(1, of=other)
-            loop.spend(20)
-        loop.stop(of=other)
-    loop.batch()
-    assert (loop.steps.steps, loop.steps.eval_steps) == (20, 4 * batches)
-    assert loop.steps.eval_samples == 4 * batches * 8
-
-
-def test_an_accuracy_on_the_training_data_that_is_broken_off_is_an_evaluation(loop):
-    """With gradients off within the loop's body alone, so that they are on when the next batch is asked for."""
-    for _ in range(5):
-        loop.train(20)
-        for _ in range(50):
-            loop.batch()
-            loop.spend(6)
-    loop.train(1)
-    assert loop.steps.steps == 100
-    assert loop.steps.eval_steps >= 5 * 49
-
-
 def test_a_sampler_that_cannot_be_told_from_another_decides_nothing(loop):
     """A list of batches has no dictionary."""
     other = Batches(4)
