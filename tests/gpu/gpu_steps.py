@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 import torch
-from gpu_train import measure_s
+from gpu_train import make_work
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -79,20 +79,6 @@ class Ones(Dataset):
         return torch.ones(WIDTH)
 
 
-def make_work(device: torch.device) -> Work:
-    """Return what queues matrix products of so many seconds; a CPU does them at once."""
-    size, kind = (8192, torch.bfloat16) if device.type == "cuda" else (256, torch.float32)
-    left, right = (torch.randn(size, size, device=device, dtype=kind) for _ in range(2))
-    product = torch.empty_like(left)
-    one_s = measure_s(lambda: torch.mm(left, right, out=product), device)
-
-    def work(seconds: float) -> None:
-        for _ in range(max(1, round(seconds / one_s))):
-            torch.mm(left, right, out=product)
-
-    return work
-
-
 class Worked(torch.autograd.Function):
     """Pass on what comes, and work for known times forward and backward."""
 
@@ -137,7 +123,7 @@ def train(way: str, told: TextIO, device: torch.device) -> None:
     is_split = way == "split"
     clock = Clock(device)
     if is_split:
-        work = make_work(device)
+        work = make_work(device, 8192)
         net: nn.Module = nn.Linear(WIDTH, WIDTH).to(device)
         optimizer: torch.optim.Optimizer = Working(net.parameters(), work)
     else:

@@ -74,20 +74,39 @@ def measure_s(work: Callable[[], object], device: torch.device) -> float:
     return (time.perf_counter() - begun) / 10
 
 
+def make_work(device: torch.device, size: int = 4096) -> Callable[[float], None]:
+    """Return what queues matrix products of so many seconds that fill the device; a CPU does them at once."""
+    size, kind = (size, torch.bfloat16) if device.type == "cuda" else (256, torch.float32)
+    left, right = (torch.randn(size, size, device=device, dtype=kind) for _ in range(2))
+    product = torch.empty_like(left)
+    one_s = measure_s(lambda: torch.mm(left, right, out=product), device)
+
+    def work(seconds: float) -> None:
+        for _ in range(max(1, round(seconds / one_s))):
+            torch.mm(left, right, out=product)
+
+    return work
+
+
+def repeat(step: Callable[[], object], ready: int = 20) -> None:
+    """Repeat a step for ever; say when it is steady."""
+    for number in itertools.count(1):
+        step()
+        if number == ready:
+            print("ready", flush=True)
+
+
 def queue_work(device: torch.device) -> None:
     """Queue 20 ms of matrix products a step and wait 12 ms for each batch: the GPU never waits."""
-    size = 4096 if device.type == "cuda" else 256
-    kind = torch.bfloat16 if device.type == "cuda" else torch.float32
-    left, right = (torch.randn(size, size, device=device, dtype=kind) for _ in range(2))
-    count = max(1, round(STEP_S / measure_s(lambda: left @ right, device)))
-    batches = DataLoader(Slow(), batch_size=None, num_workers=1, prefetch_factor=2)
-    for step, batch in enumerate(batches):
-        shift = batch.to(device, non_blocking=True)[0]
-        for _ in range(count):
-            product = left @ right
-        product.add_(shift)
-        if step == 20:
-            print("ready", flush=True)
+    work = make_work(device)
+    batches = iter(DataLoader(Slow(), batch_size=None, num_workers=1, prefetch_factor=2))
+
+    def step() -> None:
+        shift = next(batches).to(device, non_blocking=True)
+        work(STEP_S)
+        shift.add_(1)
+
+    repeat(step)
 
 
 def fill_memory(device: torch.device) -> None:
@@ -100,17 +119,16 @@ def fill_memory(device: torch.device) -> None:
     model = nn.Sequential(*(nn.Linear(size, size) for _ in range(8))).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     batch = torch.randn(8 * size, size, device=device)
-    step = 0
-    while True:
+    left = itertools.count(-19)
+
+    def step() -> None:
         optimizer.zero_grad()
         model(batch).square().mean().backward()
         optimizer.step()
-        step += 1
-        if step == 20:
-            retries = torch.cuda.memory_stats()["num_alloc_retries"] if device.type == "cuda" else 0
-            if retries:
-                sys.exit(f"the allocator had {retries} retries")
-            print("ready", flush=True)
+        if next(left) == 0 and device.type == "cuda" and (retries := torch.cuda.memory_stats()["num_alloc_retries"]):
+            sys.exit(f"the allocator had {retries} retries")
+
+    repeat(step)
 
 
 def launch_tiny_kernels(device: torch.device) -> None:
@@ -118,13 +136,8 @@ def launch_tiny_kernels(device: torch.device) -> None:
     layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(16, 16), nn.ReLU())]
     model = nn.Sequential(*layers).to(device)
     batch = torch.randn(4, 16, device=device)
-    step = 0
     with torch.no_grad():
-        while True:
-            model(batch)
-            step += 1
-            if step == 20:
-                print("ready", flush=True)
+        repeat(lambda: model(batch))
 
 
 def make_sleep(device: torch.device) -> Callable[[float], None]:
@@ -170,19 +183,13 @@ def hang_in_kernel(device: torch.device) -> None:
 
 def peg_host(device: torch.device) -> None:
     """Queue two seconds of matrix products and wait for them in ``synchronize()``, again and again."""
-    size = 16384 if device.type == "cuda" else 256
-    kind = torch.bfloat16 if device.type == "cuda" else torch.float32
-    left, right = (torch.randn(size, size, device=device, dtype=kind) for _ in range(2))
-    product = torch.empty_like(left)
-    count = max(1, round(ROUND_S / measure_s(lambda: torch.mm(left, right, out=product), device)))
-    step = 0
-    while True:
-        for _ in range(count):
-            torch.mm(left, right, out=product)
+    work = make_work(device, 16384)
+
+    def step() -> None:
+        work(ROUND_S)
         wait_for(device)
-        step += 1
-        if step == 2:
-            print("ready", flush=True)
+
+    repeat(step, ready=2)
 
 
 class OnHost(nn.Module):
@@ -190,12 +197,12 @@ class OnHost(nn.Module):
 
     def __init__(self, device: torch.device, host_s: float, device_s: float) -> None:
         super().__init__()
-        self.queue = make_products(device, device_s)
-        self.host_s = host_s
+        self.work = make_work(device)
+        self.host_s, self.device_s = host_s, device_s
 
     def forward(self) -> None:
         count_for(self.host_s)
-        self.queue()
+        self.work(self.device_s)
 
 
 def count_for(seconds: float) -> int:
@@ -208,35 +215,13 @@ def count_for(seconds: float) -> int:
     return count
 
 
-def make_products(device: torch.device, seconds: float) -> Callable[[], None]:
-    """Return what queues so many seconds of matrix products that fill the device."""
-    size, kind = (4096, torch.bfloat16) if device.type == "cuda" else (256, torch.float32)
-    left, right = (torch.randn(size, size, device=device, dtype=kind) for _ in range(2))
-    product = torch.empty_like(left)
-    count = max(1, round(seconds / measure_s(lambda: torch.mm(left, right, out=product), device)))
-
-    def queue() -> None:
-        for _ in range(count):
-            torch.mm(left, right, out=product)
-
-    return queue
-
-
-def repeat(step: Callable[[], object]) -> None:
-    """Repeat a step for ever; say when it is steady."""
-    for number in itertools.count(1):
-        step()
-        if number == 20:
-            print("ready", flush=True)
-
-
 def prepare_between(device: torch.device) -> None:
     """Compute 10 ms in Python between launches of 2 ms."""
-    queue = make_products(device, SHORT_S)
+    work = make_work(device)
 
     def step() -> None:
         count_for(HOST_S)
-        queue()
+        work(SHORT_S)
 
     repeat(step)
 
@@ -269,12 +254,12 @@ def copy_each_step(device: torch.device) -> None:
 
 def give_memory_back(device: torch.device) -> None:
     """Ask the driver for memory in each step and give it back: both wait for the GPU."""
-    queue = make_products(device, SHORT_S)
+    work = make_work(device)
     size = BLOCK_BYTES if device.type == "cuda" else 1 << 16
 
     def step() -> None:
         blocks = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(BLOCKS)]
-        queue()
+        work(SHORT_S)
         del blocks
         torch.cuda.empty_cache()
 
@@ -311,11 +296,11 @@ def pin_batches(device: torch.device) -> None:
     loader = DataLoader(
         Shared(PINNED_BYTES if is_cuda else 1 << 20), batch_size=None, num_workers=2, pin_memory=is_cuda
     )
-    queue, batches = make_products(device, SHORT_S), iter(loader)
+    work, batches = make_work(device), iter(loader)
 
     def step() -> None:
         next(batches)[:1].to(device, non_blocking=True)
-        queue()
+        work(SHORT_S)
 
     repeat(step)
 
