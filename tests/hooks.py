@@ -4,10 +4,38 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from tpmon.hook.bus import wire
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_program(
+    program: str,
+    *words: str,
+    python: str = sys.executable,
+    flags: Sequence[str] = (),
+    site: Path | str = "",
+    silent: bool = True,
+    **environment: str,
+) -> str:
+    """Run a program that may import tpmon, and what is in ``site``; return what it prints: as an error nothing."""
+    done = subprocess.run(
+        [python, *flags, "-c", program, *words],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{site}", "PYTHONDONTWRITEBYTECODE": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not silent or done.stderr == ""
+    return done.stdout
 
 
 def list_pages(pid: int, name: str = wire.TELEMETRY_NAME) -> list[str]:

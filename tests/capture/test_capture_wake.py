@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests.hook_loop import Loop
+from tests.hooks import ROOT, run_program
 from tpmon.capture import bus as capture_bus
 from tpmon.capture.bus import Bus, GoneError
 from tpmon.errors import ExitCode
@@ -27,7 +27,6 @@ from tpmon.probe.base.procread import read_stat
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfd")
 
-ROOT = Path(__file__).parents[2]
 HANDLES = "signal.signal(signal.SIGURG, lambda *_: print('woken', flush=True))"
 
 LOSES = f"""
@@ -183,8 +182,7 @@ mailbox.take_back()
 os.kill(os.getpid(), signal.SIGURG)
 print(calls == [signal.SIGURG] * 2, wire.parse_signal(page))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert (done.stdout, done.stderr) == ("True False\n", "")
+    assert run_program(program) == "True False\n"
 
 
 def test_no_other_signal_is_sent_from_where_trainings_are_asked():

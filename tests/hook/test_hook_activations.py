@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -110,21 +112,42 @@ def test_parameters_state_and_gradients_are_no_activations(loop, card, zeroed):
     assert sizes(loop) == StateSizes(2 * GIB, 2 * GIB, 4 * GIB + 8, 9 * GIB)
 
 
-@pytest.mark.usefixtures("torch")
-def test_a_little_that_lies_there_too_stays_in_and_frozen_parameters_do_not(loop, card):
+def part_elsewhere(device: int) -> Optimizer:
     optimizer = Optimizer()
-    train(loop, card, [optimizer], 8 * GIB, 9 * GIB)
-    assert sizes(loop).activation_bytes == 11 * GIB, "2 of it the loss of the step before, perhaps"
-    loop.steps.forget()
-    train(loop, card, [optimizer], 30 * GIB, 9 * GIB)
-    assert sizes(loop).activation_bytes == 9 * GIB
+    optimizer.parameters[1].device = device
+    return optimizer
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    optimizers: Callable[[], list[Optimizer]]
+    resting: int
+    """GiB between two steps; 9 more where a backward begins."""
+    told: int | str
+    """GiB of activations, or why they are not known."""
+
+
+CASES = (
+    Case("a little lies there too: the loss of the step before, perhaps", lambda: [Optimizer()], 8, 11),
+    Case("frozen parameters lie there too", lambda: [Optimizer()], 30, 9),
+    Case("state on the host is not taken off", lambda: [Optimizer(state_on=CPU)], 2, 9),
+    Case("parameters on the host", lambda: [part_elsewhere(CPU)], 6, "not on the one device"),
+    Case("parameters on another device", lambda: [part_elsewhere(1)], 6, "not on the one device"),
+    Case("several optimizers", lambda: [Optimizer(), Optimizer()], 12, "one optimizer"),
+)
 
 
 @pytest.mark.usefixtures("torch")
-def test_state_on_the_host_is_not_taken_off(loop, card):
-    optimizer = Optimizer(state_on=CPU)
-    train(loop, card, [optimizer], 2 * GIB, 9 * GIB)
-    assert sizes(loop).activation_bytes == 9 * GIB
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_is_no_parameter_state_or_gradient_is_an_activation(loop, card, case):
+    train(loop, card, case.optimizers(), case.resting * GIB, 9 * GIB)
+    told = sizes(loop).activation_bytes
+    if isinstance(case.told, int):
+        assert told == case.told * GIB
+    else:
+        assert isinstance(told, Missing)
+        assert case.told in told.reason
 
 
 @pytest.mark.usefixtures("torch")
@@ -133,26 +156,6 @@ def test_it_is_never_below_nothing(loop, card):
     train(loop, card, [optimizer], GIB, GIB)
     assert loop.steps.watcher._settings.words[wire.SET_ACTIVATIONS] == 0
     assert isinstance(sizes(loop).activation_bytes, Missing), "as on a page of an older hook"
-
-
-@pytest.mark.usefixtures("torch")
-@pytest.mark.parametrize("device", [CPU, 1])
-def test_parameters_that_are_elsewhere_leave_it_open(loop, card, device):
-    optimizer = Optimizer()
-    optimizer.parameters[1].device = device
-    train(loop, card, [optimizer], 6 * GIB, 9 * GIB)
-    told = sizes(loop).activation_bytes
-    assert isinstance(told, Missing)
-    assert "not on the one device" in told.reason
-
-
-@pytest.mark.usefixtures("torch")
-def test_several_optimizers_leave_it_open(loop, card):
-    pair = [Optimizer(), Optimizer()]
-    train(loop, card, pair, 12 * GIB, 9 * GIB)
-    told = sizes(loop).activation_bytes
-    assert isinstance(told, Missing)
-    assert "one optimizer" in told.reason
 
 
 def test_tensors_of_the_programs_own_types_are_not_asked(loop, card, torch):

@@ -1,15 +1,11 @@
 """What the hook holds of a device is never freed in a forked child: its end there would abort the child."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.hooks import run_program
 from tests.torch_build import needs_torch
-
-TREE = str(Path(__file__).parents[2])
 
 pytestmark = needs_torch
 
@@ -138,16 +134,7 @@ ONCE = ("workers of three epochs and a validation", "a child that collects and e
 )
 def test_no_object_of_a_device_ends_in_a_forked_child(child):
     program = f"{CARD}\n{CHILDREN[child]}\n{END}"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PYTHONPATH": TREE, "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    told = json.loads(done.stdout.splitlines()[-1])
+    told = json.loads(run_program(program, flags=["-W", "ignore"], silent=False, OMP_NUM_THREADS="1").splitlines()[-1])
     assert told["recorded"] > 0, "no timer was alive"
     assert told["problem"] == ""
     assert told["ends"] == 0

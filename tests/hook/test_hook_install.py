@@ -5,7 +5,6 @@ torch is played by a package of its four patched modules, so that every version 
 
 import ast
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.hooks import ROOT, run_program
+
 VERSIONS = ["3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14"]
 
 TORCH = {
@@ -113,17 +113,7 @@ def torch_like(tmp_path_factory):
 
 def run(python: str, torch_like: Path, program: str, *flags: str) -> dict[str, object]:
     """Run a program with tpmon and torch-like importable; it must write nothing but its report."""
-    done = subprocess.run(
-        [python, *flags, "-c", program],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{torch_like}", "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return json.loads(done.stdout)
+    return json.loads(run_program(program, python=python, flags=flags, site=torch_like))
 
 
 BEFORE = "import tpmon.hook, torch\n"
@@ -529,10 +519,7 @@ for one in files:
 @pytest.mark.parametrize("way", ["close", "fork", "end"])
 def test_files_that_took_the_number_of_a_maps_descriptor_stay_open(python, tmp_path, way):
     """As after closerange in a program that makes a daemon of itself: Python closes a map's number with it."""
-    command = [python, "-W", "ignore", "-c", LOST, way, str(tmp_path / "f")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    run_program(LOST, way, str(tmp_path / "f"), python=python, flags=["-W", "ignore"])
     assert [path.read_text() for path in tmp_path.iterdir()] == ["whole"] * 4
 
 
@@ -556,8 +543,7 @@ def test_the_loop_goes_on_when_a_part_of_the_hook_is_broken(torch_like, part):
 
 def test_the_tool_itself_is_not_hooked():
     program = "import tpmon.probe.base.procread, tpmon.hook.bus.wire, sys; print('tpmon.hook.steps' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    assert run_program(program) == "False\n"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tpmon" / "hook").rglob("*.py")), ids=lambda path: path.stem)
@@ -567,8 +553,7 @@ def test_the_hook_is_valid_python_3_8(path):
 
 def test_the_hook_imports_little_and_no_torch():
     program = "import sys; before = set(sys.modules); import tpmon.hook; print(*sorted(set(sys.modules) - before))"
-    done = subprocess.run([sys.executable, "-S", "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    names = set(done.stdout.split())
+    names = set(run_program(program, flags=["-S"]).split())
     assert not names & {"torch", "typing", "dataclasses", "ctypes", "re", "threading", "logging", "subprocess"}
 
 

@@ -2,16 +2,14 @@
 
 import json
 import os
-import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
+from tests.hooks import run_program
 from tests.torch_build import needs_torch
 
-ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("HOOK_PYTHON", sys.executable)
 
 pytestmark = needs_torch
@@ -44,16 +42,8 @@ def say(**told):
 
 
 def run(program: str, *flags: str) -> dict[str, object]:
-    done = subprocess.run(
-        [PYTHON, *(flags or ("-W", "ignore")), "-c", BEGIN + textwrap.dedent(program)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    flags = flags or ("-W", "ignore")
+    return json.loads(run_program(BEGIN + textwrap.dedent(program), python=PYTHON, flags=flags, silent=False))
 
 
 def test_code_of_the_program_that_the_watcher_would_run_never_raises_into_the_loop():

@@ -3,17 +3,15 @@
 import gzip
 import json
 import os
-import subprocess
 import sys
 import types
 from pathlib import Path
 
 import pytest
 
+from tests.hooks import run_program
 from tests.torch_build import needs_torch
 from tpmon.hook.profiling import export_trace, make_profiler, top_tables
-
-ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
 import json, os, sys, tpmon.hook, torch
@@ -55,16 +53,8 @@ print(json.dumps(told))
 @needs_torch
 def test_a_profile_is_bounded_tabled_and_written_once_per_rank(tmp_path):
     (tmp_path / "file").write_text("no folder")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "RANK": "3", "KINETO_LOG_LEVEL": "99"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    flags = ["-W", "ignore"]
+    told = json.loads(run_program(PROGRAM, str(tmp_path), flags=flags, silent=False, RANK="3", KINETO_LOG_LEVEL="99"))
     names = [os.path.basename(path) for path in told["paths"]]
     assert names == ["trace-rank3.json.gz", "trace-rank3-1.json.gz"]
     with gzip.open(told["paths"][0]) as file:

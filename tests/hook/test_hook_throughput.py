@@ -4,16 +4,13 @@ import math
 import os
 import random
 import statistics
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.hooks import run_program
 from tpmon.hook import profiling as throughput
 from tpmon.hook.profiling import ThroughputMeter
 
-ROOT = Path(__file__).parents[2]
 MS = 1_000_000
 
 
@@ -123,25 +120,13 @@ print(wire.parse_marks(HOOK.steps.pages.page)[0][:2])
 
 
 def test_marks_are_on_the_bus_and_in_profiles():
-    done = subprocess.run([sys.executable, "-c", MARKS], cwd=ROOT, capture_output=True, text=True, check=True)
-    lines = done.stdout.splitlines()
+    lines = run_program(MARKS).splitlines()
     assert lines[:2] == ["mark 0 2 True", "mark 1 2 True"]
     assert lines[2:15] == [f"mark {number} 1 True" for number in range(2, 15)]
     assert lines[15] == "early 2 True"
     assert lines[16:] == ["['early', None] ['early', <class 'ValueError'>] ''", "('early', 3)"]
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/sys/kernel/yama/ptrace_scope"), reason="no Yama here")
-def test_stacks_are_allowed_where_yama_is():
-    assert allow_in_child() == "True"
-
-
-@pytest.mark.skipif(os.path.exists("/proc/sys/kernel/yama/ptrace_scope"), reason="Yama is here")
-def test_without_yama_there_is_nothing_to_allow():
-    assert allow_in_child() == "False"
-
-
-def allow_in_child() -> str:
-    program = "import tpmon.hook; print(tpmon.hook.allow_stacks())"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+def test_stacks_are_allowed_where_yama_is_and_elsewhere_there_is_nothing_to_allow():
+    has_yama = os.path.exists("/proc/sys/kernel/yama/ptrace_scope")
+    assert run_program("import tpmon.hook; print(tpmon.hook.allow_stacks())") == f"{has_yama}\n"
