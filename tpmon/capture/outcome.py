@@ -375,27 +375,19 @@ def ask_conditions(bus: Bus, limit_s: float = ANSWERS_S) -> Known[dict[str, Any]
     number = draw_number()
     until = time.monotonic_ns() + round(limit_s * 1e9)
     bus.post(wire_capture.Request(number, wire_capture.KIND_DESCRIBE, expires_ns=until))
-    while True:
-        answered, answer = bus.read_answer()
-        if answered == number:
-            return _parse(bus, number) if answer == wire.ANSWER_DONE else _say_why(answer)
+    while (told := bus.read_answer())[0] != number:
         if not bus.is_alive():
             return _GONE
         if time.monotonic() > limit:
             return _NOT_YET
         time.sleep(_EVERY_S)
-
-
-def _say_why(answer: int) -> Missing:
-    return _BUSY if answer == wire.ANSWER_BUSY else _OLDER
-
-
-def _parse(bus: Bus, number: int) -> Known[dict[str, Any]]:
+    if told[1] != wire.ANSWER_DONE:
+        return _BUSY if told[1] == wire.ANSWER_BUSY else _OLDER
     text = wire_capture.parse_told(bus.page, number)
     if not text:
         return _NO_ROOM
     try:
-        told = json.loads(text)
+        conditions = json.loads(text)
     except (ValueError, RecursionError):
         return _ODD
-    return told if isinstance(told, dict) else _ODD
+    return conditions if isinstance(conditions, dict) else _ODD

@@ -44,16 +44,6 @@ __all__ = [
     "uninstall",
 ]
 
-_LAZY = {
-    "mark": "profiling",
-    "allow_stacks": "installation",
-    "Throughput": "profiling",
-    "ThroughputMeter": "profiling",
-    "make_profiler": "profiling",
-    "top_tables": "profiling",
-    "export_trace": "profiling",
-}
-
 
 def install() -> None:
     """Install the hook; nothing to do when it is. Importing this package did it."""
@@ -89,11 +79,12 @@ def problem() -> str:
 
 
 def __getattr__(name: str) -> object:
-    if name not in _LAZY:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415
 
-    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    module = "installation" if name == "allow_stacks" else "profiling"  # which only who asks for it pays for
+    return getattr(import_module(f"{__name__}.{module}"), name)
 
 
 if "tpmon.probe" not in sys.modules:  # tpmon itself reads hook.wire, and is no training

@@ -141,11 +141,7 @@ class Counts:
     )
 
     def __init__(self, on_off: Callable[[], None], mailbox: Any = None) -> None:
-        """Count nothing yet.
-
-        ``on_off`` takes the patches back after an error; ``mailbox`` is asked for what this class cannot
-        answer.
-        """
+        """Take patches back after an error by ``on_off``; ask ``mailbox`` what this class cannot answer."""
         self.on_off = on_off
         self.mailbox = mailbox
         self.patches = 0
@@ -189,10 +185,6 @@ class Counts:
         self.live = self.page = self.requests = memoryview(b"")
         if pages is not None:
             pages.close()
-
-    def stop(self) -> None:
-        """Count nothing until ``forget``."""
-        self.owner = OFF
 
     def fail(self, error: Exception) -> bool:
         """Turn the hook off after an error of its own; False when the error is not ours."""

@@ -13,6 +13,7 @@ import sys
 from tpmon.hook.bus import wire
 from tpmon.hook.capture.mailbox import Mailbox
 from tpmon.hook.context import GRAPHS, describe, is_ours
+from tpmon.hook.counters import OFF
 from tpmon.hook.patches import LATER, PLACES, Patches
 from tpmon.hook.steps import Steps
 
@@ -46,12 +47,6 @@ def allow_stacks() -> bool:
     if granted and not _ALLOWED:
         _ALLOWED.append(True)
     return granted
-
-
-def allow_again() -> None:
-    """Allow in a forked child what its parent allowed: the kernel forgets it at a fork."""
-    if _ALLOWED:
-        allow_stacks()
 
 
 class Arrival:
@@ -169,7 +164,7 @@ class Installation:
             if self.steps.pages is not None:
                 self.steps.pages.set_status(wire.STATE_UNINSTALLED, 0, "")
             self.steps.forget()
-            self.steps.stop()
+            self.steps.owner = OFF
         except Exception as error:
             self._give_up(error)
 
@@ -204,7 +199,8 @@ class Installation:
                 self.steps.forget()
             else:
                 self.steps.drop_pages()
-            allow_again()
+            if _ALLOWED:
+                allow_stacks()  # the kernel forgets it at a fork
         except Exception as error:
             self._leave_to_parent()
             self.problem = describe(error)

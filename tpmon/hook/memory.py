@@ -120,11 +120,9 @@ class Activations:
         self._own = wire.UNKNOWN
         if sizes is None or device < 0:
             return
-        if not sizes.parameters or sizes.parameters_there != sizes.parameters:
-            self._own = wire.ELSEWHERE
-            return
-        self._own = sizes.parameters_there + sizes.state_there
-        self._gradients_after = sizes.gradients_there
+        parameters, self._gradients_after, state = sizes.there
+        elsewhere = not parameters or parameters != sizes.all[0]
+        self._own = wire.ELSEWHERE if elsewhere else parameters + state
 
     def estimate(self) -> int:
         """Return the estimate in bytes; UNKNOWN or ELSEWHERE where there is none."""

@@ -222,7 +222,7 @@ class Settings:
     def _read_sizes(self, optimizer: object) -> None:
         sizes = count_sizes(optimizer, self.memory.device)
         self.activations.see_update(sizes, self.memory.device)
-        told = [wire.UNKNOWN] * 3 if sizes is None else [sizes.parameters, sizes.gradients, sizes.state]
+        told = [wire.UNKNOWN] * 3 if sizes is None else sizes.all
         self.words[wire.SET_PARAMETERS : wire.SET_OPTIMIZER_STATE + 1] = told
 
     def _read_ddp(self) -> None:

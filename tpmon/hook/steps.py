@@ -104,7 +104,9 @@ class StepEnds(Counts):
         at_once = used_ns <= _AT_ONCE_NS
         if self.backwards:
             # Of a DataLoader that is trained on: the program makes one of several, or leaves some out.
-            drawn = at_once or (self.drawn_from == self.trained_on and self._is_short(used_ns))
+            # Used for less than a quarter of what training on one takes, on average.
+            short = 4 * used_ns * self.backwards <= self.forward_ns + self.backward_ns
+            drawn = at_once or (self.drawn_from == self.trained_on != 0 and short)
             ahead = drawn and self.unused_open <= _MOST_AT_ONCE and has_gradients_on()
         elif self.updates:
             return True  # no backward is seen here at all, so that the lack of one says nothing of a batch
@@ -117,10 +119,6 @@ class StepEnds(Counts):
             self.at_once += 1
         return ahead
 
-    def _is_short(self, used_ns: int) -> bool:
-        """Tell whether a batch was used for less than a quarter of what training on one takes, on average."""
-        return self.drawn_from != 0 and 4 * used_ns * self.backwards <= self.forward_ns + self.backward_ns
-
     def _end_epoch(self, now: int) -> None:
         """Count batches that were taken for fetched ahead, and that none used till the DataLoader ended."""
         # One that ended while another's batch waits for its use: of two loaders the shorter one.
@@ -129,11 +127,6 @@ class StepEnds(Counts):
         if unused and not self.backwards_open and self.rule != wire.RULE_CALL:
             self._count_unused(now)
         self.unused_open = self.evals_open = self.at_once = 0  # what is fetched ahead next begins anew
-
-    def _end_loader(self, now: int) -> None:
-        """Count batches drawn at once till their DataLoader ended, where no step fetches any ahead."""
-        if self.steps and not (self.lookahead or self.backwards_open or self.rule == wire.RULE_CALL):
-            self._end_epoch(now)
 
     def _count_unused(self, now: int) -> None:
         if not self.updates and not self.backwards:
@@ -342,8 +335,9 @@ class Steps(StepEnds):
             self.updates_at_batch = -1
             held = getattr(iterator, "__dict__", {}).get("_index_sampler")
             self.ended_from = id(getattr(held, "__dict__", None))
-            if self.unused_open > self.evals_open:
-                self._end_loader(now)
+            ahead = self.lookahead or self.backwards_open or self.rule == wire.RULE_CALL
+            if self.unused_open > self.evals_open and self.steps and not ahead:
+                self._end_epoch(now)  # drawn at once till the end, where no step fetches any ahead
         except Exception as error:
             if not self.fail(error):
                 raise

@@ -30,15 +30,13 @@ def bypass_functions() -> AbstractContextManager[object]:
 
 
 class Sizes:
-    """Hold bytes of what an optimizer works on, in all and on one CUDA device."""
-
-    __slots__ = ("gradients", "gradients_there", "parameters", "parameters_there", "state", "state_there")
+    """Hold bytes of what an optimizer works on: in all, and of it on one CUDA device."""
 
     def __init__(self, parameters: list[Any], gradients: list[Any], state: list[Any], device: int) -> None:
         """Add up tensors of torch's own types; ``device`` is -1 for none."""
-        self.parameters, self.parameters_there = _count_bytes(parameters, device)
-        self.gradients, self.gradients_there = _count_bytes(gradients, device)
-        self.state, self.state_there = _count_bytes(state, device)
+        counted = [_count_bytes(tensors, device) for tensors in (parameters, gradients, state)]
+        self.all = [every for every, _ in counted]
+        self.there = [there for _, there in counted]
 
 
 def count_sizes(optimizer: object, device: int = -1) -> Sizes | None:
