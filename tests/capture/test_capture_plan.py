@@ -18,11 +18,11 @@ from tpmon.capture.nsys import judge_nsys
 from tpmon.capture.plan import (
     MOST_EVENTS,
     MeasuredPace,
+    choose_options,
     choose_start,
     count_alike,
     fit_seconds,
     fit_steps,
-    make_request,
     mean_call,
     mean_step,
     mean_step_of,
@@ -182,12 +182,10 @@ def test_a_validation_is_no_part_of_the_mean_step():
     assert mean_step(evals, 0, 10**12) == 30.0
 
 
-def test_a_request_carries_what_was_asked():
+def test_a_request_carries_what_was_asked_of_a_trace():
     asked = replace(ASKED, stacks=True, memory=True)
-    made = make_request(9, wire_capture.KIND_CAPTURE, asked, "n", steps=4, start=7, seconds=2.0, expires_ns=5)
-    assert made.options == wire_capture.OPTION_STACKS | wire_capture.OPTION_MEMORY
-    assert made.longest_ns == 2_000_000_000
-    assert (made.start, made.steps) == (7, 4)
+    assert choose_options(asked) == wire_capture.OPTION_STACKS | wire_capture.OPTION_MEMORY
+    assert choose_options(replace(asked, kind=CaptureKind.SNAPSHOT)) == 0
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_the_daemon_answers_all_and_orders_from_one_once(libkineto, folder, me):
         heard += [daemon.listen(10) for _ in range(3)]
         thread.join()
         assert [bool(one) for one in answers] == [False, False, True, False]
-        assert [one and (one.pid, one.ask.free, one.ordered) for one in heard] == [
+        assert [one and (one.pid, one.free, one.ordered) for one in heard] == [
             (me.pid, True, False), (me.pid, False, False), (me.pid, True, True), (me.pid, True, False),
         ]  # fmt: skip
         libkineto.socket.sendto(b"nonsense", str(folder / DAEMON))

@@ -25,6 +25,7 @@ import socket
 import stat
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tpmon.errors import UsageError
 from tpmon.foreign_file import open_foreign, read_owner
@@ -49,10 +50,12 @@ _UNSAFE = "\n\r#=\0"
 
 @dataclass(frozen=True, slots=True)
 class KinetoAsk:
-    """Hold what a process asked: to be registered, or for a configuration."""
+    """Hold what a process asked: to be registered, or for a configuration; whether an order went back."""
 
     registers: bool
     free: bool
+    pid: int = 0
+    ordered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,15 +250,6 @@ class TakenError(UsageError):
     """Say that somebody else answers kineto already, or that nobody may."""
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """Hold a question, who asked it, and whether an order went back."""
-
-    pid: int
-    ask: KinetoAsk
-    ordered: bool
-
-
 class Daemon:
     """Hold the socket that kineto asks; ``orders`` are what is to go to which process next."""
 
@@ -289,7 +283,7 @@ class Daemon:
             except OSError:
                 return  # the folder went before
 
-    def listen(self, seconds: float) -> Heard | None:
+    def listen(self, seconds: float) -> KinetoAsk | None:
         """Wait for one question and answer it; None where none came in time, or nonsense."""
         waiting = select.poll()
         waiting.register(self._socket, select.POLLIN)
@@ -319,7 +313,7 @@ class Daemon:
             return None  # it has ended, or its own folder is gone
         if order is not None:
             del self.orders[pid]
-        return Heard(pid, ask, order is not None)
+        return replace(ask, pid=pid, ordered=order is not None)
 
     def _is_beside(self, sender: str | bytes) -> bool:
         """Tell whether a socket has its name where kineto makes them: an answer goes nowhere else."""

@@ -196,10 +196,10 @@ class KinetoWindow(WindowLead[Recorded]):
         while True:
             heard = self._daemon.listen(_LISTEN_S)
             now = time.monotonic()
-            if heard is not None and heard.pid == pid and not heard.ask.registers:
+            if heard is not None and heard.pid == pid and not heard.registers:
                 if heard.ordered:
                     ordered = now
-                elif ordered and not heard.ask.free:
+                elif ordered and not heard.free:
                     busy, freed = busy or now, 0.0
                 elif ordered and (busy or self._has_begun(name)):
                     freed = freed or now  # a profiler of the program does not make it busy

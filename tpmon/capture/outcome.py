@@ -166,20 +166,9 @@ def _judge(asked: CaptureAsked, rank: RankCapture, summary: TraceSummary) -> lis
     return found
 
 
-STATES = {
-    wire_capture.STATE_REGISTERED: CaptureState.REGISTERED,
-    wire_capture.STATE_ARMED: CaptureState.ARMED,
-    wire_capture.STATE_WARMING: CaptureState.WARMING,
-    wire_capture.STATE_RECORDING: CaptureState.RECORDING,
-    wire_capture.STATE_WRITING: CaptureState.WRITING,
-    wire_capture.STATE_VERIFIED: CaptureState.VERIFIED,
-    wire_capture.STATE_REFUSED: CaptureState.REFUSED,
-    wire_capture.STATE_MISSED: CaptureState.MISSED,
-    wire_capture.STATE_CANCELLED: CaptureState.CANCELLED,
-    wire_capture.STATE_EXPIRED: CaptureState.EXPIRED,
-    wire_capture.STATE_FAILED: CaptureState.FAILED,
-    wire_capture.STATE_YIELDED: CaptureState.YIELDED,
-}
+_NAMES = {value: name for name, value in vars(wire_capture).items() if name.startswith("STATE_")}
+STATES = {value: CaptureState[name[6:]] for value, name in _NAMES.items() if value != wire_capture.STATE_NONE}
+"""Those of the bus, by the same names."""
 
 NOTHING = wire_capture.Progress()
 ANOTHER_RANK = "another rank could not be captured"

@@ -31,7 +31,7 @@ _AHEAD_S = 0.25
 """The same in time, for short steps. Four mailboxes are written in 23 us; the rest is for a tpmon that waits
 for a core. Too short shows: a rank that was past the step cancels all, and nothing is recorded."""
 
-_PROBE_NS = 200_000_000
+PROBE_NS = 200_000_000
 """How long the probe of a loop without steps records, in ns."""
 
 LONGEST_S = 600.0
@@ -125,7 +125,7 @@ def size_window(asked: CaptureAsked, probes: Sequence[tuple[int, int, float]]) -
     """
     events = max(probe[0] for probe in probes)
     size = max(probe[1] for probe in probes)
-    times = asked.seconds * 1e9 / _PROBE_NS if asked.timed else float(asked.steps)
+    times = asked.seconds * 1e9 / PROBE_NS if asked.timed else float(asked.steps)
     most = min(times, MOST_EVENTS / max(events, 1), MOST_BYTES / max(size, 1))
     fit = most if asked.timed else math.floor(most)
     detailed = asked.stacks or asked.shapes or asked.memory
@@ -159,7 +159,7 @@ def stretch_seconds(asked: CaptureAsked, steps_ms: Sequence[Known[float]]) -> Ca
 def fit_seconds(asked: CaptureAsked, price: CapturePrice, probes: Sequence[tuple[int, int, float]]) -> float:
     """Return how long a window without steps may be: the time asked for, or less where it would not fit."""
     events = max(probe[0] for probe in probes)
-    return min(asked.seconds, price.events / max(events, 1) * _PROBE_NS / 1e9)
+    return min(asked.seconds, price.events / max(events, 1) * PROBE_NS / 1e9)
 
 
 def draw_number() -> int:
@@ -167,39 +167,15 @@ def draw_number() -> int:
     return int.from_bytes(os.urandom(7), "little") + 1
 
 
-def make_request(
-    number: int,
-    kind: int,
-    asked: CaptureAsked,
-    name: str,
-    *,
-    steps: int,
-    start: int,
-    seconds: float,
-    expires_ns: int,
-) -> wire_capture.Request:
-    """Write down a request as the hook reads it."""
+def choose_options(asked: CaptureAsked) -> int:
+    """Return what a request asks for beside its steps."""
     wanted = (
         (asked.stacks, wire_capture.OPTION_STACKS),
         (asked.shapes, wire_capture.OPTION_SHAPES),
         (asked.memory, wire_capture.OPTION_MEMORY),
         (asked.timed, wire_capture.OPTION_TIMED),
     )
-    probes = kind == wire_capture.KIND_PROBE
-    return wire_capture.Request(
-        number,
-        kind,
-        start=start,
-        steps=steps,
-        longest_ns=_PROBE_NS if probes and asked.timed else round(seconds * 1e9),
-        most_events=MOST_EVENTS,
-        most_bytes=MOST_BYTES,
-        expires_ns=expires_ns,
-        options=sum(bit for on, bit in wanted if on and asked.kind is CaptureKind.TRACE),
-        entries=MOST_ENTRIES if kind == wire_capture.KIND_SNAPSHOT else 0,
-        folder=asked.folder,
-        name=name,
-    )
+    return sum(bit for on, bit in wanted if on and asked.kind is CaptureKind.TRACE)
 
 
 def mean_step(records: Sequence[Sequence[int]], since_ns: int, until_ns: int) -> Known[float]:

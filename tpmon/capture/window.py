@@ -37,15 +37,19 @@ from tpmon.capture.outcome import (
     unfinish,
 )
 from tpmon.capture.plan import (
+    MOST_BYTES,
+    MOST_ENTRIES,
+    MOST_EVENTS,
+    PROBE_NS,
     MeasuredPace,
     check_wait,
+    choose_options,
     choose_start,
     count_alike,
     draw_number,
     fit_seconds,
     fit_steps,
     known_paces,
-    make_request,
     mean_step,
     parse_pace,
     say_dear,
@@ -331,26 +335,30 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
             return missed
         if blocked := self._await_turn():
             return blocked
-        number = draw_number()
-        request = make_request(
-            number,
+        probes = kind == wire_capture.KIND_PROBE
+        request = Request(
+            draw_number(),
             kind,
-            self.asked,
-            self.name,
-            steps=steps,
             start=start,
-            seconds=seconds,
+            steps=steps,
+            longest_ns=PROBE_NS if probes and self.asked.timed else round(seconds * 1e9),
+            most_events=MOST_EVENTS,
+            most_bytes=MOST_BYTES,
             expires_ns=time.monotonic_ns() + round(_WAIT_S * 1e9),
+            options=choose_options(self.asked),
+            entries=MOST_ENTRIES if kind == wire_capture.KIND_SNAPSHOT else 0,
+            folder=self.asked.folder,
+            name=self.name,
         )
         for bus in self.buses:
             bus.post(request)
         if self.asked.timed and not all(bus.wake() for bus in self.buses):
-            self._cancel(number)
+            self._cancel(request.number)
             return self._end_all(CaptureState.REFUSED, _NOT_WOKEN)
         try:
-            return self._follow(number, seconds)
+            return self._follow(request.number, seconds)
         except BaseException:
-            self._cancel(number)
+            self._cancel(request.number)
             raise
 
     def _find_missed(self, start: int) -> tuple[CaptureOutcome, ...] | None:

@@ -120,22 +120,20 @@ def is_ours(error: BaseException, called: str = _HERE) -> bool:
     """
     if type(error) is Exception:
         return False
-    trace = error.__traceback__
-    while trace is not None:
+    for trace in _list_traces(error):
         file = trace.tb_frame.f_code.co_filename
         if file.endswith(_TORCH_HANDLER):
             return False
         standard = file.startswith((_STANDARD, "<frozen ")) and "-packages" not in file
         if not standard and not os.path.abspath(file).startswith((_HERE, called)):
             return False
-        trace = trace.tb_next
     return True
 
 
 def is_of_torch(error: BaseException) -> bool:
     """Tell whether an error came up within torch, or where a recorder of ours calls its C functions."""
-    trace = _find_origin(error)
-    file = os.path.abspath(trace.tb_frame.f_code.co_filename) if trace is not None else ""
+    traces = _list_traces(error)
+    file = os.path.abspath(traces[-1].tb_frame.f_code.co_filename) if traces else ""
     return file.startswith((torch_folder(), os.path.join(_HERE, "capture", "recorder"), f"{_HERE}device."))
 
 
@@ -145,16 +143,15 @@ def is_from_handler(error: BaseException) -> bool:
     One of its functions has the interrupted frame as an argument, as a handler has and little else; one that
     does not take it so is known by being in place.
     """
-    codes = [_find_code(one) for one in _list_handlers()]
-    trace = error.__traceback__
-    while trace is not None:
-        frame = trace.tb_frame
-        if not os.path.abspath(frame.f_code.co_filename).startswith(_HERE) and (
-            frame.f_code in codes or _takes_frame(frame)
-        ):
-            return True
-        trace = trace.tb_next
-    return False
+    import signal  # noqa: PLC0415 torch imported it; the hook alone does without
+
+    codes = [_find_code(signal.getsignal(number)) for number in range(1, signal.NSIG)]
+    frames = [trace.tb_frame for trace in _list_traces(error)]
+    return any(
+        not os.path.abspath(one.f_code.co_filename).startswith(_HERE)
+        and (one.f_code in codes or _takes_frame(one))
+        for one in frames
+    )
 
 
 def _takes_frame(frame: FrameType) -> bool:
@@ -164,12 +161,6 @@ def _takes_frame(frame: FrameType) -> bool:
     if code.co_flags & _VARIABLE and found and type(found[-1]) is tuple:
         found.extend(found[-1])
     return any(type(one) is type(frame) for one in found)
-
-
-def _list_handlers() -> list[object]:
-    import signal  # noqa: PLC0415 torch imported it; the hook alone does without
-
-    return [signal.getsignal(number) for number in range(1, signal.NSIG)]
 
 
 def _find_code(handler: object) -> object:
@@ -187,16 +178,17 @@ def _find_code(handler: object) -> object:
 
 def describe(error: BaseException) -> str:
     """Say what an error is and where it came up."""
-    trace = _find_origin(error)
-    where = f" ({trace.tb_frame.f_code.co_name}, line {trace.tb_lineno})" if trace else ""
-    return f"{type(error).__name__}: {error}{where}"
+    where = [f" ({one.tb_frame.f_code.co_name}, line {one.tb_lineno})" for one in _list_traces(error)]
+    return f"{type(error).__name__}: {error}{''.join(where[-1:])}"
 
 
-def _find_origin(error: BaseException) -> TracebackType | None:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
+def _list_traces(error: BaseException) -> list[TracebackType]:
+    """List the places that an error passed, that where it came up last."""
+    found, trace = [], error.__traceback__
+    while trace is not None:
+        found.append(trace)
         trace = trace.tb_next
-    return trace
+    return found
 
 
 def _read_number(name: str) -> int:

@@ -48,43 +48,35 @@ def ends_at_limit(proc: str = "/proc") -> bool:
 
 def is_set(number: int, *masks: bytes, unknown: bool, proc: str = "/proc") -> bool:
     """Tell whether a signal is in one of the masks of this process; ``unknown`` where they cannot be read."""
-    try:
-        with open(f"{proc}/self/status", "rb") as file:
-            found = [int(line.split()[1], 16) for line in file if line.startswith(masks)]
-    except (OSError, ValueError, IndexError):
-        return unknown
-    return any(mask >> (number - 1) & 1 for mask in found)
+    lines = _read(f"{proc}/self/status").splitlines()
+    found = [int(line.split()[1], 16) for line in lines if line.startswith(masks)]
+    return any(mask >> (number - 1) & 1 for mask in found) if found else unknown
 
 
 def read_resident(proc: str = "/proc") -> int:
     """Return the resident bytes of this process, 0 when they cannot be read."""
+    words = _read(f"{proc}/self/statm").split()
+    return int(words[1]) * os.sysconf("SC_PAGE_SIZE") if len(words) > 1 else 0
+
+
+def _read(path: str) -> bytes:
+    """Return what is in a file of the kernel, nothing where it cannot be read."""
     try:
-        with open(f"{proc}/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 def _read_available(proc: str) -> int:
-    try:
-        with open(f"{proc}/meminfo", "rb") as file:
-            for line in file:
-                if line.startswith(b"MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return 0
+    lines = _read(f"{proc}/meminfo").splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(b"MemAvailable:")), 0)
 
 
 def _list_groups(proc: str, cgroup: str) -> list[tuple[str, str, str, str]]:
     """List folder, files and prefix in memory.stat of each cgroup that bounds the memory, nearest first."""
-    try:
-        with open(f"{proc}/self/cgroup", encoding="utf-8", errors="replace") as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return []
     groups = []
-    for line in lines:
+    for line in _read(f"{proc}/self/cgroup").decode("utf-8", "replace").splitlines():
         _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "?", "")
         if controllers == "":
             root, names = cgroup, ("memory.max", "memory.current", "")
@@ -101,24 +93,12 @@ def _list_groups(proc: str, cgroup: str) -> list[tuple[str, str, str, str]]:
 
 def _read_number(path: str) -> int:
     """Return the number in a file, -1 where there is none: no limit, or no such cgroup."""
-    try:
-        with open(path, "rb") as file:
-            text = file.read().strip()
-    except OSError:
-        return -1
+    text = _read(path).strip()
     return int(text) if text.isdigit() else -1
 
 
 def _read_cache(folder: str, prefix: str) -> int:
     """Return the bytes of file pages of a cgroup, which those of /dev/shm are not; 0 when unreadable."""
-    wanted = (f"{prefix}inactive_file", f"{prefix}active_file")
-    found = 0
-    try:
-        with open(f"{folder}/memory.stat", encoding="ascii", errors="replace") as file:
-            for line in file:
-                words = line.split()
-                if len(words) == 2 and words[0] in wanted and words[1].isdigit():
-                    found += int(words[1])
-    except OSError:
-        return 0
-    return found
+    wanted = (f"{prefix}inactive_file".encode(), f"{prefix}active_file".encode())
+    pairs = [line.split() for line in _read(f"{folder}/memory.stat").splitlines()]
+    return sum(int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] in wanted and pair[1].isdigit())
