@@ -36,6 +36,13 @@ def talk(told):
     return CaptureDialog(told.append)
 
 
+def agree(talk: CaptureDialog, stage: CaptureStage, *said: str, choice: CaptureChoice | None = None) -> None:
+    """Have a question put, say yes to it, and see that it was heard."""
+    assert not talk.agreed(stage, said)
+    talk.answer(CaptureAnswer(stage, True, choice or CaptureChoice()))
+    assert talk.agreed(stage, ())
+
+
 def test_each_question_takes_a_yes_of_its_own(talk, told):
     talk.tell("waits for the first step of the loop")
     talk.answer(CaptureAnswer(PLANNED, goes=True))
@@ -56,9 +63,7 @@ def test_each_question_takes_a_yes_of_its_own(talk, told):
 
 
 def test_a_dear_price_takes_a_second_yes(talk, told):
-    talk.agreed(PRICED, ("13 s",))
-    talk.answer(CaptureAnswer(PRICED, goes=True))
-    assert talk.agreed(PRICED, ("13 s",))
+    agree(talk, PRICED, "13 s")
     dear = CaptureStage.DEAR
     assert not talk.agreed(dear, ("13 s", "more than 2 s"))
     talk.answer(CaptureAnswer(PRICED, goes=True))
@@ -71,21 +76,17 @@ def test_a_dear_price_takes_a_second_yes(talk, told):
 
 def test_a_window_that_begins_anew_asks_anew(talk, told):
     for stage in (PLANNED, PRICED, PLANNED, PRICED):
-        assert not talk.agreed(stage, ("x",))
-        assert not talk.agreed(stage, ("x",))
-        talk.answer(CaptureAnswer(stage, goes=True))
-        assert talk.agreed(stage, ("x",))
+        agree(talk, stage, "x")
     assert told[-3].price == (), "the price before is none of this window"
 
 
 @pytest.mark.parametrize(("stage", "line"), [(PLANNED, ""), (PRICED, ""), (RECORDING, "capture cancelled")])
 def test_a_no_stops_it_and_a_price_that_was_left_says_nothing(talk, told, stage, line):
     for asked in (PLANNED, PRICED):
-        talk.agreed(asked, ())
         if asked is stage:
+            talk.agreed(asked, ())
             break
-        talk.answer(CaptureAnswer(asked, goes=True))
-        talk.agreed(asked, ())
+        agree(talk, asked)
     assert not talk.stopped()
     talk.answer(CaptureAnswer(stage, goes=False))
     assert talk.stopped()
@@ -132,9 +133,7 @@ def test_who_chooses_otherwise_is_planned_for_anew_and_a_yes_before_is_none(talk
 
 
 def test_too_late_to_choose_once_it_acts(talk, told):
-    talk.agreed(PLANNED, ())
-    talk.answer(CaptureAnswer(PLANNED, goes=True))
-    assert talk.agreed(PLANNED, ())
+    agree(talk, PLANNED)
     before = len(told)
     talk.choose(TEN)
     assert told[before:] == [told[before - 1]], "the screen is told again what stands"
@@ -144,9 +143,7 @@ def test_too_late_to_choose_once_it_acts(talk, told):
 def test_what_no_probe_sizes_is_recorded_after_one_yes(talk, told):
     talk.choose(SNAPSHOT)
     talk.begin()
-    assert not talk.agreed(PLANNED, ("history of 5 steps",))
-    talk.answer(CaptureAnswer(PLANNED, goes=True, choice=SNAPSHOT))
-    assert talk.agreed(PLANNED, ())
+    agree(talk, PLANNED, "history of 5 steps", choice=SNAPSHOT)
     assert told[-1].stage is RECORDING
 
 

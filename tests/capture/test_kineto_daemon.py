@@ -6,7 +6,8 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -165,12 +166,10 @@ def test_the_daemon_answers_all_and_orders_from_one_once(libkineto, folder, me):
     try:
         daemon.orders[me.pid + 1] = ORDER
         answers = []
-        thread = threading.Thread(target=lambda: answers.extend(libkineto.ask(bits) for bits in (3, 1, 3, 3)))
-        thread.start()
-        heard = [daemon.listen(10)]
-        daemon.orders[me.pid] = ORDER
-        heard += [daemon.listen(10) for _ in range(3)]
-        thread.join()
+        with aside(lambda: answers.extend(libkineto.ask(bits) for bits in (3, 1, 3, 3))):
+            heard = [daemon.listen(10)]
+            daemon.orders[me.pid] = ORDER
+            heard += [daemon.listen(10) for _ in range(3)]
         assert [bool(one) for one in answers] == [False, False, True, False]
         assert [one and (one.pid, one.free, one.ordered) for one in heard] == [
             (me.pid, True, False), (me.pid, False, False), (me.pid, True, True), (me.pid, True, False),
@@ -196,6 +195,7 @@ def test_a_taken_place_is_said_by_whom_and_one_left_behind_is_taken(folder, me):
         Daemon(client)
 
 
+@contextmanager
 def lead(
     process: Identity,
     folder: Path,
@@ -205,32 +205,36 @@ def lead(
     memory_left: Callable[[], Known[int]] = lambda: 1 << 40,
     stays_slower: bool = False,
     **asker: Any,
-) -> KinetoWindow:
-    """Make a window of five updates."""
+) -> Iterator[KinetoWindow]:
+    """Make a window of five updates, and close it."""
     asked = CaptureAsked(CaptureKind.TRACE, 5, 60.0, False, False, False, NOT_APPLICABLE, str(out))
     client = KinetoClient(process, str(folder))
     asker = CaptureAsker(tell, **asker)
-    return KinetoWindow(client, asked, asker, memory_left=memory_left, stays_slower=stays_slower)
+    with closing(KinetoWindow(client, asked, asker, memory_left=memory_left, stays_slower=stays_slower)) as window:
+        yield window
+
+
+@contextmanager
+def aside(work: Callable[..., object], *words: object, **more: object) -> Iterator[threading.Thread]:
+    """Do something in another thread meanwhile."""
+    thread = threading.Thread(target=work, args=words, kwargs=more)
+    thread.start()
+    yield thread
+    thread.join()
 
 
 def test_a_window_sizes_itself_by_one_update_and_leaves_nothing_else(libkineto, folder, me, tmp_path):
     said: list[str] = []
-    window = lead(me, folder, tmp_path / "out", said.append, stays_slower=True)
-    thread = threading.Thread(target=libkineto.record, args=(2,))
-    thread.start()
-    try:
-        told = window.run()
-        thread.join()
+    with lead(me, folder, tmp_path / "out", said.append, stays_slower=True) as window:
+        with aside(libkineto.record, 2):
+            told = window.run()
         assert (told.state, told.reason) == (CaptureState.VERIFIED, "")
         assert said[:2] == [STAYS_SLOWER, "asking kineto for one update first, to size the rest"]
         assert [one["ACTIVITIES_ITERATIONS"] for one in libkineto.orders] == ["1", "5"]
         assert window.price.steps == 5
         assert any(line.startswith("5 updates: about") for line in said)
-        assert write_marked(f"/proc/self/fd/{told.source}", str(tmp_path / "marked.json.gz"), 5) == MarkedSteps(
-            5, UNCOUNTED, ""
-        )
-    finally:
-        window.close()
+        marked = write_marked(f"/proc/self/fd/{told.source}", str(tmp_path / "marked.json.gz"), 5)
+        assert marked == MarkedSteps(5, UNCOUNTED, "")
     assert os.listdir(tmp_path / "out") == []
 
 
@@ -248,15 +252,10 @@ def test_what_does_not_fit_into_the_memory_that_is_left_is_not_ordered(
 ) :  # fmt: skip
     monkeypatch.setattr(kineto_window.wire_capture, "count_events", lambda trace: (1000, os.fstat(trace).st_size))
     window = lead(me, folder, tmp_path / "out", memory_left=lambda: left.pop(0))
-    thread = threading.Thread(target=libkineto.record, args=(len(orders),))
-    thread.start()
-    try:
-        told = window.run()
-        assert (told.state, told.reason) == (CaptureState.REFUSED, why)
-        assert [one["ACTIVITIES_ITERATIONS"] for one in libkineto.orders] == orders
-    finally:
-        window.close()
-        thread.join()
+    with window as one, aside(libkineto.record, len(orders)):
+        told = one.run()
+    assert (told.state, told.reason) == (CaptureState.REFUSED, why)
+    assert [one["ACTIVITIES_ITERATIONS"] for one in libkineto.orders] == orders
     assert left == []
     assert (tmp_path / "out").exists() is bool(orders)
 
@@ -269,18 +268,11 @@ def test_kineto_is_ordered_nothing_before_a_yes_and_answered_while_a_price_stand
         asked_at.append((stage, len(libkineto.orders)))
         return len(asked_at) in (3, 6)
 
-    window = lead(me, folder, tmp_path / "out", agreed=agreed)
-    thread = threading.Thread(target=libkineto.record, args=(2,))
-    thread.start()
-    try:
+    with lead(me, folder, tmp_path / "out", agreed=agreed) as window, aside(libkineto.record, 2):
         assert window.run().state is CaptureState.VERIFIED
-        thread.join()
-    finally:
-        window.close()
     assert asked_at == [(CaptureStage.PLANNED, 0)] * 3 + [(CaptureStage.PRICED, 1)] * 3
-    window = lead(Identity(me.pid, 1), folder, tmp_path / "never", agreed=lambda *_: False)
-    assert window.run().state is CaptureState.GONE
-    window.close()
+    with lead(Identity(me.pid, 1), folder, tmp_path / "never", agreed=lambda *_: False) as window:
+        assert window.run().state is CaptureState.GONE
     assert not (tmp_path / "never").exists(), "nothing is made before a yes"
 
 
@@ -295,28 +287,24 @@ def test_what_root_makes_for_a_user_is_the_users_and_no_link_is_followed(folder,
     monkeypatch.setattr(
         kineto_window.os, "fchown", lambda at, uid, gid: given.append((os.readlink(f"/proc/self/fd/{at}"), uid, gid))
     )
-    window = lead(me, folder, out)
-    try:
+    make = os.mkdir
+
+    def make_link(name, *rest, dir_fd=None):
+        if dir_fd is None:
+            make(name, *rest)
+            return
+        make(name + "-elsewhere", *rest, dir_fd=dir_fd)
+        os.symlink(name + "-elsewhere", name, dir_fd=dir_fd)
+
+    with lead(me, folder, out) as window, monkeypatch.context() as patch:
         window._make_folder()
         paths = [window._folder] if there else [str(out), window._folder]
         assert given == [(path, os.getuid() + 1, os.getgid()) for path in paths]
-        make = os.mkdir
-
-        def make_link(name, *rest, dir_fd=None):
-            if dir_fd is None:
-                make(name, *rest)
-                return
-            make(name + "-elsewhere", *rest, dir_fd=dir_fd)
-            os.symlink(name + "-elsewhere", name, dir_fd=dir_fd)
-
         window._folder += "2"
-        monkeypatch.setattr(kineto_window.os, "mkdir", make_link)
+        patch.setattr(kineto_window.os, "mkdir", make_link)
         with pytest.raises(OSError, match=r"Not a directory|symbolic links"):
             window._make_folder()
         assert len(given) == len(paths)
-    finally:
-        monkeypatch.undo()
-        window.close()
 
 
 def test_the_socket_is_its_users_alone_and_no_mode_is_changed_by_its_name(folder, me, monkeypatch):
@@ -333,14 +321,8 @@ def test_the_socket_is_its_users_alone_and_no_mode_is_changed_by_its_name(folder
 
 def test_a_recording_that_the_program_takes_over_is_given_up(libkineto, folder, me, tmp_path, monkeypatch):
     monkeypatch.setattr(kineto_window, "_SETTLES_S", 0.0)
-    window = lead(me, folder, tmp_path / "out")
-    thread = threading.Thread(target=libkineto.record, args=(1,), kwargs={"writes": False})
-    thread.start()
-    try:
+    with lead(me, folder, tmp_path / "out") as window, aside(libkineto.record, 1, writes=False):
         assert window.run().state is CaptureState.YIELDED
-    finally:
-        window.close()
-        thread.join()
 
 
 def test_a_kineto_that_does_not_ask_a_process_that_ended_and_a_stop_end_the_window(folder, me, tmp_path, monkeypatch):
@@ -350,13 +332,10 @@ def test_a_kineto_that_does_not_ask_a_process_that_ended_and_a_stop_end_the_wind
         (Identity(me.pid, 1), False, CaptureState.GONE),
         (me, True, CaptureState.CANCELLED),
     ):
-        window = lead(process, folder, tmp_path, stopped=lambda stop=stopped: stop)
-        try:
+        with lead(process, folder, tmp_path, stopped=lambda stop=stopped: stop) as window:
             assert window.run().state is state
-        finally:
-            window.close()
-    with pytest.raises(TakenError, match="cannot be given this folder"):
-        lead(me, folder, Path("/tmp/a=b"))
+    with pytest.raises(TakenError, match="cannot be given this folder"), lead(me, folder, Path("/tmp/a=b")):
+        pass
 
 
 def test_steps_are_marked_from_update_to_update_and_events_stay(tmp_path):

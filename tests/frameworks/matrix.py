@@ -44,9 +44,8 @@ print(json.dumps(found))
 HEAD = ["| program | fault | expected | verdict | hit |", "|---|---|---|---|---|"]
 
 
-def read_versions(python: str) -> dict[str, str]:
+def read_versions(python: str, names: Sequence[str]) -> dict[str, str]:
     """Ask the interpreter which versions of the packages it has; those it lacks are not in it."""
-    names = sorted({"torch", *(name for one in FRAMEWORKS for name in one.packages)})
     done = subprocess.run([python, "-c", VERSIONS, *names], capture_output=True, text=True, check=True)
     versions: dict[str, str] = json.loads(done.stdout)
     return versions
@@ -132,7 +131,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="programs or faults, separated by commas")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every program ends and is swept up
-    versions = read_versions(options.python)
+    versions = read_versions(options.python, sorted({"torch", *(name for one in FRAMEWORKS for name in one.packages)}))
     left_out = []
     for framework in FRAMEWORKS:
         lacking = [name for name in ("torch", *framework.packages) if name not in versions]

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tests.frameworks.matrix import read_versions
 from tests.programs.causes.running import end_tree
 
 LOOPS = Path(__file__).with_name("loops.py")
@@ -28,16 +29,7 @@ STEPS = 20
 """Of a loop, beside those in which torch compiles."""
 
 LIMIT_S = 900
-VERSIONS = """
-import importlib.metadata as of, json, sys
-found = {"python": sys.version.split()[0]}
-for name in ("torch", "lightning", "accelerate", "transformers", "deepspeed", "numpy"):
-    try:
-        found[name] = of.version(name)
-    except of.PackageNotFoundError:
-        pass
-print(json.dumps(found))
-"""
+PACKAGES = ("torch", "lightning", "accelerate", "transformers", "deepspeed", "numpy")
 HEAD = (
     "| loop | steps: true, told | evaluation | step | split told: data, forward, backward, optimizer, other"
     " | furthest off | right |\n|---|---|---|---|---|---|---|"
@@ -197,8 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="loops whose name has this in it")
     asked = parser.parse_args(arguments)
     asked.python = os.path.abspath(asked.python)
-    done = subprocess.run([asked.python, "-c", VERSIONS], capture_output=True, text=True, check=True)
-    versions: dict[str, str] = json.loads(done.stdout)
+    versions = read_versions(asked.python, PACKAGES)
     print(", ".join(f"{name} {version}" for name, version in versions.items()), flush=True)
     print(f"tpmon {importlib.metadata.version('tpmon')}\n\n{HEAD}", flush=True)
     wrong = 0

@@ -75,6 +75,10 @@ class Captured:
         self.loop.batch()
         assert self.told()[0] == (w.STATE_WARMING if kind == w.KIND_PROBE else w.STATE_RECORDING)
 
+    def wake(self, after_ms: float = 0) -> None:
+        self.loop.spend(after_ms)
+        self.capture.woken()
+
     def told(self) -> tuple[int, str]:
         told = w.parse_progress(self.loop.steps.pages.page)
         return told.state, told.reason
@@ -100,33 +104,22 @@ def test_a_recording_whose_loop_ends_no_step_any_more_is_ended_by_time(captured)
     assert captured.capture.under_way is None
 
 
-def test_a_probe_whose_step_does_not_end_in_time_sizes_nothing(captured):
-    captured.record(w.KIND_PROBE)
-    captured.loop.spend(1100)
-    captured.capture.woken()
-    assert captured.told() == (w.STATE_FAILED, "one step takes longer than 1 s: see --seconds")
-    assert captured.recorder.calls[-2:] == ["stop", "drop"]
-
-
-@pytest.mark.parametrize("kind", [w.KIND_PROBE, w.KIND_CAPTURE])
-def test_a_recording_that_takes_too_much_memory_is_thrown_away(captured, kind):
+@pytest.mark.parametrize(
+    ("kind", "grows", "left", "reason"),
+    [
+        (w.KIND_PROBE, 0, 8 * GIB, "one step takes longer than 1 s: see --seconds"),
+        (w.KIND_PROBE, 4 * GIB, 8 * GIB, "one step is too large to record: the process grew by 4096 MiB meanwhile"),
+        (w.KIND_CAPTURE, 4 * GIB, 8 * GIB, "the recording was too large: the process grew by 4096 MiB meanwhile"),
+        (w.KIND_CAPTURE, 0, 1 << 20, "the recording was too large: memory ran short meanwhile"),
+    ],
+)
+def test_what_takes_too_long_or_too_much_is_thrown_away(captured, kind, grows, left, reason):
     captured.record(kind)
-    captured.taken += 4 * GIB
-    assert captured.capture.left_s() == 0.0
-    captured.loop.spend(600)
-    captured.capture.woken()
-    state, reason = captured.told()
-    assert state == w.STATE_FAILED
-    assert "too large" in reason
-    assert "grew by 4096 MiB" in reason
-
-
-def test_a_recording_goes_where_memory_runs_short(captured):
-    captured.record()
-    captured.left = 1 << 20
-    captured.loop.spend(600)
-    captured.capture.woken()
-    assert captured.told() == (w.STATE_FAILED, "the recording was too large: memory ran short meanwhile")
+    captured.taken, captured.left = captured.taken + grows, left
+    assert (captured.capture.left_s() == 0.0) == (reason != "one step takes longer than 1 s: see --seconds")
+    captured.wake(1100)
+    assert captured.told() == (w.STATE_FAILED, reason)
+    assert captured.recorder.calls[-2:] == ["stop", "drop"]
 
 
 def test_who_asked_is_heard_within_a_step(captured):
@@ -240,8 +233,7 @@ def test_a_step_that_was_cut_off_is_no_step_in_the_file(captured):
     captured.capture._file = Noted(captured.capture._request, {})
     captured.loop.train(1)
     captured.loop.batch()
-    captured.loop.spend(1100)
-    captured.capture.woken()
+    captured.wake(1100)
     assert captured.told()[0] == w.STATE_VERIFIED
     assert cuts == [(0, 2, 1, True)]
 
@@ -251,8 +243,7 @@ def test_no_recording_ends_while_a_graph_is_captured(captured):
     captured.record()
     captured.graph = True
     captured.ask(w.KIND_CANCEL, subject=captured.number)
-    captured.loop.spend(2000)
-    captured.capture.woken()
+    captured.wake(2000)
     captured.loop.train(5)
     assert captured.told()[0] == w.STATE_RECORDING
     assert "stop" not in captured.recorder.calls
