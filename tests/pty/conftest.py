@@ -106,6 +106,16 @@ class Terminal:
             return 128 + self.child.signalstatus
         return self.child.exitstatus
 
+    def leave(self, way: str | int, code: int, seconds: float = END_S) -> None:
+        """Leave by a key or a signal, and check how it ends and that the shell gets back what it lent."""
+        self.press(way) if isinstance(way, str) else self.signal(way)
+        assert self.end(seconds) == code
+        self.assert_restored()
+
+    def quit(self) -> None:
+        """Leave by the key."""
+        self.leave("q", 0)
+
     def assert_restored(self, *, drawn: bool = True) -> None:
         """Check that the shell gets back what it lent: attributes, and where it was ``drawn`` on, screen and cursor."""
         now = termios.tcgetattr(self.child.child_fd)
@@ -133,6 +143,13 @@ class Terminal:
             os.kill(self.pid, signal.SIGKILL)
         if not self._hung_up:
             self.child.close(force=True)
+
+
+def open_shell(open_terminal, **changes):
+    """Start bash and wait for its prompt."""
+    shell = open_terminal(command=["/bin/bash", "--norc", "--noprofile", "-i"], PS1="$ ", **changes)
+    shell.until("$")
+    return shell
 
 
 @pytest.fixture

@@ -61,9 +61,7 @@ def test_the_editor_has_the_terminal_and_gives_it_back(open_terminal, editor, an
     terminal.press(answer)
     wanted = ("7 of 8 ranks", "6 stacks", "q quit", said)
     terminal.until(lambda: all(text in picture_of(terminal.raw[before:]) for text in wanted))
-    terminal.press("q")
-    assert terminal.end() == 0
-    terminal.assert_restored()
+    terminal.quit()
 
 
 def test_an_interrupt_belongs_to_the_editor(open_terminal, editor):
@@ -71,9 +69,7 @@ def test_an_interrupt_belongs_to_the_editor(open_terminal, editor):
     terminal.press("\x03")
     terminal.until(lambda: b"LEFT interrupted" in terminal.raw)
     terminal.until("6 stacks")
-    terminal.press("q")
-    assert terminal.end() == 0
-    terminal.assert_restored()
+    terminal.quit()
 
 
 def test_a_terminate_ends_tpmon_while_the_editor_is_open(open_terminal, editor):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.hanging_mount import HangingMount, job_on, mounts_can_hang
-from tests.pty.conftest import SECONDS, environment
+from tests.pty.conftest import SECONDS, environment, open_shell
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.pty, pytest.mark.skipif(bool(mounts_can_hang()), reason=mounts_can_hang())]
@@ -216,26 +216,21 @@ def test_the_screen_of_such_a_job_ends_at_once(open_terminal, scene, keys):
     for key in keys[:-1]:
         terminal.press(key)
         time.sleep(0.5)
-    terminal.press(keys[-1])
-    assert terminal.end(PROMISED_S) == 0
-    terminal.assert_restored()
+    terminal.leave(keys[-1], 0, PROMISED_S)
 
 
 def test_a_hang_up_and_a_kill_end_the_screen_of_such_a_job(open_terminal, scene):
     for number, code in ((signal.SIGHUP, 129), (signal.SIGTERM, 143)):
         terminal = open_terminal(command=[*TPMON, "attach", scene.pid])
         terminal.until("rank 0")
-        terminal.signal(number)
-        assert terminal.end(PROMISED_S) == code
-        terminal.assert_restored()
+        terminal.leave(number, code, PROMISED_S)
     terminal = open_terminal(command=[*TPMON, "attach", scene.pid])
     terminal.until("rank 0")
     assert terminal.hang_up() == 129
 
 
 def test_ctrl_z_gives_the_shell_back_and_fg_the_screen(open_terminal, scene):
-    shell = open_terminal(command=["/bin/bash", "--norc", "--noprofile", "-i"], PS1="$ ")
-    shell.until("$")
+    shell = open_shell(open_terminal)
     shell.press(f"{' '.join(TPMON)} attach {scene.pid}\n")
     shell.until("rank 0")
     shell.until("no answer")
@@ -251,8 +246,7 @@ def test_ctrl_z_gives_the_shell_back_and_fg_the_screen(open_terminal, scene):
 
 
 def test_a_shell_has_its_prompt_after_ctrl_c_and_its_pipe_ends(open_terminal, scene):
-    shell = open_terminal(command=["/bin/bash", "--norc", "--noprofile", "-i"], PS1="$ ")
-    shell.until("$")
+    shell = open_shell(open_terminal)
     shell.press(f"{' '.join(TPMON)} fold {scene.mount.path}/dump.json | cat\n")
     time.sleep(1.5)
     begun_s = time.monotonic()

@@ -8,27 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.pty.conftest import PROGRAM, ROOT, environment
+from tests.pty.conftest import PROGRAM, ROOT, environment, open_shell
 
 pytestmark = pytest.mark.pty
 
 
-@pytest.mark.parametrize("key", ["q", "\x03"])
-def test_quit_keys_end_with_0(open_terminal, key):
-    terminal = open_terminal()
+@pytest.mark.parametrize(
+    ("way", "code", "arguments"),
+    [
+        ("q", 0, ()),
+        ("\x03", 0, ()),
+        (signal.SIGTERM, 143, ()),
+        (signal.SIGHUP, 129, ()),
+        (signal.SIGHUP, 129, ("--ignore-hang-up",)),
+        (signal.SIGINT, 130, ()),
+    ],
+)
+def test_keys_and_signals_restore_the_terminal(open_terminal, way, code, arguments):
+    terminal = open_terminal(*arguments)
     terminal.until("second 0")
-    terminal.press(key)
-    assert terminal.end() == 0
-    terminal.assert_restored()
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
-def test_signals_restore_the_terminal(open_terminal, number, code):
-    terminal = open_terminal()
-    terminal.until("second 0")
-    terminal.signal(number)
-    assert terminal.end() == code
-    terminal.assert_restored()
+    terminal.leave(way, code)
 
 
 @pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGUSR1, signal.SIGALRM, signal.SIGABRT])
@@ -36,17 +35,7 @@ def test_a_deadly_signal_ends_it_as_ever_and_restores_the_terminal(open_terminal
     terminal = open_terminal()
     terminal.press("?")
     terminal.until("close")
-    terminal.signal(number)
-    assert terminal.end() == 128 + number
-    terminal.assert_restored()
-
-
-def test_sighup_counts_even_where_it_was_ignored(open_terminal):
-    terminal = open_terminal("--ignore-hang-up")
-    terminal.until("second 0")
-    terminal.signal(signal.SIGHUP)
-    assert terminal.end() == 129
-    terminal.assert_restored()
+    terminal.leave(number, 128 + number)
 
 
 @pytest.mark.parametrize("arguments", [(), ("--ignore-hang-up",)])
@@ -63,29 +52,23 @@ def test_a_hang_up_is_noticed_without_any_signal(open_terminal):
     assert terminal.hang_up() == 129
 
 
-@pytest.mark.parametrize("how", ["q", "term"])
+@pytest.mark.parametrize("how", [("q", 0), (signal.SIGTERM, 143)])
 def test_a_stuck_session_does_not_keep_the_process(open_terminal, how):
     terminal = open_terminal("--frames", "2", "--every", "0.1", "--stuck")
     terminal.until("second 1")
-    terminal.press("q") if how == "q" else terminal.signal(signal.SIGTERM)
-    assert terminal.end(3.0) == (0 if how == "q" else 143)
-    terminal.assert_restored()
+    terminal.leave(*how, 3.0)
 
 
 def test_a_stop_that_blocks_does_not_keep_the_process(open_terminal):
     terminal = open_terminal("--stop-blocks")
     terminal.until("second 0")
-    terminal.press("q")
-    assert terminal.end(3.0) == 0
-    terminal.assert_restored()
+    terminal.leave("q", 0, 3.0)
 
 
 def test_a_loop_that_is_stuck_gives_the_terminal_back_on_sigterm(open_terminal, state):
     terminal = open_terminal("--every", "0.1", "--block-at", "9")
     terminal.until((state / "blocked").exists)
-    terminal.signal(signal.SIGTERM)
-    assert terminal.end(3.0) == 143
-    terminal.assert_restored()
+    terminal.leave(signal.SIGTERM, 143, 3.0)
 
 
 def test_a_terminal_that_takes_no_bytes_does_not_keep_the_process(open_terminal):
@@ -147,15 +130,13 @@ def test_the_last_copy_is_printed_on_exit(open_terminal):
     terminal.press("y")
     terminal.until("copied the facts")
     assert b"\x1b]52;c;" in terminal.raw
-    terminal.press("q")
-    assert terminal.end() == 0
+    terminal.quit()
     assert b"train.py on node-07" in terminal.raw[terminal.raw.rfind(b"\x1b[?1049l") :]
 
 
 def run_in_shell(open_terminal, state: Path, line: str, **changes: str) -> str:
     """Type one command into an interactive shell and return what it says, exit code last."""
-    shell = open_terminal(command=["/bin/bash", "--norc", "--noprofile", "-i"], PS1="$ ", **changes)
-    shell.until("$")
+    shell = open_shell(open_terminal, **changes)
     shell.press(f"{line}; echo code=$?\n")
     shell.until(lambda: b"code=" in shell.raw.replace(b"echo code=", b""))
     shell.until(lambda: any(row.startswith("code=") for row in shell.screen.display))

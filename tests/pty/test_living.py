@@ -9,16 +9,9 @@ import time
 
 import pytest
 
-from tests.pty.conftest import PROGRAM, ROOT, SECONDS, environment
+from tests.pty.conftest import PROGRAM, ROOT, SECONDS, environment, open_shell
 
 pytestmark = pytest.mark.pty
-
-
-def open_shell(open_terminal):
-    """Start bash and return it with the terminal settings that it gives to programs."""
-    shell = open_terminal(command=["/bin/bash", "--norc", "--noprofile", "-i"], PS1="$ ")
-    shell.until("$")
-    return shell, lent(shell)
 
 
 def lent(shell) -> bytes:
@@ -30,7 +23,8 @@ def lent(shell) -> bytes:
 
 
 def test_ctrl_z_and_fg_repaint(open_terminal):
-    shell, settings = open_shell(open_terminal)
+    shell = open_shell(open_terminal)
+    settings = lent(shell)
     shell.press(" ".join(PROGRAM) + "\n")
     shell.until("second 0")
     shell.press("\x1a")
@@ -53,7 +47,7 @@ def test_ctrl_z_and_fg_repaint(open_terminal):
 
 def test_nothing_of_a_picture_is_written_after_the_screen_was_left(open_terminal):
     """Suspended in the middle of its output and of a resize, it has left before a byte of a picture follows."""
-    shell, _ = open_shell(open_terminal)
+    shell = open_shell(open_terminal)
     shell.press(" ".join((*PROGRAM, "--every", "0.02", "--judged", "--gpus", "8")) + "\n")
     for columns, rows in ((200, 50), (30, 20), (200, 50)):
         shell.until("DATA-BOUND")  # the verdict is in a picture of any size
@@ -68,7 +62,8 @@ def test_nothing_of_a_picture_is_written_after_the_screen_was_left(open_terminal
 
 
 def test_a_suspended_screen_ends_on_sigterm(open_terminal):
-    shell, settings = open_shell(open_terminal)
+    shell = open_shell(open_terminal)
+    settings = lent(shell)
     shell.press(" ".join(PROGRAM) + "\n")
     shell.until("second 0")
     shell.press("\x1a")
@@ -85,9 +80,7 @@ def test_a_bare_stop_and_continue_keeps_the_first_attributes(open_terminal):
     os.waitpid(terminal.pid, os.WUNTRACED)
     terminal.signal(signal.SIGCONT)
     terminal.until("second 4")
-    terminal.press("q")
-    assert terminal.end() == 0
-    terminal.assert_restored()
+    terminal.quit()
 
 
 @pytest.mark.parametrize("exported", [{}, {"COLUMNS": "120", "LINES": "40"}], ids=["plain", "exported"])
@@ -105,9 +98,7 @@ def test_resize_to_20x5_and_back(open_terminal, exported):
         terminal.resize(20, 5)
         terminal.resize(120, 40)  # the two signals may be handled in either order
     terminal.until(lambda: "3 workers" in terminal.text() and "quit" in terminal.screen.display[39])
-    terminal.press("q")
-    assert terminal.end() == 0
-    terminal.assert_restored()
+    terminal.quit()
 
 
 @pytest.mark.parametrize(
@@ -130,9 +121,7 @@ def test_odd_input_does_not_end_it(open_terminal, report):
     terminal.until("second 5")
     terminal.press("p")
     terminal.until("PAUSED")
-    terminal.press("q")
-    assert terminal.end() == 0
-    terminal.assert_restored()
+    terminal.quit()
 
 
 def test_a_bare_escape_closes_an_overlay(open_terminal):
@@ -142,8 +131,7 @@ def test_a_bare_escape_closes_an_overlay(open_terminal):
     terminal.until("keys that work now")
     terminal.press("\x1b")
     terminal.until(lambda: "keys that work now" not in terminal.text())
-    terminal.press("q")
-    assert terminal.end() == 0
+    terminal.quit()
 
 
 def test_a_slow_terminal_gets_fewer_pictures_and_the_last_one(open_terminal):
@@ -151,9 +139,7 @@ def test_a_slow_terminal_gets_fewer_pictures_and_the_last_one(open_terminal):
     terminal.until("second 0")
     time.sleep(2)  # all 75 Frames come while nobody reads
     terminal.until("second 74")
-    terminal.press("q")
-    assert terminal.end() == 0
-    terminal.assert_restored()
+    terminal.quit()
 
 
 def test_no_colour_leaves_no_colour(open_terminal):
@@ -161,16 +147,14 @@ def test_no_colour_leaves_no_colour(open_terminal):
     terminal.until("! DATA-BOUND")
     terminal.press("j")
     terminal.until("> ")
-    terminal.press("q")
-    assert terminal.end() == 0
+    terminal.quit()
     assert styles(terminal.raw) == {0, 1, 7}, "reset, bold, reverse"
 
 
 def test_colours_are_those_of_the_terminal(open_terminal):
     terminal = open_terminal("--gpus", "2", "--judged", COLORTERM="truecolor")
     terminal.until("! DATA-BOUND")
-    terminal.press("q")
-    assert terminal.end() == 0
+    terminal.quit()
     assert styles(terminal.raw) - {0, 1, 2, 7}
     assert styles(terminal.raw) <= {0, 1, 2, 7, *range(30, 38)}
 
@@ -184,16 +168,13 @@ def styles(raw: bytes) -> set[int]:
 def test_a_terminal_without_a_size_gets_the_usual_one(open_terminal):
     terminal = open_terminal(columns=0, rows=0)
     terminal.until(lambda: b"second 1" in terminal.raw)
-    terminal.press("q")
-    assert terminal.end() == 0
-    terminal.assert_restored()
+    terminal.quit()
 
 
 def test_ascii_writes_no_other_glyph(open_terminal):
     terminal = open_terminal("--ascii", "--gpus", "2", "--judged")
     terminal.until("! DATA-BOUND")
-    terminal.press("q")
-    assert terminal.end() == 0
+    terminal.quit()
     assert terminal.raw.isascii()
 
 
@@ -211,8 +192,7 @@ def test_bytes_per_second_of_a_full_screen(open_terminal):
     rate = (len(terminal.raw) - start) / 8  # of one picture a second
     print(f"{rate / 1000:.1f} KB/s at 200x50")
     assert rate <= 20_000
-    terminal.press("q")
-    assert terminal.end() == 0
+    terminal.quit()
 
 
 def test_a_40_column_pane_of_tmux(tmux, state):
@@ -230,17 +210,8 @@ def test_a_40_column_pane_of_tmux(tmux, state):
             assert time.monotonic() < deadline, text
             time.sleep(0.1)
 
-    run(
-        "new-session",
-        "-d",
-        "-s",
-        "tpmon",
-        "-x",
-        "40",
-        "-y",
-        "50",
-        f"exec {sys.executable} -m tests.pty.screen_program --judged",
-    )
+    program = f"exec {sys.executable} -m tests.pty.screen_program --judged"
+    run(*["new-session", "-d", "-s", "tpmon", "-x", "40", "-y", "50"], program)
     text = until(lambda text: "! DATA-BOUND  cpu-transform" in text)
     assert all(len(line) <= 40 for line in text.splitlines())
     assert "train.py" in text or "4211" in text
@@ -274,7 +245,6 @@ def test_a_verdict_that_turns_bad_rings_once_and_only_where_it_is_asked_for(open
     assert count_bells(terminal.raw) == 0
     terminal.until("! DATA-BOUND")
     terminal.until("second 25")  # it stays bad for many readings
-    terminal.press("q")
-    assert terminal.end() == 0
+    terminal.quit()
     assert count_bells(terminal.raw) == bells
     terminal.assert_restored()

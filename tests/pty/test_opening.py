@@ -28,9 +28,7 @@ def test_the_first_picture_comes_before_the_screen_is_loaded(open_terminal):
     assert "5000" in terminal.text()
     terminal.until("second 2")
     assert LOADING not in terminal.raw, "readings are drawn while it loads"
-    terminal.press("q")
-    assert terminal.end() == 0
-    terminal.assert_restored()
+    terminal.quit()
 
 
 def test_both_pictures_are_the_same(open_terminal):
@@ -47,8 +45,7 @@ def test_both_pictures_are_the_same(open_terminal):
     while without_ages(terminal.text()) != without_ages(before) and time.monotonic() < deadline:
         terminal.read(0.1)
     assert without_ages(terminal.text()) == without_ages(before)
-    terminal.press("q")
-    assert terminal.end() == 0
+    terminal.quit()
 
 
 def test_keys_are_kept_unseen_until_it_is_loaded(open_terminal):
@@ -59,9 +56,7 @@ def test_keys_are_kept_unseen_until_it_is_loaded(open_terminal):
     terminal.until("close")
     assert LOADING in terminal.raw
     terminal.press("q")
-    terminal.press("q")
-    assert terminal.end() == 0
-    terminal.assert_restored()
+    terminal.quit()
 
 
 def test_enter_is_enter_when_it_is_loaded(open_terminal):
@@ -83,22 +78,14 @@ def test_behind_another_job_of_the_shell_the_terminal_is_left_alone(open_termina
     assert now == terminal.attributes
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
-def test_a_signal_while_it_loads_ends_it(open_terminal, number, code):
+@pytest.mark.parametrize(
+    ("way", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130), ("\x03", 0)]
+)
+def test_a_signal_or_an_interrupt_key_while_it_loads_ends_it(open_terminal, way, code):
     terminal = open_terminal("--load-s", "20")
     terminal.until("second 0")
-    terminal.child.kill(number)
-    assert terminal.end() == code
+    terminal.leave(way, code)
     assert LOADING not in terminal.raw
-    terminal.assert_restored()
-
-
-def test_an_interrupt_key_while_it_loads_ends_it(open_terminal):
-    terminal = open_terminal("--load-s", "20")
-    terminal.until("second 0")
-    terminal.press("\x03")
-    assert terminal.end() == 0
-    terminal.assert_restored()
 
 
 def test_a_hang_up_while_it_loads_leaves_no_process(open_terminal):

@@ -28,9 +28,7 @@ def test_a_trace_opens_its_screen_and_q_leaves_the_terminal_as_it_was(open_termi
     terminal.press("G")
     terminal.press("y")
     terminal.until("copied the row")
-    terminal.press("q")
-    assert terminal.end() == 0
-    terminal.assert_restored()
+    terminal.quit()
     assert b"gap of 0.240 ms at 14.380 ms" in terminal.raw.rpartition(b"\x1b[?1049l")[2], "the copy stays"
 
 
@@ -43,9 +41,7 @@ def test_a_comparison_opens_on_its_answer_and_the_trace_is_beside_it(open_termin
     terminal.until("copied result")
     terminal.press("1")
     terminal.until("══ 1 overview")
-    terminal.press("q")
-    assert terminal.end() == 0
-    terminal.assert_restored()
+    terminal.quit()
     assert b"it helped: mean step" in terminal.raw.rpartition(b"\x1b[?1049l")[2], "the copy stays"
     printed = open_terminal(command=[*COMMAND, trace, "--against", before, "--plain"])
     assert printed.end(SECONDS) == 0
@@ -70,9 +66,7 @@ def test_a_snapshot_opens_its_screen_and_a_frame_the_editor(open_terminal, tmp_p
     terminal.until(f"opened +10 {source}")
     terminal.press("\r")
     terminal.until("was at")
-    terminal.press("q")
-    assert terminal.end() == 0
-    terminal.assert_restored()
+    terminal.quit()
 
 
 def test_text_is_printed_where_it_was_asked_for_and_in_a_pipe(open_terminal, trace, tmp_path):

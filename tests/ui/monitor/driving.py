@@ -126,6 +126,21 @@ class Checks(dict[str, Callable[[Session], Awaitable[None]]]):
 
         return register
 
+    def each(self, cases):
+        """Register one check for many rows, whose cases are played one after the other."""
+
+        def register(check):
+            for key_id in dict.fromkeys(key_id for key_id, *_ in cases):
+
+                async def play(s, mine=tuple(case for one, *case in cases if one == key_id)):
+                    for case in mine:
+                        await check(s, *case)
+
+                self.of(key_id)(play)
+            return check
+
+        return register
+
 
 def paste(text: str) -> Paste:
     """Return the message of a paste."""

@@ -14,16 +14,44 @@ from tpmon.ui.monitor.state import Pane, SortBy
 CHECKS = Checks()
 
 
-@CHECKS.of("quit")
-async def _(s):
-    await s.press("q")
-    assert (s.app.return_code, s.app.is_running) == (ExitCode.OK, False)
+def rows(s):
+    """Return the PIDs that the cursor walks."""
+    return panes.rows_of(s.view)
 
 
-@CHECKS.of("interrupt")
-async def _(s):
-    await s.press("slash", "ctrl+c")
-    assert (s.app.return_code, s.app.is_running) == (ExitCode.OK, False)
+def place(s):
+    """Return the row of the cursor."""
+    return rows(s).index(s.view.cursor_pid)
+
+
+PRESSED = (
+    ("quit", ("q",), lambda s: (s.app.return_code, s.app.is_running), (ExitCode.OK, False)),
+    ("interrupt", ("slash", "ctrl+c"), lambda s: (s.app.return_code, s.app.is_running), (ExitCode.OK, False)),
+    ("faster", ("minus", "minus", "minus"), lambda s: s.intervals, [0.5]),
+    ("focus-previous", ("shift+tab",), lambda s: s.view.focus, Pane.CPU),
+    ("open-pane", ("tab", "enter"), lambda s: s.view.zoom, Pane.GPUS),
+    ("down", ("down", "j"), place, 1),
+    ("up", ("j", "j", "j", "up", "k"), place, 0),
+    ("page-down", ("j", "pagedown"), place, 2),
+    ("page-up", ("G", "pageup"), place, 0),
+    ("first", ("G", "g"), place, 0),
+    ("first", ("G", "home"), place, 0),
+    ("last", ("g", "G"), place, 2),
+    ("last", ("g", "end"), place, 2),
+    ("sort-cpu", ("M", "P"), lambda s: s.view.sort, SortBy.CPU),
+    ("sort-memory", ("M",), lambda s: rows(s)[0], 4221),
+    ("sort-time", ("T",), lambda s: s.view.sort, SortBy.TIME),
+    ("filter-keep", ("slash", *"!4222", "enter"), lambda s: (s.view.overlay, *rows(s)), (Overlay.NONE, 4223, 4221)),
+    ("filter-erase", ("slash", "4", "2", "backspace"), lambda s: s.view.filter_text, "4"),
+    ("filter-clear", ("slash", *"4222", "enter", "escape"), lambda s: (s.view.filter_text, len(rows(s))), ("", 3)),
+)
+"""Keys whose whole effect one look tells: their row, what is pressed, what is looked at, what it is then."""
+
+
+@CHECKS.each(PRESSED)
+async def _(s, keys, look, seen):
+    await s.press(*keys)
+    assert look(s) == seen
 
 
 @CHECKS.of("help")
@@ -75,12 +103,6 @@ async def _(s):
     assert s.intervals == [2.0, 5.0, 10.0]
 
 
-@CHECKS.of("faster")
-async def _(s):
-    await s.press("minus", "minus", "minus")
-    assert s.intervals == [0.5]
-
-
 @CHECKS.of("suspend")
 async def _(s):
     asked = []
@@ -117,56 +139,6 @@ async def _(s):
     assert s.view.focus is Pane.RANKS
 
 
-@CHECKS.of("focus-previous")
-async def _(s):
-    await s.press("shift+tab")
-    assert s.view.focus is Pane.CPU
-
-
-@CHECKS.of("open-pane")
-async def _(s):
-    await s.press("tab", "enter")
-    assert s.view.zoom is Pane.GPUS
-
-
-@CHECKS.of("down")
-async def _(s):
-    await s.press("down", "j")
-    assert s.view.cursor_pid == panes.rows_of(s.view)[1]
-
-
-@CHECKS.of("up")
-async def _(s):
-    await s.press("j", "j", "j", "up", "k")
-    assert s.view.cursor_pid == panes.rows_of(s.view)[0]
-
-
-@CHECKS.of("page-down")
-async def _(s):
-    await s.press("j", "pagedown")
-    assert s.view.cursor_pid == panes.rows_of(s.view)[-1]
-
-
-@CHECKS.of("page-up")
-async def _(s):
-    await s.press("G", "pageup")
-    assert s.view.cursor_pid == panes.rows_of(s.view)[0]
-
-
-@CHECKS.of("first")
-async def _(s):
-    for name in ("g", "home"):
-        await s.press("G", name)
-        assert s.view.cursor_pid == panes.rows_of(s.view)[0]
-
-
-@CHECKS.of("last")
-async def _(s):
-    for name in ("G", "end"):
-        await s.press("g", name)
-        assert s.view.cursor_pid == panes.rows_of(s.view)[-1]
-
-
 @CHECKS.of("details")
 async def _(s):
     await s.press("j", "enter")
@@ -187,35 +159,17 @@ async def _(s):
 
 @CHECKS.of("sort")
 async def _(s):
-    before = panes.rows_of(s.view)
+    before = rows(s)
     await s.press("s")
     assert s.view.sort is SortBy.MEMORY
-    assert panes.rows_of(s.view) != before
+    assert rows(s) != before
 
 
 @CHECKS.of("reverse")
 async def _(s):
-    before = panes.rows_of(s.view)
+    before = rows(s)
     await s.press("S")
-    assert panes.rows_of(s.view) == before[::-1]
-
-
-@CHECKS.of("sort-cpu")
-async def _(s):
-    await s.press("M", "P")
-    assert s.view.sort is SortBy.CPU
-
-
-@CHECKS.of("sort-memory")
-async def _(s):
-    await s.press("M")
-    assert panes.rows_of(s.view)[0] == 4221
-
-
-@CHECKS.of("sort-time")
-async def _(s):
-    await s.press("T")
-    assert s.view.sort is SortBy.TIME
+    assert rows(s) == before[::-1]
 
 
 @CHECKS.of("filter")
@@ -223,24 +177,11 @@ async def _(s):
     await s.press("tab", "slash")
     assert s.view.focus is Pane.WORKERS
     await s.press(*"4222")
-    assert panes.rows_of(s.view) == (4222,)
+    assert rows(s) == (4222,)
     assert "/4222" in s.text
     s.app.post_message(paste("\n"))
     await s.pilot.pause()
     assert s.view.filter_text == "4222"
-
-
-@CHECKS.of("filter-keep")
-async def _(s):
-    await s.press("slash", *"!4222", "enter")
-    assert s.view.overlay is Overlay.NONE
-    assert panes.rows_of(s.view) == (4223, 4221)
-
-
-@CHECKS.of("filter-erase")
-async def _(s):
-    await s.press("slash", "4", "2", "backspace")
-    assert s.view.filter_text == "4"
 
 
 @CHECKS.of("zoom-close")
@@ -249,13 +190,6 @@ async def _(s):
     assert is_known(s.view.zoom)
     await s.press("escape")
     assert not is_known(s.view.zoom)
-
-
-@CHECKS.of("filter-clear")
-async def _(s):
-    await s.press("slash", *"4222", "enter", "escape")
-    assert s.view.filter_text == ""
-    assert len(panes.rows_of(s.view)) == 3
 
 
 @CHECKS.of("copy-try")
