@@ -9,7 +9,7 @@ from tpmon.ui.monitor.layout import paint_screen
 from tpmon.ui.monitor.state import ViewState
 from tpmon.view.layout import Ink, Line, Size, text_of
 
-__all__ = ["inks_of", "join", "screen_of", "text_of", "texts_of"]
+__all__ = ["find_wrong", "inks_of", "join", "screen_of", "text_of", "texts_of"]
 
 
 def texts_of(lines: Iterable[Line]) -> list[str]:
@@ -20,6 +20,11 @@ def texts_of(lines: Iterable[Line]) -> list[str]:
 def join(lines: Iterable[Line]) -> str:
     """Return all text, a line below the other."""
     return "\n".join(texts_of(lines))
+
+
+def find_wrong(words: str, text: str) -> list[str]:
+    """Return which of some words, with a "|" between, are missing, or after a "~" are there."""
+    return [word for word in words.split("|") if (word.lstrip("~") in text) is word.startswith("~")]
 
 
 def inks_of(lines: Iterable[Line], words: str) -> set[Ink]:

@@ -80,6 +80,11 @@ class Session:
             self.app.receive_result(update)
         await self.pilot.pause()
 
+    async def get(self, result: Result, *keys: str) -> None:
+        """Press keys, and send what comes of them."""
+        await self.press(*keys)
+        await self.send_result(result)
+
     async def press(self, *keys: str) -> None:
         await self.pilot.press(*keys)
         await self.pilot.pause()

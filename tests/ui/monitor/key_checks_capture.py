@@ -29,8 +29,7 @@ async def _(s):
 
 @CHECKS.of("capture-go")
 async def _(s):
-    await s.press("t")
-    await s.send_result(capture_views.planned())
+    await s.get(capture_views.planned(), "t")
     await s.press("t")
     assert s.asked[1:] == [CaptureAnswer(CaptureStage.PLANNED, goes=True)]
     await s.send_result(capture_views.priced())
@@ -73,16 +72,14 @@ async def _(s):
     await s.press("t")
     assert s.asked[2:] == [CaptureAnswer(CaptureStage.PLANNED, goes=True, choice=s.view.capture.choice)]
     assert s.asked[2].choice.kind is CaptureKind.SNAPSHOT
-    await s.press("escape", "t")
-    await s.send_result(capture_views.offered(cuda=True, choice=snapshot))
+    await s.get(capture_views.offered(cuda=True, choice=snapshot), "escape", "t")
     await s.press("c")
     assert s.asked[-1] == CaptureChoice()
 
 
 @CHECKS.of("capture-more")
 async def _(s):
-    await s.press("t")
-    await s.send_result(capture_views.offered())
+    await s.get(capture_views.offered(), "t")
     assert "+ more steps" in s.text
     await s.press("+", "=", "+")
     assert [one.steps for one in s.asked[1:]] == [10, 20, 50]
@@ -104,8 +101,7 @@ async def _(s):
 
 @CHECKS.of("capture-fewer")
 async def _(s):
-    await s.press("t")
-    await s.send_result(capture_views.offered())
+    await s.get(capture_views.offered(), "t")
     await s.press("-", "-")
     assert [one.steps for one in s.asked[1:]] == [2, 1]
     await s.press("-")
@@ -118,8 +114,7 @@ async def _(s):
 
 @CHECKS.of("capture-ranks")
 async def _(s):
-    await s.press("t")
-    await s.send_result(capture_views.offered())
+    await s.get(capture_views.offered(), "t")
     assert "a all 2 here" in s.text
     await s.press("a")
     assert s.asked[1:] == [CaptureChoice(every=True)]
@@ -135,8 +130,7 @@ async def _(s):
 
 @CHECKS.of("capture-cancel")
 async def _(s):
-    await s.press("t")
-    await s.send_result(capture_views.recording())
+    await s.get(capture_views.recording(), "t")
     assert "recording step 2 of 5" in s.text
     assert "t cancel capture" in s.text
     await s.press("t")
@@ -151,16 +145,14 @@ async def _(s):
 
 @CHECKS.of("capture-leave")
 async def _(s):
-    await s.press("t")
-    await s.send_result(capture_views.planned())
+    await s.get(capture_views.planned(), "t")
     await s.press("escape")
     assert s.asked[1:] == [CaptureAnswer(CaptureStage.PLANNED, goes=False)]
     assert s.view.overlay is Overlay.NONE
     await s.send_result(CaptureUpdate(CaptureStage.ENDED, ""))
     await s.press("8")
     assert "no capture yet: t says what one of a few steps costs" in s.text
-    await s.press("escape", "t")
-    await s.send_result(capture_views.recording())
+    await s.get(capture_views.recording(), "escape", "t")
     await s.press("escape")
     assert s.asked[3:] == [CaptureAnswer(CaptureStage.RECORDING, goes=False)]
     assert s.view.overlay is Overlay.CAPTURE, "to be seen how it ends"
@@ -172,8 +164,7 @@ async def _(s):
 async def _(s):
     await s.press("8")
     assert "no capture yet" in s.text
-    await s.press("8", "t")
-    await s.send_result(capture_views.recording())
+    await s.get(capture_views.recording(), "8", "t")
     await s.press("8", "j")
     assert (len(s.asked), s.view.overlay) == (1, Overlay.NONE), "it goes on meanwhile"
     await s.send_result(capture_views.recording(3))

@@ -90,8 +90,7 @@ async def _(s):
 
 @CHECKS.of("sample-end")
 async def _(s):
-    await s.press("7")
-    await s.send_result(sample_views.running())
+    await s.get(sample_views.running(), "7")
     await s.press("f")
     assert s.asked == [Errand.END_SAMPLING]
     await s.send_result(sample_views.ended())
@@ -102,8 +101,7 @@ async def _(s):
 
 @CHECKS.of("sample-write")
 async def _(s):
-    await s.press("7")
-    await s.send_result(sample_views.running())
+    await s.get(sample_views.running(), "7")
     await s.press("w")
     assert s.asked == [], "not before all are there"
     await s.send_result(sample_views.ended())
@@ -161,8 +159,7 @@ async def _(s):
 
 @CHECKS.of("looks")
 async def _(s):
-    await s.press("1", "j", "D")
-    await s.send_result(dump_views.one_worker())
+    await s.get(dump_views.one_worker(), "1", "j", "D")
     await s.press("m")
     assert (s.asked[1].rounds, s.asked[1].every_s) == (3, 5.0)
     assert s.asked[1].pids == dump_views.one_worker().state.request.pids, "of what was shown"
@@ -172,8 +169,7 @@ async def _(s):
 
 @CHECKS.of("turn-stack")
 async def _(s):
-    await s.press("6", "enter")
-    await s.send_result(dump_views.hung_once())
+    await s.get(dump_views.hung_once(), "6", "enter")
     assert "<module> train.py:260" in s.text, "the odd one is open"
     await s.press("enter")
     assert "<module> train.py:260" not in s.text
@@ -185,8 +181,7 @@ async def _(s):
 
 @CHECKS.of("open-stack")
 async def _(s):
-    await s.press("6")
-    await s.send_result(dump_views.hung_once())
+    await s.get(dump_views.hung_once(), "6")
     await s.press("right")
     assert ">    <module> train.py:260" in s.text, "it is open: into its stack"
     await s.press("G", "right")
@@ -195,8 +190,7 @@ async def _(s):
 
 @CHECKS.of("close-stack")
 async def _(s):
-    await s.press("6")
-    await s.send_result(dump_views.hung_once())
+    await s.get(dump_views.hung_once(), "6")
     await s.press("j", "j", "left")
     assert ">- rank 11" in s.text
     await s.press("left")
@@ -207,8 +201,7 @@ async def _(s):
 
 @CHECKS.of("tree")
 async def _(s):
-    await s.press("6")
-    await s.send_result(dump_views.hung_three_looks())
+    await s.get(dump_views.hung_three_looks(), "6")
     await s.press("T")
     assert ">  8x <module> train.py:260" in s.text
     assert "     7x train_step engine.py:88" in s.text
@@ -222,8 +215,7 @@ async def _(s):
 
 @CHECKS.of("whole")
 async def _(s):
-    await s.press("6")
-    await s.send_result(dump_views.hung_once())
+    await s.get(dump_views.hung_once(), "6")
     await s.press("j", "j", "j", "j", "enter", "w")
     assert "     - wrapper c10d_logger.py:81" in s.text
     assert "     - all_reduce distributed_c10d.py:2800" in s.text
@@ -234,8 +226,7 @@ async def _(s):
 
 @CHECKS.of("edit")
 async def _(s):
-    await s.press("6")
-    await s.send_result(dump_views.hung_once())
+    await s.get(dump_views.hung_once(), "6")
     called = []
 
     def plan(frame, environ, pid):
@@ -256,8 +247,7 @@ async def _(s):
 
 @CHECKS.of("copy-dump")
 async def _(s):
-    await s.press("6")
-    await s.send_result(dump_views.hung_three_looks())
+    await s.get(dump_views.hung_three_looks(), "6")
     await s.press("y")
     assert s.app.copied == "text of DumpUpdate"
     await s.until(lambda: "copied all of it" in s.text)
@@ -265,8 +255,7 @@ async def _(s):
 
 @CHECKS.of("stop-and-read")
 async def _(s):
-    await s.press("6")
-    await s.send_result(dump_views.hung_once())
+    await s.get(dump_views.hung_once(), "6")
     await s.press("R", "R")
     assert s.asked == [], "nothing failed: there is nothing to stop for"
     await s.send_result(dump_views.torn())
@@ -288,8 +277,7 @@ async def _(s):
 
 @CHECKS.of("native")
 async def _(s):
-    await s.press("6")
-    await s.send_result(dump_views.hung_once())
+    await s.get(dump_views.hung_once(), "6")
     await s.press("N")
     assert "N again reads the C frames of" in s.text
     await s.press("L")
@@ -302,8 +290,7 @@ async def _(s):
 
 @CHECKS.of("variables")
 async def _(s):
-    await s.press("6")
-    await s.send_result(dump_views.hung_once())
+    await s.get(dump_views.hung_once(), "6")
     await s.press("L")
     assert "nothing is stopped" in s.text
     await s.press("b", "L")

@@ -24,8 +24,7 @@ from tpmon.view.layout import Ink
 
 @driven(readonly=True)
 async def test_with_readonly_no_key_stops_anything(s):
-    await s.press("6")
-    await s.send_result(dump_views.torn())
+    await s.get(dump_views.torn(), "6")
     await s.press("R", "R", "N", "N")
     assert s.asked == []
     assert "with a stop" not in s.text
@@ -53,8 +52,7 @@ async def test_a_dump_of_the_hang_watch_is_a_hint_and_d_shows_it(s):
 
 @driven()
 async def test_a_paused_picture_takes_a_dump_of_the_key_alone(s):
-    await s.press("p")
-    await s.send_result(dump_views.hung_three_looks(Asker.WATCH))
+    await s.get(dump_views.hung_three_looks(Asker.WATCH), "p")
     assert s.view.dump is NOT_APPLICABLE
     await s.press("d")
     assert len(s.asked) == 1
@@ -67,8 +65,7 @@ async def test_a_paused_picture_takes_a_dump_of_the_key_alone(s):
 
 @driven()
 async def test_q_ends_the_screen_at_once_while_a_dump_is_read(s):
-    await s.press("d")
-    await s.send_result(dump_views.hung_running())
+    await s.get(dump_views.hung_running(), "d")
     await s.press("q")
     assert (s.app.return_code, s.app.is_running) == (ExitCode.OK, False)
 

@@ -176,28 +176,31 @@ def test_the_footer_shows_the_filter_while_it_is_typed():
     assert text_of(paint_footer(view, KEYS, 60)[0]).startswith(" /rank 1_  q quit")
 
 
-def test_the_one_fact_is_the_worst():
-    calm = make_frame(cpu=make_cpu(used_cores=4.0))
-    pools = make_cpu(oversubscription=7.1, run_delay_ratio=0.82)
-    assert tell_most(calm) == ("50 % of 8 CPUs", Ink.STRONG)
-    assert tell_most(replace(calm, cpu=pools))[0] == "thread pools 7.1x the CPUs, waiting 82 %"
-    assert tell_most(replace(calm, cpu=replace(pools, run_delay_ratio=0.1)))[0] == "51 % of 8 CPUs"
-    quota = replace(pools, throttled_ratio=0.5)
-    assert tell_most(replace(calm, cpu=quota))[0] == "CPU quota throttles 50 % of periods"
-    killed = replace(calm, cpu=quota, memory=make_memory(oom_kills=1))
-    assert tell_most(killed)[1] is Ink.BAD
-    full = replace(calm, memory=make_memory(used_bytes=155 * GIB // 10))
-    assert tell_most(full)[0] == "memory 97 % of its limit"
-    cards = (make_gpu(0, sm_pct=40.0), make_gpu(1, sm_pct=96.0))
-    assert tell_most(replace(calm, gpus=cards)) == ("GPUs 40 to 96 % busy", Ink.STRONG)
-    context, work = (GpuProcess(4211, used * GIB, Missing("no sample"), True) for used in (1, 60))
-    stray = make_gpu(2, sm_pct=9.0, throttle=("thermal",), processes=(context,))
-    own = make_gpu(3, sm_pct=96.0, processes=(work,))
-    assert tell_most(replace(calm, gpus=(stray, own))) == ("GPU 96 % busy", Ink.STRONG)
-    assert tell_most(replace(calm, gpus=(*cards, make_gpu(2, xids=(79,)))))[0] == "GPU 2 reports a fault"
-    strange = make_gpu(2, xids=(79,), pids=())
-    assert tell_most(replace(calm, gpus=(*cards, strange))) == ("GPUs 40 to 96 % busy", Ink.STRONG)
-    gone = replace(strange, state=GpuState.LOST)
-    assert tell_most(replace(calm, gpus=(*cards, gone)))[0] == "GPU 2 lost"
-    unread = replace(calm, cpu=make_cpu(used_cores=Missing("one reading")))
-    assert tell_most(unread)[0] == "CPU use ? one reading"
+CALM = make_frame(cpu=make_cpu(used_cores=4.0))
+POOLS = make_cpu(oversubscription=7.1, run_delay_ratio=0.82)
+QUOTA = replace(POOLS, throttled_ratio=0.5)
+CARDS = (make_gpu(0, sm_pct=40.0), make_gpu(1, sm_pct=96.0))
+CONTEXT, WORK = (GpuProcess(4211, used * GIB, Missing("no sample"), True) for used in (1, 60))
+STRAY = make_gpu(2, sm_pct=9.0, throttle=("thermal",), processes=(CONTEXT,))
+STRANGE = make_gpu(2, xids=(79,), pids=())
+
+
+@pytest.mark.parametrize(
+    ("fields", "fact", "ink"),
+    [
+        ({}, "50 % of 8 CPUs", Ink.STRONG),
+        ({"cpu": POOLS}, "thread pools 7.1x the CPUs, waiting 82 %", Ink.WARN),
+        ({"cpu": replace(POOLS, run_delay_ratio=0.1)}, "51 % of 8 CPUs", Ink.STRONG),
+        ({"cpu": QUOTA}, "CPU quota throttles 50 % of periods", Ink.WARN),
+        ({"cpu": QUOTA, "memory": make_memory(oom_kills=1)}, "1 processes killed: out of memory", Ink.BAD),
+        ({"memory": make_memory(used_bytes=155 * GIB // 10)}, "memory 97 % of its limit", Ink.WARN),
+        ({"gpus": CARDS}, "GPUs 40 to 96 % busy", Ink.STRONG),
+        ({"gpus": (STRAY, make_gpu(3, sm_pct=96.0, processes=(WORK,)))}, "GPU 96 % busy", Ink.STRONG),
+        ({"gpus": (*CARDS, make_gpu(2, xids=(79,)))}, "GPU 2 reports a fault", Ink.BAD),
+        ({"gpus": (*CARDS, STRANGE)}, "GPUs 40 to 96 % busy", Ink.STRONG),
+        ({"gpus": (*CARDS, replace(STRANGE, state=GpuState.LOST))}, "GPU 2 lost", Ink.BAD),
+        ({"cpu": make_cpu(used_cores=Missing("one reading"))}, "CPU use ? one reading", Ink.WARN),
+    ],
+)
+def test_the_one_fact_is_the_worst(fields, fact, ink):
+    assert tell_most(replace(CALM, **fields)) == (fact, ink)

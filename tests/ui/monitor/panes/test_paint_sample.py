@@ -8,6 +8,7 @@ import pytest
 from tests.dumps import WORKER_READS
 from tests.frames import NOW_NS, make_frame, make_process, make_rank, make_target, make_view, make_worker
 from tests.goldens import sample_views
+from tests.painted import find_wrong
 from tests.painted import screen_of as text_of
 from tests.samples import count, make_reading, make_sampled
 from tpmon.model.frame import TargetState
@@ -70,20 +71,36 @@ def test_the_price_counts_whom_it_is_of():
     assert say_next_price(make_view(Missing("no reading"))) == ""
 
 
-def test_while_it_runs_the_price_is_gone_and_the_key_is_not_offered_elsewhere():
-    said = text_of(sample_view(sample_views.running()))
-    assert "sampling: 4 of 10 s" in said
-    assert "f samples" not in said
-    assert "f end" in said
+OVER = make_frame(target=make_target(state=TargetState.ENDED, ended="exit 1"))
+SOME = sample_views.make_update(make_reading(make_sampled(0), asked=9, ended=2))
+LATER = sample_view(sample_views.ended(), now_ns=NOW_NS + 60 * 10**9)
+SAID = {
+    "while it runs no price": (sample_view(sample_views.running()), "sampling: 4 of 10 s|f end|~f samples"),
+    "the job ended": (replace(sample_view(sample_views.running()), frame=OVER), "~sampling:|~f end|~f samples"),
+    "the job ended at its price": (replace(sample_view(), frame=OVER), "the job has ended: no stack is left to sample"),
+    "lost samples and lateness": (
+        sample_view(sample_views.ended()),
+        "! lost: 5 of 605 samples gave no stack; py-spy was up to 0.4 s late",
+    ),
+    "nothing lost": (sample_view(sample_views.make_update(make_reading(make_sampled(0)))), "~lost"),
+    "without a turn, and ended": (sample_view(SOME), "no turn for 8 more yet|2 of 9 processes ended meanwhile"),
+    "its age grows": (LATER, "1m03s ago"),
+    "its age stands while paused": (replace(LATER, paused_ns=NOW_NS), "3.0 s ago"),
+    "other threads that wait": (
+        sample_view(sample_views.ended()),
+        "other threads of rank 0: 200 samples, 100 % in frames that wait",
+    ),
+}
+"""What the screen says, texts with a "|" between; after a "~" what it does not."""
+
+
+@pytest.mark.parametrize(("view", "words"), SAID.values(), ids=SAID)
+def test_the_screen_says(view, words):
+    assert find_wrong(words, text_of(view)) == []
+
+
+def test_while_it_runs_the_whole_job_is_not_offered():
     assert "F" not in {key.keys[0] for key in keys_shown(sample_view(sample_views.running()))}
-
-
-def test_a_job_that_ends_ends_its_sampling():
-    ended = make_frame(target=make_target(state=TargetState.ENDED, ended="exit 1"))
-    said = text_of(replace(sample_view(sample_views.running()), frame=ended))
-    assert "sampling:" not in said
-    assert "f end" not in said
-    assert "f samples" not in said
 
 
 def test_without_stacks_nothing_is_offered_that_samples():
@@ -99,42 +116,10 @@ def test_without_stacks_nothing_is_offered_that_samples():
     assert offer.message == "b again writes a bundle here: no stacks, files for a ticket"
 
 
-def test_a_job_that_ends_while_its_price_is_open_says_so():
-    ended = make_frame(target=make_target(state=TargetState.ENDED, ended="exit 1"))
-    said = text_of(replace(sample_view(), frame=ended))
-    assert "the job has ended: no stack is left to sample" in said
-
-
-def test_lost_samples_and_lateness_warn_and_a_whole_sample_does_not():
-    assert "! lost: 5 of 605 samples gave no stack; py-spy was up to 0.4 s late" in text_of(
-        sample_view(sample_views.ended())
-    )
-    whole = sample_views.make_update(make_reading(make_sampled(0)))
-    assert "lost" not in text_of(sample_view(whole))
-
-
-def test_processes_without_a_turn_and_ended_ones_are_counted():
-    reading = make_reading(make_sampled(0), asked=9, ended=2)
-    said = text_of(sample_view(sample_views.make_update(reading)))
-    assert "no turn for 8 more yet" in said
-    assert "2 of 9 processes ended meanwhile" in said
-
-
-def test_its_age_grows_and_stands_while_paused():
-    view = sample_view(sample_views.ended(), now_ns=NOW_NS + 60 * 10**9)
-    assert "1m03s ago" in text_of(view)
-    assert "3.0 s ago" in text_of(replace(view, paused_ns=NOW_NS))
-
-
 def test_your_own_code_stands_out():
     inks = {text: ink for line in paint_screen(sample_view(sample_views.ended()), Size(120, 60)) for text, ink in line}
     assert next(ink for text, ink in inks.items() if "decode data.py:88" in text) is Ink.STRONG
     assert next(ink for text, ink in inks.items() if "poll connection.py" in text) is Ink.DIM
-
-
-def test_other_threads_that_wait_are_one_line():
-    said = text_of(sample_view(sample_views.ended()))
-    assert "other threads of rank 0: 200 samples, 100 % in frames that wait" in said
 
 
 def test_all_lines_can_be_scrolled_to():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.frames import NOW, NOW_NS, make_event, make_evidence, make_finding, make_frame, make_pulses, make_target
 from tests.frames import make_view as make_any_view
-from tests.painted import texts_of
+from tests.painted import find_wrong, join, texts_of
 from tpmon.model.frame import EventKind, TargetState, pulse_of
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.units import count_cells
@@ -57,12 +57,8 @@ def block(finding, width=100, most=30, **fields):
 
 @pytest.mark.parametrize(("width", "height"), [(200, 50), (120, 40), (80, 24), (40, 50), (40, 24)])
 def test_every_layout_tells_a_stranger_what_to_do(width, height):
-    text = " ".join(" ".join(screen(HUNG, width, height)).split())
-    assert "!! HUNG" in text
-    assert "missing-rank" in text
-    assert "confidence medium" in text
-    assert "at least 26 min (last log write 02:41:41)" in text
-    assert "Try: dump the stacks" in text
+    words = "!! HUNG|missing-rank|confidence medium|at least 26 min (last log write 02:41:41)|Try: dump the stacks"
+    assert find_wrong(words, " ".join(" ".join(screen(HUNG, width, height)).split())) == []
 
 
 def test_the_smallest_screen_has_the_word_in_a_line_of_its_own():
@@ -71,18 +67,29 @@ def test_the_smallest_screen_has_the_word_in_a_line_of_its_own():
     assert screen(make_finding(), 6, 2)[1] == " DATA…"
 
 
-def test_a_job_that_ended_without_a_verdict_shows_the_last_words_of_its_log():
-    words = make_evidence("the log ends with", value=IN_WORDS, unit="", text="RuntimeError: bad shape")
-    failed = make_finding(kind=Kind.IDLE, cause="failed", summary="the job has ended: exit 1", evidence=(words,))
+LAST_WORDS = make_evidence("the log ends with", value=IN_WORDS, unit="", text="RuntimeError: bad shape")
+FAILED = make_finding(kind=Kind.IDLE, cause="failed", summary="the job has ended: exit 1", evidence=(LAST_WORDS,))
+BEFORE = make_evidence(BEFORE_THE_END, text="HUNG missing-rank, confidence medium: rank 1 is not there")
+
+
+@pytest.mark.parametrize(
+    ("finding", "words"),
+    [
+        (FAILED, "\n the log ends with: RuntimeError: bad shape|~IDLE"),
+        (replace(FAILED, evidence=()), "\n the job has ended: exit 1"),
+        (HUNG, "\n ENDED|\n last verdict: HUNG  missing-rank  confidence medium"),
+        (
+            replace(FAILED, evidence=(BEFORE,)),
+            "\n last verdict: HUNG missing-rank, confidence medium|~last verdict: IDLE",
+        ),
+    ],
+    ids=["last words of the log", "no words", "the verdict", "the verdict from before its end"],
+)
+def test_a_job_that_ended_says_how_and_what_the_verdict_was(finding, words):
     target = make_target(state=TargetState.ENDED, ended="exit 1")
-    lines = screen_of_ended(failed, target)
-    assert " the log ends with: RuntimeError: bad shape" in lines
-    assert not any("IDLE" in line for line in lines)
-    assert " the job has ended: exit 1" in screen_of_ended(replace(failed, evidence=()), target)
-
-
-def screen_of_ended(finding, target):
-    return texts_of(paint_screen(make_any_view(judged(finding, target=target)), Size(80, 24)))
+    view = make_any_view(judged(finding, target=target))
+    assert find_wrong(words, join(paint_screen(view, Size(80, 24)))) == []
+    assert " exit 1" in texts_of(paint_screen(view, Size(20, 5)))[1]
 
 
 @pytest.mark.parametrize("what", [{"overlay": Overlay.STACKS}, {"zoom": Pane.CPU}, {"overlay": Overlay.HELP}])
@@ -106,11 +113,6 @@ def test_severity_is_a_sign_and_an_ink(row):
         assert row.kind.value.upper() in screen(finding, width, 5)[1]
 
 
-def test_a_failed_job_bears_the_sign_of_a_fault():
-    failed = make_finding(kind=Kind.IDLE, cause="failed")
-    assert paint_headline(judged(failed), failed, 80)[0][1] == ("! IDLE", Ink.WARN)
-
-
 @pytest.mark.parametrize("reason", ["not judged", "the judge failed: ValueError"])
 def test_without_a_verdict_the_facts_stay_in_its_place(reason):
     lines = screen(Missing(reason), 120, 40)
@@ -119,18 +121,14 @@ def test_without_a_verdict_the_facts_stay_in_its_place(reason):
     assert full[0] == f" no verdict: {reason}"
 
 
-def test_an_onset_says_so_where_there_is_room():
+def test_the_first_line_says_what_is_known():
     assert "since 03:02 (5 min), onset in the history" in block(make_finding(), width=130)[0]
     assert screen(make_finding(), 40, 50)[2] == " confidence high  since 03:02 (5 min)"
-
-
-def test_nothing_claimed_has_neither_confidence_nor_since():
-    finding = make_finding(kind=Kind.NOT_ENOUGH_EVIDENCE, cause=NOT_APPLICABLE, share_pct=NOT_APPLICABLE)
-    assert block(finding)[0] == " ? NOT-ENOUGH-EVIDENCE"
-
-
-def test_a_cause_that_could_not_be_told_gives_its_reason():
+    nothing = make_finding(kind=Kind.NOT_ENOUGH_EVIDENCE, cause=NOT_APPLICABLE, share_pct=NOT_APPLICABLE)
+    assert block(nothing)[0] == " ? NOT-ENOUGH-EVIDENCE", "neither confidence nor since"
     assert "cause ? no stacks" in block(make_finding(cause=Missing("no stacks")))[0]
+    failed = make_finding(kind=Kind.IDLE, cause="failed")
+    assert paint_headline(judged(failed), failed, 80)[0][1] == ("! IDLE", Ink.WARN), "the sign of a fault"
 
 
 def test_what_to_try_keeps_its_lines_and_says_its_ceiling():
@@ -289,24 +287,6 @@ def test_a_pane_alone_keeps_the_word():
     assert "HUNG" not in "".join(screen(HUNG, 80, 24, overlay=Overlay.HELP))
 
 
-def test_an_ended_job_says_how_it_ended_and_what_the_verdict_was():
-    target = make_target(state=TargetState.ENDED, ended="exit 1")
-    frame = judged(HUNG, target=target)
-    lines = texts_of(paint_screen(make_any_view(frame), Size(80, 24)))
-    assert lines[1].startswith(" ENDED")
-    assert any(line.startswith(" last verdict: HUNG  missing-rank  confidence medium") for line in lines)
-    assert " exit 1" in texts_of(paint_screen(make_any_view(frame), Size(20, 5)))[1]
-
-
-def test_an_ended_job_shows_the_verdict_from_before_its_end():
-    row = make_evidence(BEFORE_THE_END, text="HUNG missing-rank, confidence medium: rank 1 is not there")
-    failed = make_finding(kind=Kind.IDLE, cause="failed", evidence=(row,))
-    target = make_target(state=TargetState.ENDED, ended="SIGKILL")
-    lines = texts_of(paint_screen(make_any_view(judged(failed, target=target)), Size(80, 24)))
-    assert any(line.startswith(" last verdict: HUNG missing-rank, confidence medium") for line in lines)
-    assert not any(line.startswith(" last verdict: IDLE") for line in lines)
-
-
 def test_the_full_verdict_names_the_verdicts_before_it():
     events = (
         make_event("verdict: balanced", 300, EventKind.VERDICT),
@@ -336,10 +316,8 @@ def test_the_history_of_a_share_is_drawn_to_the_whole():
 @pytest.mark.parametrize(("width", "height"), [(60, 12), (40, 12), (30, 8)])
 def test_a_low_screen_says_what_to_try_before_the_notes(width, height):
     frame = judged(HUNG, notes=("power-limited: 5 of 8 cards",))
-    text = " ".join(texts_of(paint_screen(make_any_view(frame), Size(width, height))))
-    assert "!! HUNG" in text
-    assert "power-limited" not in text
-    assert "Try: dump the stacks" in text
+    text = join(paint_screen(make_any_view(frame), Size(width, height)))
+    assert find_wrong("!! HUNG|~power-limited|Try: dump the stacks", text) == []
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.kind.value)
