@@ -185,120 +185,18 @@ def write_text(lines: list[Line]) -> str:
     return "".join("".join(text for text, _ in line).rstrip() + "\n" for line in lines)
 
 
-_SHOWN = (
-    (
-        "200x50",
-        "data-bound.200x50",
-        "A recorded run: two ranks wait for their loader. The verdict with all its evidence, then the panes.",
-    ),
-    ("120x40", "hung.120x40", "A node of a hung job: seven ranks wait for the eighth."),
-    ("80x24", "data-bound.80x24", "The two ranks again. `y` copies the text after Try, `v` shows the rest."),
-    ("40x50, a side pane", "hung.40x50", "The hung job in `tmux split-window -h -l 40 tpmon attach PID`."),
-    ("20x5", "hung.20x5", "The state, the verdict and since when."),
-    ("The verdict in full", "verdict.80x24", "`v`: all evidence, what was ruled out, what is unknown."),
-    (
-        "The stacks",
-        "stacks.80x24",
-        "`d`: the outlier in a sentence, then each group of equal stacks. Here after `m`, three dumps.",
-    ),
-    (
-        "The stacks in a side pane",
-        "stacks.40x50",
-        "Enter opens a stack, `o` the line under the cursor in your editor, `y` copies all as text.",
-    ),
-    (
-        "The hot functions",
-        "sample.80x24",
-        "`f` says what sampling costs, `f` again starts it; the functions come while it goes on.",
-    ),
-    (
-        "A capture, before anything is asked of the run",
-        "capture-plan.80x24",
-        "`t`: what is captured, how many steps, of which ranks, each with its key, and what is known of it.",
-    ),
-    ("The same in a side pane", "capture-plan.40x50", "A choice that is not possible has its reason."),
-    ("What a capture costs", "capture-price.80x24", "`t` again has one step profiled, and then the price stands here."),
-    (
-        "The result of a capture",
-        "capture.80x24",
-        "What `tpmon capture` prints at its end; `y` copies it, `o` opens the trace.",
-    ),
-    (
-        "With the hook",
-        "hooked.80x24",
-        "Steps and samples a second, times of a step, its last stall, and where the host's time of a step goes.",
-    ),
-    ("No permission", "stacks-denied.80x24", "What could not be read, why, and what to do."),
-    ("Nothing is wrong", "compute-bound.120x40", "A calm verdict takes fewer lines."),
-    ("Still starting", "starting.80x24", "No steady steps yet."),
-    ("Not decided", "undecided.80x24", "What could be read does not decide; tpmon says so and claims nothing."),
-    ("A quota of CPUs", "oversubscribed.120x40", "Two ranks with 16 threads each may use two CPUs."),
-    ("The keys", "help-judged.80x24", "`?`: what works now."),
-    ("The job has ended", "ended.80x24", "The last picture stays, with how the job ended."),
-    ("Another user's job", "other-user.80x24", "What could not be read is `?`; its reason is a key away."),
-    ("Details", "details-missing.80x24", "Enter: everything about one process, and why something is missing."),
-    ("Without block characters", "data-bound.80x24.ascii", "`--ascii`."),
-)
-
-
-_TRACES = (
-    (
-        "A trace",
-        "overview.120x40",
-        "`tpmon trace FILE`, or `o` after a capture. A letter names what held most of a column's idle time.",
-    ),
-    (
-        "The gaps of a trace",
-        "gaps.80x24",
-        "`2`; the gap under the cursor is marked above the strip, `o` opens its line.",
-    ),
-    ("One step of a trace", "step.80x24", "`right` the next step, `+` closer, `-` wider, `0` all steps."),
-    (
-        "The tables below the operators",
-        "ops-below.120x40",
-        "`3`; `}` goes to the next table, `a` groups the operators by input shapes or by line.",
-    ),
-    (
-        "The memory of a trace",
-        "memory.120x40",
-        "`5`; what is allocated over time, and above it what is reserved beyond that.",
-    ),
-    ("The ranks beside each other", "ranks.120x40", "`tpmon trace FOLDER`; enter opens the trace of a rank."),
-    (
-        "A trace against the one before",
-        "against.120x40",
-        "`tpmon trace AFTER --against BEFORE`: did the fix help, and what got faster or slower.",
-    ),
-    (
-        "A comparison that is refused",
-        "against-refused.80x24",
-        "The conditions differ, so there is no answer, and the difference is named.",
-    ),
-    ("A trace in a side pane", "gaps.40x50", "In 40 columns."),
-    ("A trace of the CPU alone", "cpu.80x24", "What the host did takes the place of the device."),
-    (
-        "A memory snapshot",
-        "snapshot.80x24",
-        "`tpmon trace snapshot.pickle`: what failed, how the memory is divided, who holds the most.",
-    ),
-    (
-        "A stack of a memory snapshot",
-        "stack.80x24",
-        "Enter on a row; `o` opens the frame under the cursor in your editor.",
-    ),
-)
-
-
 def write_screens_page() -> str:
-    """Write docs/screens.md from the pictures."""
+    """Write docs/screens.md from the pictures that screens.txt lists, those of traces after their heading."""
     parts = [
         "# What the screen looks like\n",
         "Written by `make goldens` from the pictures that the tests compare (tests/goldens/pictures).\n",
     ]
-    for heading, name, words in _SHOWN:
-        text = (PICTURES / f"{name}.txt").read_text(encoding="utf-8")
-        parts.append(f"## {heading}\n\n{words}\n\n```text\n{text}```\n")
-    for heading, name, words in _TRACES:
-        text = (HERE / "trace_pictures" / f"{name}.txt").read_text(encoding="utf-8")
-        parts.append(f"## {heading}\n\n{words}\n\n```text\n{text}```\n")
+    folder = PICTURES
+    for line in (HERE / "screens.txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith("# Traces"):
+            folder = HERE / "trace_pictures"
+        elif " | " in line:
+            heading, name, words = line.split(" | ")
+            text = (folder / f"{name}.txt").read_text(encoding="utf-8")
+            parts.append(f"## {heading}\n\n{words}\n\n```text\n{text}```\n")
     return "\n".join(parts)
