@@ -15,6 +15,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, NotApplicable
 from tpmon.model.units import clean_text, count_cells, format_bytes
 from tpmon.view.layout import (
+    LABEL_WIDTH,
     NA,
     Column,
     Figures,
@@ -241,7 +242,6 @@ def _write(name: str, value: object) -> str:
     return clean_text(str(getattr(value, "value", value)), _FACT_CHARS)
 
 
-LABEL_WIDTH = 9
 _NARROW_LABEL_WIDTH = 4
 _BEFORE = 2
 """Thirds of the lines that are before the cursor, once it has come so far."""

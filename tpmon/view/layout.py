@@ -213,23 +213,22 @@ NOT_READ = " "
 """A second without a reading leaves a gap: the lowest level means zero."""
 
 
+def level_of(value: float, top: float) -> str:
+    """Draw a value between 0 and ``top``; any above zero stands above the lowest level."""
+    if value <= 0:
+        return LEVELS[0]
+    share = min(1.0, value / top) if top > 0 else 0.0
+    return LEVELS[max(1, round(share * (len(LEVELS) - 1)))]
+
+
 def spark(values: Sequence[Known[float]], width: int, top: float) -> str:
     """Draw the last ``width`` values as columns between 0 and ``top``, newest at the right.
 
-    A value that was not read leaves a gap; any value above zero stands above the lowest level.
+    A value that was not read leaves a gap.
     """
     if width <= 0:
         return ""
-    highest = len(LEVELS) - 1
-    drawn = []
-    for value in values[-width:]:
-        if not is_known(value):
-            drawn.append(NOT_READ)
-        elif value <= 0:
-            drawn.append(LEVELS[0])
-        else:
-            share = min(1.0, value / top) if top > 0 else 0.0
-            drawn.append(LEVELS[max(1, round(share * highest))])
+    drawn = [level_of(value, top) if is_known(value) else NOT_READ for value in values[-width:]]
     return "".join(drawn).rjust(width)
 
 
@@ -484,11 +483,7 @@ def shared_reason(values: Sequence[object]) -> str:
 
 def explain(value: Value | Missing | NotApplicable, write: Callable[[Value], str]) -> str:
     """Write a reading where there is room for the reason why it is missing."""
-    if isinstance(value, Missing):
-        return f"? {value.reason}"
-    if isinstance(value, NotApplicable):
-        return "-"
-    return write(value)
+    return f"? {value.reason}" if isinstance(value, Missing) else show(value, write)
 
 
 def paint_pairs(pairs: Sequence[tuple[str, str]], width: int) -> list[Line]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from itertools import takewhile
@@ -446,17 +446,23 @@ def label_curve(curve: MemoryCurve, span: ChartSpan, columns: int) -> list[tuple
     return list(zip(labels, draw_curve(curve, span, columns), strict=True))
 
 
-def draw_steps(steps: Sequence[StepRow], span: ChartSpan, columns: int) -> str:
-    """Draw where steps begin, each with its number as far as there is room."""
+def draw_marks(marks: Iterable[tuple[int, str]], columns: int) -> list[str]:
+    """Draw texts at their columns, as far as there is room between them."""
     ruler = [" "] * columns
     free = 0
-    for step in steps:
-        at = span.column_of(step.start_ms, columns)
-        text = f"|{step.name.rpartition('#')[2][:12]}"
-        if at >= free:
+    for at, text in marks:
+        if free <= at < columns:
             ruler[at : at + len(text)] = text[: columns - at]
             free = at + len(text) + 1
-    return "".join(ruler).rstrip()
+    return ruler
+
+
+def draw_steps(steps: Sequence[StepRow], span: ChartSpan, columns: int) -> str:
+    """Draw where steps begin, each with its number as far as there is room."""
+    marks = (
+        (span.column_of(step.start_ms, columns), f"|{step.name.rpartition('#')[2][:12]}") for step in steps
+    )
+    return "".join(draw_marks(marks, columns)).rstrip()
 
 
 def _reserved(point: CurvePoint) -> int:

@@ -26,6 +26,7 @@ from tpmon.model.units import clean_text, format_bytes
 from tpmon.view import trace
 from tpmon.view.blocks import Block, Paragraph, Sheet, bar, lay_sheet, list_orders
 from tpmon.view.layout import (
+    LABEL_WIDTH,
     NA,
     Cell,
     Column,
@@ -343,8 +344,6 @@ def _ranks_sheet(ranks: tuple[TraceRankRow, ...]) -> Sheet[TraceRankRow]:
 
 _MOST_CURVES = 16
 """All of them are drawn at each key: a damaged file names hundreds of devices."""
-_LABEL_WIDTH = 9
-"""That of the strip of the time: the steps of both stand below each other."""
 
 
 def list_memory(file: TraceFile) -> list[Block]:
@@ -393,13 +392,13 @@ def list_curves(file: TraceFile) -> list[Block]:
 def _paint_curve(
     curve: MemoryCurve, span: trace.ChartSpan, steps: tuple[StepRow, ...], width: int
 ) -> tuple[Line, ...]:
-    columns = max(1, width - _LABEL_WIDTH - 1)
+    columns = max(1, width - LABEL_WIDTH - 1)
     ruler = trace.draw_steps(steps, span, columns)
-    lines: list[Line] = [((f" {pad('step', _LABEL_WIDTH - 1)}{ruler}", Ink.DIM),)] if ruler else []
+    lines: list[Line] = [((f" {pad('step', LABEL_WIDTH - 1)}{ruler}", Ink.DIM),)] if ruler else []
     for label, row in trace.label_curve(curve, span, columns):
         parts = (("".join(cells), dim) for dim, cells in groupby(row, lambda cell: cell == trace.RESERVED))
         spans = [(text, Ink.DIM if dim else Ink.GOOD) for text, dim in parts]
-        lines.append(fit_line(((f" {pad(label, _LABEL_WIDTH - 1)}", Ink.DIM), *spans), width))
+        lines.append(fit_line(((f" {pad(label, LABEL_WIDTH - 1)}", Ink.DIM), *spans), width))
     return tuple(lines)
 
 

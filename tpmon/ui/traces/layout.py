@@ -27,6 +27,7 @@ from tpmon.ui.traces.state import AnyTab, TraceView
 from tpmon.ui.traces.tabs import find_row, list_blocks
 from tpmon.view.blocks import lay_blocks, list_facts
 from tpmon.view.layout import (
+    LABEL_WIDTH,
     LEVELS,
     Ink,
     Item,
@@ -37,15 +38,15 @@ from tpmon.view.layout import (
     cut_front,
     fit_line,
     justify,
+    level_of,
     pad,
     paint_pairs,
     paint_rule,
     set_in,
     wrap_words,
 )
-from tpmon.view.trace import CAUSES
+from tpmon.view.trace import CAUSES, draw_marks
 
-LABEL_WIDTH = 9
 IDLE_SHOWN_PCT = 10.0
 """A column that is idle for less than this bears no letter."""
 IDLE_MOST_PCT = 50.0
@@ -137,24 +138,9 @@ def _row(label: str, cells: list[Span], width: int) -> Line:
     return fit_line((_label(label), *cells), width)
 
 
-def _level(pct: float) -> str:
-    if pct <= 0:
-        return LEVELS[0]
-    return LEVELS[max(1, round(min(pct, 100.0) / 100 * (len(LEVELS) - 1)))]
-
-
 def _paint_steps(timeline: Timeline, width: int, mark_ms: tuple[float, float] | None) -> Line:
     """Paint where steps begin, and under the row that the cursor is on a line of its length."""
-    ruler = [" "] * len(timeline.cells)
-    free = 0
-    for step in timeline.steps:
-        if step.cell < free:
-            continue
-        text = f"|{step.name}"
-        for at, char in enumerate(text):
-            if step.cell + at < len(ruler):
-                ruler[step.cell + at] = char
-        free = step.cell + len(text) + 1
+    ruler = draw_marks(((step.cell, f"|{step.name}") for step in timeline.steps), len(timeline.cells))
     marked = _mark(timeline, mark_ms)
     cells: list[Span] = [
         ("^", Ink.WARN) if at in marked else (char, Ink.DIM) for at, char in enumerate(ruler)
@@ -180,7 +166,7 @@ def _paint_cells(timeline: Timeline, width: int, draw: Callable[[TimeCell], Span
 
 
 def _busy(cell: TimeCell) -> Span:
-    return _level(cell.busy_pct), Ink.WARN if cell.exposed_pct * 2 > cell.busy_pct else Ink.GOOD
+    return level_of(cell.busy_pct, 100.0), Ink.WARN if cell.exposed_pct * 2 > cell.busy_pct else Ink.GOOD
 
 
 def _letter(cell: TimeCell, least_pct: float) -> Span | None:
@@ -197,7 +183,7 @@ def _paint_sm(timeline: Timeline, width: int) -> Line:
     first = timeline.cells[0].sm_pct if timeline.cells else None
     if first is not None and not is_known(first):
         return fit_line((_label("est. SM"), (f"n/a: {first.reason}", Ink.DIM)), width)
-    levels = [_level(cell.sm_pct) if is_known(cell.sm_pct) else " " for cell in timeline.cells]
+    levels = [level_of(cell.sm_pct, 100.0) if is_known(cell.sm_pct) else " " for cell in timeline.cells]
     return _row("est. SM", [("".join(levels), Ink.TITLE)], width)
 
 

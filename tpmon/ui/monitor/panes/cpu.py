@@ -25,7 +25,19 @@ from tpmon.ui.monitor.alerts import (
 )
 from tpmon.ui.monitor.state import Pane, ViewState
 from tpmon.view.job import describe_job
-from tpmon.view.layout import Ink, Item, Line, Size, fit_line, pad, paint_pairs, paint_rule, show, spark
+from tpmon.view.layout import (
+    LABEL_WIDTH,
+    Ink,
+    Item,
+    Line,
+    Size,
+    fit_line,
+    pad,
+    paint_pairs,
+    paint_rule,
+    show,
+    spark,
+)
 from tpmon.view.ranks import write_role
 
 
@@ -218,7 +230,6 @@ def list_gauges(frame: Frame, groups: Sequence[Sequence[Pulse]]) -> list[Gauge]:
     return [make(frame, pulses) for make in _GAUGES]
 
 
-LABEL_WIDTH = 9
 NARROW_WIDTH = 60
 SPAN_S = 60
 """A history line spans at least this long, however narrow it is."""
