@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpmon.model.known import is_known
-from tpmon.model.results.doctor import (
-    Access,
-    Check,
-    Checkup,
-    JobCheckup,
-    JobList,
-    JobSummary,
-    is_obstacle,
-    list_obstacles,
-)
+from tpmon.model.results import doctor as results
 from tpmon.model.units import clean_text, count_of, format_seconds
 from tpmon.report.blocks import write_rows, write_unread
 from tpmon.view.layout import (
@@ -28,17 +19,22 @@ from tpmon.view.layout import (
     wrap_all,
 )
 
-_WORDS = {Access.ALLOWED: "yes", Access.DENIED: "NO", Access.ABSENT: "-", Access.UNKNOWN: "?"}
+_WORDS = {
+    results.Access.ALLOWED: "yes",
+    results.Access.DENIED: "NO",
+    results.Access.ABSENT: "-",
+    results.Access.UNKNOWN: "?",
+}
 _NAME_WIDTH = 13
 _INDENT = " " * (LABEL_WIDTH + _NAME_WIDTH + 5)
 ALL_WELL = "everything that tpmon needs is allowed"
 LEGEND = "yes: it may be read   NO: it may not   -: it is not there   ?: not known   !: tpmon needs it"
 
 
-def write_checkup(checkup: Checkup) -> list[str]:
+def write_checkup(checkup: results.Checkup) -> list[str]:
     """Write the answer in a sentence and its commands, then each job and the machine, a line a source."""
     lines = lay_paragraph("doctor", f"{_say_answer(checkup)} ({checkup.user} on {checkup.host})")
-    fixes = dict.fromkeys(check.fix for check in list_obstacles(checkup) if is_known(check.fix))
+    fixes = dict.fromkeys(check.fix for check in results.list_obstacles(checkup) if is_known(check.fix))
     lines += [f"{'try':<{LABEL_WIDTH}}{fix}" for fix in fixes]
     for job in checkup.jobs:
         lines += ["", *_write_job(job, brief=len(checkup.jobs) > 1)]
@@ -48,17 +44,19 @@ def write_checkup(checkup: Checkup) -> list[str]:
     return lines
 
 
-def _say_answer(checkup: Checkup) -> str:
-    obstacles = list_obstacles(checkup)
+def _say_answer(checkup: results.Checkup) -> str:
+    obstacles = results.list_obstacles(checkup)
     if not obstacles:
-        unread = [check for job in checkup.jobs for check in job.checks if check.access is Access.UNKNOWN]
+        unread = [
+            check for job in checkup.jobs for check in job.checks if check.access is results.Access.UNKNOWN
+        ]
         needed = [check.name for check in unread if check.needed]
         return f"nothing is forbidden, but not known: {', '.join(needed)}" if needed else ALL_WELL
     names = ", ".join(dict.fromkeys(check.name for check in obstacles))
     return f"not allowed or not there: {names}"
 
 
-def _write_job(job: JobCheckup, *, brief: bool) -> list[str]:
+def _write_job(job: results.JobCheckup, *, brief: bool) -> list[str]:
     """Write a job; with ``brief`` what may be read stands in one line."""
     tried = count_of(len(job.pids), "process", "processes")
     lines = lay_paragraph("job", f"{job.pid} {job.name} of {job.user}, {tried} tried")
@@ -66,22 +64,25 @@ def _write_job(job: JobCheckup, *, brief: bool) -> list[str]:
         lines += lay_paragraph("", job.remark)
     if not brief:
         return [*lines, *_write_checks("", job.checks)]
-    well = [check.name for check in job.checks if check.access is Access.ALLOWED]
+    well = [check.name for check in job.checks if check.access is results.Access.ALLOWED]
     if well:
         lines += lay_paragraph("", f"may be read: {', '.join(well)}")
-    return [*lines, *_write_checks("", [check for check in job.checks if check.access is not Access.ALLOWED])]
+    return [
+        *lines,
+        *_write_checks("", [check for check in job.checks if check.access is not results.Access.ALLOWED]),
+    ]
 
 
-def _write_checks(label: str, checks: Sequence[Check]) -> list[str]:
+def _write_checks(label: str, checks: Sequence[results.Check]) -> list[str]:
     lines: list[str] = []
     told = ""
     for number, check in enumerate(checks):
-        mark = "!" if is_obstacle(check) else " "
+        mark = "!" if results.is_obstacle(check) else " "
         head = f"{'' if number else label:<{LABEL_WIDTH}}{mark}{_WORDS[check.access]:<4}"
         first, *rest = wrap_all(clean_text(check.why, 600), WIDTH - len(_INDENT)) or [""]
         lines.append(f"{head}{check.name:<{_NAME_WIDTH}}{first}")
         lines += [f"{_INDENT}{line}" for line in rest]
-        fix = check.fix if is_known(check.fix) and check.access is not Access.ALLOWED else ""
+        fix = check.fix if is_known(check.fix) and check.access is not results.Access.ALLOWED else ""
         if fix and fix != told:
             lines.append(f"{_INDENT}try: {fix}")
         told = fix or told
@@ -96,7 +97,7 @@ _PYTHONS = ("Python process", "Python processes")
 NO_OWN_JOBS = "no training job on this machine that this user may read"
 
 
-_JOBS: Figures[JobSummary] = (
+_JOBS: Figures[results.JobSummary] = (
     TableFigure("PID", lambda job: job.pid),
     TableFigure("USER", lambda job: job.user, keep=5, left=True),
     TableFigure("STATE", lambda job: show(job.state, lambda state: state.value), keep=6, left=True),
@@ -115,7 +116,7 @@ _JOBS: Figures[JobSummary] = (
 """Where a terminal leaves the script too little room, the columns that are needed least go."""
 
 
-def write_jobs(jobs: JobList, width: int = WIDTH, as_root: str = "") -> list[str]:
+def write_jobs(jobs: results.JobList, width: int = WIDTH, as_root: str = "") -> list[str]:
     """Write a row for each job, longest running first, and what could not be read; words for no job.
 
     ``as_root`` is the command that shows other users' jobs, "" where none does.
@@ -130,7 +131,7 @@ def write_jobs(jobs: JobList, width: int = WIDTH, as_root: str = "") -> list[str
     return [*(line[1:] for line in lines), *write_unread(longest, width=width), *hidden]
 
 
-def _say_unread(jobs: JobList, as_root: str) -> list[str]:
+def _say_unread(jobs: results.JobList, as_root: str) -> list[str]:
     said = []
     if jobs.unread:
         shows = f" ({as_root} shows them)" if as_root else ""

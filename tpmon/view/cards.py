@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tpmon.model.gpu import (
-    HARMLESS_XIDS,
-    NORMAL_REASONS,
-    GpuProcess,
-    GpuSample,
-    GpuState,
-    MigInstance,
-    is_card_fault,
-    name_recovery,
-)
+from tpmon.model import gpu
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.units import format_bytes, format_pct, format_seconds, say_pct
 from tpmon.view.layout import Cell, Column, Ink, explain, show, show_pair, spark
@@ -21,18 +12,18 @@ from tpmon.view.layout import Cell, Column, Ink, explain, show, show_pair, spark
 NEVER = Missing("no history")
 
 
-def order_cards(cards: Sequence[GpuSample]) -> list[GpuSample]:
+def order_cards(cards: Sequence[gpu.GpuSample]) -> list[gpu.GpuSample]:
     """Return the cards, worst first: the job's before others, failed, held down, then by index."""
     urgency = {Ink.BAD: 0, Ink.WARN: 1}
     return sorted(cards, key=lambda card: (is_foreign(card), urgency.get(card_ink(card), 2), card.index))
 
 
-def is_foreign(card: GpuSample) -> bool:
+def is_foreign(card: gpu.GpuSample) -> bool:
     """Tell whether nothing of the job is on a card."""
     return is_known(card.pids) and not card.pids
 
 
-def write_throttle(card: GpuSample) -> str:
+def write_throttle(card: gpu.GpuSample) -> str:
     """Say what holds the clocks down, with the share of the window: "power cap 34 %, thermal"."""
     if isinstance(card.throttle_known, Missing):
         return "?"
@@ -43,10 +34,10 @@ def write_throttle(card: GpuSample) -> str:
     return ", ".join(told)
 
 
-def say_troubles(card: GpuSample) -> str:
+def say_troubles(card: gpu.GpuSample) -> str:
     """Say what is wrong with a card and what holds it down, "-" for nothing."""
     told = []
-    if card.state is not GpuState.OK:
+    if card.state is not gpu.GpuState.OK:
         told.append(f"{card.state.value.upper()}: last answer {format_seconds(card.age_s)} ago")
     if card.xids:
         told.append("Xid " + " ".join(str(code) for code in card.xids[-3:]))
@@ -57,14 +48,14 @@ def say_troubles(card: GpuSample) -> str:
     if is_known(card.ecc_uncorrected) and card.ecc_uncorrected:
         told.append(f"{card.ecc_uncorrected} uncorrected memory errors")
     if is_known(card.recovery_action) and card.recovery_action:
-        told.append(f"asks to {name_recovery(card.recovery_action)}")
+        told.append(f"asks to {gpu.name_recovery(card.recovery_action)}")
     throttle = write_throttle(card)
     if throttle:
         told.append(throttle)
     return "; ".join(told) or "-"
 
 
-def write_pids(card: GpuSample) -> str:
+def write_pids(card: gpu.GpuSample) -> str:
     """Write the job's PIDs on a card; "visible" where they may only hold it open."""
     if not is_known(card.pids):
         return "?"
@@ -75,28 +66,30 @@ def write_pids(card: GpuSample) -> str:
 _whole = "{:.0f}".format
 
 
-def _memory_pct(card: GpuSample) -> str:
+def _memory_pct(card: gpu.GpuSample) -> str:
     used, total = card.memory_used_bytes, card.memory_total_bytes
     return f"{100 * used / total:.0f}" if is_known(used) and is_known(total) and total else "?"
 
 
-def list_card_columns(width: int, histories: dict[int, Sequence[Known[float]]]) -> list[Column[GpuSample]]:
+def list_card_columns(
+    width: int, histories: dict[int, Sequence[Known[float]]]
+) -> list[Column[gpu.GpuSample]]:
     """Return the columns of the table of cards; without histories those of a text report."""
 
-    def why(card: GpuSample) -> Cell:
+    def why(card: gpu.GpuSample) -> Cell:
         ink, text = card_ink(card), say_troubles(card)
         return (f"! {text}", ink) if ink is not Ink.PLAIN else text
 
-    def memory(card: GpuSample) -> str:
+    def memory(card: gpu.GpuSample) -> str:
         return show_pair(card.memory_used_bytes, card.memory_total_bytes, format_bytes)
 
     short = width < 72
-    columns: list[Column[GpuSample]] = [
+    columns: list[Column[gpu.GpuSample]] = [
         Column("GPU", 3, 0, lambda c: str(c.index)),
         Column("SM %", 4, 1, lambda c: show(c.sm_pct, format_pct)),
     ]
     if width >= 90 and histories:
-        drawn: Column[GpuSample] = Column(
+        drawn: Column[gpu.GpuSample] = Column(
             "history", 12, 12, lambda c: spark(histories.get(c.index, (NEVER,)), 12, 100.0), right=False
         )
         columns.append(drawn)
@@ -120,7 +113,7 @@ MOST_PIDS = 40
 """Cells of the PIDs of a card in a text report."""
 
 
-def summarize_cards(cards: Sequence[GpuSample]) -> str:
+def summarize_cards(cards: Sequence[gpu.GpuSample]) -> str:
     """Say the ranges of some cards in one line: "SM 94 to 97 %, 598 to 640 W, 58 to 63 C"."""
     told = [f"! GPU {card.index} {say_troubles(card)}" for card in cards if card_ink(card) is not Ink.PLAIN]
     for before, read, after in _RANGES:
@@ -135,7 +128,7 @@ def summarize_cards(cards: Sequence[GpuSample]) -> str:
     return ", ".join(told)
 
 
-_RANGES: tuple[tuple[str, Callable[[GpuSample], Known[float]], str], ...] = (
+_RANGES: tuple[tuple[str, Callable[[gpu.GpuSample], Known[float]], str], ...] = (
     ("SM ", lambda card: card.sm_pct, " %"),
     ("", lambda card: card.power_w, " W"),
     ("", lambda card: card.sm_clock_mhz, " MHz"),
@@ -143,21 +136,21 @@ _RANGES: tuple[tuple[str, Callable[[GpuSample], Known[float]], str], ...] = (
 )
 
 
-def card_ink(card: GpuSample) -> Ink:
+def card_ink(card: gpu.GpuSample) -> Ink:
     """Return the ink of a card: lost or failed, held down, late or in need, or nothing to say."""
-    failed = any(map(is_card_fault, card.xids)) or card.remapped_rows_failed is True
-    if card.state is GpuState.LOST or failed:
+    failed = any(map(gpu.is_card_fault, card.xids)) or card.remapped_rows_failed is True
+    if card.state is gpu.GpuState.LOST or failed:
         return Ink.BAD
-    told = any(xid not in HARMLESS_XIDS for xid in card.xids) or card.remapped_rows_pending is True
+    told = any(xid not in gpu.HARMLESS_XIDS for xid in card.xids) or card.remapped_rows_pending is True
     counted = known_or(card.ecc_uncorrected, 0) > 0 or known_or(card.recovery_action, 0) != 0
-    if card.state is GpuState.STALE or list_held(card) or told or counted:
+    if card.state is gpu.GpuState.STALE or list_held(card) or told or counted:
         return Ink.WARN
     return Ink.PLAIN
 
 
-def list_held(card: GpuSample) -> tuple[str, ...]:
+def list_held(card: gpu.GpuSample) -> tuple[str, ...]:
     """Return the reasons that hold the clocks down now, without those of a card that is well."""
-    return tuple(reason for reason in card.throttle if reason not in NORMAL_REASONS)
+    return tuple(reason for reason in card.throttle if reason not in gpu.NORMAL_REASONS)
 
 
 def _pair(used: Known[float], limit: Known[float], write: Callable[[float], str]) -> str:
@@ -178,7 +171,7 @@ _mhz = "{:.0f} MHz".format
 _degrees = "{:.0f} C".format
 
 
-def describe_card(card: GpuSample, age_s: float) -> list[tuple[str, str]]:
+def describe_card(card: gpu.GpuSample, age_s: float) -> list[tuple[str, str]]:
     """Return everything known of one card as labels and values; a reason for what is missing."""
 
     def say_yes(value: bool) -> str:
@@ -207,7 +200,7 @@ def describe_card(card: GpuSample, age_s: float) -> list[tuple[str, str]]:
         ("ECC uncorrected", explain(card.ecc_uncorrected, str)),
         ("rows to remap", explain(card.remapped_rows_pending, say_yes)),
         ("remapping failed", explain(card.remapped_rows_failed, say_yes)),
-        ("recovery action", explain(card.recovery_action, name_recovery)),
+        ("recovery action", explain(card.recovery_action, gpu.name_recovery)),
         ("Xids", " ".join(str(code) for code in card.xids) or "none since attaching"),
         ("MIG", explain(card.mig, lambda on: "on" if on else "off")),
         *map(_describe_instance, card.mig_instances),
@@ -216,7 +209,7 @@ def describe_card(card: GpuSample, age_s: float) -> list[tuple[str, str]]:
     ]
 
 
-def _busy(card: GpuSample) -> str:
+def _busy(card: gpu.GpuSample) -> str:
     if not is_known(card.sm_pct):
         return f"? {card.sm_pct.reason}"
     if not card.sm_samples:
@@ -226,7 +219,7 @@ def _busy(card: GpuSample) -> str:
     return f"{say_pct(card.sm_pct)}, mean of {card.sm_samples} samples, {idle} of them idle, {busy} busy"
 
 
-def _throttle(card: GpuSample) -> str:
+def _throttle(card: gpu.GpuSample) -> str:
     if isinstance(card.throttle_known, Missing):
         return f"? {card.throttle_known.reason}"
     told = [f"{one.reason} {say_pct(one.pct)} of the window ({one.source})" for one in card.throttle_shares]
@@ -234,7 +227,7 @@ def _throttle(card: GpuSample) -> str:
     return ("! " if list_held(card) else "") + ", ".join(told) if told else "nothing"
 
 
-def _pcie(card: GpuSample) -> str:
+def _pcie(card: gpu.GpuSample) -> str:
     if isinstance(card.pcie_generation, Missing) and isinstance(card.pcie_width, Missing):
         return f"? {card.pcie_generation.reason}"
     newest = explain(card.pcie_generation_max, str)
@@ -242,11 +235,11 @@ def _pcie(card: GpuSample) -> str:
     return f"{generation}, width {explain(card.pcie_width, str)} of {explain(card.pcie_width_max, str)}"
 
 
-def _describe_instance(one: MigInstance) -> tuple[str, str]:
+def _describe_instance(one: gpu.MigInstance) -> tuple[str, str]:
     memory = _pair(one.memory_used_bytes, one.memory_total_bytes, format_bytes)
     return f"  instance {one.gpu_instance}", f"{memory}, SM active {explain(one.sm_active_pct, say_pct)}"
 
 
-def _say_process(one: GpuProcess) -> str:
+def _say_process(one: gpu.GpuProcess) -> str:
     other = "" if one.of_job else " (not this job)"
     return f"{one.pid}{other} {show(one.used_bytes, format_bytes)}"

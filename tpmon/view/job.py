@@ -9,19 +9,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from tpmon.model import hook
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
-from tpmon.model.hook import (
-    AllocatorFigures,
-    CompileCounts,
-    DdpSettings,
-    DeviceTimes,
-    FsdpSettings,
-    LoaderSettings,
-    StateSizes,
-    StepPace,
-    TrainSettings,
-)
 from tpmon.model.host import LoaderSample, NetworkSample, Pool, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, Role
@@ -109,7 +99,7 @@ _times = "{:.2f}x".format
 _threads = "{:.2f} threads".format
 
 
-def describe_steps(pace: StepPace) -> FactGroup:
+def describe_steps(pace: hook.StepPace) -> FactGroup:
     """Return every figure of the steps that the hooks tell."""
     rank = f"rank {pace.rank}" if is_known(pace.rank) else f"process {pace.pid}"
     samples = say_samples(pace)
@@ -308,7 +298,7 @@ def _on(is_on: bool) -> str:
     return "on" if is_on else "off"
 
 
-def _say_loader(one: LoaderSettings) -> str:
+def _say_loader(one: hook.LoaderSettings) -> str:
     words = [f"num_workers {one.workers}", f"pin_memory {_on(one.pin_memory)}"]
     if is_known(one.prefetch_factor):
         words.append(f"prefetch_factor {one.prefetch_factor}")
@@ -318,12 +308,12 @@ def _say_loader(one: LoaderSettings) -> str:
     return ", ".join(words)
 
 
-def _say_ddp(one: DdpSettings) -> str:
+def _say_ddp(one: hook.DdpSettings) -> str:
     buckets = f"{one.buckets} buckets of at most {format_bytes(one.bucket_cap_bytes)}"
     return f"{buckets}, find_unused {_on(one.find_unused)}, static_graph {_on(one.static_graph)}"
 
 
-def _say_fsdp(one: FsdpSettings) -> str:
+def _say_fsdp(one: hook.FsdpSettings) -> str:
     told = f"{'fully_shard, ' if one.version > 1 else ''}{one.units} units"
     told += f", prefetch forward {one.forward}, backward {one.backward}"
     if is_known(one.limit_all_gathers):
@@ -331,7 +321,7 @@ def _say_fsdp(one: FsdpSettings) -> str:
     return told
 
 
-def _say_compiled(one: CompileCounts) -> str:
+def _say_compiled(one: hook.CompileCounts) -> str:
     if not (one.frames or one.graphs):
         return ""
     frames = (
@@ -341,7 +331,7 @@ def _say_compiled(one: CompileCounts) -> str:
     return f"{told}, ! {one.limit_hits} at the recompile limit" if one.limit_hits else told
 
 
-def _say_allocator(one: AllocatorFigures) -> str:
+def _say_allocator(one: hook.AllocatorFigures) -> str:
     told = f"{format_bytes(one.allocated_bytes)} of {format_bytes(one.reserved_bytes)} reserved"
     told += f", peak {format_bytes(one.peak_allocated_bytes)}"
     if is_known(one.phases) and is_known(one.phases.peak_phase):
@@ -351,7 +341,7 @@ def _say_allocator(one: AllocatorFigures) -> str:
     return f"{told}, {mark}{one.alloc_retries} retries, {one.ooms} out of memory"
 
 
-def _say_step_memory(one: AllocatorFigures) -> str:
+def _say_step_memory(one: hook.AllocatorFigures) -> str:
     if not is_known(one.phases):
         return ""
     phases = one.phases
@@ -368,7 +358,7 @@ def _say_step_memory(one: AllocatorFigures) -> str:
     return ", ".join(words.format(format_bytes(size)) for words, size in turns if is_known(size))
 
 
-def _say_sizes(one: StateSizes) -> str:
+def _say_sizes(one: hook.StateSizes) -> str:
     sizes = {
         "parameters": one.parameter_bytes,
         "gradients": one.gradient_bytes,
@@ -380,7 +370,7 @@ def _say_sizes(one: StateSizes) -> str:
     return ", ".join(told)
 
 
-def describe_settings(settings: TrainSettings) -> list[tuple[str, str]]:
+def describe_settings(settings: hook.TrainSettings) -> list[tuple[str, str]]:
     """Return label and words of each setting that the hook tells."""
     dtype, interop = settings.autocast_dtype, settings.interop_threads
     cast = f"on, {dtype}" if is_known(dtype) else "on"
@@ -408,12 +398,12 @@ def describe_settings(settings: TrainSettings) -> list[tuple[str, str]]:
     return [(name, words) for name, value, say in parts if is_known(value) and (words := say(value))]
 
 
-def say_settings(settings: TrainSettings) -> list[str]:
+def say_settings(settings: hook.TrainSettings) -> list[str]:
     """Return the settings as phrases: "autocast on, bf16"; switches that are off are left out."""
     return [f"{name} {words}" for name, words in describe_settings(settings) if words != "off"]
 
 
-def say_device(device: DeviceTimes) -> str:
+def say_device(device: hook.DeviceTimes) -> str:
     """Say the device's time of a step: "device 212 ms a step (forward 31 %, ...), host 214 ms"."""
     if not device.steps or device.step_ns <= 0:
         return ""

@@ -8,15 +8,7 @@ from collections.abc import Sequence
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or
-from tpmon.model.results.snapshot import (
-    DeviceSnapshot,
-    MemoryMoment,
-    OutOfMemory,
-    Pieces,
-    SnapshotFile,
-    SnapshotLost,
-    StackBytes,
-)
+from tpmon.model.results import snapshot as results
 from tpmon.model.results.trace_tables import CodePlace
 from tpmon.model.units import clean_text, count_of, format_bytes
 from tpmon.view.blocks import Block, Paragraph, Sheet, as_number, bar
@@ -38,14 +30,14 @@ NOTHING_HELD = "the allocator held nothing, and no history was recorded"
 _FRAME = re.compile(r"^(.*):(\d+) (.*)$")
 
 
-def say_lost(lost: SnapshotLost) -> str:
+def say_lost(lost: results.SnapshotLost) -> str:
     """Say what could not be read; "" for nothing."""
     counts = {"segment": lost.segments, "block": lost.blocks, "event": lost.events}
     parts = [count_of(count, noun) for noun, count in counts.items() if count]
     return f"could not be read: {', '.join(parts)}" if parts else ""
 
 
-def say_pieces(pieces: Pieces) -> str:
+def say_pieces(pieces: results.Pieces) -> str:
     """Say how much is reserved, allocated and waiting."""
     return (
         f"{format_bytes(pieces.reserved_bytes)} reserved in {count_of(pieces.segments, 'segment')}, "
@@ -54,7 +46,7 @@ def say_pieces(pieces: Pieces) -> str:
     )
 
 
-def say_free(pieces: Pieces) -> str:
+def say_free(pieces: results.Pieces) -> str:
     """Say how much is free, and how it is cut up."""
     kept = f"{format_bytes(pieces.private_bytes)} are free in private pools, for CUDA graphs alone"
     if not pieces.free_bytes:
@@ -69,7 +61,7 @@ def say_free(pieces: Pieces) -> str:
     )
 
 
-def say_oom(one: OutOfMemory) -> str:
+def say_oom(one: results.OutOfMemory) -> str:
     """Say what was asked for in vain, and where."""
     when = f"at {one.at_ms:,.3f} ms " if is_known(one.at_ms) else ""
     left = one.device_free_bytes
@@ -78,13 +70,13 @@ def say_oom(one: OutOfMemory) -> str:
     return f"{when}{format_bytes(one.asked_bytes)} were asked for{free}{where}"
 
 
-def say_peak(peak: MemoryMoment) -> str:
+def say_peak(peak: results.MemoryMoment) -> str:
     """Say how much the peak was, and when."""
     when = f"at {peak.at_ms:,.3f} ms of the history" if is_known(peak.at_ms) else f"at event {peak.at_event}"
     return f"{format_bytes(peak.requested_bytes)} requested {when}, {format_bytes(peak.end_bytes)} at the end"
 
 
-def say_older(peak: MemoryMoment) -> str:
+def say_older(peak: results.MemoryMoment) -> str:
     """Say what of the peak has no stack; "" for nothing."""
     if not peak.older_bytes:
         return ""
@@ -114,7 +106,7 @@ class PieceRow:
     share_pct: float
 
 
-def list_overview(file: SnapshotFile, *, alone: bool = True) -> list[Block]:
+def list_overview(file: results.SnapshotFile, *, alone: bool = True) -> list[Block]:
     """Say what failed, what is held and how it is cut up, of each device; ``alone`` also by whom."""
     blocks: list[Block] = []
     for device in file.devices:
@@ -136,18 +128,18 @@ def list_overview(file: SnapshotFile, *, alone: bool = True) -> list[Block]:
     return [*(blocks or [Paragraph(NA, NOTHING_HELD)]), *about]
 
 
-def _name_file_of(file: SnapshotFile) -> Paragraph:
+def _name_file_of(file: results.SnapshotFile) -> Paragraph:
     return Paragraph("snapshot", f"{clean_text(file.path, 1000)}, {format_bytes(file.file_bytes)}")
 
 
-def list_snapshot(file: SnapshotFile) -> list[Block]:
+def list_snapshot(file: results.SnapshotFile) -> list[Block]:
     """Return all that a text report says of one snapshot, its file first."""
     first = _name_file_of(file)
     blocks = (*list_overview(file, alone=False), *list_live(file), *list_peak(file), *list_failed(file))
     return [first, *(block for block in blocks if block != first)]
 
 
-def _pieces_sheet(device: DeviceSnapshot) -> Sheet[PieceRow]:
+def _pieces_sheet(device: results.DeviceSnapshot) -> Sheet[PieceRow]:
     return Sheet(
         f"pieces of GPU {device.device}, share of what is reserved",
         (
@@ -161,7 +153,7 @@ def _pieces_sheet(device: DeviceSnapshot) -> Sheet[PieceRow]:
     )
 
 
-def _list_pieces(pieces: Pieces) -> tuple[PieceRow, ...]:
+def _list_pieces(pieces: results.Pieces) -> tuple[PieceRow, ...]:
     parts = (
         ("allocated", pieces.allocated_bytes),
         ("pending", pieces.pending_bytes),
@@ -174,7 +166,7 @@ def _list_pieces(pieces: Pieces) -> tuple[PieceRow, ...]:
     return tuple(PieceRow(name, count, 100 * count / whole) for name, count in parts)
 
 
-def list_live(file: SnapshotFile) -> list[Block]:
+def list_live(file: results.SnapshotFile) -> list[Block]:
     """List what is allocated when the snapshot was taken, by stack."""
     blocks: list[Block] = []
     for device in file.devices:
@@ -186,7 +178,7 @@ def list_live(file: SnapshotFile) -> list[Block]:
     return blocks or [Paragraph(NA, NOTHING_HELD)]
 
 
-def list_peak(file: SnapshotFile) -> list[Block]:
+def list_peak(file: results.SnapshotFile) -> list[Block]:
     """Say when most was allocated, and list what was alive then by stack."""
     blocks: list[Block] = []
     for device in file.devices:
@@ -202,7 +194,7 @@ def list_peak(file: SnapshotFile) -> list[Block]:
     return blocks or [Paragraph(NA, NOTHING_HELD)]
 
 
-def list_failed(file: SnapshotFile) -> list[Block]:
+def list_failed(file: results.SnapshotFile) -> list[Block]:
     """List the requests that failed, and say where there were none."""
     blocks: list[Block] = []
     for device in file.devices:
@@ -215,7 +207,7 @@ def list_failed(file: SnapshotFile) -> list[Block]:
     return blocks or [Paragraph(NA, NOTHING_HELD)]
 
 
-def _failed_sheet(device: DeviceSnapshot) -> Sheet[OutOfMemory]:
+def _failed_sheet(device: results.DeviceSnapshot) -> Sheet[results.OutOfMemory]:
     return Sheet(
         f"requests that failed on GPU {device.device}",
         (
@@ -233,7 +225,9 @@ def _failed_sheet(device: DeviceSnapshot) -> Sheet[OutOfMemory]:
     )
 
 
-def _stacks_sheet(title: str, stacks: tuple[StackBytes, ...], whole: int, table: str) -> Sheet[StackBytes]:
+def _stacks_sheet(
+    title: str, stacks: tuple[results.StackBytes, ...], whole: int, table: str
+) -> Sheet[results.StackBytes]:
     return Sheet(
         title,
         (
@@ -253,14 +247,14 @@ def _stacks_sheet(title: str, stacks: tuple[StackBytes, ...], whole: int, table:
     )
 
 
-def _list_callers(row: StackBytes) -> list[str]:
+def _list_callers(row: results.StackBytes) -> list[str]:
     """Write the stack of a row from the inside up to the line that it is known by, and some lines more."""
     frames = [frame for frame in row.frames if not frame.startswith("??")]
     known = frames.index(row.line) if is_known(row.line) and row.line in frames else 0
     return _write_frames(frames[: max(_CALLERS, known + 1)])
 
 
-def _say_bytes(row: StackBytes) -> str:
+def _say_bytes(row: results.StackBytes) -> str:
     blocks = f"{row.blocks:,} {'block' if row.blocks == 1 else 'blocks'}"
     return f"{format_bytes(row.bytes)} in {blocks}, {size(row.requested_bytes)} asked for"
 

@@ -12,30 +12,8 @@ from typing import Any
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, NotApplicable, is_known, known_or, map_known
-from tpmon.model.results.trace import (
-    CardUse,
-    Change,
-    CollectiveRow,
-    CopyRow,
-    DeviceGaps,
-    KernelRow,
-    LargeGap,
-    MemoryPeak,
-    OperatorRow,
-    StepRow,
-    TraceFile,
-    TraceRankRow,
-    TraceVerdict,
-)
-from tpmon.model.results.trace_tables import (
-    AllocationRow,
-    CurvePoint,
-    FrameRow,
-    MemoryCurve,
-    ModuleRow,
-    ProductRow,
-    RangeRow,
-)
+from tpmon.model.results import trace as results
+from tpmon.model.results import trace_tables
 from tpmon.model.units import clean_text, format_bytes
 from tpmon.view.layout import LEVELS, NA, Figures, TableFigure, ms_of_us, number, pct, said, size, thousands
 
@@ -84,13 +62,13 @@ def name_cause(cause: Known[str]) -> str:
     return CAUSES[cause] if is_known(cause) else NA
 
 
-def say_gap(gap: LargeGap) -> str:
+def say_gap(gap: results.LargeGap) -> str:
     """Name what a gap was in: its call, its operator and its line, as far as they are known."""
     known = [text for text in (gap.call, gap.operator, gap.source) if is_known(text) and text]
     return " ".join(known) or "-"
 
 
-def name_change(change: Change) -> str:
+def name_change(change: results.Change) -> str:
     """Name what changed between two traces, a kernel or an operator by its own name."""
     words = {"phase": KINDS, "idle": CAUSES}.get(change.part, {})
     return words.get(change.name, change.name)
@@ -103,7 +81,7 @@ def say_growth(value: Applicable[int]) -> str:
     return f"-{format_bytes(-value)}" if value < 0 else f"+{format_bytes(value)}"
 
 
-def name_ranks(rows: Sequence[TraceRankRow]) -> dict[str, str]:
+def name_ranks(rows: Sequence[results.TraceRankRow]) -> dict[str, str]:
     """Name the rows of ranks by their paths: by the file where the rank does not tell them apart."""
     counts = Counter(row.rank for row in rows if is_known(row.rank))
     alike = [row.path for row in rows if not is_known(row.rank) or counts[row.rank] > 1]
@@ -141,20 +119,20 @@ def shorten_kernel(name: str) -> str:
     return short or name
 
 
-def name_verdict(verdict: TraceVerdict) -> str:
+def name_verdict(verdict: results.TraceVerdict) -> str:
     """Name a verdict with its cause and how sure it is."""
     cause = verdict.cause
     named = "" if isinstance(cause, NotApplicable) or not is_known(cause) else f" ({cause})"
     return f"{verdict.kind.value.upper()}{named}, confidence {verdict.confidence}"
 
 
-def name_rank(file: TraceFile) -> str:
+def name_rank(file: results.TraceFile) -> str:
     """Say which rank a trace is of."""
     rank = f"rank {file.rank}" if is_known(file.rank) else "rank unknown"
     return f"{rank} of {file.world_size}" if is_known(file.world_size) else rank
 
 
-def say_file(file: TraceFile) -> str:
+def say_file(file: results.TraceFile) -> str:
     """Say which file it is and what it is of."""
     cards = dict.fromkeys(card.name for card in file.overview.gpus if is_known(card.name))
     parts = [
@@ -203,7 +181,7 @@ def list_parts(names: Mapping[str, str], own: object, full: object | None = None
     )
 
 
-def list_causes(gaps: DeviceGaps) -> tuple[WordPart, ...]:
+def list_causes(gaps: results.DeviceGaps) -> tuple[WordPart, ...]:
     """Return the causes of the idle time of a device with their shares of the window."""
     whole = gaps.window or 1.0
     return tuple(WordPart(CAUSES[name], us, _share(us, whole)) for name, us in gaps.causes())
@@ -213,13 +191,13 @@ def _share(us: Known[float], whole: float) -> Known[float]:
     return map_known(lambda value: 100 * value / whole, us)
 
 
-STEPS: Figures[StepRow] = (
+STEPS: Figures[results.StepRow] = (
     TableFigure("step", lambda row: row.name, keep=0, width=20, left=True),
     TableFigure("start ms", lambda row: row.start_ms, _THOUSANDTHS, 2, 12),
     TableFigure("host ms", lambda row: row.host_ms, _THOUSANDTHS, 3, 12),
     TableFigure("ms", lambda row: row.ms, _THOUSANDTHS, 1, 12),
 )
-CARDS: Figures[CardUse] = (
+CARDS: Figures[results.CardUse] = (
     TableFigure("gpu", lambda row: row.device, keep=0, width=4),
     TableFigure("kernels", lambda row: row.utilization_pct, pct, 1, 7),
     TableFigure("busy", lambda row: row.busy_pct, pct, 2, 7),
@@ -231,7 +209,7 @@ CARDS: Figures[CardUse] = (
     TableFigure("count", lambda row: row.kernels, thousands, 9, 9),
     TableFigure("name", lambda row: row.name, said, 7, 20, left=True, grows=True),
 )
-GAPS: Figures[LargeGap] = (
+GAPS: Figures[results.LargeGap] = (
     TableFigure("at ms", lambda row: row.start_ms, _THOUSANDTHS, 3, 12),
     TableFigure("gap ms", lambda row: row.us, ms_of_us, 0, 11),
     TableFigure("cause", lambda row: row.cause, name_cause, 2, 16, left=True),
@@ -246,12 +224,12 @@ DEVICE_TIMES: Figures[Any] = (
     TableFigure("gpu self ms", lambda row: row.device_self_us, ms_of_us, 1, 12, sorts=True),
     TableFigure("gpu ms", lambda row: row.device_total_us, ms_of_us, 3, 12, sorts=True),
 )
-OPERATORS: Figures[OperatorRow] = (
+OPERATORS: Figures[results.OperatorRow] = (
     TableFigure("calls", lambda row: row.calls, thousands, 5, 8, sorts=True),
     TableFigure("operator", lambda row: row.name, keep=0, width=16, left=True, grows=True),
 )
 """What stands beside the times of an operator."""
-RANGES: Figures[RangeRow] = (
+RANGES: Figures[trace_tables.RangeRow] = (
     TableFigure("host ms", lambda row: row.host_total_us, ms_of_us, 1, sorts=True),
     TableFigure("host self ms", lambda row: row.host_self_us, ms_of_us, 3, sorts=True),
     TableFigure("mean ms", lambda row: row.host_mean_us, ms_of_us, 4),
@@ -259,7 +237,7 @@ RANGES: Figures[RangeRow] = (
     TableFigure("count", lambda row: row.count, thousands, 5, sorts=True),
     TableFigure("range", lambda row: row.name, width=16, left=True, grows=True),
 )
-PRODUCTS: Figures[ProductRow] = (
+PRODUCTS: Figures[trace_tables.ProductRow] = (
     TableFigure("ms", lambda row: row.total_us, ms_of_us, 1, sorts=True),
     TableFigure("share", lambda row: row.share_pct, pct, 2),
     TableFigure("calls", lambda row: row.calls, thousands, 5, sorts=True),
@@ -269,7 +247,7 @@ PRODUCTS: Figures[ProductRow] = (
     TableFigure("type", lambda row: row.dtype, said, 0, left=True),
     TableFigure("product", lambda row: row.kind, width=12, left=True, grows=True),
 )
-FRAMES: Figures[FrameRow] = (
+FRAMES: Figures[trace_tables.FrameRow] = (
     TableFigure("self ms", lambda row: row.self_us, ms_of_us, 1, sorts=True),
     TableFigure("ms", lambda row: row.total_us, ms_of_us, 2, sorts=True),
     TableFigure("calls", lambda row: row.calls, thousands, 3, sorts=True),
@@ -277,10 +255,10 @@ FRAMES: Figures[FrameRow] = (
     TableFigure("called by", lambda row: known_or(row.called_by, "-"), keep=4, left=True),
 )
 
-_KERNEL: Figures[KernelRow] = (
+_KERNEL: Figures[results.KernelRow] = (
     TableFigure("kernel", lambda row: row.name, shorten_kernel, 0, 16, left=True, grows=True),
 )
-KERNELS: Figures[KernelRow] = (
+KERNELS: Figures[results.KernelRow] = (
     TableFigure("ms", lambda row: row.total_us, ms_of_us, 1, 11, sorts=True),
     TableFigure("count", lambda row: row.count, thousands, 2, 7, sorts=True),
     TableFigure("mean us", lambda row: row.mean_us, number, 3, 9, sorts=True),
@@ -293,7 +271,7 @@ KERNELS: Figures[KernelRow] = (
     TableFigure("operator", lambda row: row.operator, said, 10, 24, left=True),
     TableFigure("kernel", lambda row: row.name, shorten_kernel, 0, 16, left=True, grows=True),
 )
-RATES: Figures[KernelRow] = (
+RATES: Figures[results.KernelRow] = (
     TableFigure("GB/s", lambda row: row.gb_s, _WHOLE, 1, sorts=True),
     TableFigure("of peak", lambda row: row.gb_s_peak_pct, pct, 2),
     TableFigure("TFLOP/s", lambda row: row.tflop_s, _HUNDREDTHS, 3, sorts=True),
@@ -302,7 +280,7 @@ RATES: Figures[KernelRow] = (
     TableFigure("ms", lambda row: row.total_us, ms_of_us, 6, sorts=True),
     *_KERNEL,
 )
-COPIES: Figures[CopyRow] = (
+COPIES: Figures[results.CopyRow] = (
     TableFigure("ms", lambda row: row.total_us, ms_of_us, 1, 11),
     TableFigure("count", lambda row: row.count, thousands, 2, 7),
     TableFigure("bytes", lambda row: row.bytes, size, 3, 7),
@@ -310,7 +288,7 @@ COPIES: Figures[CopyRow] = (
     TableFigure("copy", lambda row: row.name, width=16, left=True, grows=True),
 )
 
-PEAKS: Figures[MemoryPeak] = (
+PEAKS: Figures[results.MemoryPeak] = (
     TableFigure("of", lambda row: name_place(row.kind, row.device), width=8, left=True),
     TableFigure("peak allocated", lambda row: row.allocated_bytes, size, 1, 14),
     TableFigure("peak reserved", lambda row: row.reserved_bytes, size, 2, 13),
@@ -320,7 +298,7 @@ PEAKS: Figures[MemoryPeak] = (
     TableFigure("freed in all", lambda row: row.frees_bytes, size, 4, 12),
     TableFigure("events", lambda row: row.events, thousands, 7, 9),
 )
-ALLOCATIONS: Figures[AllocationRow] = (
+ALLOCATIONS: Figures[trace_tables.AllocationRow] = (
     TableFigure("of", lambda row: name_place(row.kind, row.device), keep=1, left=True),
     TableFigure("alive at the peak", lambda row: row.at_peak_bytes, size, 2, 17, sorts=True),
     TableFigure("kept", lambda row: row.kept_bytes, size, 3, 7, sorts=True),
@@ -329,7 +307,7 @@ ALLOCATIONS: Figures[AllocationRow] = (
     TableFigure("operator", lambda row: row.operator, width=16, left=True, grows=True),
 )
 
-COLLECTIVES: Figures[CollectiveRow] = (
+COLLECTIVES: Figures[results.CollectiveRow] = (
     TableFigure("ms", lambda row: row.total_us, ms_of_us, 1, 11),
     TableFigure("calls", lambda row: row.count, thousands, 2, 7),
     TableFigure("bytes", lambda row: row.bytes, size, 3, 7),
@@ -338,17 +316,17 @@ COLLECTIVES: Figures[CollectiveRow] = (
 )
 
 
-def list_module_figures(*, on_device: bool) -> Figures[ModuleRow]:
+def list_module_figures(*, on_device: bool) -> Figures[trace_tables.ModuleRow]:
     """Return the columns of the modules, which a trace without a device has fewer of."""
 
-    def name_module(row: ModuleRow) -> str:
+    def name_module(row: trace_tables.ModuleRow) -> str:
         return f"{row.name} in {row.inside}" if is_known(row.inside) else row.name
 
     where = "gpu " if on_device else ""
-    forward: Figures[ModuleRow] = (
+    forward: Figures[trace_tables.ModuleRow] = (
         TableFigure("gpu forward ms", lambda row: row.forward_total_us, ms_of_us, 1, sorts=True),
     )
-    own: Figures[ModuleRow] = (
+    own: Figures[trace_tables.ModuleRow] = (
         TableFigure("gpu forward self", lambda row: row.forward_self_us, ms_of_us, 7, sorts=True),
         TableFigure("gpu backward self", lambda row: row.backward_self_us, ms_of_us, 8, sorts=True),
     )
@@ -363,7 +341,9 @@ def list_module_figures(*, on_device: bool) -> Figures[ModuleRow]:
     )
 
 
-def list_rank_figures(ranks: Sequence[TraceRankRow], digits: int = 3) -> Figures[TraceRankRow]:
+def list_rank_figures(
+    ranks: Sequence[results.TraceRankRow], digits: int = 3
+) -> Figures[results.TraceRankRow]:
     """Return the columns of the ranks, their milliseconds with so many digits."""
     names = name_ranks(ranks)
     is_named = not all(map(str.isdecimal, names.values()))
@@ -407,19 +387,19 @@ class ChartSpan:
         return max(0, min(at, columns - 1))
 
 
-def span_curves(curves: Sequence[MemoryCurve], steps: Sequence[StepRow]) -> ChartSpan:
+def span_curves(curves: Sequence[trace_tables.MemoryCurve], steps: Sequence[results.StepRow]) -> ChartSpan:
     """Return the time from the first step or point to the last one, so that a peak outside is drawn too."""
     times = [point.ms for curve in curves for point in (curve.points[0], curve.points[-1])]
     marks = [0.0, *(step.start_ms + step.host_ms for step in steps[-1:])]
     return ChartSpan(min([*times, *marks]), max([*times, *marks]))
 
 
-def find_peak(curve: MemoryCurve) -> CurvePoint:
+def find_peak(curve: trace_tables.MemoryCurve) -> trace_tables.CurvePoint:
     """Return the point where most is allocated, the first of several."""
     return max(curve.points, key=lambda point: point.allocated_bytes)
 
 
-def describe_curve(curve: MemoryCurve) -> str:
+def describe_curve(curve: trace_tables.MemoryCurve) -> str:
     """Say when most was allocated, what was reserved then, and what is allocated at the end."""
     peak, last = find_peak(curve), curve.points[-1]
     text = f"most is {format_bytes(peak.allocated_bytes)} allocated at {peak.ms:,.3f} ms"
@@ -428,19 +408,21 @@ def describe_curve(curve: MemoryCurve) -> str:
     return f"{text}; {format_bytes(last.allocated_bytes)} at the end"
 
 
-def top_of(curve: MemoryCurve) -> int:
+def top_of(curve: trace_tables.MemoryCurve) -> int:
     """Return the bytes that the highest row stands for."""
     return max(max(point.allocated_bytes, _reserved(point)) for point in curve.points)
 
 
-def draw_curve(curve: MemoryCurve, span: ChartSpan, columns: int, rows: int = ROWS) -> tuple[str, ...]:
+def draw_curve(
+    curve: trace_tables.MemoryCurve, span: ChartSpan, columns: int, rows: int = ROWS
+) -> tuple[str, ...]:
     """Draw a curve from its top row down; a column shows the most of its time, or what was before it."""
     top = top_of(curve) or 1
     drawn = [_draw_column(point, top, rows) for point in _sample(curve, span, columns)]
     return tuple("".join(column[row] for column in drawn) for row in range(rows - 1, -1, -1))
 
 
-def label_curve(curve: MemoryCurve, span: ChartSpan, columns: int) -> list[tuple[str, str]]:
+def label_curve(curve: trace_tables.MemoryCurve, span: ChartSpan, columns: int) -> list[tuple[str, str]]:
     """Draw a curve with what its first and its last row stand for before them."""
     labels = [format_bytes(top_of(curve)), *[""] * (ROWS - 2), format_bytes(0)]
     return list(zip(labels, draw_curve(curve, span, columns), strict=True))
@@ -457,7 +439,7 @@ def draw_marks(marks: Iterable[tuple[int, str]], columns: int) -> list[str]:
     return ruler
 
 
-def draw_steps(steps: Sequence[StepRow], span: ChartSpan, columns: int) -> str:
+def draw_steps(steps: Sequence[results.StepRow], span: ChartSpan, columns: int) -> str:
     """Draw where steps begin, each with its number as far as there is room."""
     marks = (
         (span.column_of(step.start_ms, columns), f"|{step.name.rpartition('#')[2][:12]}") for step in steps
@@ -465,19 +447,21 @@ def draw_steps(steps: Sequence[StepRow], span: ChartSpan, columns: int) -> str:
     return "".join(draw_marks(marks, columns)).rstrip()
 
 
-def _reserved(point: CurvePoint) -> int:
+def _reserved(point: trace_tables.CurvePoint) -> int:
     return point.reserved_bytes if is_known(point.reserved_bytes) else 0
 
 
-def _sample(curve: MemoryCurve, span: ChartSpan, columns: int) -> list[CurvePoint | None]:
-    highest: dict[int, CurvePoint] = {}
-    last: dict[int, CurvePoint] = {}
+def _sample(
+    curve: trace_tables.MemoryCurve, span: ChartSpan, columns: int
+) -> list[trace_tables.CurvePoint | None]:
+    highest: dict[int, trace_tables.CurvePoint] = {}
+    last: dict[int, trace_tables.CurvePoint] = {}
     for point in curve.points:
         at = span.column_of(point.ms, columns)
         last[at] = point
         if at not in highest or point.allocated_bytes > highest[at].allocated_bytes:
             highest[at] = point
-    found: list[CurvePoint | None] = []
+    found: list[trace_tables.CurvePoint | None] = []
     before = None
     for at in range(columns):
         found.append(highest.get(at, before))
@@ -485,7 +469,7 @@ def _sample(curve: MemoryCurve, span: ChartSpan, columns: int) -> list[CurvePoin
     return found
 
 
-def _draw_column(point: CurvePoint | None, top: int, rows: int) -> str:
+def _draw_column(point: trace_tables.CurvePoint | None, top: int, rows: int) -> str:
     """Draw a column from the bottom up; zero is the lowest level, nothing is before the first reading."""
     if point is None:
         return " " * rows

@@ -9,18 +9,7 @@ from functools import partial
 from itertools import groupby
 
 from tpmon.model.known import Applicable, Missing, is_known, known_or
-from tpmon.model.results.trace import (
-    Change,
-    DeviceGaps,
-    LargeGap,
-    Lost,
-    RankTable,
-    StepRow,
-    TraceComparison,
-    TraceFile,
-    TraceRankRow,
-    TraceVerdict,
-)
+from tpmon.model.results import trace as results
 from tpmon.model.results.trace_tables import FrameRow, MemoryCurve, OperatorGroupRow, PatternRow, ProductRow
 from tpmon.model.units import clean_text, format_bytes
 from tpmon.view import trace
@@ -65,7 +54,7 @@ def parts_sheet(
     )
 
 
-def list_overview(file: TraceFile) -> list[Block]:
+def list_overview(file: results.TraceFile) -> list[Block]:
     """Say what holds the run, what its steps take and are made of, and how busy its devices were."""
     overview = file.overview
     blocks: list[Block] = [
@@ -104,7 +93,7 @@ def list_overview(file: TraceFile) -> list[Block]:
     return blocks
 
 
-def _say_verdict(verdict: TraceVerdict) -> list[Block]:
+def _say_verdict(verdict: results.TraceVerdict) -> list[Block]:
     said_of = [Paragraph("verdict", f"{trace.name_verdict(verdict)}: {verdict.summary}", Ink.STRONG)]
     said_of += [Paragraph("try", advice) for advice in verdict.advice]
     shares = ", ".join(f"{one.name} {one.pct:.1f} %" for one in verdict.shares)
@@ -118,7 +107,7 @@ def list_pattern(pattern: PatternRow) -> list[Block]:
     return [said_of, *(Paragraph("try", advice) for advice in pattern.advice)]
 
 
-def _say_lost(lost: Lost) -> list[Block]:
+def _say_lost(lost: results.Lost) -> list[Block]:
     parts = []
     if lost.events or lost.bytes:
         what = [f"{lost.events:,} events"] if lost.events else []
@@ -131,7 +120,7 @@ def _say_lost(lost: Lost) -> list[Block]:
     return [Paragraph("lost", "; ".join(parts), Ink.WARN)] if parts else []
 
 
-def _steps_sheet(steps: tuple[StepRow, ...], in_all: int) -> Sheet[StepRow]:
+def _steps_sheet(steps: tuple[results.StepRow, ...], in_all: int) -> Sheet[results.StepRow]:
     longest = max((step.ms for step in steps), default=0.0) or 1.0
     return Sheet(
         "steps",
@@ -148,7 +137,7 @@ def _steps_sheet(steps: tuple[StepRow, ...], in_all: int) -> Sheet[StepRow]:
     )
 
 
-def list_gaps(file: TraceFile) -> list[Block]:
+def list_gaps(file: results.TraceFile) -> list[Block]:
     """Split the idle time of each device by cause, or the time of the host where there is no device."""
     if file.gaps:
         return [block for gaps in file.gaps for block in _device_gaps(gaps)]
@@ -161,8 +150,8 @@ def list_gaps(file: TraceFile) -> list[Block]:
     ]
 
 
-def _device_gaps(gaps: DeviceGaps) -> list[Block]:
-    largest: Sheet[LargeGap] = Sheet(
+def _device_gaps(gaps: results.DeviceGaps) -> list[Block]:
+    largest: Sheet[results.LargeGap] = Sheet(
         f"largest gaps of GPU {gaps.device}",
         list_columns(trace.GAPS, gaps.largest),
         gaps.largest,
@@ -225,7 +214,7 @@ def list_groups(rows: Applicable[Sequence[OperatorGroupRow]], by: trace.Grouping
     return [sheet]
 
 
-def list_operator_tables(file: TraceFile) -> list[Block]:
+def list_operator_tables(file: results.TraceFile) -> list[Block]:
     """List what stands below the operators: ranges, products, modules and Python functions."""
     blocks: list[Block] = []
     if file.ranges:
@@ -257,7 +246,7 @@ def list_operator_tables(file: TraceFile) -> list[Block]:
     return blocks
 
 
-def list_kernel_tables(file: TraceFile) -> list[Block]:
+def list_kernel_tables(file: results.TraceFile) -> list[Block]:
     """List what stands below the kernels: what they reach of their card, and the one to profile."""
     blocks: list[Block] = []
     hot = file.hot_kernel
@@ -278,7 +267,7 @@ _LONG_STEP_MS = 1000.0
 """Ranks of steps beyond this are told in tenths of a millisecond, so that every column fits 80 cells."""
 
 
-def list_operators(file: TraceFile) -> list[Block]:
+def list_operators(file: results.TraceFile) -> list[Block]:
     """List the operators, those first that take the most time themselves."""
     operators = file.operators
     if not operators:
@@ -292,7 +281,7 @@ def list_operators(file: TraceFile) -> list[Block]:
     return [sheet, *list_operator_tables(file)]
 
 
-def list_kernels(file: TraceFile) -> list[Block]:
+def list_kernels(file: results.TraceFile) -> list[Block]:
     """List kernels and copies, the longest first."""
     blocks: list[Block] = []
     if file.kernels:
@@ -307,7 +296,7 @@ def list_kernels(file: TraceFile) -> list[Block]:
     return [*blocks, *list_kernel_tables(file)]
 
 
-def list_ranks(table: Applicable[RankTable]) -> list[Block]:
+def list_ranks(table: Applicable[results.RankTable]) -> list[Block]:
     """Put the ranks beside each other."""
     if not is_known(table):
         return [Paragraph(NA, "one trace alone: tpmon trace FOLDER puts the ranks beside each other")]
@@ -318,7 +307,7 @@ def list_ranks(table: Applicable[RankTable]) -> list[Block]:
     return [*blocks, _ranks_sheet(table.ranks)]
 
 
-def list_communication(file: TraceFile) -> list[Block]:
+def list_communication(file: results.TraceFile) -> list[Block]:
     """List the communication of one trace."""
     comms = file.communication
     whose = trace.name_rank(file) if is_known(file.rank) else clean_text(os.path.basename(file.path))
@@ -330,7 +319,7 @@ def list_communication(file: TraceFile) -> list[Block]:
     return [Paragraph("comms", f"{told}, {ms_of_us(comms.exposed_us)} ms exposed"), sheet]
 
 
-def _ranks_sheet(ranks: tuple[TraceRankRow, ...]) -> Sheet[TraceRankRow]:
+def _ranks_sheet(ranks: tuple[results.TraceRankRow, ...]) -> Sheet[results.TraceRankRow]:
     longest = max((row.step_ms for row in ranks), default=0.0)
     return lay_sheet(
         "ranks, ms of the mean step; all waits, all moves: of all matched collectives",
@@ -346,7 +335,7 @@ _MOST_CURVES = 16
 """All of them are drawn at each key: a damaged file names hundreds of devices."""
 
 
-def list_memory(file: TraceFile) -> list[Block]:
+def list_memory(file: results.TraceFile) -> list[Block]:
     """List the peaks of memory, its curve over time, and what allocates."""
     memory = file.memory
     if not memory.peaks:
@@ -371,7 +360,7 @@ def list_memory(file: TraceFile) -> list[Block]:
     return blocks
 
 
-def list_curves(file: TraceFile) -> list[Block]:
+def list_curves(file: results.TraceFile) -> list[Block]:
     """Draw the memory of each device over time."""
     curves = file.memory.curves
     if not curves:
@@ -390,7 +379,7 @@ def list_curves(file: TraceFile) -> list[Block]:
 
 
 def _paint_curve(
-    curve: MemoryCurve, span: trace.ChartSpan, steps: tuple[StepRow, ...], width: int
+    curve: MemoryCurve, span: trace.ChartSpan, steps: tuple[results.StepRow, ...], width: int
 ) -> tuple[Line, ...]:
     columns = max(1, width - LABEL_WIDTH - 1)
     ruler = trace.draw_steps(steps, span, columns)
@@ -412,7 +401,7 @@ _TITLES = {
 }
 
 
-def name_result(comparison: TraceComparison) -> tuple[str, Ink]:
+def name_result(comparison: results.TraceComparison) -> tuple[str, Ink]:
     """Say in a word whether a change helped, with the ink of it."""
     if not is_known(comparison.helped):
         return "! NO ANSWER", Ink.WARN
@@ -426,7 +415,7 @@ def name_result(comparison: TraceComparison) -> tuple[str, Ink]:
     return f"FASTER, SHORT OF {comparison.target:g}x", Ink.STRONG
 
 
-def list_changes(comparison: TraceComparison) -> list[Block]:
+def list_changes(comparison: results.TraceComparison) -> list[Block]:
     """Say whether the change helped, then list phases, causes of idle time, operators and kernels."""
     _word, ink = name_result(comparison)
     blocks: list[Block] = [Paragraph("result", clean_text(comparison.summary, 1000), ink)]
@@ -446,10 +435,10 @@ def list_changes(comparison: TraceComparison) -> list[Block]:
     return blocks
 
 
-def _changes_sheet(part: str, title: str, rows: tuple[Change, ...]) -> Sheet[Change]:
+def _changes_sheet(part: str, title: str, rows: tuple[results.Change, ...]) -> Sheet[results.Change]:
     findable = part in ("operator", "kernel")
 
-    def shorten(row: Change) -> str:
+    def shorten(row: results.Change) -> str:
         return trace.shorten_kernel(row.name)
 
     return Sheet(
@@ -473,7 +462,7 @@ def _changes_sheet(part: str, title: str, rows: tuple[Change, ...]) -> Sheet[Cha
     )
 
 
-def _paint_change(row: Change) -> Cell:
+def _paint_change(row: results.Change) -> Cell:
     """Write a change in milliseconds, with the ink of what got faster or slower."""
     change_us = row.after_us - row.before_us
     text = f"{change_us / 1000:+,.3f}"
@@ -482,7 +471,7 @@ def _paint_change(row: Change) -> Cell:
     return text, Ink.WARN if change_us > 0 else Ink.GOOD
 
 
-def _say_change(row: Change) -> str:
+def _say_change(row: results.Change) -> str:
     change_us = row.after_us - row.before_us
     return (
         f"{trace.name_change(row)}: {ms_of_us(row.before_us)} ms before, {ms_of_us(row.after_us)} ms after, "
@@ -506,7 +495,7 @@ _WITHOUT = {
 TABLES = tuple(_WITHOUT)
 
 
-def list_table(file: TraceFile, table: str) -> list[Block]:
+def list_table(file: results.TraceFile, table: str) -> list[Block]:
     """Return one table of ``TABLES`` of one file; where it has no row, the reason."""
     blocks: list[Block] = []
     if table == "patterns":
@@ -522,7 +511,7 @@ def list_table(file: TraceFile, table: str) -> list[Block]:
     return blocks or [Paragraph(table, _WITHOUT[table])]
 
 
-def list_trace(file: TraceFile) -> list[Block]:
+def list_trace(file: results.TraceFile) -> list[Block]:
     """Return all that a text report says of one trace, its file first."""
     listed = (list_overview, list_gaps, list_operators, list_kernels, list_memory, list_communication)
     first = Paragraph("trace", trace.say_file(file))

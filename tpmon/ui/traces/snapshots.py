@@ -10,18 +10,9 @@ from tpmon.model.results.snapshot import DeviceSnapshot, SnapshotFile, SnapshotR
 from tpmon.model.units import format_bytes
 from tpmon.ui.kit.keys import Words
 from tpmon.ui.traces.state import AnyTab, Head, SnapshotTab, TabAnswer
+from tpmon.view import snapshot
 from tpmon.view.blocks import Block
 from tpmon.view.layout import Ink, Item
-from tpmon.view.snapshot import (
-    NOTHING_HELD,
-    list_failed,
-    list_live,
-    list_overview,
-    list_peak,
-    say_line,
-    say_lost,
-    shorten_place,
-)
 
 _WORDS = (
     ("stuck", "free, in a segment beside blocks in use: no empty_cache() gives it back", "free beside used"),
@@ -58,10 +49,10 @@ class SnapshotSubject:
         """Return what a tab holds of a snapshot."""
         shown = self.report.files[file]
         if tab is SnapshotTab.LIVE:
-            return list_live(shown)
+            return snapshot.list_live(shown)
         if tab is SnapshotTab.PEAK:
-            return list_peak(shown)
-        return list_failed(shown) if tab is SnapshotTab.OOM else list_overview(shown)
+            return snapshot.list_peak(shown)
+        return snapshot.list_failed(shown) if tab is SnapshotTab.OOM else snapshot.list_overview(shown)
 
     def has_data(self, file: int, tab: AnyTab) -> bool:
         """Tell whether a snapshot holds anything for a tab."""
@@ -84,7 +75,7 @@ class SnapshotSubject:
             Item(8, format_bytes(shown.file_bytes)),
         )
         right = [Item(2, reserved, Ink.STRONG)]
-        if say_lost(shown.lost):
+        if snapshot.say_lost(shown.lost):
             right.append(Item(2, "! not whole", Ink.WARN))
         brief = f"GPU {main.device}" if main else "snapshot"
         return Head(
@@ -96,7 +87,10 @@ class SnapshotSubject:
         main = _find_main(self.report.files[file])
         if main is None:
             return TabAnswer(
-                (Item(0, NOTHING_HELD, Ink.STRONG),), "NOTHING HELD", Ink.STRONG, (NOTHING_HELD,)
+                (Item(0, snapshot.NOTHING_HELD, Ink.STRONG),),
+                "NOTHING HELD",
+                Ink.STRONG,
+                (snapshot.NOTHING_HELD,),
             )
         return _answer_device(main, tab)
 
@@ -114,7 +108,7 @@ def _answer_device(device: DeviceSnapshot, tab: AnyTab) -> TabAnswer:
     most = ""
     if device.live:
         first = device.live[0]
-        most = f"{format_bytes(first.bytes)} by {shorten_place(say_line(first.line))}"
+        most = f"{format_bytes(first.bytes)} by {snapshot.shorten_place(snapshot.say_line(first.line))}"
     items = [Item(1, allocated, Ink.STRONG)]
     word, ink = allocated, Ink.STRONG
     if device.out_of_memory:
