@@ -17,7 +17,7 @@ from tests.frames import (
     make_view,
     make_worker,
 )
-from tests.painted import text_of, texts_of
+from tests.painted import find_wrong, join, text_of, texts_of
 from tpmon.model.gpu import GpuState, ThrottleShare
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Freezer, Role
@@ -207,18 +207,6 @@ def test_the_rank_on_a_card_in_trouble_comes_first():
     assert ranks_in_order(frame) == [2, 0, 1]
 
 
-def test_gpu_columns_are_there_with_cards_only():
-    frame = job_of(2)
-    assert "SM %" not in "".join(texts_of(paint_ranks(make_view(frame), Size(120, 6), focused=False)))
-    with_cards = replace(frame, gpus=(make_gpu(0),))
-    assert "SM %" in "".join(texts_of(paint_ranks(make_view(with_cards), Size(120, 6), focused=False)))
-
-
-def test_a_rank_that_is_gone_is_said_to_be():
-    frame = replace(job_of(2), processes=())
-    assert "gone" in texts_of(paint_ranks(make_view(frame), Size(120, 6), focused=False))[2]
-
-
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_a_pane_without_a_living_rank_says_so_first(width):
     zombie = make_frame(processes=(make_process(4211, state="Z"),))
@@ -241,25 +229,6 @@ def test_hardly_a_thread_has_no_waiting_share():
 
     assert "   50" in text_of(waiting(0.5))
     assert "50" not in text_of(waiting(0.4))
-
-
-def test_hidden_ranks_are_counted_and_the_cursor_pages():
-    frame = job_of(64, target=make_target(world_size=64))
-    view = make_view(frame, focus=Pane.RANKS, cursor_pid=140)
-    lines = texts_of(paint_ranks(view, Size(60, 10), focused=True))
-    assert "56 more" in lines[0]
-    assert [line.split()[1] for line in lines if line.startswith(">")] == ["40"]
-
-
-def test_steps_have_columns_once_a_hook_tells_them():
-    frame = job_of(1)
-    told = replace(frame, ranks=(replace(frame.ranks[0], step=1230, step_age_s=0.4),))
-    lines = texts_of(paint_ranks(make_view(told), Size(120, 4), focused=False))
-    assert "step age" in lines[1]
-    assert "1230" in lines[2]
-    without = texts_of(paint_ranks(make_view(frame), Size(120, 4), focused=False))
-    assert "step ? no hook in the training process" in without[0]
-    assert "step age" not in without[1]
 
 
 # Workers
@@ -297,15 +266,6 @@ def test_workers_sort_and_close_rows_stay_by_pid():
 def test_the_filter_finds_text_and_inverts(text, found):
     shown = pids(make_view(workers_frame(), filter_text=text))
     assert (len(shown) if isinstance(found, int) else shown) == found
-
-
-def test_the_pane_says_its_filter_and_that_nothing_matches():
-    view = make_view(workers_frame(), filter_text="zzz")
-    lines = texts_of(paint_workers(view, Size(100, 5), focused=True))
-    assert "filter zzz (0 of 4)" in lines[0]
-    assert lines[1] == " no process matches zzz"
-    alone = make_view(make_frame(processes=(make_process(100),)))
-    assert "num_workers=0" in texts_of(paint_workers(alone, Size(100, 5), focused=True))[1]
 
 
 def test_roles_are_told_in_full_and_short():
@@ -376,10 +336,38 @@ def test_cards_that_do_not_fit_are_summed_up_with_their_troubles():
     assert "3 cards: ! GPU 2 Xid 79" in one_line[0]
 
 
-def test_without_a_driver_one_line_says_why():
-    lines = texts_of(paint_gpus(make_view(), Size(80, 12), focused=False))
-    assert len(lines) == 1
-    assert "? no NVIDIA driver on this machine" in lines[0]
+# What panes say
+
+TOLD = replace(job_of(1), ranks=(replace(job_of(1).ranks[0], step=1230, step_age_s=0.4),))
+PANES = {
+    "no column of cards without any": (paint_ranks, job_of(2), {}, (120, 6), "~SM %"),
+    "columns of cards": (paint_ranks, replace(job_of(2), gpus=(make_gpu(0),)), {}, (120, 6), "SM %"),
+    "a rank that is gone": (paint_ranks, replace(job_of(2), processes=()), {}, (120, 6), "gone"),
+    "hidden ranks are counted and the cursor pages": (
+        paint_ranks,
+        job_of(64, target=make_target(world_size=64)),
+        {"focus": Pane.RANKS, "cursor_pid": 140},
+        (60, 10),
+        "56 more|\n>  40 ",
+    ),
+    "steps that a hook tells": (paint_ranks, TOLD, {}, (120, 4), "step age|1230"),
+    "no steps": (paint_ranks, job_of(1), {}, (120, 4), "step ? no hook in the training process|~step age"),
+    "a filter that nothing matches": (
+        paint_workers,
+        workers_frame(),
+        {"filter_text": "zzz"},
+        (100, 5),
+        "filter zzz (0 of 4)|\n no process matches zzz",
+    ),
+    "no workers": (paint_workers, make_frame(processes=(make_process(100),)), {}, (100, 5), "\n no worker process now"),
+    "no driver": (paint_gpus, make_frame(), {}, (80, 12), "? no NVIDIA driver on this machine|~\n"),
+}
+"""What a pane of a size says of a Frame and a view, with a "|" between; after a "~" what it does not."""
+
+
+@pytest.mark.parametrize(("paint", "frame", "fields", "size", "words"), PANES.values(), ids=PANES)
+def test_the_pane_says(paint, frame, fields, size, words):
+    assert find_wrong(words, join(paint(make_view(frame, **fields), Size(*size), focused=True))) == []
 
 
 # Heights
