@@ -45,7 +45,7 @@ def commands(folder: Path) -> dict[str, tuple[tuple[str, ...], int]]:
     quiet = ("--load", "0.02")
 
     def train(name: str, *options: str) -> tuple[str, ...]:
-        return ("chaos_train.py", "--ready", str(folder / name), *options)
+        return ("job_train.py", "--ready", str(folder / name), *options)
 
     return {
         "torchrun": ((*TORCHRUN, "--standalone", "--nproc-per-node", "2", *train("torchrun", "--load", str(LOAD))), 2),
@@ -54,10 +54,7 @@ def commands(folder: Path) -> dict[str, tuple[tuple[str, ...], int]]:
         "spawned workers": ((sys.executable, *train("spawned workers", "--context", "spawn", *quiet)), 1),
         "served workers": ((sys.executable, *train("served workers", "--context", "forkserver", *quiet)), 1),
         "spawned ranks": (
-            (
-                *(sys.executable, "job_spawn.py", "--ready", str(folder / "spawned ranks")),
-                *("--context", "spawn", "--workers", "1", "--seconds", "600"),
-            ),
+            (sys.executable, *train("spawned ranks", "--spawn", "2", "--workers", "1", "--look-s", "0.5", *quiet)),
             2,
         ),
     }

@@ -102,7 +102,7 @@ def test_a_torchrun_job_is_told_whole_by_any_member(
     frame, job = answers[asked], jobs["torchrun"]
     assert roles(frame) == {"launcher": 1, "rank": 2, "worker": 4}
     target = frame["target"]
-    assert (target["pid"], target["state"], target["script"]) == (job.root, "running", "chaos_train.py")
+    assert (target["pid"], target["state"], target["script"]) == (job.root, "running", "job_train.py")
     assert (target["world_size"], target["local_ranks"], target["rank_source"]) == (2, 2, "environment")
     seen = by_pid(frame)
     assert numbers(seen[job.root]) == (None, None, None, None)
@@ -183,7 +183,7 @@ def test_each_job_is_listed_once(jobs: dict[str, Started]) -> None:
     members = {pid for job in jobs.values() for rank in job.workers for pid in (rank, *job.workers[rank])}
     assert listed.keys() & members <= {job.root for job in jobs.values()}
     mine = listed[jobs["torchrun"].root]
-    assert (mine["script"], mine["ranks"], mine["workers"]) == ("chaos_train.py", 2, 4)
+    assert (mine["script"], mine["ranks"], mine["workers"]) == ("job_train.py", 2, 4)
 
 
 def read_pidstat(pids: list[int]) -> dict[int, float]:
@@ -233,7 +233,7 @@ def test_a_torchrun_job_is_whole_whichever_member_is_asked(jobs: dict[str, Start
         assert count(job) == {Role.LAUNCHER: 1, Role.RANK: 2, Role.WORKER: 4}
     by_number = {member.identity.pid: member for member in job.members}
     assert by_number[started.root].rank is NOT_APPLICABLE
-    assert (job.world_size, job.rank_source, job.script) == (2, "environment", "chaos_train.py")
+    assert (job.world_size, job.rank_source, job.script) == (2, "environment", "job_train.py")
     assert job.torch_version == read_torch_version()
     assert job.python_version == f"{sys.version_info.major}.{sys.version_info.minor}"
     assert abs(job.start.timestamp() - Path(f"/proc/{started.root}").stat().st_ctime) < 60
@@ -371,7 +371,7 @@ def test_a_killed_rank_is_gone_and_the_end_names_it(jobs: dict[str, Started]) ->
 
 
 def train(*options: str) -> tuple[str, ...]:
-    return ("chaos_train.py", "--ready", "{ready}", *options)
+    return ("job_train.py", "--ready", "{ready}", *options)
 
 
 def find_worker(folder: Path, rank: int, number: int) -> int:

@@ -232,7 +232,7 @@ def test_t_cancels_what_is_under_way_and_no_file_is_left(
 
 
 def test_t_says_how_a_run_without_a_hook_is_started_again(tmp_path: Path) -> None:
-    command = (sys.executable, "job_train.py", "--ready", "{ready}", "--seconds", "600")
+    command = (sys.executable, "job_train.py", "--ready", "{ready}")
     with run_program(command, tmp_path / "ready", 1) as program:
         screen = Screen(program.pid, YES)
         end = screen.wait()

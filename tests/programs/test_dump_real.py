@@ -104,7 +104,7 @@ def test_looks_over_half_a_minute_call_it_hung_and_a_single_one_does_not(tmp_pat
 
 @pytest.mark.long
 def test_workers_that_were_spawned_are_told_apart(tmp_path):
-    command = (sys.executable, "job_train.py", "--ready", "{ready}", "--seconds", "600", "--context", "spawn")
+    command = (sys.executable, "job_train.py", "--ready", "{ready}", "--context", "spawn")
     with run_program((*command, "--workers", "2"), tmp_path, 1) as program:
         found = dump(program.pid)
         assert found.errors == ()
@@ -120,7 +120,7 @@ def test_workers_that_were_spawned_are_told_apart(tmp_path):
 @pytest.fixture(scope="module")
 def small_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Give the PID of one rank with two workers."""
-    command = (sys.executable, "job_train.py", "--ready", "{ready}", "--seconds", "600", "--workers", "2")
+    command = (sys.executable, "job_train.py", "--ready", "{ready}", "--workers", "2")
     with run_program(command, tmp_path_factory.mktemp("small"), 1) as program:
         yield program.pid
 

@@ -26,7 +26,7 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.torch, needs_torch]
 
-TRAIN = (sys.executable, "chaos_train.py", "--ready", "{ready}")
+TRAIN = (sys.executable, "job_train.py", "--ready", "{ready}")
 STRACE = shutil.which("strace")
 WATCHED_S = 5.0
 SAMPLES_HZ = 100

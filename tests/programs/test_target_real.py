@@ -25,7 +25,7 @@ from tpmon.probe.job.tree import LAUNCHER_GONE
 pytestmark = [pytest.mark.torch, needs_torch]
 
 PYTHON = sys.executable
-TRAIN = ("job_train.py", "--ready", "{ready}", "--seconds", "300")
+TRAIN = ("job_train.py", "--ready", "{ready}", "--look-s", "0.5")
 
 
 def test_a_killed_worker_and_what_follows_are_told(tmp_path: Path) -> None:
