@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.budget.measure import find_working
 from tests.captures import read_told
 from tests.programs.capturing import ENVIRONMENT, ROOT, TPMON, capture, start
 from tests.programs.conftest import READY_S, TORCHRUN, run_program
@@ -268,7 +269,7 @@ def test_what_a_killed_tpmon_left_goes_with_the_next_capture(tmp_path: Path) -> 
         part = out / name_part(job.pid)
         with start([*TPMON, "capture", str(job.pid), "--steps", "300", "--out", str(out)]) as tool:
             assert any("recording 300 updates" in line for line in tool.stderr)
-            tool.kill()
+            os.kill(find_working(tool.pid), signal.SIGKILL)  # whom the shell waits for would end it in order
         assert part.is_dir()
         code, told, said = capture(job.pid, "--steps", "2", "--out", str(out))
         assert (code, told["state"]) == (0, "done"), said
