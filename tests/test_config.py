@@ -19,20 +19,34 @@ PATH = "/home/usr/.config/tpmon/config.toml"
 
 
 @pytest.mark.parametrize(
-    ("flags", "environment", "tables", "value", "source"),
+    ("key", "given", "value", "source"),
     [
-        ({}, {}, {}, 1.0, SettingSource.DEFAULT),
-        ({}, {}, {"interval": 2}, 2.0, SettingSource.FILE),
-        ({}, {"TPMON_INTERVAL": "3"}, {"interval": 2}, 3.0, SettingSource.ENVIRONMENT),
-        ({"interval": "4"}, {"TPMON_INTERVAL": "3"}, {"interval": 2}, 4.0, SettingSource.FLAG),
-        ({}, {"TPMON_INTERVAL": ""}, {"interval": 2}, 2.0, SettingSource.FILE),
-        ({"interval": "0.5"}, {}, {}, 0.5, SettingSource.FLAG),
-        ({"interval": "10"}, {}, {}, 10.0, SettingSource.FLAG),
+        ("interval", ({}, {}, {}), 1.0, SettingSource.DEFAULT),
+        ("interval", ({}, {}, {"interval": 2}), 2.0, SettingSource.FILE),
+        ("interval", ({}, {"TPMON_INTERVAL": "3"}, {"interval": 2}), 3.0, SettingSource.ENVIRONMENT),
+        ("interval", ({"interval": "4"}, {"TPMON_INTERVAL": "3"}, {"interval": 2}), 4.0, SettingSource.FLAG),
+        ("interval", ({}, {"TPMON_INTERVAL": ""}, {"interval": 2}), 2.0, SettingSource.FILE),
+        ("interval", ({"interval": "0.5"}, {}, {}), 0.5, SettingSource.FLAG),
+        ("interval", ({"interval": "10"}, {}, {}), 10.0, SettingSource.FLAG),
+        ("once", ({"once": False}, {}, {"once": True}), False, SettingSource.FLAG),
+        ("no-stacks", ({}, {}, {}), False, SettingSource.DEFAULT),
+        ("no-stacks", ({"no-stacks": True}, {}, {}), True, SettingSource.FLAG),
+        ("no-stacks", ({}, {"TPMON_NO_STACKS": "1"}, {}), True, SettingSource.ENVIRONMENT),
+        ("no-stacks", ({}, {}, {"no-stacks": True}), True, SettingSource.FILE),
+        ("no-stacks", ({"no-stacks": False}, {"TPMON_NO_STACKS": "1"}, {"no-stacks": True}), False, SettingSource.FLAG),
     ],
 )
-def test_the_stronger_source_wins(flags, environment, tables, value, source):
-    choice = resolve(flags, environment, PATH, tables)["interval"]
+def test_the_stronger_source_wins(key, given, value, source):
+    flags, environment, tables = given
+    choice = resolve(flags, environment, PATH, tables)[key]
     assert (choice.value, choice.source) == (value, source)
+
+
+def test_of_json_and_plain_the_stronger_source_wins():
+    choices = resolve({"plain": True}, {"TPMON_JSON": "1"}, PATH, {})
+    assert (choices.read("json"), choices.read("plain")) == (False, True)
+    choices = resolve({}, {"TPMON_JSON": "1"}, PATH, {"plain": True})
+    assert (choices.read("json"), choices.read("plain")) == (True, False)
 
 
 def test_where_names_what_a_person_can_look_up():
@@ -74,6 +88,7 @@ def test_where_names_what_a_person_can_look_up():
         ({}, {}, {"interva": 2}, f"{PATH}: interva: no such setting"),
         ({}, {}, {"demo": {"rank": 2}}, f"{PATH}: demo.rank: no such setting"),
         ({}, {}, {"interval": {"s": 2}}, f"{PATH}: interval.s: no such setting"),
+        ({"plain": True, "json": True}, {}, {}, "json and plain exclude each other (--json, --plain)"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_its_name(flags, environment, tables, named):
@@ -131,19 +146,6 @@ def test_every_setting_has_a_twin_in_file_environment_and_flag(tmp_path):
         by_flag = resolve({setting.key: given}, {}, PATH, {})[setting.key]
         assert by_file.value == by_environment.value == by_flag.value != setting.default
         assert (by_file.source, by_environment.source, by_flag.source) == (1, 2, 3)
-
-
-def test_of_json_and_plain_the_stronger_source_wins():
-    choices = resolve({"plain": True}, {"TPMON_JSON": "1"}, PATH, {})
-    assert (choices.read("json"), choices.read("plain")) == (False, True)
-    choices = resolve({}, {"TPMON_JSON": "1"}, PATH, {"plain": True})
-    assert (choices.read("json"), choices.read("plain")) == (True, False)
-    with pytest.raises(UsageError, match="--json, --plain"):
-        resolve({"plain": True, "json": True}, {}, PATH, {})
-
-
-def test_a_flag_turns_off_what_the_file_turns_on():
-    assert not resolve({"once": False}, {}, PATH, {"once": True})["once"].value
 
 
 @pytest.mark.parametrize(
@@ -246,17 +248,6 @@ def test_a_home_that_may_not_be_searched_counts_as_no_file(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, path], check=False, capture_output=True, text=True)
     home.chmod(0o700)
     assert (done.stdout.strip(), done.stderr) == ("{}", "")
-
-
-def test_stacks_are_off_by_flag_variable_or_file_and_on_again_by_the_stronger_source():
-    def off(flags, environment, tables):
-        return resolve(flags, environment, PATH, tables)["no-stacks"].value
-
-    assert not off({}, {}, {})
-    assert off({"no-stacks": True}, {}, {})
-    assert off({}, {"TPMON_NO_STACKS": "1"}, {})
-    assert off({}, {}, {"no-stacks": True})
-    assert not off({"no-stacks": False}, {"TPMON_NO_STACKS": "1"}, {"no-stacks": True})
 
 
 def test_a_hang_may_be_given_a_time_but_not_less_than_two_looks_take():
