@@ -6,12 +6,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from tests.command_line import call, call_behind
 from tests.nobody import AS_NOBODY, needs_setpriv
-from tests.programs.conftest import TORCHRUN, run_program
+from tests.programs.conftest import TORCHRUN, Program, run_program
 from tests.programs.test_harmless import sampling
 from tests.torch_build import needs_torch
 from tests.waiting import wait_until
@@ -38,11 +40,18 @@ def main_groups(one: Dump) -> list[StackGroup]:
     return [group for group in one.groups if group.threads[0].kind is ThreadKind.MAIN]
 
 
+@contextmanager
+def hung(folder: Path, ranks: int) -> Iterator[Program]:
+    """Run a job until its last rank sits in a lock, and is named."""
+    command = (*TORCHRUN, "--standalone", "--nproc-per-node", str(ranks), "rank_hang.py", "--ready", "{ready}")
+    with run_program((*command, "--culprit", str(ranks - 1)), folder, ranks) as program:
+        assert wait_until(lambda: is_known(dump(program.pid).odd_one_out))
+        yield program
+
+
 @pytest.mark.long
 def test_the_rank_that_sits_in_a_lock_is_named_and_the_other_is_not(tmp_path):
-    command = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", "rank_hang.py", "--ready", "{ready}")
-    with run_program((*command, "--culprit", "1"), tmp_path, 2) as program:
-        assert wait_until(lambda: is_known(dump(program.pid).odd_one_out))
+    with hung(tmp_path, 2) as program:
         with sampling(list(program.trainers)) as tracers:
             found = dump(program.pid, "--rounds", "3", "--every", "0.3")
         assert found.world_size == 2
@@ -66,9 +75,7 @@ def test_the_rank_that_sits_in_a_lock_is_named_and_the_other_is_not(tmp_path):
 @pytest.mark.long
 def test_each_rank_is_named_by_a_fold_of_two_dumps_and_by_none_of_them(tmp_path):
     """Each half of the job as the dump of a host of its own: only both together accuse a rank."""
-    command = (*TORCHRUN, "--standalone", "--nproc-per-node", "3", "rank_hang.py", "--ready", "{ready}")
-    with run_program((*command, "--culprit", "2"), tmp_path, 3) as program:
-        assert wait_until(lambda: is_known(dump(program.pid).odd_one_out))
+    with hung(tmp_path, 3) as program:
         job = find_job(program.pid)
         paths = []
         for number, ranks in enumerate(((0, 1), (2,))):
@@ -90,9 +97,7 @@ def test_each_rank_is_named_by_a_fold_of_two_dumps_and_by_none_of_them(tmp_path)
 
 @pytest.mark.long
 def test_looks_over_half_a_minute_call_it_hung_and_a_single_one_does_not(tmp_path):
-    command = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", "rank_hang.py", "--ready", "{ready}")
-    with run_program((*command, "--culprit", "1"), tmp_path, 2) as program:
-        assert wait_until(lambda: is_known(dump(program.pid).odd_one_out))
+    with hung(tmp_path, 2) as program:
         once = dump(program.pid).verdict
         assert (once.kind, once.rank) == (Kind.NOT_ENOUGH_EVIDENCE, 1)
         # What it says to try decides it.
