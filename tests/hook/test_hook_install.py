@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,7 @@ print(json.dumps({
 """
 
 
+@cache
 def find_pythons() -> dict[str, str]:
     """Find the Pythons of this machine, one of each version."""
     found = {}
@@ -86,19 +88,16 @@ def find_pythons() -> dict[str, str]:
     return found
 
 
-def list_pythons() -> list[object]:
-    """List the Python that runs the tests, and the others for make test-pythons."""
-    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    others = [(version, path) for version, path in find_pythons().items() if version != own]
-    return [
-        pytest.param(sys.executable, id=own),
-        *(pytest.param(path, id=version, marks=pytest.mark.long) for version, path in others),
-    ]
+OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
-@pytest.fixture(params=list_pythons())
+@pytest.fixture(
+    params=[pytest.param(one, marks=() if one == OWN else pytest.mark.long) for one in dict.fromkeys((*VERSIONS, OWN))]
+)
 def python(request):
-    return request.param
+    """Give the Python that runs the tests, and the others of this machine for make test-pythons."""
+    found = sys.executable if request.param == OWN else find_pythons().get(request.param)
+    return found or pytest.skip(f"no Python {request.param} here")
 
 
 @pytest.fixture(scope="session")
