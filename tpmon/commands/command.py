@@ -105,11 +105,7 @@ def file_arguments(help: str) -> Any:  # noqa: A002
 
 
 def parse_pid(text: str) -> int:
-    """Read a PID.
-
-    Raises:
-        UsageError: when it is no number.
-    """
+    """Read a PID; UsageError when it is no number."""
     return parse_number(text, 0, 10**_PID_DIGITS - 1, "a PID is a number", "tpmon ps lists the training jobs")
 
 
@@ -153,11 +149,7 @@ class CommandParser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> Any:
-        """Refuse the arguments.
-
-        Raises:
-            UsageError: always.
-        """
+        """Refuse the arguments; UsageError always."""
         raise UsageError(message, f"{self.prog} --help")
 
     def print_help(self, file: Any = None) -> None:

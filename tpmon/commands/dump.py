@@ -119,21 +119,13 @@ def list_prices(options: DumpOptions) -> tuple[str, ...]:
 
 
 def check_tree(form: str, *, tree: bool) -> None:
-    """Refuse a tree in a form that has none.
-
-    Raises:
-        UsageError: for another form than text.
-    """
+    """Refuse a tree in a form that has none; UsageError for another form than text."""
     if tree and form != "text":
         raise UsageError(f"--tree is text, and {form} was asked for", "leave one of the two out")
 
 
 def _parse_numbers(word: str) -> frozenset[int]:
-    """Parse "3", "0,2" or "0-3,6".
-
-    Raises:
-        UsageError: for anything else.
-    """
+    """Parse "3", "0,2" or "0-3,6"; UsageError for anything else."""
     found: set[int] = set()
     for part in word.split(","):
         first, dash, last = part.partition("-")

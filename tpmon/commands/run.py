@@ -188,11 +188,7 @@ def start(arguments: Sequence[str]) -> UsageError | None:
 
 
 def become(request: RunRequest) -> NoReturn:
-    """Replace this process by the program.
-
-    Raises:
-        UsageError: when there is no such program.
-    """
+    """Replace this process by the program; UsageError when there is no such program."""
     environment = _prepare(request)
     for name in _IGNORED_BY_PYTHON:
         if hasattr(signal, name):

@@ -280,11 +280,7 @@ class Window:
         return tuple(self._earlier)
 
     def last(self) -> Frame:
-        """Return the newest Frame.
-
-        Raises:
-            IndexError: when no Frame was appended yet.
-        """
+        """Return the newest Frame; IndexError when no Frame was appended yet."""
         return self._frames[-1]
 
     def pulses(self) -> tuple[Pulse, ...]:

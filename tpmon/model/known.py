@@ -23,11 +23,7 @@ class Missing:
     reason: str
 
     def __bool__(self) -> bool:
-        """Refuse truth tests: 0 and Missing are different answers.
-
-        Raises:
-            TypeError: always.
-        """
+        """Refuse truth tests: 0 and Missing are different answers; TypeError always."""
         raise TypeError("test a reading with is_known(), not with its truth value")
 
 

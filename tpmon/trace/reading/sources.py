@@ -179,11 +179,7 @@ def find_files(given: Sequence[str]) -> list[str]:
 
 
 def are_snapshots(files: Sequence[str]) -> bool:
-    """Tell whether the files are memory snapshots.
-
-    Raises:
-        UsageError: where only some are.
-    """
+    """Tell whether the files are memory snapshots; UsageError where only some are."""
     found = [path for path in files if is_snapshot(path)]
     if found and len(found) < len(files):
         raise UsageError(f"{found[0]} is a memory snapshot beside traces", "give them in two calls")
