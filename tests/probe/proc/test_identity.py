@@ -53,22 +53,16 @@ def test_a_stat_line_is_parsed_whatever_the_name(name):
     assert "\x1b" not in stat.name
 
 
-def test_a_name_that_looks_like_a_stat_line_fools_nobody():
-    assert parse_stat(STAT % b") R 1 (").name == ") R 1 ("
-
-
 @given(st.binary(max_size=200))
 def test_stat_of_any_bytes_parses_or_is_refused(raw):
     with suppress(ValueError):
         assert parse_stat(raw).threads is not None
+    assert parse_stat(STAT % b") R 1 (").name == ") R 1 ("
 
 
-def test_arguments_keep_empty_ones_and_bad_bytes():
+def test_arguments_keep_empty_ones_and_bad_bytes_and_only_variables_of_interest_are_picked():
     assert parse_cmdline(b"python\0-c\0\0x\xff\0") == ("python", "-c", "", "x�")
     assert parse_cmdline(b"") == ()
-
-
-def test_only_variables_of_interest_are_picked():
     data = b"RANK=1\0XRANK=2\0PATH=/bin\0NCCL_IB_HCA=mlx5=0\0OMP_NUM_THREADS=\0LD_RANK=3\0A=RANK=9\0KMP_BLOCKTIME=0"
     assert parse_environ(data) == {"RANK": "1", "NCCL_IB_HCA": "mlx5=0", "OMP_NUM_THREADS": "", "KMP_BLOCKTIME": "0"}
 
@@ -125,25 +119,24 @@ def test_a_real_process_is_read():
         read_stat(one.pid)
 
 
-def test_one_read_that_blocks_costs_its_deadline_and_no_more():
-    stuck = os.pipe()
-    try:
-        answers = read_each(range(100), lambda pid: os.read(stuck[0], 1) if pid == 40 else pid, each_s=0.2, all_s=5.0)
-    finally:
-        os.write(stuck[1], b".")
+@pytest.fixture
+def stuck():
+    """Give what blocks the read of one process, and let those that wait go on."""
+    reads, writes = os.pipe()
+    yield lambda pid: os.read(reads, 1) and pid
+    os.write(writes, b"." * 20)
+
+
+def test_one_read_that_blocks_costs_its_deadline_and_no_more(stuck):
+    answers = read_each(range(100), lambda pid: stuck(pid) if pid == 40 else pid, each_s=0.2, all_s=5.0)
     assert answers.pop(40) == Missing("no answer within 0.2 s")
     assert answers == {pid: pid for pid in range(100) if pid != 40}
 
 
-def test_reads_that_all_block_end_with_the_whole_deadline():
-    stuck = os.pipe()
+def test_reads_that_all_block_end_with_the_whole_deadline(stuck):
     started = time.monotonic()
-    try:
-        answers = read_each(range(20), lambda _: os.read(stuck[0], 1), each_s=0.1, all_s=0.5)
-    finally:
-        os.write(stuck[1], b"." * 20)
-    assert len(answers) == 20
-    assert all(isinstance(answer, Missing) for answer in answers.values())
+    answers = read_each(range(20), stuck, each_s=0.1, all_s=0.5)
+    assert [type(answers[pid]) for pid in range(20)] == [Missing] * 20
     assert time.monotonic() - started < 10
 
 
@@ -182,22 +175,19 @@ def test_where_no_thread_may_be_started_nothing_is_read_and_nothing_stays_blocke
     assert read_each((6, 7), lambda pid: pid, blocked=blocked) == {6: 6, 7: 7}
 
 
-def test_a_process_whose_memory_does_not_answer_keeps_its_name_and_threads(tmp_path):
+@pytest.fixture
+def fake(tmp_path):
+    """Give a job of which the command line of 102 blocks its reader, as on a stuck mmap lock."""
     fake = FakeProc(tmp_path / "proc")
-    fake.add(60, 1, ("python", "train.py"), torch=True, threads=("pt_autograd_0",))
-    fake.add(61, 1, ("python", "train.py"), torch=True)
-    (fake.path / "60" / "cmdline").unlink()
-    os.mkfifo(fake.path / "60" / "cmdline")  # opening it blocks, as cmdline does on a stuck mmap lock
-    facts = read_all_facts([read_stat(pid, fake.proc) for pid in (60, 61)], fake.proc, each_s=0.2)
-    assert facts[60].environ == Missing("no answer within 0.2 s")
-    assert (facts[60].python, facts[60].torch) == (True, True)
-    assert facts[61].argv[1] == "train.py"
-
-
-def test_a_job_is_found_although_a_member_is_stuck(tmp_path):
-    fake = FakeProc(tmp_path / "proc")
-    fake.add_torchrun(100)
+    fake.add_torchrun(100, ranks=1)
+    fake.add(102, 100, ("python", "train.py"), environ={"RANK": "1"}, torch=True, threads=("pt_autograd_0",))
     (fake.path / "102" / "cmdline").unlink()
     os.mkfifo(fake.path / "102" / "cmdline")
-    job = find_job(100, fake.proc)
-    assert len(job.members) == 7
+    return fake
+
+
+def test_a_process_whose_memory_does_not_answer_keeps_its_name_and_threads(fake):
+    facts = read_all_facts([read_stat(pid, fake.proc) for pid in (101, 102)], fake.proc, each_s=0.2)
+    assert facts[102].environ == Missing("no answer within 0.2 s")
+    assert (facts[102].python, facts[102].torch, facts[101].argv[2]) == (True, True, "train.py")
+    assert len(find_job(100, fake.proc).members) == 5, "its job is found all the same"

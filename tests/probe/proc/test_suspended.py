@@ -37,9 +37,9 @@ def tree(tmp_path):
     return Tree(tmp_path)
 
 
-def freeze_v1(tree: Tree, group: str, *, own: bool, state: str = "FROZEN") -> None:
+def freeze_v1(tree: Tree, group: str, *, own: bool, frozen: bool = True) -> None:
     """Write what a group of v1 says that was frozen itself, or of which one above was."""
-    tree.write(f"cg/freezer/{group}/freezer.state", f"{state}\n")
+    tree.write(f"cg/freezer/{group}/freezer.state", "FROZEN\n" if frozen else "THAWED\n")
     tree.write(f"cg/freezer/{group}/freezer.self_freezing", f"{int(own)}\n")
     tree.write(f"cg/freezer/{group}/freezer.parent_freezing", f"{int(not own)}\n")
 
@@ -77,18 +77,20 @@ def test_what_the_kernel_writes_of_a_group_is_read(version, raw, expected):
     assert parse_frozen(version, raw) is expected
 
 
-def test_a_group_of_v1_that_was_frozen_from_above_names_the_one_to_thaw(tree):
-    v1_job(tree)
-    freeze_v1(tree, f"{V1}/job", own=False)
-    freeze_v1(tree, V1, own=True)
-    assert read_freezer(7, tree.proc) == Freezer(1, f"/{V1}", str(tree.path / "cg/freezer" / V1))
-
-
-def test_a_group_of_v2_that_was_frozen_itself_is_the_one_to_thaw(tree):
-    v2_job(tree)
-    freeze_v2(tree, f"{V2}/job", own=True)
-    freeze_v2(tree, V2, own=False, frozen=False)
-    assert read_freezer(7, tree.proc) == Freezer(2, f"/{V2}/job", str(tree.path / "cg/unified" / V2 / "job"))
+@pytest.mark.parametrize(
+    ("job", "freeze", "frozen", "thaw"),
+    [
+        # One of v1 that was frozen from above, and one of v2 that was frozen itself.
+        (v1_job, freeze_v1, ((f"{V1}/job", False, True), (V1, True, True)), V1),
+        (v2_job, freeze_v2, ((f"{V2}/job", True, True), (V2, False, False)), f"{V2}/job"),
+    ],
+)
+def test_a_frozen_group_names_the_one_to_thaw(tree, job, freeze, frozen, thaw):
+    job(tree)
+    for group, own, is_frozen in frozen:
+        freeze(tree, group, own=own, frozen=is_frozen)
+    version, top = (1, "cg/freezer") if job is v1_job else (2, "cg/unified")
+    assert read_freezer(7, tree.proc) == Freezer(version, f"/{thaw}", str(tree.path / top / thaw))
 
 
 def test_a_group_that_was_frozen_above_the_view_says_where_it_cannot_be_thawed(tree):
@@ -102,7 +104,7 @@ def test_a_group_that_was_frozen_above_the_view_says_where_it_cannot_be_thawed(t
 
 def test_a_group_that_runs_or_is_the_root_freezes_nothing(tree):
     v1_job(tree)
-    freeze_v1(tree, f"{V1}/job", own=True, state="THAWED")
+    freeze_v1(tree, f"{V1}/job", own=True, frozen=False)
     tree.process(8, "6:freezer:/\n0::/\n")
     assert read_freezer(7, tree.proc) is NOT_APPLICABLE
     assert read_freezer(8, tree.proc) is NOT_APPLICABLE
@@ -117,7 +119,7 @@ def test_a_group_that_cannot_be_looked_at_is_missing_and_not_said_to_run(tree):
 
 def test_others_are_asked_while_a_rank_is_frozen_alone(tree, monkeypatch):
     v1_job(tree)
-    freeze_v1(tree, f"{V1}/job", own=True, state="THAWED")
+    freeze_v1(tree, f"{V1}/job", own=True, frozen=False)
     tree.process(8, f"6:freezer:/{V1}/job\n0::/\n")
     asked: list[int] = []
     find = freezer.find_groups
@@ -152,21 +154,19 @@ GDB = Tracer(913, "gdb", "gdb -p 4211")
 UNSEEN = Missing("its control group is outside this container's view")
 
 
-def test_a_frozen_process_waits_for_its_group_whatever_it_was_interrupted_in():
-    (rank, worker) = mark_held(
-        (make_process(state="D", waits_for="sleep"), make_worker()), {4211: GROUP, 4221: GROUP}, {}
-    )
-    assert (rank.frozen, rank.waits_for) == (GROUP, FROZEN)
-    assert (worker.frozen, worker.waits_for) == (GROUP, FROZEN)
-    assert say_stop(rank) == "frozen by control group /train"
-
-
-def test_a_zombie_is_never_frozen_and_what_is_not_known_changes_no_words():
-    (zombie,) = mark_held((make_process(state="Z", waits_for="zombie"),), {4211: GROUP}, {})
-    assert (zombie.frozen, zombie.waits_for) == (NOT_APPLICABLE, wait_of("zombie"))
-    (unseen,) = mark_held((make_process(waits_for="sleep"),), {4211: UNSEEN}, {})
-    assert (unseen.frozen, unseen.waits_for) == (UNSEEN, wait_of("sleep"))
-    assert say_stop(unseen) == ""
+@pytest.mark.parametrize(
+    ("sample", "freezer", "frozen", "waits_for", "words"),
+    [
+        (make_process(state="D", waits_for="sleep"), GROUP, GROUP, FROZEN, "frozen by control group /train"),
+        (make_worker(4211), GROUP, GROUP, FROZEN, "frozen by control group /train"),
+        # A zombie is never frozen, and what is not known changes no words.
+        (make_process(state="Z", waits_for="zombie"), GROUP, NOT_APPLICABLE, wait_of("zombie"), ""),
+        (make_process(waits_for="sleep"), UNSEEN, UNSEEN, wait_of("sleep"), ""),
+    ],
+)
+def test_a_frozen_process_waits_for_its_group_whatever_it_was_interrupted_in(sample, freezer, frozen, waits_for, words):
+    (marked,) = mark_held((sample,), {4211: freezer}, {})
+    assert (marked.frozen, marked.waits_for, say_stop(marked)) == (frozen, waits_for, words)
 
 
 def test_a_job_whose_processes_run_is_the_same_tuple():
