@@ -16,14 +16,26 @@ from tpmon.probe.base.cgroup_tree import V2, parse_mounts
 _KNOBS = {1: ("freezer.state", "FROZEN", "THAWED"), 2: ("cgroup.freeze", "1", "0")}
 
 
-def _find_top(version: int) -> Path:
-    """Return where groups with a freezer can be made, or skip the test."""
+@contextmanager
+def making_group(controller: str) -> Iterator[Path]:
+    """Make a control group, or skip the test with the reason; what is left in it goes back to the top."""
     mounts = parse_mounts(Path("/proc/self/mountinfo").read_text())
-    controller = "freezer" if version == 1 else V2
-    points = [one.point for one in mounts if one.version == version and controller in one.controllers]
+    points = [one.point for one in mounts if controller in one.controllers]
     if not points:
-        pytest.skip(f"no cgroup v{version} freezer is mounted here")
-    return Path(points[-1])
+        pytest.skip(f"no control groups of {controller or 'v2'} are mounted here")
+    top = Path(points[-1])
+    group = top / f"tpmon-{uuid.uuid4().hex[:8]}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"cannot make a control group: {error}")
+    try:
+        yield group
+    finally:
+        for pid in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):  # it has ended
+                (top / "cgroup.procs").write_text(pid)
+        wait_until(lambda: _is_removed(group))
 
 
 def is_frozen(group: Path, version: int) -> bool:
@@ -36,31 +48,22 @@ def is_frozen(group: Path, version: int) -> bool:
 @contextmanager
 def freezing(pids: Sequence[int], version: int) -> Iterator[Path]:
     """Put ``pids`` into a new group and freeze it; thaws at the end, and gives them back."""
-    top = _find_top(version)
-    group = top / f"tpmon-freeze-{uuid.uuid4().hex[:8]}"
     name, freeze, thaw = _KNOBS[version]
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"cannot make a control group: {error}")
-    try:
+    with making_group("freezer" if version == 1 else V2) as group:
         if not (group / name).exists():
             pytest.skip(f"this kernel has no {name}")
         try:
-            for pid in pids:
-                (group / "cgroup.procs").write_text(str(pid))
-            (group / name).write_text(freeze)
-        except OSError as error:
-            pytest.skip(f"cannot freeze a control group: {error}")
-        assert wait_until(lambda: is_frozen(group, version))
-        yield group
-    finally:
-        with contextlib.suppress(OSError):
-            (group / name).write_text(thaw)
-        for pid in (group / "cgroup.procs").read_text().split():
-            with contextlib.suppress(OSError):  # it has ended
-                (top / "cgroup.procs").write_text(pid)
-        wait_until(lambda: _is_removed(group))
+            try:
+                for pid in pids:
+                    (group / "cgroup.procs").write_text(str(pid))
+                (group / name).write_text(freeze)
+            except OSError as error:
+                pytest.skip(f"cannot freeze a control group: {error}")
+            assert wait_until(lambda: is_frozen(group, version))
+            yield group
+        finally:
+            with contextlib.suppress(OSError):
+                (group / name).write_text(thaw)
 
 
 def _is_removed(group: Path) -> bool:

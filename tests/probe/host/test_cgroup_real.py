@@ -4,37 +4,12 @@ import os
 import subprocess
 import sys
 import time
-import uuid
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
+from tests.freezing import making_group
 from tpmon.model.known import is_known
-from tpmon.probe.base.cgroup_tree import parse_mounts
 from tpmon.probe.host.cgroup import CgroupReader, parse_counters, read_cpu_budget
-
-
-@contextmanager
-def real_group(controller: str):
-    """Make a cgroup v1 group of ``controller`` on this machine, or skip with the reason."""
-    mounts = [m for m in parse_mounts(Path("/proc/self/mountinfo").read_text()) if controller in m.controllers]
-    if not mounts:
-        pytest.skip(f"no cgroup v1 {controller} controller is mounted here")
-    path = Path(mounts[-1].point) / f"tpmon-{uuid.uuid4().hex[:8]}"
-    try:
-        path.mkdir()
-    except OSError as error:
-        pytest.skip(f"cannot make a control group: {error}")
-    try:
-        yield path
-    finally:
-        deadline = time.monotonic() + 5
-        while path.exists() and time.monotonic() < deadline:
-            try:
-                path.rmdir()
-            except OSError:
-                time.sleep(0.02)  # the kernel lets go of a dead member's group a moment later
 
 
 @contextmanager
@@ -52,7 +27,7 @@ def member(group: Path, program: str):
 
 
 def test_real_quota_throttles_a_busy_process():
-    with real_group("cpu") as group:
+    with making_group("cpu") as group:
         (group / "cpu.cfs_period_us").write_text("20000")
         (group / "cpu.cfs_quota_us").write_text("10000")
         with member(group, "input()\nwhile True: pass") as busy:
@@ -78,7 +53,7 @@ def test_real_quota_throttles_a_busy_process():
 
 
 def test_real_oom_kill_is_counted_and_survives_the_victim():
-    with real_group("memory") as group:
+    with making_group("memory") as group:
         (group / "memory.limit_in_bytes").write_text(str(64 << 20))
         with member(group, "input()\nkept = bytearray(300 << 20)") as victim:
             reader = CgroupReader([victim.pid])

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
@@ -349,30 +348,32 @@ def test_errors_carry_the_exit_codes_of_the_guide():
     assert (NoTargetError.exit_code, NotPermittedError.exit_code, UsageError.exit_code) == (3, 4, 2)
 
 
-def starts_after(looks: int, fake: FakeProc) -> Callable[[], Job]:
-    """Return a search for PID 60 that finds it importing so often, and training from then on."""
-    left = iter(range(looks))
-    fake.add(60, 1, ("python", "train.py"), start=fake.now)
+class Starting:
+    """Search for PID 60, which becomes another program at one of the looks; by default a training."""
 
-    def find() -> Job:
-        if next(left, None) is None:
-            fake.remove(60)
-            fake.add(60, 1, ("python", "train.py"), start=fake.now, torch=True)
-        return find_job(60, fake.proc)
+    def __init__(self, fake: FakeProc, at: int, argv=("python", "train.py"), becomes=None) -> None:
+        self.fake, self.at, self.looks = fake, at, 0
+        self.becomes = becomes or {"argv": ("python", "train.py"), "start": fake.now, "torch": True}
+        fake.add(60, 1, argv, start=fake.now)
 
-    return find
+    def __call__(self) -> Job:
+        self.looks += 1
+        if self.looks == self.at:
+            self.fake.remove(60)
+            self.fake.add(60, 1, **self.becomes)
+        return find_job(60, self.fake.proc)
 
 
 def test_a_program_that_imports_is_waited_for_and_it_is_said_once(fake):
     said: list[str] = []
-    assert await_job(starts_after(3, fake), said.append, 60.0, every_s=0.0).root.pid == 60
+    assert await_job(Starting(fake, 4), said.append, 60.0, every_s=0.0).root.pid == 60
     assert said == ["process 60 (train.py) is Python without torch (yet); waiting for it, at most 1m00s"]
 
 
 def test_nobody_waits_who_did_not_ask_for_it(fake):
     said: list[str] = []
     with pytest.raises(StartingError) as caught:
-        await_job(starts_after(3, fake), said.append, 0.0)
+        await_job(Starting(fake, 4), said.append, 0.0)
     assert (said, caught.value.exit_code) == ([], ExitCode.NO_TARGET)
 
 
@@ -390,39 +391,20 @@ def test_what_will_be_no_training_job_is_not_waited_for(fake):
 
 
 @pytest.mark.parametrize(("argv", "age_s"), [(("python", "train.py"), 700), (("sh", "start.sh"), 60)])
-def test_who_is_waited_for_may_grow_old(fake, argv, age_s):
-    looks: list[int] = []
+def test_who_is_waited_for_may_grow_old(fake, argv, age_s, monkeypatch):
     said: list[str] = []
-    fake.add(60, 1, argv, start=fake.now)
-
-    def find():
-        looks.append(len(looks))
-        if len(looks) == 4:
-            fake.remove(60)
-            fake.add(60, 1, ("python", "train.py"), start=fake.now, torch=True)
-        return find_job(60, fake.proc)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(target, "now_ticks", lambda: fake.now + (age_s * TICKS_PER_S if looks[1:] else 0))
-        assert await_job(find, said.append, 60.0, every_s=0.0).root.pid == 60
-    assert (len(looks), len(said)) == (4, 1)
+    find = Starting(fake, 4, argv)
+    monkeypatch.setattr(target, "now_ticks", lambda: fake.now + (age_s * TICKS_PER_S if find.looks > 1 else 0))
+    assert await_job(find, said.append, 60.0, every_s=0.0).root.pid == 60
+    assert (find.looks, len(said)) == (4, 1)
 
 
 def test_another_process_under_the_number_is_not_waited_for(fake):
-    looks: list[int] = []
-    fake.add(60, 1, ("python", "train.py"), start=fake.now)
-
-    def find():
-        looks.append(len(looks))
-        if len(looks) == 2:
-            fake.remove(60)
-            fake.add(60, 1, ("python", "server.py"))  # it has run for hours
-        return find_job(60, fake.proc)
-
+    find = Starting(fake, 2, becomes={"argv": ("python", "server.py")})  # it has run for hours
     with pytest.raises(NoTargetError, match=r"server\.py") as caught:
         await_job(find, lambda _: None, 60.0, every_s=0.0)
     assert not isinstance(caught.value, StartingError)
-    assert len(looks) == 2
+    assert find.looks == 2
 
 
 def test_each_wrong_target_has_its_own_message(fake):

@@ -8,10 +8,9 @@ import pytest
 
 from tests.budget.measure import read_stolen_s
 from tests.children import child
-from tests.thread_sets import making_sets
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import ThreadKind
-from tpmon.probe.proc.threads import QUIET_TICKS, RELIST_NS, RESTING_SAMPLES, ThreadSet
+from tpmon.probe.proc.threads import QUIET_TICKS, RELIST_NS, RESTING_SAMPLES, Allowance, ThreadSet
 
 
 def count_threads(pid: int) -> int:
@@ -22,10 +21,22 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def kind_of(name):
+    return ThreadKind.AUTOGRAD if name.startswith("pt_autograd") else ThreadKind.OTHER
+
+
 @pytest.fixture
 def watch():
-    with making_sets() as make:
-        yield make
+    """Make ThreadSets that a test reads when it wants to, and close them all."""
+    made = []
+
+    def make(pid: int, descriptors: int = 1000, names: int = 1000, proc: str = "/proc") -> ThreadSet:
+        made.append(ThreadSet(pid, kind_of, Allowance(descriptors, names), proc))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
 
 
 def read_now(threads: ThreadSet, *, moved: bool = True, skip: bool = False):
