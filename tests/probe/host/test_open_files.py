@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
@@ -30,12 +30,13 @@ def written(frames: list[Frame], ago_s: float, *, journal: bool = False) -> list
     return [replace(frame, written=one) for frame in frames]
 
 
-def start_workers(frame: Frame, started: datetime) -> Frame:
+def start_workers(frames: list[Frame], ago_s: float) -> list[Frame]:
     """Let all loader workers have started at one moment."""
-    return replace(
-        frame,
-        processes=tuple(replace(one, started=started) if one.role is Role.WORKER else one for one in frame.processes),
-    )
+
+    def start(process):
+        return replace(process, started=NOW - timedelta(seconds=ago_s)) if process.role is Role.WORKER else process
+
+    return [replace(frame, processes=tuple(map(start, frame.processes))) for frame in frames]
 
 
 def test_what_this_process_has_open_for_writing_is_listed_and_what_it_reads_is_not(tmp_path):
@@ -65,21 +66,40 @@ def test_a_process_that_is_gone_has_none(tmp_path):
     assert read_newest_write([1, 2], str(tmp_path)) is NOT_APPLICABLE
 
 
-def test_a_file_that_was_written_after_the_log_makes_the_hang_younger():
-    frames = stand(LOCKED, seconds=10, log_age_s=1560.0)
-    finding = conclude(written(frames, 400.0))
+OLD_LOG = stand(LOCKED, seconds=10, log_age_s=1560.0)
+NO_LOG = stand(LOCKED, log_age_s=None, sockets=Missing("not read"))
+TALKED = SocketSample(1, last_send_s=700.0, last_receive_s=900.0, retransmits=0, unsent_bytes=0)
+WORKING = stand(LOCKED, make_worker(0, 0), log_age_s=1560.0)
+A_WRITE = "last write of events.out.tfevents "
+
+
+@pytest.mark.parametrize(
+    ("frames", "since_s", "source"),
+    [
+        # A file that was written after the log makes the hang younger, an older one does not.
+        (written(OLD_LOG, 400.0), 400, A_WRITE),
+        (written(OLD_LOG, 4000.0), 1560, "last log write "),
+        # A journal dates the hang of a run without a log; data on connections tells more.
+        (written(NO_LOG, 1560.0, journal=True), 1560, A_WRITE),
+        (written(stand(LOCKED, log_age_s=None, sockets=TALKED), 1560.0, journal=True), 700, ""),
+        # Workers that started later make it younger; others live for an epoch, which says nothing.
+        (start_workers(WORKING, 600), 600, "start of its youngest worker "),
+        (start_workers(WORKING, 2000), 1560, "last log write "),
+    ],
+)
+def test_a_hang_is_as_old_as_the_last_sign_of_life(frames, since_s, source):
+    finding = conclude(frames)
     assert (finding.kind, finding.cause) == (Kind.HUNG, "lock")
-    assert (finding.since, finding.since_is) == (NOW - timedelta(seconds=400), SinceIs.LOWER_BOUND)
-    assert finding.since_source.startswith("last write of events.out.tfevents ")
-    older = conclude(written(frames, 4000.0))
-    assert older.since == NOW - timedelta(seconds=1560)
-    assert older.since_source.startswith("last log write ")
+    assert (finding.since, finding.since_is) == (NOW - timedelta(seconds=since_s), SinceIs.LOWER_BOUND)
+    assert finding.since_source.startswith(source)
 
 
-def test_a_file_that_was_written_just_now_takes_the_word_of_an_old_log_back():
-    frames = written(stand(LOCKED, seconds=10, log_age_s=1560.0), 20.0)
-    assert run(frames)[-1].frame.verdict.kind is not Kind.HUNG
+def test_a_sign_of_life_just_now_takes_the_word_of_an_old_log_back():
+    assert run(written(OLD_LOG, 20.0))[-1].frame.verdict.kind is not Kind.HUNG
     assert conclude(written(stand(LOCKED, log_age_s=1560.0), 20.0)).kind is Kind.HUNG
+    frames = stand(LOCKED, make_worker(0, 0), seconds=10, log_age_s=1560.0)
+    assert conclude(frames).kind is Kind.HUNG
+    assert run(start_workers(frames, 40))[-1].frame.verdict.kind is not Kind.HUNG
 
 
 @pytest.mark.parametrize("journal", [False, True])
@@ -90,40 +110,11 @@ def test_a_file_alone_is_no_sign_of_silence(journal):
     assert file_age_s(replace(frames[-1], written=NOT_APPLICABLE)) is None
 
 
-def test_a_journal_dates_the_hang_of_a_run_without_a_log_and_another_file_is_evidence_alone():
-    stood = stand(LOCKED, log_age_s=None, sockets=Missing("not read"))
-    finding = conclude(written(stood, 1560.0, journal=True))
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "lock")
-    assert (finding.since, finding.since_is) == (NOW - timedelta(seconds=1560), SinceIs.LOWER_BOUND)
-    assert finding.since_source.startswith("last write of events.out.tfevents ")
-    lock_file = conclude(written(stood, 1560.0))
+def test_a_file_that_is_no_journal_is_evidence_alone():
+    lock_file = conclude(written(NO_LOG, 1560.0))
     assert lock_file.since >= NOW - timedelta(seconds=60), "it may have been written once, when the run began"
     rows = {row.name: row.value for row in lock_file.evidence}
     assert rows["last write of an open file"] == 1560.0
-
-
-def test_data_on_connections_tells_more_than_a_journal():
-    talked = SocketSample(1, last_send_s=700.0, last_receive_s=900.0, retransmits=0, unsent_bytes=0)
-    finding = conclude(written(stand(LOCKED, log_age_s=None, sockets=talked), 1560.0, journal=True))
-    assert finding.since == NOW - timedelta(seconds=700)
-
-
-def test_workers_that_started_later_make_the_hang_younger():
-    frames = stand(LOCKED, make_worker(0, 0), log_age_s=1560.0)
-    started = NOW - timedelta(seconds=600)
-    finding = conclude([start_workers(frame, started) for frame in frames])
-    assert finding.kind is Kind.HUNG
-    assert (finding.since, finding.since_is) == (started, SinceIs.LOWER_BOUND)
-    assert finding.since_source.startswith("start of its youngest worker ")
-    before = conclude([start_workers(frame, NOW - timedelta(seconds=2000)) for frame in frames])
-    assert before.since == NOW - timedelta(seconds=1560), "workers live for an epoch: it says nothing"
-
-
-def test_workers_that_have_just_started_take_the_word_of_an_old_log_back():
-    frames = stand(LOCKED, make_worker(0, 0), seconds=10, log_age_s=1560.0)
-    assert conclude(frames).kind is Kind.HUNG
-    young = [start_workers(frame, NOW - timedelta(seconds=40)) for frame in frames]
-    assert run(young)[-1].frame.verdict.kind is not Kind.HUNG
 
 
 HOLDS = """

@@ -51,9 +51,8 @@ def headless(tmp_path):
 
 
 @pytest.fixture
-def fake(tmp_path):
+def stuck(fake):
     """Hold a rank that was killed and has a thread that is stuck in the driver."""
-    fake = FakeProc(tmp_path / "proc")
     fake.add(STUCK, 1, (), name="pt_main_thread", threads=("pt_main_thread",), state="Z")
     set_thread(fake, "D", "nvidia_ioctl", pending=0x100)
     return fake
@@ -78,18 +77,18 @@ def test_a_zombie_whose_threads_live_has_not_ended(state, threads, ended):
     assert has_ended(state, threads) is ended
 
 
-def test_a_killed_rank_that_cannot_die_is_told_with_its_thread(fake):
+def test_a_killed_rank_that_cannot_die_is_told_with_its_thread(stuck):
     words = f"killed, but thread {TID} is stuck in nvidia_ioctl (D)"
-    error = refusal(STUCK, fake.proc)
+    error = refusal(STUCK, stuck.proc)
     assert isinstance(error, NoTargetError)
     assert error.what == f"process {STUCK} (pt_main_thread): {words}"
-    files = fake.path / str(STUCK) / "task" / str(TID) / "fd"
+    files = stuck.path / str(STUCK) / "task" / str(TID) / "fd"
     files.mkdir()
     (files / "5").symlink_to("/dev/nvidia3")
-    left = find_left(STUCK, proc=fake.proc)
+    left = find_left(STUCK, proc=stuck.proc)
     assert left.stuck == Wait(WaitReason.KILLED_IN_DRIVER, f"{words} and holds its cards")
-    assert STUCK in find_descendants(1, read_table(fake.proc))
-    failure = find_gone(Identity(STUCK, read_stat(STUCK, fake.proc).start_ticks), fake.proc)
+    assert STUCK in find_descendants(1, read_table(stuck.proc))
+    failure = find_gone(Identity(STUCK, read_stat(STUCK, stuck.proc).start_ticks), stuck.proc)
     assert (failure.kind, failure.reason) == (ErrorKind.FAILED, left.stuck.detail)
 
 
@@ -103,9 +102,9 @@ def test_a_killed_rank_that_cannot_die_is_told_with_its_thread(fake):
         ({"state": "R", "wchan": "0", "flags": 0x4}, f"{HEADLESS} is just ending"),
     ],
 )
-def test_only_a_thread_that_was_told_to_end_and_sleeps_is_stuck(fake, thread, words):
-    set_thread(fake, **thread)
-    left = find_left(STUCK, proc=fake.proc)
+def test_only_a_thread_that_was_told_to_end_and_sleeps_is_stuck(stuck, thread, words):
+    set_thread(stuck, **thread)
+    left = find_left(STUCK, proc=stuck.proc)
     assert left.words == words
 
 

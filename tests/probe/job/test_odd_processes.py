@@ -11,7 +11,6 @@ import pytest
 
 from tests.children import Child
 from tests.command_line import call
-from tests.fake_proc import FakeProc
 from tests.odd_processes import HUGE, ODD, start_odd
 from tests.targets import HOLD_TORCH, place_of_rank
 from tpmon.model.known import Missing, is_known
@@ -75,8 +74,7 @@ def test_every_odd_process_has_its_row(victim):
     assert victim in {job["pid"] for job in listed["jobs"]}
 
 
-def test_a_sound_rank_beside_odd_ones_of_its_own_job_is_told(tmp_path):
-    fake = FakeProc(tmp_path / "proc")
+def test_a_sound_rank_beside_odd_ones_of_its_own_job_is_told(fake):
     fake.add_torchrun(100)
     for pid, odd in enumerate([{"RANK": HUGE}, {"LOCAL_RANK": HUGE}, {"RANK": "\u00b2"}, {"WORLD_SIZE": HUGE}], 150):
         fake.add(pid, 100, ("python", "train.py"), environ=odd, torch=True)
@@ -86,8 +84,8 @@ def test_a_sound_rank_beside_odd_ones_of_its_own_job_is_told(tmp_path):
 
 
 @pytest.fixture
-def fake(tmp_path):
-    fake = FakeProc(tmp_path / "proc")
+def beside(fake):
+    """Give a sound job (100) and an odd one (200)."""
     fake.add(100, 1, ("python", "sound.py"), torch=True)
     fake.add(200, 1, ("python", "odd.py"), torch=True)
     return fake
@@ -97,42 +95,42 @@ def fail(*_: object) -> None:
     raise IndexError("x" * 9999)
 
 
-def test_what_the_reading_of_one_process_raises_is_its_reason(fake, monkeypatch):
+def test_what_the_reading_of_one_process_raises_is_its_reason(beside, monkeypatch):
     whole = facts.identify
     monkeypatch.setattr(facts, "identify", lambda name, argv: fail() if "odd.py" in argv else whole(name, argv))
-    read = read_all_facts(read_table(fake.proc).values(), fake.proc)
+    read = read_all_facts(read_table(beside.proc).values(), beside.proc)
     assert is_known(read[100].environ)
     assert isinstance(read[200].environ, Missing)
     assert read[200].environ.reason.startswith("IndexError: xxx")
     assert len(read[200].environ.reason) < 200
-    listed = list_jobs(fake.proc)
+    listed = list_jobs(beside.proc)
     assert [one.pid for one in listed.jobs] == [100]
     assert "1 Python process could not be read and may be jobs too: IndexError" in " ".join(write_jobs(listed))
 
 
-def test_a_process_whose_place_in_a_job_cannot_be_told_is_counted_with_its_reason(fake, monkeypatch):
+def test_a_process_whose_place_in_a_job_cannot_be_told_is_counted_with_its_reason(beside, monkeypatch):
     whole = survey.choose_root
     monkeypatch.setattr(survey, "choose_root", lambda pid, sight: fail() if pid == 200 else whole(pid, sight))
-    listed = list_jobs(fake.proc)
+    listed = list_jobs(beside.proc)
     assert [one.pid for one in listed.jobs] == [100]
     assert (listed.unanswered, listed.unanswered_why[0][:11]) == (1, "IndexError:")
 
 
-def test_a_job_that_cannot_be_put_together_has_a_row_with_the_reason(fake, monkeypatch):
+def test_a_job_that_cannot_be_put_together_has_a_row_with_the_reason(beside, monkeypatch):
     whole = jobs.summarize
     monkeypatch.setattr(jobs, "summarize", lambda job, proc: fail() if job.root.pid == 200 else whole(job, proc))
-    sound, odd = list_jobs(fake.proc).jobs
+    sound, odd = list_jobs(beside.proc).jobs
     assert (sound.pid, sound.script, odd.pid, odd.script) == (100, "sound.py", 200, "odd.py")
     assert isinstance(odd.ranks, Missing)
     assert odd.ranks.reason.startswith("IndexError: ")
 
 
-def test_the_only_job_is_found_beside_what_has_ended(fake):
-    fake.remove(200)
-    (fake.path / "300").mkdir()
-    (fake.path / "300" / "stat").write_text("300 (x")
-    (fake.path / "300" / "status").write_text("Name:")
-    assert find_only_job(fake.proc).root.pid == 100
+def test_the_only_job_is_found_beside_what_has_ended(beside):
+    beside.remove(200)
+    (beside.path / "300").mkdir()
+    (beside.path / "300" / "stat").write_text("300 (x")
+    (beside.path / "300" / "status").write_text("Name:")
+    assert find_only_job(beside.proc).root.pid == 100
 
 
 def test_each_process_keeps_the_reason_of_one_and_leaves_out_what_is_gone():
