@@ -223,9 +223,9 @@ def test_the_thread_ends_when_it_is_asked_to():
         return [thread for thread in threading.enumerate() if thread.name == "tpmon-pss"]
 
     ration = PssRation()
-    ration.start()
+    ration.source.start()
     assert threads()
-    ration.stop()
+    ration.source.stop()
     assert wait_until(lambda: not threads())
 
 

@@ -85,8 +85,10 @@ def explain_limit(error: BaseException, proc: str = PROC) -> UsageError | None:
     """Turn the failure to start a thread into what used the limit up; None for any other error."""
     if not isinstance(error, RuntimeError) or _NO_THREAD not in str(error):
         return None
-    limits = [one for one in (_describe_group_limit(proc), _describe_user_limit()) if one]
-    said = ", ".join(limits) or "the machine, or its memory limit, lets none be made"
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    of_user = "" if soft == resource.RLIM_INFINITY else f"this user may have {soft} (ulimit -u)"
+    said = ", ".join(filter(None, (_describe_group_limit(proc), of_user)))
+    said = said or "the machine, or its memory limit, lets none be made"
     return UsageError(
         f"no thread can be started: {said}; the job may fail for the same reason, at its next worker",
         "end what is left over, or raise the limit (docker run --pids-limit, TasksMax=, ulimit -u)",
@@ -106,11 +108,6 @@ def _describe_group_limit(proc: str) -> str:
         said = f"{current} of {most} processes and threads of {one.label()} are used (pids.max)"
         found.append((most - current, said))
     return min(found)[1] if found else ""
-
-
-def _describe_user_limit() -> str:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    return "" if soft == resource.RLIM_INFINITY else f"this user may have {soft} (ulimit -u)"
 
 
 class Worker(Generic[S]):

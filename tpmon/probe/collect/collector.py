@@ -183,7 +183,7 @@ class Collector:
             self._loader,
             self._main_threads,
             self._stacks,
-            self._pss,
+            self._pss.source,
             self._shm,
             self._outputs,
             self._written,

@@ -93,8 +93,10 @@ def find_only_job(proc: str = PROC) -> Job:
     require_descriptors()
     jobs, unanswered = find_own_jobs(proc)
     if slurm_job := os.environ.get(_SLURM_JOB, ""):
-        meant = [job for job in jobs if any(_is_in(slurm_job, fact) for fact in job.facts.values())]
-        jobs = meant or jobs
+        starts = [(job, [known_or(fact.environ, {}) for fact in job.facts.values()]) for job in jobs]
+        jobs = [
+            job for job, those in starts if any(one.get(_SLURM_JOB) == slurm_job for one in those)
+        ] or jobs
     if len(jobs) > 1:
         names = ", ".join(f"{job.root.pid} ({job.script})" for job in jobs[:_MOST_NAMED])
         more = f" and {len(jobs) - _MOST_NAMED} more" if len(jobs) > _MOST_NAMED else ""
@@ -111,10 +113,6 @@ def find_only_job(proc: str = PROC) -> Job:
     if not jobs:
         raise NoTargetError("this user runs no training job on this machine", _LIST_JOBS)
     return jobs[0]
-
-
-def _is_in(slurm_job: str, fact: Facts) -> bool:
-    return known_or(fact.environ, {}).get(_SLURM_JOB) == slurm_job
 
 
 def find_own_jobs(proc: str = PROC) -> tuple[list[Job], list[int]]:

@@ -68,15 +68,7 @@ class PssRation:
         self._known: dict[Identity, Known[Pss]] = {}
         self._tried_ns: dict[Identity, int] = {}
         self._pace = Pace.FULL
-        self._source = Background("pss", self.read_next, PSS_EVERY_S)
-
-    def start(self) -> None:
-        """Start reading."""
-        self._source.start()
-
-    def stop(self) -> None:
-        """End the thread after the read it is in."""
-        self._source.stop()
+        self.source = Background("pss", self.read_next, PSS_EVERY_S)
 
     def watch(self, rss: Mapping[Identity, int], pace: Pace = Pace.FULL) -> None:
         """Name the processes and their resident bytes."""
@@ -92,7 +84,7 @@ class PssRation:
         known = self._known.get(process)
         if known is not None:
             return known
-        return Missing(self._source.off) if self._source.off else _RATIONED
+        return Missing(self.source.off) if self.source.off else _RATIONED
 
     def read_next(self) -> None:
         """Read the process whose turn it is, if one is small enough."""
