@@ -42,10 +42,7 @@ from tpmon.probe.proc.suspended import read_freezer
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Hold the roots of all jobs, and the Python processes that may be jobs too.
-
-    A job has several roots where no launcher stands above its ranks; the first one is called its root.
-    """
+    """Hold the roots of each job, several where no launcher is above its ranks, and what may be jobs too."""
 
     roots: tuple[tuple[int, ...], ...]
     """Of the jobs that have torch in at least one process, oldest first."""
@@ -252,10 +249,7 @@ def read_state(job: Job, proc: str = PROC) -> JobState:
 
 
 def find_arguments(job: Job) -> Known[str]:
-    """Return the arguments of the first rank, or of the root; of ``-c`` the code.
-
-    A rank that multiprocessing started has those of the root.
-    """
+    """Return the arguments of the first rank, or of the root that multiprocessing ran; of ``-c`` the code."""
     rank = next((pid for pid in job.parts if _is_rank(job, pid)), job.root.pid)
     if job.facts[rank].program.spawned:
         rank = job.root.pid

@@ -214,10 +214,7 @@ def find_python_version(facts: Iterable[Facts]) -> Known[str]:
 
 
 def read_torch_version(facts: Iterable[Facts], proc: str = PROC) -> Known[str]:
-    """Read the version of the torch that is mapped, without importing it.
-
-    From version.py beside the library, through the target's own mounts, else from its dist-info folder.
-    """
+    """Read the version of the mapped torch from version.py beside it, else from dist-info; import nothing."""
     facts = list(facts)
     for fact in facts:
         if isinstance(fact.mapped, Mapped) and fact.mapped.torch:

@@ -224,10 +224,7 @@ class Membership:
         return None if member is None else Departure(member, wait_status)
 
     def _find_born(self, now_ns: int, loops: Mapping[Identity, int], *, slow: bool) -> bool:
-        """Start to follow the new descendants of the members; True when there are any.
-
-        At most 64 a call; the others are met at the next one if they still live.
-        """
+        """Start to follow new descendants of the members, at most 64 a call; True when there are any."""
         born: set[int] = set()
         for pid, watched in self._watched.items():
             children = self._read_children(pid, watched.children_fd)

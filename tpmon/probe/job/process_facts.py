@@ -355,10 +355,7 @@ class LeftThread:
 
 
 def find_left(pid: int, loop_tid: int = 0, proc: str = PROC) -> LeftThread | None:
-    """Find the thread that keeps a process, ``loop_tid`` before others that are not stuck.
-
-    None where the first one lives, or none does.
-    """
+    """Find the thread that keeps a process whose first one has ended, first a stuck one, then ``loop_tid``."""
     try:
         stat = read_stat(pid, proc)
     except OSError:

@@ -47,10 +47,7 @@ _LAUNCHERS = {
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Name what a command line runs; for an interpreter, the script, module or code it runs.
-
-    ``how`` is "binary", "script", "module", "code" or "interactive".
-    """
+    """Name what a command line runs; ``how``: "binary", "script", "module", "code" or "interactive"."""
 
     how: str
     name: str

@@ -85,10 +85,7 @@ def find_only_job(proc: str = PROC) -> Job:
     """Find the only training job that this user runs on this machine; under sudo, also who called it.
 
     Of several the one of the Slurm job that tpmon itself runs in: two of a user may share a node.
-
-    Raises:
-        NoTargetError: when there is none, or it is not known whether it is the only one.
-        UsageError: when there are several, or tpmon may not open enough files.
+    NoTargetError where there is none or others may be hidden, UsageError where there are several.
     """
     require_descriptors()
     jobs, unanswered = find_own_jobs(proc)
@@ -116,10 +113,7 @@ def find_only_job(proc: str = PROC) -> Job:
 
 
 def find_own_jobs(proc: str = PROC) -> tuple[list[Job], list[int]]:
-    """Find the jobs that this user runs here, oldest first; under sudo, also who called it.
-
-    Beside them the processes of this user that did not answer and are in none of these jobs.
-    """
+    """Find this user's jobs here, oldest first, and its processes that did not answer and are in none."""
     users = {os.geteuid(), int(os.environ.get("SUDO_UID", os.geteuid()))}
     table = read_table(proc)
     found = survey(FactCache(table, proc))

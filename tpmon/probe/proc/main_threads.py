@@ -79,10 +79,7 @@ def pick_rate(ranks: int, pace: Pace) -> float:
 
 
 def stretch(look: int) -> float:
-    """Return how much longer or shorter than the mean the pause after look ``look`` is, 0.5 to 1.5.
-
-    Multiples of the golden ratio: spread evenly, in step with nothing.
-    """
+    """Return the pause after look ``look``, 0.5 to 1.5 of the mean: multiples of the golden ratio."""
     return 0.5 + look * _GOLDEN % 1.0
 
 

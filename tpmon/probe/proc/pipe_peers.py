@@ -93,10 +93,7 @@ def parse_address(text: bytes) -> str:
 
 
 def parse_unix(answer: bytes) -> tuple[str, int]:
-    """Return path and peer's inode of one socket from the kernel's answer; "" and 0 where it has none.
-
-    OSError with the kernel's number; ValueError where the answer is cut.
-    """
+    """Return path and peer's inode of a socket ("", 0: none); OSError of the kernel, ValueError where cut."""
     if len(answer) < HEADER.size + 4:
         raise ValueError("netlink answer is cut")
     size, kind, *_ = HEADER.unpack_from(answer)
@@ -130,10 +127,7 @@ def ask_sock_diag(request: bytes, flags: int, timeout_s: float) -> Iterator[sock
 
 
 class OtherEnds:
-    """Answer who has the other end, for one round of a dump, in any thread.
-
-    ``names`` are the processes of the job, each as a person calls it: "rank 0".
-    """
+    """Answer in any thread who has the other end, for one round; ``names`` are the job's processes."""
 
     def __init__(self, names: Mapping[int, str], proc: str = PROC) -> None:
         self._names = names
@@ -269,10 +263,7 @@ class OtherEnds:
 
 
 def read_unix(inode: int) -> tuple[str, int]:
-    """Ask the kernel for path and peer of a unix socket of our network namespace (sock_diag(7)).
-
-    OSError when it does not tell, ValueError when its answer is not understood.
-    """
+    """Ask the kernel for path and peer of a unix socket of our network namespace, with ``parse_unix``."""
     request = _UNIX_REQUEST.pack(
         socket.AF_UNIX, 0, 0, 0xFFFFFFFF, inode, _SHOW_NAME_AND_PEER, _NO_COOKIE, _NO_COOKIE
     )

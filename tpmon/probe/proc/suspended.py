@@ -113,10 +113,7 @@ class SuspendedReader:
         return found
 
     def mark(self, processes: Processes, loops: Mapping[Identity, int], now_ns: int) -> Processes:
-        """Return ``processes`` with what holds them.
-
-        ``loops`` names threads of training loops that are no main threads: whose tracer is the process's.
-        """
+        """Return ``processes`` with what holds them; ``loops`` are threads that stand for their processes."""
         ranks = [one.pid for one in processes if one.role is Role.RANK]
         frozen = self.read(ranks, (one.pid for one in processes), now_ns)
         traced = [Identity(one.pid, one.start_ticks) for one in processes if one.state == "t"]

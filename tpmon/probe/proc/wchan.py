@@ -186,10 +186,7 @@ def is_in_driver(wchan: str) -> bool:
 
 
 def read_wait(state: str, wchan: Known[str], call: Known[Syscall], role: Role, machine: str) -> Known[Wait]:
-    """Tell what a thread waits for; an unknown kernel function by its own name.
-
-    Missing where the kernel hides wchan ("0" for another user's process).
-    """
+    """Tell what a thread waits for, an unknown function by its name; missing where the kernel hides wchan."""
     if state in _OF_STATE:
         return _OF_STATE[state]
     if call == ON_CPU and (not is_known(wchan) or wchan in ("0", "") or wchan.startswith("futex")):
