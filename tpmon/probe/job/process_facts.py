@@ -355,7 +355,7 @@ class LeftThread:
 
 
 def find_left(pid: int, loop_tid: int = 0, proc: str = PROC) -> LeftThread | None:
-    """Find the thread that keeps a process whose first one has ended, first a stuck one, then ``loop_tid``."""
+    """Find the thread that keeps a process whose first one has ended: a stuck one, else ``loop_tid``."""
     try:
         stat = read_stat(pid, proc)
     except OSError:
