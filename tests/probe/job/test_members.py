@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from tests.children import MAP_TORCH, child
 from tests.fake_proc import BASH, FakeProc
 from tests.members import describe_changes
-from tpmon.model.known import Missing, is_known
+from tpmon.model.known import Missing
 from tpmon.model.process import Identity, Role
 from tpmon.probe.base import procread
 from tpmon.probe.base.procread import boot_time_s, read_stat
@@ -390,14 +391,6 @@ while True:
 )
 
 
-@pytest.fixture
-def family(tmp_path):
-    with child(FAMILY, str(tmp_path), "0.5") as one:
-        membership = Membership(find_job(one.pid))
-        yield one, membership
-        membership.close()
-
-
 def wait_for_gone(membership: Membership) -> Departure:
     for _ in range(200):
         changes = membership.refresh(time.monotonic_ns())
@@ -407,48 +400,36 @@ def wait_for_gone(membership: Membership) -> Departure:
     pytest.fail("nobody ended")
 
 
-def test_a_real_worker_killed_is_a_zombie_that_tells_its_signal(family):
-    one, membership = family
-    one.say("stay")
-    worker = int(one.hear())
-    assert [member.worker for member in membership.refresh(time.monotonic_ns()).born] == [0]
-    os.kill(worker, signal.SIGKILL)
-    departure = wait_for_gone(membership)
+def test_a_real_worker_killed_is_a_zombie_that_tells_its_signal(tmp_path):
+    with child(FAMILY, str(tmp_path)) as one, closing(Membership(find_job(one.pid))) as membership:
+        one.say("stay")
+        worker = int(one.hear())
+        assert [member.worker for member in membership.refresh(time.monotonic_ns()).born] == [0]
+        os.kill(worker, signal.SIGKILL)
+        departure = wait_for_gone(membership)
     assert (departure.member.identity.pid, departure.wait_status) == (worker, signal.SIGKILL)
     assert describe_changes(Changes(gone=(departure,)))[0].startswith(f"worker 0 ({worker}) of rank 0 gone: SIGKILL")
 
 
-def test_a_real_worker_that_was_reaped_tells_its_exit_code_where_the_kernel_keeps_it(family):
-    one, membership = family
-    one.say("exit")
-    one.hear()
-    membership.refresh(time.monotonic_ns())
-    assert one.hear() == "reaped"
-    status = wait_for_gone(membership).wait_status
-    if isinstance(status, Missing):
-        assert tuple(map(int, os.uname().release.split(".")[:2])) < (6, 15)
-    else:
-        assert describe_end(status) == "exit 3"
-
-
-@pytest.mark.parametrize("kernel", ["has pidfd_open", "is older"])
-def test_ends_are_seen_by_a_python_without_pidfd_open(tmp_path, monkeypatch, kernel):
-    """Those of conda and many of uv have none: it was not in the headers they were built with."""
-    monkeypatch.delattr(os, "pidfd_open", raising=False)
-    if kernel == "is older":
+@pytest.mark.parametrize("python", ["as it is", "without pidfd_open", "on an older kernel"])
+def test_a_real_worker_that_was_reaped_tells_its_exit_code_where_the_kernel_keeps_it(tmp_path, monkeypatch, python):
+    """Pythons of conda and many of uv have no pidfd_open: it was not in the headers they were built with."""
+    if python != "as it is":
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    if python == "on an older kernel":
         monkeypatch.setattr(ending, "_PIDFD_OPEN", 1 << 20)
-    with child(FAMILY, str(tmp_path), "1.5") as one:
-        membership = Membership(find_job(one.pid))
+    with child(FAMILY, str(tmp_path), "1.5") as one, closing(Membership(find_job(one.pid))) as membership:
         one.say("exit")
         worker = int(one.hear())
         membership.refresh(time.monotonic_ns())
         assert one.hear() == "reaped"
         departure = wait_for_gone(membership)
-        membership.close()
     assert departure.member.identity.pid == worker
-    if kernel == "is older":
+    if python == "on an older kernel":
         assert departure.wait_status == Missing("it was reaped before tpmon could read it")
-    elif is_known(departure.wait_status):
+    elif isinstance(departure.wait_status, Missing):
+        assert tuple(map(int, os.uname().release.split(".")[:2])) < (6, 15)
+    else:
         assert describe_end(departure.wait_status) == "exit 3"
 
 

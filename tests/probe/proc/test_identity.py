@@ -23,6 +23,7 @@ from tpmon.probe.base.procread import (
     parse_maps,
     parse_stat,
     parse_status,
+    read_file,
     read_stat,
     read_status,
     read_table,
@@ -31,6 +32,7 @@ from tpmon.probe.base.procread import (
 )
 from tpmon.probe.job.process_facts import STILL_BLOCKED, read_all_facts, read_each
 from tpmon.probe.job.resolve import find_job
+from tpmon.probe.proc.counters import parse_schedstat
 
 STAT = (
     b"4321 (%s) S 77 4321 4321 0 -1 4194304 500 9000 7 1 250 150 3 0 20 0 12 0 987654 1000 50 "
@@ -113,6 +115,9 @@ def test_a_real_process_is_read():
         assert read_status(one.pid).uid == os.geteuid()
         assert read_thread_names(one.pid) == (stat.name,)
         assert one.pid in read_table()
+        assert parse_schedstat(read_file(f"/proc/{one.pid}/schedstat")).run_ns > 1_000_000
+        resident = int(parse_field(read_file(f"/proc/{one.pid}/status"), b"VmRSS").split()[0]) * 1024
+        assert abs(read_stat(one.pid).rss_bytes - resident) <= 2 << 20
         age_s = time.time() - started_at(stat.start_ticks, boot_time_s()).timestamp()
         assert -0.1 < age_s < 60
     with pytest.raises(OSError):
