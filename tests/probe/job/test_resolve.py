@@ -133,22 +133,20 @@ def test_ranks_of_a_launcher_that_is_hidden_or_unknown_are_one_job(fake, start):
         assert job.rank_source == "environment; no launcher above them, one process started them"
 
 
-def test_ranks_of_two_steps_or_of_no_known_start_stay_apart(fake):
-    fake.add(60, 40, ("python", "a.py"), environ=SLURM | {"SLURM_PROCID": "0"}, torch=True)
-    fake.add(61, 40, ("python", "a.py"), environ=SLURM | {"SLURM_PROCID": "1", "SLURM_STEP_ID": "1"}, torch=True)
-    for rank, pid in enumerate((70, 71)):
-        fake.add(pid, 1, ("python", "b.py"), environ=PMI | {"PMI_RANK": str(rank)}, torch=True)
-    assert sorted(job.pid for job in list_jobs(fake.proc).jobs) == [60, 61, 70, 71]
-
-
 def test_ranks_that_cannot_be_of_one_run_stay_apart(fake):
-    """One left over from an earlier run, one of another container, one at another port."""
+    """One left over from an earlier run, one of another container, one at another port; of two steps; of no start."""
     for pid, rank in ((60, 0), (61, 1), (62, 1)):
         fake.add(pid, 1, ("python", "train.py"), environ=place_of_rank(rank), torch=True)
     fake.add(70, 1, ("python", "train.py"), environ=place_of_rank(2), torch=True, network="net:[2]")
     fake.add(80, 1, ("python", "train.py"), environ=place_of_rank(2, port=29501), torch=True)
     fake.add_torchrun(100)
-    assert sorted(job.pid for job in list_jobs(fake.proc).jobs) == [60, 61, 62, 70, 80, 100]
+    for pid, step in ((200, "0"), (201, "1")):
+        start = SLURM | {"SLURM_PROCID": step, "SLURM_STEP_ID": step}
+        fake.add(pid, 40, ("python", "a.py"), environ=start, torch=True)
+    for rank, pid in enumerate((210, 211)):
+        fake.add(pid, 1, ("python", "b.py"), environ=PMI | {"PMI_RANK": str(rank)}, torch=True)
+    jobs = sorted(job.pid for job in list_jobs(fake.proc).jobs)
+    assert jobs == [60, 61, 62, 70, 80, 100, 200, 201, 210, 211]
     assert set(roles(find_job(60, fake.proc))) == {60}
 
 
@@ -265,49 +263,18 @@ def test_ray_daemons_are_no_part_of_a_job(fake):
     assert refusal(51, fake.proc).exit_code == ExitCode.NO_TARGET
 
 
-def test_accelerate_with_one_process_has_one_rank(fake):
-    fake.add(50, 1, ("python", "/venv/bin/accelerate", "launch", "train.py"), torch=True)
-    fake.add(51, 50, ("python", "train.py"), torch=True)
-    job = find_job(51, fake.proc)
-    assert roles(job) == {50: LAUNCHER, 51: RANK}
-    assert ranks(job) == {51: 0}
-    assert [m.label for m in job.members] == ["accelerate launch", "train.py"]
-
-
-def test_a_python_wrapper_without_torch_is_not_taken_for_the_rank(fake):
-    place = {"PMI_RANK": "0", "PMI_SIZE": "1"}
-    fake.add(50, 1, ("mpirun", "conda", "run", "python", "train.py"))
-    fake.add(51, 50, ("python", "/opt/conda/bin/conda", "run"), environ=place)
-    fake.add(52, 51, ("bash", "/tmp/conda-run"), environ=place)
-    fake.add(53, 52, ("python", "train.py"), environ=place, torch=True)
-    assert roles(find_job(53, fake.proc)) == {50: LAUNCHER, 51: HELPER, 53: RANK}
-
-
 def test_a_python_program_that_gives_ranks_their_places_is_a_launcher(fake):
     fake.add(50, 1, ("python", "my_launcher.py"))
     for local in range(2):
         place = {"RANK": str(local), "LOCAL_RANK": str(local), "WORLD_SIZE": "2"}
         fake.add(51 + local, 50, ("python", "train.py"), environ=place, torch=True)
     job = find_job(52, fake.proc)
-    assert roles(job) == {50: LAUNCHER, 51: RANK, 52: RANK}
-    assert ranks(job) == {51: 0, 52: 1}
-
-
-def test_trials_that_all_carry_rank_0_stay_jobs_of_their_own(fake):
-    fake.add(50, 1, ("python", "sweep.py"))
-    for pid in (51, 52):
-        place = {"RANK": "0", "WORLD_SIZE": "1"}
-        fake.add(pid, 50, ("python", "train.py"), environ=place, torch=True)
-    assert roles(find_job(52, fake.proc)) == {52: RANK}
-
-
-def test_the_first_rank_of_lightning_starts_the_others(fake):
-    fake.add(50, 1, ("python", "fit.py"), torch=True, threads=("pt_gloo_runloop",))
-    place = {"LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "2"}
-    fake.add(51, 50, ("python", "fit.py"), environ=place, torch=True)
-    job = find_job(51, fake.proc)
-    assert ranks(job) == {50: 0, 51: 1}
-    assert job.world_size == 2
+    assert (roles(job), ranks(job)) == ({50: LAUNCHER, 51: RANK, 52: RANK}, {51: 0, 52: 1})
+    # Trials of a sweep that all carry rank 0 stay jobs of their own.
+    fake.add(60, 1, ("python", "sweep.py"))
+    for pid in (61, 62):
+        fake.add(pid, 60, ("python", "train.py"), environ={"RANK": "0", "WORLD_SIZE": "1"}, torch=True)
+    assert roles(find_job(62, fake.proc)) == {62: RANK}
 
 
 def test_versions_are_read_without_importing(fake):

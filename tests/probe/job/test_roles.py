@@ -95,6 +95,8 @@ IN_STEP = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_ID": "0", "SLU
 OTHERS_PLACE = IN_STEP | {"SLURM_PROCID": "1"}
 LAUNCHED = (PYTHON, "/v/bin/torchrun", "train.py")
 POOL = (PYTHON, "/v/torch/_inductor/compile_worker/__main__.py", "--pickler=x", "--parent=10")
+FIT = (PYTHON, "fit.py")
+PMI_ALONE = {"PMI_RANK": "0", "PMI_SIZE": "1"}
 POD = {"RANK": "1", "WORLD_SIZE": "2"}
 STEP = process(10, 1, ("slurmstepd: [7.0]",), "slurmstepd", torch=False)
 SCRIPT = process(11, 10, ("bash", "run.sh"), "bash", environ=IN_STEP, torch=False)
@@ -178,6 +180,23 @@ CASES: dict[str, tuple[list[Facts], dict[int, str]]] = {
             process(15, 11, (PYTHON, "watch.py"), environ=OTHERS_PLACE, torch=False),
         ],
         {10: "launcher srun step", 13: "rank 0 of 1", 14: "rank 1 of 1", 15: "helper watch.py"},
+    ),
+    "the first rank of Lightning starts the others": (
+        [process(10, 1, FIT, threads=GLOO), process(11, 10, FIT, environ={"LOCAL_RANK": "1", "WORLD_SIZE": "2"})],
+        {10: "rank 0 of 2", 11: "rank 1 of 2"},
+    ),
+    "accelerate with one process has one rank": (
+        [process(10, 1, (PYTHON, "/venv/bin/accelerate", "launch", "train.py")), process(11, 10)],
+        {10: "launcher accelerate launch", 11: "rank 0 of 1"},
+    ),
+    "a Python wrapper without torch is not taken for the rank": (
+        [
+            process(10, 1, ("mpirun", "conda", "run", "python", "train.py"), "mpirun", torch=False),
+            process(11, 10, (PYTHON, "/opt/conda/bin/conda", "run"), environ=PMI_ALONE, torch=False),
+            process(12, 11, ("bash", "/tmp/conda-run"), "bash", environ=PMI_ALONE, torch=False),
+            process(13, 12, environ=PMI_ALONE),
+        ],
+        {10: "launcher mpirun", 11: "helper conda", 13: "rank 0 of 1"},
     ),
     "a rank that says nothing has no number": ([process(10, 1, threads=GLOO)], {10: "rank ? of ?"}),
     "one alone has the number 0": ([process(10, 1)], {10: "rank 0 of 1"}),
