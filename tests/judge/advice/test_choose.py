@@ -16,6 +16,7 @@ from tpmon.errors import UsageError
 from tpmon.judge.advice.choose import CATALOGUE, EXPLANATIONS, choose
 from tpmon.judge.advice.context import gather_facts, observe
 from tpmon.judge.advice.facts import RunFacts, fill_paste, propose_workers
+from tpmon.judge.advice.verdict_page import write_page
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features.snapshot import see
@@ -270,3 +271,33 @@ def test_debug_settings_that_were_looked_for_and_not_found_are_not_advised_again
 def test_the_job_of_slurm_is_that_of_the_environment_of_a_rank(environment, job):
     scene = scene_of(make_frame(processes=(make_process(environment=environment),)))
     assert gather_facts(scene, Suspicion(Kind.HUNG, "remote-rank", 1.0, 2.0, frozenset(), "", ())).slurm_job == job
+
+
+# the page
+
+PAGE = Path(__file__).parents[3] / "docs" / "verdicts.md"
+
+
+def test_the_page_is_of_today():
+    assert PAGE.read_text(encoding="utf-8") == write_page(), "make docs"
+
+
+def test_every_row_of_the_table_is_explained_once():
+    rows = [(row.kind, cause) for row in TABLE for cause in (row.causes or (NOT_APPLICABLE,))]
+    assert sorted(map(str, rows)) == sorted(map(str, EXPLANATIONS))
+
+
+def test_every_row_says_all_four_parts():
+    for one in EXPLANATIONS.values():
+        assert one.means.endswith(".")
+        assert one.sees.endswith(".")
+        assert one.confused_with.endswith(".")
+        assert bool(one.remedies) != one.what_to_do.endswith("."), "remedies, or a sentence"
+
+
+def test_every_section_of_the_page_has_its_three_points():
+    rows, _, _ = PAGE.read_text(encoding="utf-8").partition("# The catalogue of remedies")
+    for point in ("How tpmon sees it", "Often confused with", "What to do"):
+        points = re.findall(rf"^\* {point}: (.*)$", rows, re.MULTILINE)
+        assert len(points) == len(EXPLANATIONS)
+        assert all(said.endswith(".") for said in points)

@@ -7,13 +7,23 @@ import pytest
 
 from tests.collectives import HOST, make_call, make_group, make_record, one_missing, reading
 from tests.dumps import ALL_REDUCE, DECODE, NFS, SITE, make_native, make_rank, make_round
+from tests.frames import NOW, make_frame, make_output
 from tpmon.judge.dumps.collective_words import find_standings, may_wait
 from tpmon.judge.dumps.collectives import add_collectives, fold_collectives, judge_collectives
 from tpmon.judge.dumps.groups import DumpOrigin, fold_dumps, fold_rounds
+from tpmon.judge.dumps.hot import add_records, date_log, fold_state
 from tpmon.model.codec import decode, encode
-from tpmon.model.dump import Dump
+from tpmon.model.dump import Asker, Dump, DumpRequest, DumpState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.results.collectives import CallState, CollectiveCause, RasRank, RasReport, RecordSource, SourceNote
+from tpmon.model.results.collectives import (
+    CallState,
+    CollectiveCause,
+    CollectivesReading,
+    RasRank,
+    RasReport,
+    RecordSource,
+    SourceNote,
+)
 from tpmon.model.stacks import StackFrame
 from tpmon.report.stacks import write_dump
 
@@ -165,3 +175,56 @@ def test_of_ranks_of_two_hosts_with_one_number_no_stack_is_joined_with_a_record(
     )
     assert set(find_standings(fold_dumps([here, there]).groups)) == {1, 2}
     assert set(find_standings(here.groups)) == {0, 1}
+
+
+# the age of the log
+
+LOG = make_output(last_write=NOW - timedelta(seconds=250), last_write_age_s=250.0)
+ABORT = "NCCL aborts this job in about 5m50s (assumed: its default timeout from the last log write on)"
+
+
+def fold(*looks, log=LOG) -> Dump:
+    """Fold looks of a key as the session does, with what the job did not record."""
+    state = DumpState(DumpRequest(Asker.KEY), looks, 2, 2, running=False, refused="")
+    update = fold_state(state, make_frame(output=(log,)))
+    assert update.awaits_records
+    dump = add_records(update, CollectivesReading((), (), (NO_SERVER,))).dump
+    assert is_known(dump)
+    return dump
+
+
+def look(*ranks: int, at_s: float = 0.0):
+    return make_round(*(make_rank(rank, make_native(77, "pt_nccl_watchdg")) for rank in ranks), at_s=at_s)
+
+
+def calls_of(dump: Dump) -> str:
+    return dump.collectives.summary
+
+
+def test_the_newest_log_that_has_an_age_dates_the_silence():
+    ahead = replace(LOG, last_write=NOW + timedelta(hours=1), last_write_age_s=Missing("a clock is ahead"))
+    older = replace(LOG, last_write=NOW - timedelta(hours=1), last_write_age_s=3600.0)
+    assert date_log([older, ahead, LOG]) == LOG.last_write
+    assert date_log([ahead]) is NOT_APPLICABLE
+    assert date_log([]) is NOT_APPLICABLE
+
+
+def test_a_dump_on_a_key_has_the_last_log_write():
+    assert fold(look(0, 1)).last_write == LOG.last_write
+
+
+def test_one_look_assumes_the_end_from_the_age_of_the_log():
+    assert ABORT in calls_of(fold(look(0, 1)))
+
+
+def test_a_log_that_is_young_old_or_of_other_ranks_tells_no_end():
+    young = replace(LOG, last_write=NOW - timedelta(seconds=5))
+    old = replace(LOG, last_write=NOW - timedelta(hours=5))
+    for log in (young, old):
+        assert "default" not in calls_of(fold(look(0, 1), log=log)), "the wait may have begun after it"
+    assert "default" not in calls_of(fold(look(2, 3))), "rank 0 writes the log, elsewhere"
+
+
+def test_looks_that_tell_for_how_long_they_wait_need_no_log():
+    said = calls_of(fold(look(0, 1), look(0, 1, at_s=60.0)))
+    assert "in about 9m00s (assumed: its default timeout)" in said

@@ -1,12 +1,15 @@
 """Frames of training frameworks as their versions have them: which phase each stack is in."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.phase_stacks import SITE
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.stacks.classify import classify, read_stack
 from tpmon.judge.stacks.profile import DataPart, Phase
-from tpmon.model.stacks import StackFrame
+from tpmon.model.stacks import StackCount, StackFrame
+from tpmon.probe.spy.text import parse_raw
 
 NAMES = {
     "main": ("main", "/home/usr/train/train.py"),
@@ -125,3 +128,35 @@ def test_a_line_of_a_library_that_waits_proves_a_synchronise_and_is_named_by_the
     assert reading.needs == {Need.NAN_CHECK_IN_STACK}
     assert "train.py:1" in reading.where
     assert read_stack(frames_of(f"main > Trainer._maybe_log_save_evaluate {HF}")).needs == {Need.SYNC_IN_STACK}
+
+
+# real stacks
+
+FILES = sorted((Path(__file__).parents[2] / "data").glob("stacks_*.tsv"))
+PID = 100
+
+
+def _read(path: Path) -> list[tuple[str, str, StackCount]]:
+    """Return label, words and stack of every line."""
+    rows = []
+    for line in path.read_text().splitlines():
+        label, words, raw = line.split("\t")
+        (stack,) = parse_raw(raw.encode(), PID).stacks
+        rows.append((label, words, stack))
+    return rows
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_real_stacks_are_read_as_labelled(path):
+    for label, words, stack in _read(path):
+        phase, part = classify(stack.frames)
+        assert "/".join(one.value for one in (phase, part) if one is not None) == label, words
+        assert read_stack(stack.frames).where == words
+
+
+def test_the_captured_programs_show_every_phase_that_has_frames_on_a_cpu():
+    labels = {label for path in FILES for label, _, _ in _read(path)}
+    phases = {label.partition("/")[0] for label in labels}
+    assert phases == {phase.value for phase in Phase} - {Phase.SYNC.value}
+    parts = {label.partition("/")[2] for label in labels if "/" in label}
+    assert parts >= {part.value for part in DataPart} - {DataPart.SAMPLER.value}
