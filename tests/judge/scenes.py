@@ -20,6 +20,7 @@ from tests.dumps import (
     make_rank,
     make_thread,
     make_worker,
+    stack_of,
 )
 from tests.frames import make_ages, make_frame, make_gpu, make_process
 from tests.goldens.gpu_node import eight_gpus
@@ -41,17 +42,11 @@ BARRIER = (MAIN, TRAIN, StackFrame("barrier", f"{SITE}/torch/distributed/distrib
 QUEUE_GET = (MAIN, TRAIN, StackFrame("get", f"{LIB}/queue.py", 171), StackFrame("wait", f"{LIB}/threading.py", 320))
 AT_CHILD = (MAIN, TRAIN, StackFrame("wait", f"{LIB}/subprocess.py", 1264))
 JOIN = (MAIN, StackFrame("_shutdown", f"{LIB}/threading.py", 1590))
-EVENT_LOOP = (
-    StackFrame("<module>", "/run/serve.py", 9),
-    StackFrame("_run_once", f"{LIB}/asyncio/base_events.py", 1900),
-    StackFrame("select", f"{LIB}/selectors.py", 468),
+EVENT_LOOP = stack_of(
+    "<module> /run/serve.py:9 > _run_once lib/asyncio/base_events.py:1900 > select lib/selectors.py:468"
 )
 ANSWERS = (EVENT_LOOP[0], StackFrame("answer", "/run/serve.py", 30), *QUEUE_GET[2:])
-SERVES = (
-    StackFrame("run", f"{LIB}/threading.py", 980),
-    StackFrame("serve_forever", f"{LIB}/socketserver.py", 233),
-    StackFrame("select", f"{LIB}/selectors.py", 415),
-)
+SERVES = stack_of("run lib/threading.py:980 > serve_forever lib/socketserver.py:233 > select lib/selectors.py:415")
 STEPS = {stack("main train step call linear"): 18, stack("main train backward engine"): 20}
 
 

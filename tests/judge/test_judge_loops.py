@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from tests.any_windows import make_slice
-from tests.dumps import BACKWARD, LIB, MAIN, SITE, TRAIN
+from tests.dumps import BACKWARD, LIB, MAIN, SITE, TRAIN, stack_of
 from tests.frames import NOW, make_cpu, make_frame, make_gpu, make_process
 from tests.judging import conclude as judge_all
 from tests.judging import hold, make_looks
@@ -26,12 +26,9 @@ FFCV = (MAIN, TRAIN, StackFrame("__next__", f"{SITE}/ffcv/loader/epoch_iterator.
 RAY = (MAIN, TRAIN, StackFrame("__next__", f"{SITE}/ray/data/iterator.py", 1), QUEUE_GET)
 NODES = (MAIN, TRAIN, StackFrame("__next__", f"{SITE}/torchdata/nodes/map.py", 1), QUEUE_GET, IN_QUEUE)
 REPLAY = (MAIN, StackFrame("sample_batch", "/run/buffer.py", 20))
-LOADER = (
-    MAIN,
-    TRAIN,
-    StackFrame("__next__", f"{SITE}/torch/utils/data/dataloader.py", 700),
-    StackFrame("_MapDatasetFetcher.fetch", f"{SITE}/torch/utils/data/_utils/fetch.py", 54),
-    StackFrame("__getitem__", "/run/data.py", 20),
+LOADER = stack_of(
+    "main > train > __next__ torch/utils/data/dataloader.py:700"
+    " > _MapDatasetFetcher.fetch torch/utils/data/_utils/fetch.py:54 > __getitem__ /run/data.py:20"
 )
 MOVED = StackFrame("Module._apply", f"{SITE}/torch/nn/modules/module.py", 900)
 SWAP = (MAIN, StackFrame("offload_model", "/run/rlhf.py", 4), MOVED)

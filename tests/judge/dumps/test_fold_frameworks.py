@@ -21,6 +21,7 @@ from tests.dumps import (
     make_rank,
     odd_pid,
     rounds,
+    stack_of,
 )
 from tests.hanging import conclude, stand
 from tpmon.judge.dumps.describe import collapse_frames, describe_stack
@@ -149,16 +150,17 @@ _TORCH, _TRAINER = f"{SITE}/torch", f"{SITE}/transformers/trainer.py"
 _HF = (MAIN, TRAIN, StackFrame("train", _TRAINER, 2200), StackFrame("_inner_training_loop", _TRAINER, 2500))
 EVALUATE = (
     *_HF,
-    StackFrame("evaluate", _TRAINER, 4100),
-    StackFrame("evaluation_loop", _TRAINER, 4300),
-    StackFrame("gather", f"{SITE}/accelerate/utils/operations.py", 400),
-    StackFrame("all_gather", f"{_TORCH}/distributed/distributed_c10d.py", 3500),
+    *stack_of(
+        "evaluate transformers/trainer.py:4100 > evaluation_loop transformers/trainer.py:4300"
+        " > gather accelerate/utils/operations.py:400 > all_gather torch/distributed/distributed_c10d.py:3500"
+    ),
 )
 STEP = (
     *_HF,
-    StackFrame("training_step", _TRAINER, 3600),
-    StackFrame("forward", f"{_TORCH}/nn/parallel/distributed.py", 1600),
-    StackFrame("_sync_buffers", f"{_TORCH}/nn/parallel/distributed.py", 2100),
+    *stack_of(
+        "training_step transformers/trainer.py:3600 > forward torch/nn/parallel/distributed.py:1600"
+        " > _sync_buffers torch/nn/parallel/distributed.py:2100"
+    ),
 )
 
 

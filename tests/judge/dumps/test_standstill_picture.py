@@ -22,6 +22,7 @@ from tests.dumps import (
     make_rank,
     make_round,
     rounds,
+    stack_of,
 )
 from tpmon.judge.dumps.describe import collapse_frames
 from tpmon.judge.dumps.groups import NOBODY, UNDECIDED, DumpOrigin, fold_dumps, fold_rounds
@@ -33,11 +34,7 @@ from tpmon.model.verdict import Confidence, Finding, Kind
 from tpmon.report.stacks import write_dump
 
 SAVE = (MAIN, StackFrame("save", f"{SITE}/torch/serialization.py", 900))
-BARRIER = (
-    MAIN,
-    StackFrame("train", "/run/train.py", 40),
-    StackFrame("barrier", f"{SITE}/torch/distributed/distributed_c10d.py", 4000),
-)
+BARRIER = stack_of("main > train > barrier torch/distributed/distributed_c10d.py:4000")
 IO = {"state": "D", "waits_for": "NFS", "waits_on": NFS, "call": "read"}
 
 

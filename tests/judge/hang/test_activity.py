@@ -5,7 +5,19 @@ from typing import Any
 
 import pytest
 
-from tests.dumps import IN_LOCK, LIB, MAIN, NEXT_BATCH, READS, RUNNING, SITE, WORKER_READS, make_rank, make_worker
+from tests.dumps import (
+    IN_LOCK,
+    LIB,
+    MAIN,
+    NEXT_BATCH,
+    READS,
+    RUNNING,
+    SITE,
+    WORKER_READS,
+    make_rank,
+    make_worker,
+    stack_of,
+)
 from tests.frames import make_gpu, make_process
 from tests.hanging import Change, beside, conclude, job, read, said, see, see_moves, stand, thread
 from tests.judge.hang.test_devices import SPINS
@@ -21,22 +33,12 @@ TRAIN = (MAIN, StackFrame("train", "/run/train.py", 40))
 ITEM = (MAIN, StackFrame("train", "/run/train.py", 77))
 NAP = (MAIN, StackFrame("train", "/run/train.py", 78))
 JOIN = (MAIN, StackFrame("main", "/run/train.py", 120), StackFrame("join", f"{LIB}/threading.py", 1119))
-SESSION = (
-    StackFrame("main_loop", f"{SITE}/ray/_private/worker.py", 900),
-    StackFrame("get_next", f"{SITE}/ray/train/_internal/session.py", 250),
-    StackFrame("get", f"{LIB}/queue.py", 180),
+SESSION = stack_of(
+    "main_loop ray/_private/worker.py:900 > get_next ray/train/_internal/session.py:250 > get lib/queue.py:180"
 )
-IN_FORWARD = (
-    StackFrame("run", f"{LIB}/threading.py", 980),
-    StackFrame("fit", "/run/fit.py", 50),
-    StackFrame("forward", f"{SITE}/torch/nn/modules/linear.py", 117),
-)
+IN_FORWARD = stack_of("run lib/threading.py:980 > fit /run/fit.py:50 > forward torch/nn/modules/linear.py:117")
 IN_BACKWARD = (*IN_FORWARD[:1], StackFrame("fit", "/run/fit.py", 52))
-TOKENIZE = (
-    MAIN,
-    StackFrame("tokenize", "/run/data.py", 30),
-    StackFrame("encode_batch", f"{SITE}/transformers/tokenization_utils_fast.py", 500),
-)
+TOKENIZE = stack_of("main > tokenize /run/data.py:30 > encode_batch transformers/tokenization_utils_fast.py:500")
 SUBPROCESS = (MAIN, StackFrame("upload", "/run/train.py", 70), StackFrame("run", f"{LIB}/subprocess.py", 550))
 CPU_ADAM = (*TRAIN, StackFrame("step", f"{SITE}/deepspeed/ops/adam/cpu_adam.py", 150))
 SYNC = (*TRAIN, StackFrame("synchronize", f"{SITE}/torch/cuda/__init__.py", 900))
@@ -235,11 +237,8 @@ def test_what_a_run_read_and_wrote_before_it_stood_gives_a_hang_no_time():
 
 IDLE_TOOL = child(runnable=0.0)
 SHELL_TOOL = child(runnable=1.0, parent=4998, rank_pid=4000)
-POOL = (
-    MAIN,
-    StackFrame("prepare", "/run/train.py", 30),
-    StackFrame("map", f"{LIB}/multiprocessing/pool.py", 367),
-    StackFrame("wait", f"{LIB}/multiprocessing/pool.py", 765),
+POOL = stack_of(
+    "main > prepare /run/train.py:30 > map lib/multiprocessing/pool.py:367 > wait lib/multiprocessing/pool.py:765"
 )
 AT_POOL = make_rank(0, frames=POOL, waits_for=FUTEX)
 AT_RESULT = make_rank(0, frames=(*ITEM, replace(FUTURE[-1], line=451)), waits_for=FUTEX)
@@ -453,12 +452,10 @@ def test_who_asked_a_server_waits_for_its_answer(job):
 # --- several ranks ---
 
 ASIDE = f"{SITE}/megatron/core/dist_checkpointing/strategies"
-ASYNC_SAVE = (
-    MAIN,
-    StackFrame("pretrain", "/run/train.py", 40),
-    StackFrame("maybe_finalize_async_save", f"{SITE}/megatron/training/async_utils.py", 60),
-    StackFrame("close", f"{ASIDE}/async_utils.py", 270),
-    StackFrame("join", f"{LIB}/multiprocessing/process.py", 149),
+ASYNC_SAVE = stack_of(
+    "main > pretrain /run/train.py:40 > maybe_finalize_async_save megatron/training/async_utils.py:60"
+    " > close megatron/core/dist_checkpointing/strategies/async_utils.py:270"
+    " > join lib/multiprocessing/process.py:149"
 )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.dumps import BACKWARD, DECODE, LIB, MAIN, READS, RUNNING, SITE, make_native, make_rank
+from tests.dumps import BACKWARD, DECODE, LIB, MAIN, READS, RUNNING, SITE, make_native, make_rank, stack_of
 from tests.frames import NOW_NS, make_gpu
 from tests.hanging import job, thread
 from tests.judging import SECOND
@@ -29,17 +29,11 @@ NO_LINKS = {"pcie_tx_bytes_s": UNREAD, "pcie_rx_bytes_s": UNREAD}
 NETWORK = (NetworkSample("eth0", "nic", True, 60e6, 60e6, 0.0, 0.0),)
 LOOP = (MAIN, StackFrame("wait_for_flag", "/run/train.py", 50))
 RESULT = (MAIN, StackFrame("wait", f"{LIB}/concurrent/futures/_base.py", 451))
-POOL_THREAD = (
-    StackFrame("run", f"{LIB}/threading.py", 980),
-    StackFrame("_worker", f"{LIB}/concurrent/futures/thread.py", 83),
-    StackFrame("run", f"{LIB}/concurrent/futures/thread.py", 58),
+POOL_THREAD = stack_of(
+    "run lib/threading.py:980 > _worker lib/concurrent/futures/thread.py:83 > run lib/concurrent/futures/thread.py:58"
 )
 WRITES = (*POOL_THREAD, StackFrame("_write_item", f"{SITE}/torch/distributed/checkpoint/filesystem.py", 300))
-LOGS = (
-    POOL_THREAD[0],
-    StackFrame("check", f"{SITE}/wandb/sdk/wandb_run.py", 300),
-    StackFrame("wait", f"{LIB}/threading.py", 331),
-)
+LOGS = stack_of("run lib/threading.py:980 > check wandb/sdk/wandb_run.py:300 > wait lib/threading.py:331")
 WRITER = thread(9, WRITES, name="writer", **READS)
 LOGGERS = [thread(5 + n, LOGS, name="log") for n in range(3)]
 NCCL = make_native(9001, "pt_nccl_watchdg")

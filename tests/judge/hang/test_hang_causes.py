@@ -19,6 +19,7 @@ from tests.dumps import (
     make_rank,
     make_thread,
     make_worker,
+    stack_of,
 )
 from tests.frames import make_frame, make_gpu, make_loader
 from tests.hanging import Job, conclude, job, read, run, said, stand, thread
@@ -183,10 +184,9 @@ def test_a_thread_that_moves_after_the_end_is_no_hang():
 # --- batches and results ---
 
 LOADER, PINNING = f"{SITE}/torch/utils/data/dataloader.py", f"{SITE}/torch/utils/data/_utils/pin_memory.py"
-PIN_LOOP = (
-    StackFrame("run", f"{LIB}/threading.py", 982),
-    StackFrame("_pin_memory_loop", PINNING, 60),
-    StackFrame("do_one_step", PINNING, 35),
+PIN_LOOP = stack_of(
+    "run lib/threading.py:982 > _pin_memory_loop torch/utils/data/_utils/pin_memory.py:60"
+    " > do_one_step torch/utils/data/_utils/pin_memory.py:35"
 )
 PINS = (*PIN_LOOP, StackFrame("pin_memory", PINNING, 75), StackFrame("Batch.pin_memory", "/run/data.py", 140))
 PIN_GETS = (*PIN_LOOP, StackFrame("get", f"{LIB}/multiprocessing/queues.py", 113))

@@ -18,6 +18,7 @@ from tests.dumps import (
     make_rank,
     make_thread,
     odd_pid,
+    stack_of,
 )
 from tests.hanging import job
 from tpmon.model.process import ThreadKind
@@ -26,24 +27,21 @@ from tpmon.model.stacks import StackFrame
 TORCH = f"{SITE}/torch/distributed"
 DEEPSPEED = f"{SITE}/deepspeed/runtime"
 USERS = (StackFrame("Fn.backward", "/run/ops.py", 33), StackFrame("load_table", "/run/ops.py", 77))
-REDUCES = (
-    StackFrame("_post_backward_hook", f"{SITE}/torch/distributed/fsdp/_runtime_utils.py", 700),
-    StackFrame("_reduce_grad", f"{SITE}/torch/distributed/fsdp/_runtime_utils.py", 850),
+REDUCES = stack_of(
+    "_post_backward_hook torch/distributed/fsdp/_runtime_utils.py:700"
+    " > _reduce_grad torch/distributed/fsdp/_runtime_utils.py:850"
 )
-FETCH = (
-    MAIN,
-    TRAIN,
-    StackFrame("forward", f"{DEEPSPEED}/engine.py", 1900),
-    StackFrame("fetch_sub_module", f"{DEEPSPEED}/zero/partitioned_param_coordinator.py", 300),
+FETCH = stack_of(
+    "main > train > forward deepspeed/runtime/engine.py:1900"
+    " > fetch_sub_module deepspeed/runtime/zero/partitioned_param_coordinator.py:300"
 )
 SWAP = (*FETCH, StackFrame("swap_in", f"{DEEPSPEED}/swap_tensor/partitioned_param_swapper.py", 290))
 GATHER = (*FETCH, StackFrame("wait", f"{DEEPSPEED}/zero/partition_parameters.py", 90))
 OBJECTS = (MAIN, TRAIN, StackFrame("broadcast_object_list", f"{TORCH}/distributed_c10d.py", 3000))
 PACKS = (*OBJECTS, StackFrame("_object_to_tensor", f"{TORCH}/distributed_c10d.py", 2700))
-MEETS = (
-    MAIN,
-    StackFrame("init_process_group", f"{TORCH}/distributed_c10d.py", 1700),
-    StackFrame("_file_rendezvous_handler", f"{TORCH}/rendezvous.py", 130),
+MEETS = stack_of(
+    "main > init_process_group torch/distributed/distributed_c10d.py:1700"
+    " > _file_rendezvous_handler torch/distributed/rendezvous.py:130"
 )
 
 

@@ -24,6 +24,7 @@ from tests.dumps import (
     make_round,
     odd_pid,
     rounds,
+    stack_of,
 )
 from tests.frames import make_gpu, make_process, set_all
 from tests.hanging import Change, Job, beside, conclude, job, said, stand
@@ -41,23 +42,17 @@ from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Finding, Kind, SinceIs
 
 ACCELERATE, TORCH = f"{SITE}/accelerate", f"{SITE}/torch/distributed"
-FIRST = (
-    MAIN,
-    TRAIN,
-    StackFrame("main_process_first", f"{ACCELERATE}/accelerator.py", 900),
-    StackFrame("_goes_first", f"{ACCELERATE}/state.py", 400),
-    StackFrame("wait_for_everyone", f"{ACCELERATE}/state.py", 380),
+FIRST = stack_of(
+    "main > train > main_process_first accelerate/accelerator.py:900"
+    " > _goes_first accelerate/state.py:400 > wait_for_everyone accelerate/state.py:380"
 )
-INIT = (
-    MAIN,
-    StackFrame("init_process_group", f"{TORCH}/distributed_c10d.py", 1700),
-    StackFrame("_create_c10d_store", f"{TORCH}/rendezvous.py", 190),
+INIT = stack_of(
+    "main > init_process_group torch/distributed/distributed_c10d.py:1700"
+    " > _create_c10d_store torch/distributed/rendezvous.py:190"
 )
-SAVE = (
-    MAIN,
-    TRAIN,
-    StackFrame("_save_state_dict", f"{TORCH}/checkpoint/state_dict_saver.py", 300),
-    StackFrame("gather_object", f"{TORCH}/distributed_c10d.py", 2900),
+SAVE = stack_of(
+    "main > train > _save_state_dict torch/distributed/checkpoint/state_dict_saver.py:300"
+    " > gather_object torch/distributed/distributed_c10d.py:2900"
 )
 OBJECTS = (MAIN, TRAIN, StackFrame("broadcast_object_list", f"{TORCH}/distributed_c10d.py", 3000))
 RECEIVES = (MAIN, TRAIN, StackFrame("recv_forward", "/w/megatron/core/pipeline_parallel/p2p_communication.py", 400))

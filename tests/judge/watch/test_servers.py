@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.dumps import IN_LOCK, LIB, MAIN, SITE, TRAIN, make_native, make_rank
+from tests.dumps import IN_LOCK, LIB, MAIN, SITE, TRAIN, make_native, make_rank, stack_of
 from tests.frames import later, set_all
 from tests.hanging import Change, job, run, sample, stand, thread
 from tpmon.model.frame import Frame
@@ -13,10 +13,9 @@ from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind
 
 SERVE = StackFrame("<module>", "/run/serve.py", 90)
-SELECT = (
-    StackFrame("run_forever", f"{LIB}/asyncio/base_events.py", 640),
-    StackFrame("_run_once", f"{LIB}/asyncio/base_events.py", 1990),
-    StackFrame("select", f"{LIB}/selectors.py", 468),
+SELECT = stack_of(
+    "run_forever lib/asyncio/base_events.py:640 > _run_once lib/asyncio/base_events.py:1990"
+    " > select lib/selectors.py:468"
 )
 KERNEL = (
     StackFrame("<module>", f"{SITE}/ipykernel_launcher.py", 18),
@@ -24,11 +23,7 @@ KERNEL = (
     *SELECT,
 )
 UVICORN = (SERVE, StackFrame("run", f"{SITE}/uvicorn/main.py", 580), *SELECT)
-HTTP = (
-    SERVE,
-    StackFrame("serve_forever", f"{LIB}/socketserver.py", 233),
-    StackFrame("select", f"{LIB}/selectors.py", 415),
-)
+HTTP = stack_of("<module> /run/serve.py:90 > serve_forever lib/socketserver.py:233 > select lib/selectors.py:415")
 GRADIO = (SERVE, StackFrame("block_thread", f"{SITE}/gradio/blocks.py", 2900))
 GET = StackFrame("get", f"{LIB}/queue.py", 171)
 QUEUE = (SERVE, StackFrame("answer", "/run/serve.py", 30), GET)
@@ -38,18 +33,13 @@ TAKES, SERVES, LOGS = (
     for frames in (HTTP[1:], UVICORN[1:], (StackFrame("run", f"{SITE}/wandb/sdk/lib/asyncio_manager.py", 40), *SELECT))
 )
 BACKWARD = (SERVE, StackFrame("backward", f"{SITE}/torch/_tensor.py", 623))
-RAY = (
-    StackFrame("<module>", f"{SITE}/ray/_private/workers/default_worker.py", 330),
-    StackFrame("Worker.main_loop", f"{SITE}/ray/_private/worker.py", 960),
-)
+RAY = stack_of("<module> ray/_private/workers/default_worker.py:330 > Worker.main_loop ray/_private/worker.py:960")
 STORE = make_native(8, "pt_nccl_watchdg")
 CORE = f"{SITE}/vllm/v1/engine/core.py"
-ENGINE = (
-    StackFrame("run_engine_core", CORE, 900),
-    StackFrame("run_busy_loop", CORE, 1260),
-    StackFrame("_process_input_queue", CORE, 1280),
-    GET,
-    StackFrame("wait", f"{LIB}/threading.py", 331),
+ENGINE = stack_of(
+    "run_engine_core vllm/v1/engine/core.py:900 > run_busy_loop vllm/v1/engine/core.py:1260"
+    " > _process_input_queue vllm/v1/engine/core.py:1280 > get lib/queue.py:171"
+    " > wait lib/threading.py:331"
 )
 STEP = (*ENGINE[:2], StackFrame("_process_engine_step", CORE, 1300), *ENGINE[-2:])
 
