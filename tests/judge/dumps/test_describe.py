@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.dumps import ALL_REDUCE, BACKWARD, DECODE, LIB, MAIN, NFS, SITE, TRAIN, WORKER_READS, WORKER_WAITS
+from tests.dumps import ALL_REDUCE, BACKWARD, DECODE, LIB, MAIN, NFS, SITE, TRAIN, WORKER_READS, WORKER_WAITS, stack_of
 from tpmon.judge.dumps.describe import collapse_frames, describe_stack
 from tpmon.model.dump import WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE, Missing
@@ -29,20 +29,14 @@ WORDS = [
     (
         Role.RANK,
         ThreadKind.OTHER,
-        (
-            StackFrame("_bootstrap", f"{LIB}/threading.py", 1002),
-            StackFrame("run", f"{SITE}/tqdm/_monitor.py", 60),
-            StackFrame("wait", f"{LIB}/threading.py", 629),
-        ),
+        stack_of("_bootstrap lib/threading.py:1002 > run tqdm/_monitor.py:60 > wait lib/threading.py:629"),
         "tqdm: condition or event",
     ),
     (
         Role.WORKER,
         ThreadKind.OTHER,
-        (
-            StackFrame("_bootstrap", f"{LIB}/threading.py", 1002),
-            StackFrame("_feed", f"{LIB}/multiprocessing/queues.py", 231),
-            StackFrame("wait", f"{LIB}/threading.py", 327),
+        stack_of(
+            "_bootstrap lib/threading.py:1002 > _feed lib/multiprocessing/queues.py:231 > wait lib/threading.py:327"
         ),
         "queue feeder",
     ),

@@ -193,10 +193,7 @@ PIN_GETS = (*PIN_LOOP, StackFrame("get", f"{LIB}/multiprocessing/queues.py", 113
 PIN_PUTS = (*PIN_LOOP, StackFrame("put", f"{LIB}/queue.py", 140))
 FOREIGN_LOADERS = {
     "dali": (StackFrame("share_outputs", f"{SITE}/nvidia/dali/pipeline.py", 1),),
-    "ffcv": (
-        StackFrame("__next__", f"{SITE}/ffcv/loader/epoch_iterator.py", 1),
-        StackFrame("get", f"{LIB}/queue.py", 1),
-    ),
+    "ffcv": stack_of("__next__ ffcv/loader/epoch_iterator.py:1 > get lib/queue.py:1"),
     "ray": (StackFrame("__next__", f"{SITE}/ray/data/iterator.py", 1),),
 }
 IDLE = (make_worker(0, 0), make_worker(0, 1))
