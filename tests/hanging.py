@@ -144,10 +144,6 @@ def said(frames: Sequence[Frame], **watch: Any) -> tuple[Kind, Applicable[str]]:
     return finding.kind, finding.cause
 
 
-def hung(cause: str) -> tuple[Kind, str]:
-    return Kind.HUNG, cause
-
-
 def expect(cause: str, frames: Sequence[Frame], *words: str, **watch: Any) -> Finding:
     """Check that a job hangs, why, and what is said of it."""
     finding = conclude(frames, **watch)

@@ -123,6 +123,10 @@ def _started(suspicion: Suspicion, scene: Scene) -> Applicable[datetime]:
     return begun if 0 < (scene.now - begun).total_seconds() <= young_s else NOT_APPLICABLE
 
 
+def _date_of(at_ns: int, scene: Scene) -> datetime:
+    return scene.now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - at_ns) / 1e9))
+
+
 def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
     """Return since when the cause holds, whether that is its onset, and what tells it.
 
@@ -134,7 +138,7 @@ def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
     if suspicion.seen:
         return now, SinceIs.ONSET, "seen to end"
     if is_known(suspicion.since_ns):
-        began = now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - suspicion.since_ns) / 1e9))
+        began = _date_of(suspicion.since_ns, scene)
         by_hook = suspicion.kind is Kind.HUNG and Origin.HOOK in suspicion.origins
         return began, SinceIs.ONSET, "last step by the hook" if by_hook else "history"
     first_ns, begun_ns = track.first_ns, track.first_ns - track.seen_after_ns
@@ -142,7 +146,7 @@ def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
     seen_to_begin = track.clear_ns >= ONSET_HISTORY_S * 1e9
     if is_known(held):
         first_ns, seen_to_begin = held, held >= begun_ns + FIRST_READINGS_S * 1e9
-    first = now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - first_ns) / 1e9))
+    first = _date_of(first_ns, scene)
     # Whatever was first seen after a pause of tpmon may have begun within it.
     watch = scene.watch
     missed = (
@@ -155,8 +159,7 @@ def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
     if is_known(started):
         return started, SinceIs.ONSET, "process start"
     sign = _last_sign(scene, suspicion.cause) if suspicion.kind is Kind.HUNG else None
-    moved = now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - watch.moved_ns) / 1e9))
-    if sign is not None and sign[0] < first and not (missed and sign[0] < moved):
+    if sign is not None and sign[0] < first and not (missed and sign[0] < _date_of(watch.moved_ns, scene)):
         return sign[0], SinceIs.LOWER_BOUND, sign[1]
     return first, SinceIs.LOWER_BOUND, "first reading"
 

@@ -328,7 +328,6 @@ def see_quiet(watch: WatchedTime, frame: Frame) -> Quiet:
     own_s = (frame.taken_ns - watch.still_ns) / 1e9 if watch.still_ns else 0.0
     cornered_s = (frame.taken_ns - watch.cornered_ns) / 1e9 if watch.cornered_ns else 0.0
     written, talked = log_age_s(frame), connections_age_s(frame)
-    filed, youngest = file_age_s(frame), find_youngest_s(frame)
     outside_s, sign = 0.0, ""
     if written is not None:
         outside_s, sign = written, LAST_WRITE
@@ -336,10 +335,9 @@ def see_quiet(watch: WatchedTime, frame: Frame) -> Quiet:
         outside_s, sign = talked, LAST_DATA
     # A file alone is no sign of silence, not even a journal: many get a line an epoch, and a slow batch in
     # such a run would be a hang after seconds. It dates a hang that tpmon saw long enough by itself.
-    if sign and filed is not None and filed < outside_s:
-        outside_s, sign = filed, LAST_FILE
-    if sign and youngest is not None and youngest < outside_s:
-        outside_s, sign = youngest, LAST_START
+    for later_s, later in ((file_age_s(frame), LAST_FILE), (find_youngest_s(frame), LAST_START)):
+        if sign and later_s is not None and later_s < outside_s:
+            outside_s, sign = later_s, later
     if outside_s < OUTSIDE_S:
         outside_s, sign = 0.0, ""
     event_s = event_age_s(frame)
