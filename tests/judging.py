@@ -65,7 +65,7 @@ def make_phases(ratios: Mapping[Phase, float], pid: int = 4211, **fields: Any) -
         parts={part: share_of(round(ratio * samples), samples) for part, ratio in parts.items()},
         where=f"{largest.value} train.py:88",
         newest=_phase_at(fields["where"], ratios) if "where" in fields else largest,
-        sights=frozenset(),
+        needs=frozenset(),
         distinct=9,
     )
     return replace(plain, **fields)

@@ -52,7 +52,7 @@ def stacked(
             {Phase.DATA_WAIT: 0.8, Phase.FORWARD: 0.2},
             parts={DataPart.FETCH: 0.8},
             samples=200,
-            sights=frozenset((Need.TORCH_LOADER,)),
+            needs=frozenset((Need.TORCH_LOADER,)),
         )
     return see([*lined[:-1], replace(lined[-1], stacks=(taken,))], phases)
 

@@ -165,7 +165,7 @@ def test_cards_that_work_one_after_another_are_not_laid_to_their_host():
     assert type(answer) is Unsure
     assert sums in answer.text
     frame = make_frame(gpus=tuple(four), processes=(make_process(),), loader=())
-    phases = make_phases({Phase.SYNC: 0.4, Phase.FORWARD: 0.6}, sights=frozenset((Need.SYNC_IN_STACK,)))
+    phases = make_phases({Phase.SYNC: 0.4, Phase.FORWARD: 0.6}, needs=frozenset((Need.SYNC_IN_STACK,)))
     waits = judge_explicit_sync(scene_of(frame, [phases]))
     assert type(waits) is Unsure
     assert sums in waits.text
@@ -175,9 +175,9 @@ def test_cards_that_work_one_after_another_are_not_laid_to_their_host():
     assert said(judge_launch_bound(on(*shared))) == (Kind.LAUNCH_BOUND, "tiny-kernels")
 
 
-def sync_scene(card, ratios, sights, parts=None, proven=None):
+def sync_scene(card, ratios, needs, parts=None, proven=None):
     frame = make_frame(gpus=(make_gpu(**card),), processes=(make_process(),), loader=())
-    phases = make_phases(ratios, sights=frozenset(sights), parts=parts or {}, proven=proven or {})
+    phases = make_phases(ratios, needs=frozenset(needs), parts=parts or {}, proven=proven or {})
     return scene_of(frame, [phases])
 
 

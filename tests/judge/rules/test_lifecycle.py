@@ -78,7 +78,7 @@ def test_a_checkpoint_is_only_said_to_be_loaded_where_the_stacks_show_it():
     answer = judge_starting(scene_of(make_frame(), [builds]))
     assert answer.summary == "rank 0 is reading a data set, or builds or moves its model"
     assert answer.observed == frozenset()
-    loads = replace(builds, sights=frozenset((Need.LOAD_IN_STACK,)))
+    loads = replace(builds, needs=frozenset((Need.LOAD_IN_STACK,)))
     answer = judge_starting(scene_of(make_frame(), [loads]))
     assert answer.summary == "rank 0 is loading a checkpoint"
     assert answer.observed == {Need.LOAD_IN_STACK}

@@ -161,10 +161,10 @@ def test_a_handful_of_samples_is_no_change():
 
 
 def test_needs_are_seen_from_one_sample_in_twenty_on():
-    assert Need.LOGGING_IN_STACK in read_one(make_slice({FORWARD: 95, LOG: 5})).sights
-    assert Need.LOGGING_IN_STACK not in read_one(make_slice({FORWARD: 96, LOG: 4})).sights
+    assert Need.LOGGING_IN_STACK in read_one(make_slice({FORWARD: 95, LOG: 5})).needs
+    assert Need.LOGGING_IN_STACK not in read_one(make_slice({FORWARD: 96, LOG: 4})).needs
     # A wrapper is there or it is not.
-    assert Need.DDP_IN_STACK in read_one(make_slice({QUEUE: 500, DDP: 1})).sights
+    assert Need.DDP_IN_STACK in read_one(make_slice({QUEUE: 500, DDP: 1})).needs
 
 
 def test_each_need_is_told_with_its_own_share_of_the_samples():
@@ -176,8 +176,8 @@ def test_each_need_is_told_with_its_own_share_of_the_samples():
 
 def test_recomputing_on_the_thread_of_autograd_is_seen():
     autograd = StackCount(PID + 9, "Dummy-4", RECOMPUTE, 30)
-    assert Need.RECOMPUTE_IN_STACK in read_one(make_slice({BACKWARD: 100}, others=(autograd,))).sights
-    assert Need.RECOMPUTE_IN_STACK not in read_one(make_slice({BACKWARD: 100})).sights
+    assert Need.RECOMPUTE_IN_STACK in read_one(make_slice({BACKWARD: 100}, others=(autograd,))).needs
+    assert Need.RECOMPUTE_IN_STACK not in read_one(make_slice({BACKWARD: 100})).needs
 
 
 def test_a_stack_that_does_not_move_is_told_from_one_that_does():

@@ -226,7 +226,7 @@ def _observe_stacks(scene: Scene) -> Iterator[Need]:
     """Say what the stacks show: enough of every rank, and whether none trains but all are in forward."""
     phases = [rank.phases for rank in scene.ranks if is_known(rank.phases)]
     for one in phases:
-        yield from one.sights
+        yield from one.needs
     if not phases or len(phases) < len(scene.ranks):
         return
     fewest = min(one.samples for one in phases)

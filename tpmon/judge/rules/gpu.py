@@ -197,20 +197,20 @@ def _copy_ratio(phases: RankPhases) -> float:
 _EXPLICIT = frozenset((Need.SYNC_IN_STACK, Need.SCALER_IN_STACK, Need.NAN_CHECK_IN_STACK))
 
 
-def _held_ratio(phases: RankPhases, sights: frozenset[Need]) -> float:
+def _held_ratio(phases: RankPhases, needs: frozenset[Need]) -> float:
     """Return the share of samples that a kind of synchronise accounts for, 0 where it was not seen."""
-    seen = sights & phases.sights
+    seen = needs & phases.needs
     if not seen:
         return 0.0
     # Of two kinds in one step each has its own samples only.
     waits = min(phases.ratio(Phase.SYNC), sum(phases.proven.get(one, 1.0) for one in seen))
     if Need.COPY_IN_STACK in seen:
-        return max(_copy_ratio(phases), 0.0 if _EXPLICIT & phases.sights else waits)
+        return max(_copy_ratio(phases), 0.0 if _EXPLICIT & phases.needs else waits)
     return waits
 
 
 @by_conditions
-def _judge_sync(scene: Scene, cause: str, sights: frozenset[Need], words: str, least: float) -> Answer:
+def _judge_sync(scene: Scene, cause: str, needs: frozenset[Need], words: str, least: float) -> Answer:
     need_cards(scene)
     syncing = CauseConditions(f"{cause} synchronising")
     reason = Missing("no rank was read")
@@ -222,7 +222,7 @@ def _judge_sync(scene: Scene, cause: str, sights: frozenset[Need], words: str, l
         elif not is_known(rank.phases):
             reason = rank.phases
         else:
-            held = _held_ratio(rank.phases, sights)
+            held = _held_ratio(rank.phases, needs)
             copies = min(rank.phases.ratio(Phase.DATA_WAIT), _copy_ratio(rank.phases))
             # What the host does elsewhere than in steps and copies explains as much of the idle time.
             idle = max(0.0, slack.idle_ratio - (rank.phases.ratio(*ELSEWHERE) - copies))
@@ -254,7 +254,7 @@ def _judge_sync(scene: Scene, cause: str, sights: frozenset[Need], words: str, l
         share=share,
         pid=rank.process.pid,
         rank=rank.process.rank,
-        observed=sights & rank.phases.sights if is_known(rank.phases) else frozenset(),
+        observed=needs & rank.phases.needs if is_known(rank.phases) else frozenset(),
     )
 
 

@@ -123,7 +123,7 @@ _FACTS = frozenset((Need.DDP_IN_STACK, Need.FSDP_IN_STACK, Need.RECOMPUTE_IN_STA
 """One sample proves it: a model is wrapped or it is not, however rarely the frames are met."""
 
 
-def find_sights(proofs: Mapping[Need, int], samples: int) -> frozenset[Need]:
+def find_needs(proofs: Mapping[Need, int], samples: int) -> frozenset[Need]:
     """Return the needs whose frames were met often enough; ``proofs`` counts samples for each need."""
     return frozenset(
         need
@@ -244,7 +244,7 @@ class RankPhases:
     where: str
     newest: Phase
     """The phase of that place."""
-    sights: frozenset[Need]
+    needs: frozenset[Need]
     """The *_IN_STACK needs whose frames were in at least 5 % of the samples; a wrapper of the model
     (DDP, FSDP) or activation checkpointing: in one."""
     autotunes: bool = False
@@ -523,7 +523,7 @@ def _read_rank(looks: Sequence[SliceLook], now_ns: int) -> RankPhases:
         where=place.where,
         newest=place.phase,
         autotunes=2 * newest.autotunes > newest.samples,
-        sights=find_sights(proofs, samples),
+        needs=find_needs(proofs, samples),
         distinct=newest.distinct,
         unchanged_s=_lasted_s(
             takewhile(lambda look: look.only is not None and look.only == newest.only, looks), newest
