@@ -113,6 +113,19 @@ TO_WORKER = WaitTarget(
             words="rank 0 waits for the interpreter's lock (GIL): thread thread-7 (7) holds it in flush",
         ),
         job(
+            "the same while the main thread asks a process that died",
+            make_rank(
+                0,
+                thread(7, FLUSH, waits_for="sleep", holds_gil=True),
+                frames=RESULT,
+                waits_for="lock with a time-out (futex)",
+                holds_gil=False,
+            ),
+            says={40: "lock"},
+            words="thread thread-7 (7) holds it in flush",
+            dead=(DeadChild(4444, 4000, "python", "SIGKILL"),),
+        ),
+        job(
             "a library that keeps it in the main thread",
             make_rank(0, frames=IN_LOCK, waits_for="sleep", holds_gil=True),
             says={40: "lock"},

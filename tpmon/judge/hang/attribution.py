@@ -440,7 +440,8 @@ def _blame_wait(seen: ThreadSeen, wait: Known[WaitReason], scene: Scene, picture
         return blame_loader(seen, scene, picture)
     if wait is WaitReason.THREADS:
         return blame_exit(seen, picture)
-    if seen.doing.call in _CHILD_CALLS:
+    # Who waits for the interpreter's lock is no further: what it asked for may have come.
+    if seen.doing.call in _CHILD_CALLS and wait is not WaitReason.GIL:
         child = blame_children(seen, scene, picture)
         if child is not None:
             return child
