@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from math import prod
 from types import MappingProxyType
-from typing import NamedTuple
 
 from tpmon.judge.dumps.describe import describe_stack
 from tpmon.judge.stacks.classify import package_of
@@ -368,7 +367,8 @@ def say_transfers(records: Sequence[RankRecord]) -> str:
     )
 
 
-class OpenCall(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class OpenCall:
     """Hold a call of a rank that is not done."""
 
     waited_s: float
@@ -385,7 +385,7 @@ def open_call(rank: int, taken: datetime, group: GroupRecord, call: CollectiveCa
 
 def _say_open(calls: Iterable[OpenCall]) -> str:
     """Say who waits in which of these calls, the longest first; "" for none."""
-    longest = sorted(calls, reverse=True)
+    longest = sorted(calls, key=lambda one: (-one.waited_s, one.rank))
     shown = [
         f"rank {one.rank} waits in {one.name} of {one.group} for {format_seconds(one.waited_s)}"
         for one in longest[:_MOST_TRANSFERS]
