@@ -6,15 +6,18 @@ from datetime import timedelta
 import pytest
 
 from tests.frames import NOW, NOW_NS, make_frame, make_gpu, make_output, make_process, make_target, make_worker
-from tests.judging import SECOND, hold, make_looks, make_phases, said, scene_of
+from tests.judging import SECOND, conclude, hold, make_looks, make_phases, said, scene_of
 from tests.quiet_jobs import LOCK, UNREAD, quiet_rank
 from tests.waits import wait_of
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
+from tpmon.judge.hang.attribution import find_ended
+from tpmon.judge.hang.causes import need_of_wait
 from tpmon.judge.hang.rules import judge_blocked_io, judge_dead_worker, judge_gpu_lost, judge_no_progress, judge_stopped
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import judge
+from tpmon.judge.rules.lifecycle import judge_finished
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.gpu import GpuState
 from tpmon.model.known import NOT_APPLICABLE, Missing
@@ -53,7 +56,7 @@ def test_a_stopped_rank_is_hung_within_seconds(fields, words):
     answer = judge_stopped(scene_of(make_frame(processes=(quiet_rank(**fields),)), seconds=6))
     assert said(answer) == (Kind.HUNG, "stopped")
     assert words in answer.summary
-    assert (answer.pid, answer.origins) == (4211, {Origin.PROC, Origin.PROC})
+    assert (answer.pid, answer.origins) == (4211, {Origin.PROC})
 
 
 @pytest.mark.parametrize(("age_s", "words"), [(2.0, "in"), (9.0, "last seen in")])
@@ -274,7 +277,7 @@ def test_a_card_is_lost_after_three_readings_in_a_row():
 def test_nothing_that_moves_for_half_a_minute_is_a_hang():
     answer = judge_no_progress(scene_of(quiet_frame(), seconds=40))
     assert said(answer) == (Kind.HUNG, "no-progress")
-    assert answer.origins == {Origin.PROC, Origin.PROC, Origin.LOG}
+    assert answer.origins == {Origin.PROC, Origin.LOG}
     assert LOCK in answer.summary
     assert answer.held_ns == NOW_NS - 90 * SECOND
 
@@ -327,14 +330,6 @@ def test_a_standstill_that_was_seen_to_begin_has_its_onset():
     frames = hold(quiet_frame(quiet_rank(waits_unchanged_s=86.0)), 100)
     frames[:12] = [replace(frame, processes=(make_process(),)) for frame in frames[:12]]
     assert judge_no_progress(see(frames)).held_ns == frames[-1].taken_ns - 86 * SECOND
-
-
-def conclude(frames):
-    standing = Standing()
-    for count in range(1, len(frames) + 1):
-        judged = judge(frames[max(0, count - 60) : count], standing)
-        standing = judged.standing
-    return judged.frame.verdict
 
 
 def growing(seconds, unchanged_at_end_s, log_age_s):
@@ -464,4 +459,33 @@ def test_the_cause_that_says_more_takes_the_place_of_no_progress():
 
 def test_a_job_whose_log_is_no_file_is_judged_without_it():
     answer = judge_no_progress(scene_of(quiet_frame(output=()), seconds=40))
-    assert answer.origins == {Origin.PROC, Origin.PROC}
+    assert answer.origins == {Origin.PROC}
+
+
+# Killed, or asleep in a driver of cards
+
+KILLED = "killed, but thread 4290 is stuck in nvidia_ioctl (D) and holds its cards"
+
+
+def test_a_killed_rank_that_cannot_die_is_blocked_and_not_the_end_of_the_job():
+    scene = scene_of(make_frame(processes=(quiet_rank(state="D", waits_for=KILLED),), output=()))
+    answer = judge_blocked_io(scene)
+    assert said(answer) == (Kind.HUNG, "blocked-io")
+    assert isinstance(answer, Suspicion)
+    assert answer.summary == f"rank 0 has been blocked for 90 s: {KILLED}"
+    assert type(judge_finished(scene)) is Cleared
+    assert find_ended(scene) == []
+
+
+@pytest.mark.parametrize("words", ["nvidia_ioctl", "uvm_down_read", "_nv041234rm", "os_acquire_mutex"])
+def test_a_rank_asleep_in_the_driver_is_told_with_its_function_and_asks_for_the_card(words):
+    answer = judge_blocked_io(scene_of(make_frame(processes=(quiet_rank(state="D", waits_for=words),))))
+    assert said(answer) == (Kind.HUNG, "blocked-io")
+    assert isinstance(answer, Suspicion)
+    assert words in answer.summary
+    assert answer.observed == {Need.GPU_WAIT}
+
+
+@pytest.mark.parametrize("words", ["nvme_queue_rq", "NFS", "killed, but thread 7 is stuck in rpc_wait (D)"])
+def test_a_disk_and_a_file_system_are_no_driver_of_cards(words):
+    assert need_of_wait(wait_of(words)) is Need.BLOCKED_READ
