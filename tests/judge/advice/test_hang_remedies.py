@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 
-from tests.dumps import IN_LOCK, LIB, MAIN, TRAIN, make_rank, make_thread
-from tests.hanging import conclude, stand
+from tests.dumps import IN_LOCK, LIB, MAIN, TRAIN, make_rank
+from tests.hanging import conclude, stand, thread
 from tests.waits import wait_of
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.hang.causes import need_of_wait
 from tpmon.model.dump import DeadChild, OtherEnd, WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE
-from tpmon.model.process import ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Finding
 
@@ -35,10 +34,6 @@ def by(target: WaitTarget, *ends: tuple[int, str]) -> WaitTarget:
 
 def hang(*others: Any, dead: tuple[DeadChild, ...] = (), **fields: Any) -> Finding:
     return conclude(stand(make_rank(0, *others, **fields), log_age_s=None, dead=dead), asked_s=30.0)
-
-
-def thread(tid: int, frames: tuple[StackFrame, ...], **fields: Any) -> Any:
-    return make_thread(tid, name="feeder", kind=ThreadKind.OTHER, frames=frames, **fields)
 
 
 def test_a_socket_is_no_mount_its_peer_is_named_and_a_time_limit_advised():
@@ -75,7 +70,7 @@ def test_a_queue_that_nobody_feeds_is_no_matter_of_the_order_of_locks():
     assert finding.cause == "lock"
     assert "nothing comes, and no other thread of it runs the program" in finding.summary
     assert "find what should feed the queue" in finding.try_
-    fed = hang(thread(7, FEED, waits_for="sleep"), frames=GET)
+    fed = hang(thread(7, FEED, name="feeder", waits_for="sleep"), frames=GET)
     assert "nothing comes: thread feeder (7) is in fetch_from_store prefetch.py:30" in fed.summary
 
 

@@ -31,7 +31,7 @@ from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.waits import WaitReason
 
-TRAINING = frozenset((Phase.BACKWARD, Phase.OPTIMIZER, Phase.DATA_WAIT, Phase.COMMS))
+_OF_TRAINING = frozenset((Phase.BACKWARD, Phase.OPTIMIZER, Phase.DATA_WAIT, Phase.COMMS))
 """Phases that a server has not: it computes forward alone."""
 
 _LOOPS = (
@@ -165,4 +165,4 @@ def _last_call(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
 def shows_training(frames: Sequence[StackFrame]) -> bool:
     """Tell whether frames of libraries show a part of a step that a server has not."""
     reading = read_stack(frames) if frames else None
-    return reading is not None and reading.phase in TRAINING and not reading.is_hint
+    return reading is not None and reading.phase in _OF_TRAINING and not reading.is_hint
