@@ -249,14 +249,17 @@ class StackReading:
     where: str
     place: tuple[str, str, int]
     needs: frozenset[Need]
-    by_name: bool = False
-    """It counts as loading by the name of the program's own function alone."""
     site: tuple[str, ...] = ()
     """The parts of ``where``: equal for stacks of the same words."""
     is_loop: bool = False
     """The event loop waits, and none of its tasks can go on."""
     is_hint: bool = False
     """Nothing tells its phase but the name of a function of the program."""
+
+    @property
+    def by_name(self) -> bool:
+        """Tell whether it counts as loading by the name of the program's own function alone."""
+        return self.is_hint and self.part is DataPart.FETCH
 
     @property
     def spot(self) -> StackPlace:
@@ -333,7 +336,6 @@ class _Region:
     outer: Phase
     marks: tuple[Mark | None, ...]
     needs: frozenset[Need]
-    by_name: bool
     is_hint: bool
 
 
@@ -384,9 +386,7 @@ def _walk(frames: Sequence[StackFrame]) -> _Region:
             part = DataPart.QUEUE
     # A frame of a library within that loads makes it more than a name.
     told = any(mark is not None and mark.phase is phase and not mark.weak for mark in marks[begin + 1 :])
-    is_hint = by_name and not told
-    by_name = is_hint and part is DataPart.FETCH
-    return _Region(phase, part, begin, outer, tuple(marks), frozenset(needs), by_name, is_hint)
+    return _Region(phase, part, begin, outer, tuple(marks), frozenset(needs), by_name and not told)
 
 
 def classify(frames: Sequence[StackFrame]) -> tuple[Phase, DataPart | None]:
@@ -549,6 +549,4 @@ def read_stack(frames: Sequence[StackFrame]) -> StackReading:
         where, site = f"{word} {line}", (word, line)
     place = (region.phase.value, frame.file, frame.line)
     needs = _needs_of(region)
-    return StackReading(
-        region.phase, region.part, where, place, needs, region.by_name, site, is_loop, region.is_hint
-    )
+    return StackReading(region.phase, region.part, where, place, needs, site, is_loop, region.is_hint)
