@@ -85,11 +85,11 @@ class EarlyAnswer(Exception):  # noqa: N818  # no error: a condition of a rule h
         self.answer = answer
 
 
-def by_conditions(judge: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
+def by_conditions(judge: Callable[Asked, Asking]) -> Callable[Asked, Asking | Cleared | Unsure]:
     """Let the first condition that does not hold be the answer of a rule."""
 
     @wraps(judge)
-    def answer(*args: Asked.args, **kwargs: Asked.kwargs) -> Answer:
+    def answer(*args: Asked.args, **kwargs: Asked.kwargs) -> Asking | Cleared | Unsure:
         try:
             return judge(*args, **kwargs)
         except EarlyAnswer as early:

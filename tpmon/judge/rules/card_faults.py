@@ -6,7 +6,6 @@ A caching allocator fills a card on purpose, so that a full one alone proves not
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import (
@@ -22,7 +21,6 @@ from tpmon.judge.answers.result import (
 from tpmon.judge.features.card_use import (
     ETA_S,
     GROWTH_BYTES_S,
-    Growth,
     find_fullest,
     find_urgency,
     judge_hollow,
@@ -269,14 +267,14 @@ def _trains(rank: RankScene, card: CardScene, scene: Scene) -> Known[bool]:
     return map_known(lambda pct: pct >= WORKS_PCT, works)
 
 
+@by_conditions
 def _judge_growth(card: CardScene, scene: Scene) -> Answer | None:
     """Answer by the growth of the job's memory on a card; None where it does not grow."""
     name, fill = f"memory of GPU {card.index}", read_fill(card.last)
     ranks = [rank for rank in scene.ranks if rank.process.pid in card.pids]
     trains = [_trains(rank, card, scene) for rank in ranks]
-    if not any(isinstance(one, Missing) or one for one in trains):
-        return None
-    if not is_known(fill.used) or not is_known(fill.total):
+    may_train = any(isinstance(one, Missing) or one for one in trains)
+    if not may_train or not is_known(fill.used) or not is_known(fill.total):
         return None
     room = max(0, fill.total - fill.used)
     growth = read_own_growth(scene, card.last.uuid, max(GROWTH_BYTES_S, room / ETA_S))
@@ -284,49 +282,36 @@ def _judge_growth(card: CardScene, scene: Scene) -> Answer | None:
         return Unsure(f"whether the job's {name} grows ({growth.reason})")
     if growth is None:
         return None
-    grows = f"it grows by {say_bytes_s(growth.mean)}"
-    if growth.grown_bytes >= RAMP_RATIO * growth.newest:
-        return Cleared(f"{name} ({grows}, as at a start)")
-    eta_s = room / growth.mean
-    if eta_s >= ETA_S:
-        return Cleared(f"{name} ({grows}, room for {say_about(eta_s)})")
-    if not any(is_known(one) and one for one in trains):
-        return Unsure(f"whether the job's {name} leaks or is still being filled ({grows})")
+    memory, rate, eta_s = CauseConditions(name), say_bytes_s(growth.mean), room / growth.mean
+    memory.clear(growth.grown_bytes >= RAMP_RATIO * growth.newest, f"it grows by {rate}, as at a start")
+    memory.clear(eta_s >= ETA_S, f"it grows by {rate}, room for {say_about(eta_s)}")
+    leak = CauseConditions(f"whether the job's {name} leaks or is still being filled")
+    leak.doubt(not any(is_known(one) and one for one in trains), f"it grows by {rate}")
     pids = [rank.process.pid for rank in ranks]
     alone = all(len(cards_of(pid, scene.gpus)) == 1 for pid in pids)
     held = read_held_growth(scene, pids) if alone else Missing("the ranks are on several cards")
-    if is_known(held) and held.mean < HELD_RATIO * growth.mean:
-        return Cleared(f"{name} (the cache of the allocator grows, what it holds does not)")
-    row = reading(Figure.GPU_MEMORY, 100 * fill.used / fill.total, scene.frame)
-    grown = _suspect_growth(card, scene, growth, held, eta_s)
-    one_rank = ranks[0].process if len(ranks) == 1 else None
-    return replace(
-        grown,
-        summary=f"{grown.summary}, its {format_bytes(fill.total)} are full in {say_about(eta_s)}",
-        evidence=(*grown.evidence, row, *_others_row(card, scene)),
-        observed=_full_need(fill.ratio, CARD_FULL) | {Need.CARD_MEMORY_GROWS},
-        pid=one_rank.pid if one_rank is not None else NOT_APPLICABLE,
-        rank=one_rank.rank if one_rank is not None else NOT_APPLICABLE,
-    )
-
-
-def _suspect_growth(
-    card: CardScene, scene: Scene, growth: Growth, held: Known[Growth], eta_s: float
-) -> Suspicion:
     evidence = [
         reading(Figure.GPU_MEMORY_GROWTH, growth.mean, scene.frame),
         reading(Figure.GPU_MEMORY_GROWN, growth.grown_bytes / (1 << 20), scene.frame),
     ]
     if is_known(held):
+        cached = held.mean < HELD_RATIO * growth.mean
+        memory.clear(cached, "the cache of the allocator grows, what it holds does not")
         evidence.append(reading(Figure.TENSORS_GROWTH, held.mean, scene.frame))
+    evidence.append(reading(Figure.GPU_MEMORY, 100 * fill.used / fill.total, scene.frame))
+    one_rank = ranks[0].process if len(ranks) == 1 else None
     return Suspicion(
         kind=Kind.MEMORY_PRESSURE,
         cause="gpu",
         weight=find_urgency(eta_s),
         margin=min(min(growth.slopes) / GROWTH_BYTES_S, ETA_S / max(eta_s, 1.0)),
         origins=frozenset((Origin.DRIVER, Origin.HOOK) if is_known(held) else (Origin.DRIVER,)),
-        summary=f"the job's memory on GPU {card.index} grows by {say_bytes_s(growth.mean)}",
-        evidence=tuple(evidence),
+        summary=f"the job's memory on GPU {card.index} grows by {rate}, its {format_bytes(fill.total)} are "
+        f"full in {say_about(eta_s)}",
+        evidence=(*evidence, *_others_row(card, scene)),
+        observed=_full_need(fill.ratio, CARD_FULL) | {Need.CARD_MEMORY_GROWS},
+        pid=one_rank.pid if one_rank is not None else NOT_APPLICABLE,
+        rank=one_rank.rank if one_rank is not None else NOT_APPLICABLE,
         card=card.index,
     )
 
