@@ -99,8 +99,8 @@ def by_conditions(judge: Callable[Asked, Asking]) -> Callable[Asked, Asking | Cl
 
 
 @dataclass(frozen=True, slots=True)
-class CauseConditions:
-    """Ask one after another what a cause needs, in a rule ``by_conditions``; ``what`` names the cause."""
+class Claim:
+    """Ask one after another what a cause needs, in a rule ``by_conditions``; ``what`` says it in words."""
 
     what: str
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import (
     Answer,
-    CauseConditions,
+    Claim,
     Cleared,
     Suspicion,
     Unsure,
@@ -126,7 +126,7 @@ def _complaints(card: CardScene, scene: Scene) -> list[tuple[str, float, str]]:
 def judge_unhealthy(scene: Scene) -> Answer:
     """Suspect a card that reports errors of its own: remapping, ECC, a wanted reset, an Xid; or is silent."""
     need_cards(scene)
-    errors = CauseConditions("errors of the cards")
+    errors = Claim("errors of the cards")
     told = [(card, words) for card in scene.gpus if (words := _complaints(card, scene))]
     for card in scene.gpus if not told else ():
         errors.known(_unread_health(card))
@@ -212,7 +212,7 @@ def _judge_retries(rank: RankScene, scene: Scene, retries: int, ooms: int) -> An
         for card in cards_of(rank.process.pid, scene.gpus)
         if is_known(card.memory_ratio) and is_known(ratio := find_fullest(scene.history, card.last.uuid))
     ]
-    why = CauseConditions(f"why the allocator of {_name(rank, scene)} asks again")
+    why = Claim(f"why the allocator of {_name(rank, scene)} asks again")
     why.doubt(not fills, "memory of its card was not read")
     ratio, card = max(fills, key=lambda one: one[0])
     most = f"GPU {card.index} was never fuller than {format_pct(100 * ratio)} %"
@@ -282,10 +282,10 @@ def _judge_growth(card: CardScene, scene: Scene) -> Answer | None:
         return Unsure(f"whether the job's {name} grows ({growth.reason})")
     if growth is None:
         return None
-    memory, rate, eta_s = CauseConditions(name), say_bytes_s(growth.mean), room / growth.mean
+    memory, rate, eta_s = Claim(name), say_bytes_s(growth.mean), room / growth.mean
     memory.clear(growth.grown_bytes >= RAMP_RATIO * growth.newest, f"it grows by {rate}, as at a start")
     memory.clear(eta_s >= ETA_S, f"it grows by {rate}, room for {say_about(eta_s)}")
-    leak = CauseConditions(f"whether the job's {name} leaks or is still being filled")
+    leak = Claim(f"whether the job's {name} leaks or is still being filled")
     leak.doubt(not any(is_known(one) and one for one in trains), f"it grows by {rate}")
     pids = [rank.process.pid for rank in ranks]
     alone = all(len(cards_of(pid, scene.gpus)) == 1 for pid in pids)

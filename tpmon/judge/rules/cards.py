@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import (
     Answer,
-    CauseConditions,
+    Claim,
     Cleared,
     EarlyAnswer,
     Suspicion,
@@ -228,7 +228,7 @@ def _throttled(
     )
 
 
-def _need_reasons(scene: Scene, cause: CauseConditions) -> None:
+def _need_reasons(scene: Scene, cause: Claim) -> None:
     """Leave a cause unsure where throttling could not be read of any card."""
     need_cards(scene)
     known = [card.last.throttle_known for card in scene.gpus]
@@ -236,9 +236,7 @@ def _need_reasons(scene: Scene, cause: CauseConditions) -> None:
         cause.known(known[0])
 
 
-def _find_held(
-    scene: Scene, reasons: Reasons, cause: CauseConditions, none: str
-) -> tuple[CardScene, Known[float]]:
+def _find_held(scene: Scene, reasons: Reasons, cause: Claim, none: str) -> tuple[CardScene, Known[float]]:
     """Return the loaded card that loses most to these reasons and how much."""
     _need_reasons(scene, cause)
     touched = [one for one in scene.gpus if is_touched(one, reasons) and is_loaded(one, LOADED_PCT)]
@@ -282,14 +280,14 @@ def _say_heat(card: CardScene) -> str:
 @by_conditions
 def judge_thermal(scene: Scene) -> Answer:
     """Suspect heat when it holds the clocks of a loaded card for 5 % of the window, and costs as much."""
-    found = _find_held(scene, THERMAL, CauseConditions("heat of the cards"), "no thermal reason")
+    found = _find_held(scene, THERMAL, Claim("heat of the cards"), "no thermal reason")
     return _suspect_held(scene, found, THERMAL, "thermal", why=_say_heat(found[0]), need=Need.CARD_HOT)
 
 
 @by_conditions
 def judge_brake(scene: Scene) -> Answer:
     """Suspect the power supply when the external brake holds a loaded card."""
-    found = _find_held(scene, BRAKE, CauseConditions("power brake"), "not set")
+    found = _find_held(scene, BRAKE, Claim("power brake"), "not set")
     why = "the external power brake, so the power supply or the chassis"
     return _suspect_held(scene, found, BRAKE, "brake", why=why, need=Need.CARD_BRAKED)
 
@@ -323,7 +321,7 @@ def _capped_power(capped_pct: float) -> float:
 @by_conditions
 def judge_odd_cap(scene: Scene) -> Answer:
     """Suspect a cap that the card's own power limit does not explain."""
-    _need_reasons(scene, CauseConditions("caps on the cards"))
+    _need_reasons(scene, Claim("caps on the cards"))
     card = _worst(one for one in scene.gpus if find_odd_cap(one, scene))
     if card is None:
         return Cleared("caps on the cards (none, or explained by the power limit)")
@@ -407,7 +405,7 @@ def _felt_ratio(card: CardScene, scene: Scene) -> Known[float]:
 def judge_pcie(scene: Scene) -> Answer:
     """Suspect a downtrained PCIe link, under load, when its traffic would be faster on a whole one."""
     need_cards(scene)
-    link = CauseConditions("PCIe link")
+    link = Claim("PCIe link")
     loaded = [card for card in scene.gpus if is_loaded(card, LINK_LOAD_PCT)]
     link.doubt(not loaded, "no card under load: idle ones slow it down on purpose")
     ratios = [(card, ratio) for card in loaded if is_known(ratio := _link_ratio(card))]

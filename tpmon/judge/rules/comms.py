@@ -9,7 +9,7 @@ from dataclasses import replace
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import (
     Answer,
-    CauseConditions,
+    Claim,
     Cleared,
     EarlyAnswer,
     Suspicion,
@@ -76,7 +76,7 @@ STRAGGLER_SPAN_S = 20.0
 
 def _need_ranks(scene: Scene) -> None:
     """Answer a rule by conditions where there is nobody to wait for, or that is not known."""
-    comms, world = CauseConditions("comms"), scene.frame.target.world_size
+    comms, world = Claim("comms"), scene.frame.target.world_size
     if len(scene.ranks) < 2:
         comms.known(world, "whether ranks run on other machines: ")
         comms.clear(known_or(world, 1) < 2, "one rank")
@@ -271,7 +271,7 @@ def judge_straggler(scene: Scene) -> Answer:
     return found
 
 
-def _all_wait(scene: Scene, cause: CauseConditions) -> tuple[list[RankWait], float]:
+def _all_wait(scene: Scene, cause: Claim) -> tuple[list[RankWait], float]:
     """Return the waits when even the least waiting rank waits long, and how long that is."""
     _need_ranks(scene)
     waits = cause.known(find_waits(scene))
@@ -335,7 +335,7 @@ def _suspect_spinning(scene: Scene) -> Suspicion | None:
 @by_conditions
 def judge_transfer(scene: Scene) -> Answer:
     """Suspect the transfer: all ranks wait in collectives and data moves meanwhile."""
-    transfer = CauseConditions("transfer between ranks")
+    transfer = Claim("transfer between ranks")
     try:
         waits, least = _all_wait(scene, transfer)
     except EarlyAnswer as early:
@@ -343,7 +343,7 @@ def judge_transfer(scene: Scene) -> Answer:
     margin, origins, evidence = find_traffic(scene)
     # On crowded CPUs communication threads want a CPU whatever they move; bytes that moved stay true.
     transfer.doubt(_take_turns(scene, least) and Origin.NETWORK not in origins, CROWDED)
-    CauseConditions("transfer").doubt(margin < 1 and not is_traffic_read(scene), UNREAD)
+    Claim("transfer").doubt(margin < 1 and not is_traffic_read(scene), UNREAD)
     transfer.clear(margin < 1, "little moves")
     text = f"all ranks spend {format_pct(100 * least)} % in collectives that move data{say_traffic(scene)}"
     plain = _suspect_all(scene, waits, "transfer", text)
@@ -358,7 +358,7 @@ def judge_transfer(scene: Scene) -> Answer:
 @by_conditions
 def judge_comms_unknown(scene: Scene) -> Answer:
     """Suspect a wait of unknown reason: all ranks in collectives, little moves, nobody here is late."""
-    unknown = CauseConditions("waits between ranks")
+    unknown = Claim("waits between ranks")
     waits, least = _all_wait(scene, unknown)
     unknown.doubt(_take_turns(scene, least), CROWDED)
     unknown.clear(find_traffic(scene)[0] >= 1, "they transfer")

@@ -14,14 +14,7 @@ from collections import Counter
 from functools import lru_cache
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import (
-    Answer,
-    CauseConditions,
-    Suspicion,
-    by_conditions,
-    reading,
-    reading_aged,
-)
+from tpmon.judge.answers.result import Answer, Claim, Suspicion, by_conditions, reading, reading_aged
 from tpmon.judge.features.cpu import (
     FREE_CORES,
     NEIGHBOUR_DELAY_RATIO,
@@ -116,7 +109,7 @@ def _find_withheld(scene: Scene) -> Known[float]:
 @by_conditions
 def judge_quota(scene: Scene) -> Answer:
     """Suspect the CPU quota when it stopped the job in a quarter of its periods, or is what it waits for."""
-    quota, frame = CauseConditions("CPU quota"), scene.frame
+    quota, frame = Claim("CPU quota"), scene.frame
     ratio = quota.known(scene.throttled_ratio)
     least = THROTTLED_SOME_RATIO if _is_used_up(scene) or _is_waited_for(scene) else THROTTLED_RATIO
     throttled = f"{format_pct(100 * ratio)} % of periods throttled"
@@ -166,7 +159,7 @@ def judge_oversubscription(scene: Scene) -> Answer:
 
     Single-threaded loader workers beyond the budget cost nothing and are left out.
     """
-    both, pools = CauseConditions("thread oversubscription"), CauseConditions("thread pools")
+    both, pools = Claim("thread oversubscription"), Claim("thread pools")
     pool, delay = both.known(scene.pool_ratio), both.known(scene.delay_ratio)
     few = pool < POOL_RATIO or delay < DELAY_RATIO
     pools.clear(few, f"{pool:.1f}x the budget, waiting {format_pct(100 * delay)} %")
@@ -335,10 +328,10 @@ def _say_cpus(cpus: frozenset[int]) -> str:
 @by_conditions
 def judge_worker_affinity(scene: Scene) -> Answer:
     """Suspect the mask of the workers when they wait for the few CPUs that it leaves them of the budget."""
-    found, bound = need_starved(scene), CauseConditions("workers that are bound to few CPUs")
+    found, bound = need_starved(scene), Claim("workers that are bound to few CPUs")
     bound.clear(not found.workers, "there are none")
-    cpus = CauseConditions("on which CPUs the workers may run").known(_find_cpus(found.workers, scene))
-    budget = CauseConditions("whether the workers may run on all CPUs of the job").known(scene.budget)
+    cpus = Claim("on which CPUs the workers may run").known(_find_cpus(found.workers, scene))
+    budget = Claim("whether the workers may run on all CPUs of the job").known(scene.budget)
     bound.clear(len(cpus) > budget - FREE_CORES, f"they may run on {len(cpus)}")
     wanted = sum_known(worker.demand for worker in found.workers)
     waiting = sum_known(worker.waiting for worker in found.workers)

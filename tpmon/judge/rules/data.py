@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, CauseConditions, Cleared, by_conditions, reading
+from tpmon.judge.answers.result import Answer, Claim, Cleared, by_conditions, reading
 from tpmon.judge.features.data_wait import LEAST_READINGS, DataWait, measure_share
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
 from tpmon.judge.features.starvation import (
@@ -92,14 +92,14 @@ def judge_no_workers(scene: Scene) -> Answer:
             if isinstance(starved, Starved):
                 return _suspect_no_workers(starved, scene, "it reads its files itself, there are no workers")
         return found
-    loading, least = CauseConditions("loading in the main thread"), COLLATE_SHARE * found.wait.share.ratio
+    loading, least = Claim("loading in the main thread"), COLLATE_SHARE * found.wait.share.ratio
     loading.clear(found.rank.has_workers, "there are loader workers")
     collate, copy, queue = (
         (part_of(found, part) or NO_SHARE).ratio for part in (DataPart.COLLATE, DataPart.COPY, DataPart.QUEUE)
     )
     loading.clear(collate >= least, "most of it is collate")
     loading.clear(copy >= least, "most of it is copying")
-    filler = CauseConditions("what fills the queue that the main thread waits at")
+    filler = Claim("what fills the queue that the main thread waits at")
     filler.doubt(queue >= least, "no loader worker does")
     handed = find_named_wait(found.rank)
     loading.clear(handed >= least, "it only waits for what others hand over")
@@ -135,7 +135,7 @@ def judge_collate(scene: Scene) -> Answer:
     """Suspect collating when it takes half of the loading, in the main thread or in the workers."""
     found = need_starved(scene)
     if not found.rank.has_workers:
-        part = _part_of_loading(found, DataPart.COLLATE, CauseConditions("collating"))
+        part = _part_of_loading(found, DataPart.COLLATE, Claim("collating"))
         return suspect_loader(
             found,
             scene,
@@ -149,7 +149,7 @@ def judge_collate(scene: Scene) -> Answer:
             ),
             observed=frozenset((Need.COLLATE_IN_STACK,)),
         )
-    collating = CauseConditions("collating in the workers")
+    collating = Claim("collating in the workers")
     collating.clear(name_state(found) is WorkerState.IDLE, "they wait for work")
     share = collating.known(find_collate_share(found, scene))
     collating.clear(share < COLLATE_SHARE, f"{100 * share:.0f} % of their work")
@@ -165,7 +165,7 @@ def judge_collate(scene: Scene) -> Answer:
     )
 
 
-def _part_of_loading(found: Starved, name: DataPart, cause: CauseConditions) -> Share:
+def _part_of_loading(found: Starved, name: DataPart, cause: Claim) -> Share:
     """Return the share of a part of the loading that is half of the wait, by the stacks."""
     cause.doubt(Origin.STACKS not in found.wait.origins, "no stacks")
     part = part_of(found, name) or NO_SHARE
@@ -178,7 +178,7 @@ def _part_of_loading(found: Starved, name: DataPart, cause: CauseConditions) -> 
 def judge_drain(scene: Scene) -> Answer:
     """Suspect the taking out of batches when the main thread copies or unpacks for half of its wait."""
     found = need_starved(scene)
-    part = _part_of_loading(found, DataPart.COPY, CauseConditions("unpacking of batches"))
+    part = _part_of_loading(found, DataPart.COPY, Claim("unpacking of batches"))
     loader = found.rank.loader
     ready = loader is not None and is_known(loader.ready_batches) and loader.ready_batches > 0
     return suspect_loader(
@@ -197,7 +197,7 @@ def judge_drain(scene: Scene) -> Answer:
 @by_conditions
 def judge_pin(scene: Scene) -> Answer:
     """Suspect the pin-memory thread when it computes all the time while the workers have no work."""
-    found, pin = need_starved(scene), CauseConditions("pin-memory thread")
+    found, pin = need_starved(scene), Claim("pin-memory thread")
     pin.clear(not see_pins(found.rank), "there is none")
     demand = pin.known(find_pin_demand(found.rank, scene))
     pin.clear(demand < BUSY_PIN, f"busy {100 * demand:.0f} %")
@@ -380,7 +380,7 @@ def judge_periodic(scene: Scene) -> Answer:
         found = _starved_over_history(scene, found)
     if not isinstance(found, Starved):
         return found
-    bursts = CauseConditions("waits every few steps")
+    bursts = Claim("waits every few steps")
     bursts.doubt(not found.rank.has_workers, "seen only at the queue of workers")
     waits = see_waits(found.rank, scene)
     period, idle = find_period(waits), _idle_at_times(found, scene)

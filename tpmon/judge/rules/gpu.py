@@ -11,7 +11,7 @@ optimizer that computes on the CPU, and cards of one rank that work one after an
 from __future__ import annotations
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, CauseConditions, Suspicion, by_conditions, reading
+from tpmon.judge.answers.result import Answer, Claim, Suspicion, by_conditions, reading
 from tpmon.judge.features.card_use import (
     FULL_SM_PCT,
     HOLLOW_POWER_RATIO,
@@ -65,7 +65,7 @@ def judge_launch_bound(scene: Scene) -> Answer:
     explains slack only up to its own share.
     """
     need_cards(scene)
-    launching = CauseConditions("launching of kernels")
+    launching = Claim("launching of kernels")
     deciding = "the GPU is hollow or idle, and why is not known yet: "
     rank, slack = launching.known(slackest(scene))
     launching.clear(slack.ratio < SLACK_RATIO, f"the GPUs have {format_pct(100 * slack.ratio)} % slack")
@@ -212,7 +212,7 @@ def _held_ratio(phases: RankPhases, needs: frozenset[Need]) -> float:
 @by_conditions
 def _judge_sync(scene: Scene, cause: str, needs: frozenset[Need], words: str, least: float) -> Answer:
     need_cards(scene)
-    syncing = CauseConditions(f"{cause} synchronising")
+    syncing = Claim(f"{cause} synchronising")
     reason = Missing("no rank was read")
     best: tuple[float, float, RankScene, Slack] | None = None
     for rank in scene.ranks:
@@ -346,7 +346,7 @@ def _weigh_card(card: CardScene, scene: Scene) -> Known[float]:
 
     Missing of one that is busy where nothing was read of how full it is.
     """
-    full, name = CauseConditions("GPU compute"), f"card {card.index}"
+    full, name = Claim("GPU compute"), f"card {card.index}"
     margin, active = _full_margin(card), card.sm_active_pct
     if not is_known(card.busy_pct):
         if is_known(active):  # those of a slice, which has no utilisation, are kernels that run
@@ -398,7 +398,7 @@ def judge_gpu_compute(scene: Scene) -> Answer:
             missing, margin = f"card {card.index}: {margin.reason}", 0.0
         margins.append(margin)
     exchanged, unread = _exchanged(scene)
-    full, compute = min(margins) >= 1, CauseConditions("GPU compute")
+    full, compute = min(margins) >= 1, Claim("GPU compute")
     busy_at = missing or "busy at medium power"
     may_wait = not full and bool(exchanged)
     compute.doubt(may_wait, f"{busy_at}: the ranks may wait for each other meanwhile")

@@ -5,15 +5,7 @@ Both need to see work, not only the absence of trouble: what was not read is no 
 
 from __future__ import annotations
 
-from tpmon.judge.answers.result import (
-    Answer,
-    CauseConditions,
-    Cleared,
-    Suspicion,
-    Unsure,
-    by_conditions,
-    reading,
-)
+from tpmon.judge.answers.result import Answer, Claim, Cleared, Suspicion, Unsure, by_conditions, reading
 from tpmon.judge.features.card_use import judge_hollow
 from tpmon.judge.features.cards import BUSY_PCT, STARVED_PCT
 from tpmon.judge.features.comms import find_waits
@@ -67,7 +59,7 @@ def _computing(scene: Scene) -> Known[float]:
 @by_conditions
 def judge_cpu_compute(scene: Scene) -> Answer:
     """Suspect, in the good sense, that the cores are full of computing: a job without GPUs."""
-    full, computing = CauseConditions("CPU compute"), _computing(scene)
+    full, computing = Claim("CPU compute"), _computing(scene)
     full.clear(bool(scene.cards), "the job computes on a GPU")
     without = answer_without_cards(scene)
     full.doubt(isinstance(without, Unsure), without.text)
@@ -181,7 +173,7 @@ def _find_pauses(scene: Scene) -> Evidence | None:
 @by_conditions
 def judge_balanced(scene: Scene) -> Answer:
     """Suspect, in the good sense, that nothing holds the run: it works and no wait takes a fifth of it."""
-    balanced = CauseConditions("balanced")
+    balanced = Claim("balanced")
     for card in scene.gpus:
         name = f"card {card.index}"
         busy_pct = balanced.known(card.busy_pct, f"{name}: ")

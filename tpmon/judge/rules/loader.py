@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, CauseConditions, Cleared, Suspicion, by_conditions, reading
+from tpmon.judge.answers.result import Answer, Claim, Cleared, Suspicion, by_conditions, reading
 from tpmon.judge.features.cpu import FREE_CORES, are_taken, find_cores_free, say_free
 from tpmon.judge.features.data_wait import measure_share
 from tpmon.judge.features.snapshot import Rule, Scene
@@ -62,9 +62,9 @@ def list_kills(scene: Scene) -> list[tuple[int, ProcessEnd]]:
 def judge_killed_workers(scene: Scene) -> Answer:
     """Suspect what kills the workers when a signal has ended some of them more than once in a minute."""
     kills = list_kills(scene)
-    CauseConditions("killed workers").clear(not kills, "none in the last minute")
+    Claim("killed workers").clear(not kills, "none in the last minute")
     times = len({taken_ns for taken_ns, _ in kills})
-    CauseConditions("workers killed again and again").clear(times < AGAIN, "it was once")
+    Claim("workers killed again and again").clear(times < AGAIN, "it was once")
     signals = Counter(end.signal for _, end in kills if is_known(end.signal))
     told = ", ".join(f"{count} by {name}" for name, count in signals.most_common())
     found = find_starved(scene)
@@ -129,14 +129,14 @@ def _demand_text(found: Starved) -> str:
 @by_conditions
 def judge_cpu_transform(scene: Scene) -> Answer:
     """Suspect the transforms when the workers compute all the time and no core is left for more of them."""
-    found, transforms = need_starved(scene), CauseConditions("transforms in the workers")
+    found, transforms = need_starved(scene), Claim("transforms in the workers")
     load = name_state(found)
     transforms.doubt(load is WorkerState.UNREAD and found.rank.has_workers, "what they do was not read")
     transforms.clear(load is not WorkerState.COMPUTE, _demand_text(found))
     transforms.clear(is_collating(found, scene), "most of their time goes into collate")
     transforms.clear(_pools_fight(found, scene), "their thread pools fight for the CPUs")
     has_room = known_or(found.cores_free, 0.0) >= FREE_CORES
-    CauseConditions("transforms beyond the CPUs").clear(has_room, say_free(found.cores_free, found.cores_had))
+    Claim("transforms beyond the CPUs").clear(has_room, say_free(found.cores_free, found.cores_had))
     return suspect_loader(
         found,
         scene,
@@ -153,7 +153,7 @@ def judge_cpu_transform(scene: Scene) -> Answer:
 @by_conditions
 def judge_too_few_workers(scene: Scene) -> Answer:
     """Suspect the number of workers when each has work all the time and cores are free for more."""
-    found, few = need_starved(scene), CauseConditions("too few workers")
+    found, few = need_starved(scene), Claim("too few workers")
     load = name_state(found)
     if load is WorkerState.IDLE:
         return Cleared(few.what)
@@ -205,7 +205,7 @@ def _tell_lock(found: Starved, lock: LockWait) -> str:
 @by_conditions
 def judge_worker_lock(scene: Scene) -> Answer:
     """Suspect a lock when the workers have work, hardly compute, and most of them wait for one."""
-    found, shared = need_starved(scene), CauseConditions("a lock that the workers share")
+    found, shared = need_starved(scene), Claim("a lock that the workers share")
     lock = find_lock(found, scene)
     if not lock.is_lock and lock.sign is not LockSign.OPEN:
         load = name_state(found)
@@ -265,7 +265,7 @@ def _find_slow(looks: tuple[WorkerLooks, ...]) -> WorkerLooks | None:
 @by_conditions
 def judge_one_slow_worker(scene: Scene) -> Answer:
     """Suspect one worker when it always has work, the others mostly none, and all wait for its batch."""
-    found, one_slow = need_starved(scene), CauseConditions("one slow worker")
+    found, one_slow = need_starved(scene), Claim("one slow worker")
     one_slow.clear(len(found.workers) < 2, "there are not two to compare")
     looks = look_at_workers(found, scene)
     read = all(is_known(one.idle_ratio) for one in looks)
@@ -297,7 +297,7 @@ def judge_one_slow_worker(scene: Scene) -> Answer:
 @by_conditions
 def judge_uneven_workers(scene: Scene) -> Answer:
     """Suspect that only some workers have data when those always have work, and each of the others none."""
-    found, unfed = need_starved(scene), CauseConditions("workers without data")
+    found, unfed = need_starved(scene), Claim("workers without data")
     looks = look_at_workers(found, scene)
     read = all(is_known(one.idle_ratio) for one in looks)
     unfed.doubt(not read, "what the workers wait for was not read")
@@ -345,7 +345,7 @@ def _waits_for_old_workers(found: Starved, scene: Scene) -> bool:
 @by_conditions
 def judge_respawn(scene: Scene) -> Answer:
     """Suspect the start of workers when they are born again and again while their rank waits."""
-    found, restarts = need_starved(scene), CauseConditions("restarts of workers")
+    found, restarts = need_starved(scene), Claim("restarts of workers")
     restarts.clear(not found.rank.has_workers, "there are none")
     killed = {end.rank for _, end in list_kills(scene) if is_known(end.rank)}
     restarts.clear(found.rank.process.rank in killed, "a signal ended some: that is why")

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, CauseConditions, Suspicion, Unsure, by_conditions, reading
+from tpmon.judge.answers.result import Answer, Claim, Suspicion, Unsure, by_conditions, reading
 from tpmon.judge.features.card_use import ETA_S, GROWTH_BYTES_S, Growth, find_urgency, read_growth, say_about
 from tpmon.judge.features.readings import memory_origin, pressure_origin
 from tpmon.judge.features.snapshot import Rule, Scene
@@ -76,7 +76,7 @@ def _lacks_room(shm: ShmSample, step: float) -> bool:
 @by_conditions
 def judge_shm(scene: Scene) -> Answer:
     """Suspect /dev/shm when it is small and half full, or has no room for two more steps of growth."""
-    memory = CauseConditions("shared memory")
+    memory = Claim("shared memory")
     shm = memory.known(scene.frame.memory.shm)
     memory.doubt(shm.total_bytes <= 0, "its size reads 0")
     text = f"{format_bytes(shm.used_bytes)} of {format_bytes(shm.total_bytes)}"
@@ -242,7 +242,7 @@ def _is_near_the_end(room: tuple[float, float, str], growth: Growth) -> bool:
 @by_conditions
 def judge_leak(scene: Scene) -> Answer:
     """Suspect steady growth of the job's memory that reaches its limit soon."""
-    growth, leak = CauseConditions("memory growth"), CauseConditions("leak")
+    growth, leak = Claim("memory growth"), Claim("leak")
     anon = growth.known(read_growth(scene, _sum_anon))
     growth.clear(not _lasts(scene, anon), "none that lasts")
     leak.clear(growth.known(_grows_by_copies(scene, anon)), "pages are copied, not added")
@@ -268,7 +268,7 @@ def judge_leak(scene: Scene) -> Answer:
 @by_conditions
 def judge_copy_on_write(scene: Scene) -> Answer:
     """Suspect copies of shared pages: anonymous memory grows with the workers, the sum of RSS does not."""
-    copying = CauseConditions("copy-on-write")
+    copying = Claim("copy-on-write")
     copying.clear(not _workers(scene.frame), "no workers")
     anon = copying.known(read_growth(scene, _sum_anon))
     copying.clear(not _lasts(scene, anon), "memory does not grow")
@@ -297,11 +297,11 @@ def judge_copy_on_write(scene: Scene) -> Answer:
 @by_conditions
 def judge_swap(scene: Scene) -> Answer:
     """Suspect swap when the job has pages there and touches them."""
-    frame, memory, swapped = scene.frame, scene.frame.memory, CauseConditions("swap")
+    frame, memory, swapped = scene.frame, scene.frame.memory, Claim("swap")
     swap = swapped.known(memory.swap_bytes)
     size, psi = format_bytes(swap), scene.memory_psi_pct
     swapped.clear(swap < SWAP_BYTES, size)
-    faults = CauseConditions(f"whether {size} in swap are touched").known(scene.major_faults_s)
+    faults = Claim(f"whether {size} in swap are touched").known(scene.major_faults_s)
     swapped.clear(faults < SWAP_FAULTS_S, f"{size} lie there untouched")
     if is_known(psi):
         swapped.clear(psi < STALLED_PCT, f"{size} lie there, and the job stalls {psi:.1f} % of the time")

@@ -11,7 +11,7 @@ import math
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import (
     Answer,
-    CauseConditions,
+    Claim,
     Cleared,
     Suspicion,
     Unsure,
@@ -116,7 +116,7 @@ def _find_plain_wait(rank: RankScene, timed: Share) -> str:
 
 @by_conditions
 def _judge_gil_of(rank: RankScene, scene: Scene) -> Answer:
-    lock = CauseConditions("Python's interpreter lock")
+    lock = Claim("Python's interpreter lock")
     ran = lock.known(rank.demand) - lock.known(rank.waiting)
     main = lock.known(rank.main)
     lock.doubt(main.looks < LEAST_SAMPLES, "too few samples of the main thread")
@@ -198,7 +198,7 @@ def _has_room(rank: RankScene, scene: Scene) -> bool:
 
 @by_conditions
 def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
-    single = CauseConditions("a single Python thread")
+    single = Claim("a single Python thread")
     demand, threads = single.known(rank.demand), single.known(rank.busy_threads)
     running = rank.main.running if is_known(rank.main) else rank.running_ratio
     if not ONE_THREAD_LOW <= demand <= ONE_THREAD_HIGH or threads >= 2 or running < RUNNING:
@@ -210,7 +210,7 @@ def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
     single.clear(single.known(_is_gpu_busy(rank, scene), "GPU: "), "the GPU is busy")
     free = single.known(find_cores_free(scene), "free CPUs: ")
     single.clear(free < FREE_CORES, f"{free:.1f} CPUs are free")
-    share = CauseConditions("whether the one busy thread computes or runs Python").known(_python_share(rank))
+    share = Claim("whether the one busy thread computes or runs Python").known(_python_share(rank))
     single.clear(share.low < PYTHON_SHARE, f"Python outside of the step: {100 * share.ratio:.0f} %")
     idle = find_gpu_idle(rank, scene)
     gain = min(share.ratio, idle) if is_known(idle) else share.ratio
@@ -270,8 +270,8 @@ _MAY_SLEEP = (
 """Phases in which a main thread may sleep: no sleep of theirs is one of the program's own calls."""
 _SLEEPS = {WaitReason.CHILD: "waits for a child process", WaitReason.SLEEP: "pauses (time.sleep or alike)"}
 """What the kernel says of a sleeping thread (``ProcessSample.waits_for``), as a verb."""
-_OWN = CauseConditions("a loader of the program's own")
-_CALL = CauseConditions("calls that block")
+_OWN = Claim("a loader of the program's own")
+_CALL = Claim("calls that block")
 
 
 def _find_sleep(main: MainThreadScene) -> float:
@@ -279,7 +279,7 @@ def _find_sleep(main: MainThreadScene) -> float:
     return max(0.0, 1 - main.running - main.timed_lock)
 
 
-def _idle_cost(rank: RankScene, scene: Scene, cause: CauseConditions) -> Applicable[float]:
+def _idle_cost(rank: RankScene, scene: Scene, cause: Claim) -> Applicable[float]:
     """Return how much of the time the rank's card idles, where a wait costs something."""
     idle = find_gpu_idle(rank, scene)
     cause.known(idle, "GPU: ")
@@ -288,7 +288,7 @@ def _idle_cost(rank: RankScene, scene: Scene, cause: CauseConditions) -> Applica
     return idle
 
 
-def _stacks_of(rank: RankScene, cause: CauseConditions) -> RankPhases:
+def _stacks_of(rank: RankScene, cause: Claim) -> RankPhases:
     """Return the stacks of a rank that takes steps."""
     phases = cause.known(rank.phases)
     cause.doubt(phases.samples < LEAST_SAMPLES, "too few stack samples yet")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, CauseConditions, Unsure, by_conditions, reading
+from tpmon.judge.answers.result import Answer, Claim, Unsure, by_conditions, reading
 from tpmon.judge.features.readings import mean_known, memory_origin, pressure_origin
 from tpmon.judge.features.snapshot import Rule, Scene, WorkerScene
 from tpmon.judge.features.starvation import NO_WORKERS, Starved, need_starved, suspect_loader
@@ -212,15 +212,15 @@ def _margin(store: StoreReading, reads: Reads, found: Starved, scene: Scene) -> 
 
 @by_conditions
 def _judge_store(scene: Scene, wanted: StoreReading, name: str) -> Answer:
-    found, slow = need_starved(scene), CauseConditions(name)
-    CauseConditions(f"{name} of the workers").clear(not found.rank.has_workers, "there are none")
+    found, slow = need_starved(scene), Claim(name)
+    Claim(f"{name} of the workers").clear(not found.rank.has_workers, "there are none")
     slow.doubt(name_state(found) is WorkerState.UNREAD, "what the workers wait for was not read")
     blocked = f"workers blocked {format_pct(100 * known_or(found.blocked, 0.0))} % of the time"
     slow.clear(not _network_load(found, scene), blocked)
-    asked = CauseConditions("what a process of this machine does that the workers ask")
+    asked = Claim("what a process of this machine does that the workers ask")
     asked.doubt(mean_wait(found.workers, _LOCAL) >= BLOCKED_WORKER, _name_server(found, scene))
     reads = measure_reads(found)
-    whether = CauseConditions("whether bytes or answers of the storage are slow")
+    whether = Claim("whether bytes or answers of the storage are slow")
     store = whether.known(_name_store(found, scene, reads))
     slow.clear(store is not wanted, f"reads of {_size_text(reads)}")
     opens = store is StoreReading.ANSWERS and _tell_by_opens(scene, reads)
@@ -272,7 +272,7 @@ def judge_page_cache_thrash(scene: Scene) -> Answer:
     pages = is_known(refault) and refault > REFAULT_BYTES_S and is_known(faults) and faults > MAJOR_FAULTS_S
     stalls = is_known(psi) and psi > PSI_MEMORY_PCT and not (is_known(refault) and refault <= 0)
     text = f"{format_bytes(refault)}/s refaulted" if is_known(refault) else f"PSI {known_or(psi, 0.0):.0f} %"
-    CauseConditions("page cache").clear(not pages and not stalls, text)
+    Claim("page cache").clear(not pages and not stalls, text)
     found = need_starved(scene)
     frame = scene.frame
     margins, origins = [1.0], set[Origin]()
