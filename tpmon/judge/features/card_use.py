@@ -59,7 +59,6 @@ class Growth:
 def _points(
     frames: Sequence[Frame], now_ns: int, read: Callable[[Frame], Known[float]]
 ) -> Iterator[tuple[float, float]]:
-    """Yield age and value of each reading that has one, oldest first."""
     for frame in frames:
         if is_known(value := read(frame)):
             yield (now_ns - frame.taken_ns) / 1e9, value

@@ -63,7 +63,6 @@ UNLISTED = "processes that the driver does not list here"
 
 
 def _mean_of(pids: Sequence[int], shares: Sequence[Known[Mapping[int, float]]]) -> Known[float]:
-    """Return the mean over the readings of what some processes have together."""
     return mean_known(
         sum(share.get(pid, 0.0) for pid in pids) if is_known(share) else share for share in shares
     )
@@ -303,7 +302,6 @@ def _see_shared(card: CardScene, samples: Sequence[GpuSample]) -> CardScene:
 
 
 def _see_slice(card: CardScene, samples: Sequence[GpuSample]) -> CardScene:
-    """Put the job's MIG slice in the place of the card."""
     own = find_slice(samples)
     last = replace(
         card.last, memory_used_bytes=own.memory_used_bytes, memory_total_bytes=own.memory_total_bytes
@@ -340,12 +338,10 @@ def _see_card(samples: Sequence[GpuSample], holder: GpuSample) -> CardScene:
 
 
 def _holders(gpus: Known[tuple[GpuSample, ...]]) -> dict[str, GpuSample]:
-    """Return the cards that processes of the job are on, by UUID."""
     return {one.uuid: one for one in known_or(gpus, ()) if is_known(one.pids) and one.pids}
 
 
 def _newest(frames: Sequence[Frame], seconds: float) -> Sequence[Frame]:
-    """Return the Frames of the last ``seconds``."""
     first = len(frames)
     while first and frames[-1].taken_ns - frames[first - 1].taken_ns <= seconds * 1e9:
         first -= 1
@@ -353,7 +349,6 @@ def _newest(frames: Sequence[Frame], seconds: float) -> Sequence[Frame]:
 
 
 def _by_card(frames: Sequence[Frame], uuids: Sequence[str]) -> dict[str, list[GpuSample]]:
-    """Return the readings of some cards, oldest first, by UUID."""
     found: dict[str, list[GpuSample]] = {uuid: [] for uuid in uuids}
     for frame in frames:
         for sample in known_or(frame.gpus, ()):

@@ -45,7 +45,6 @@ MUCH_PCIE_BYTES_S = 5e9
 
 
 def _comm_demand(scene: Scene) -> Known[float]:
-    """Return the demand of the communication threads of the busiest rank, in threads."""
     values: dict[int, list[Known[float]]] = {}
     for frame in scene.frames:
         for process in frame.processes:

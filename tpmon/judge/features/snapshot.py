@@ -253,7 +253,6 @@ def _see_worker(samples: Sequence[ProcessSample], frame: Frame) -> WorkerScene:
 
 
 def _see_main(pid: int, frames: Sequence[Frame]) -> Known[MainThreadScene]:
-    """Add up the looks of the span at one main thread."""
     if isinstance(frames[-1].main_threads, Missing):
         return frames[-1].main_threads
     found = [

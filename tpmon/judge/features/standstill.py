@@ -108,7 +108,6 @@ class Standstill:
 
 
 def _is_still(process: ProcessSample) -> Known[bool]:
-    """Tell whether one process did nothing in one second."""
     ran = process.runnable if not is_known(process.waiting) else ran_of(process)
     if not is_known(ran):
         return ran

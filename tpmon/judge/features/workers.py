@@ -333,7 +333,6 @@ def _share_places(found: Starved, scene: Scene) -> dict[StackEnd, Share]:
 
 
 def _cpu_of_others(worker: WorkerScene) -> float:
-    """Return the demand of a worker's threads but its main one."""
     of_main = 1.0 - sum(share for wait, share in worker.waits.items() if wait != RUNNING)
     return max(0.0, known_or(worker.demand, 0.0) - max(0.0, of_main))
 
@@ -450,7 +449,6 @@ def is_open(frames: tuple[StackFrame, ...]) -> bool:
 
 
 def _loading_stacks(found: Starved, scene: Scene) -> Iterator[StackCount]:
-    """Return the stacks of the rank's main thread while it gets its batches."""
     for frame in scene.history:
         for one in known_or(frame.stacks, ()):
             for stack in main_stacks(one) if one.pid == found.rank.process.pid else ():

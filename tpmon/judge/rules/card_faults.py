@@ -206,7 +206,6 @@ def _count_retries(rank: RankScene, scene: Scene) -> tuple[int, int]:
 
 @by_conditions
 def _judge_retries(rank: RankScene, scene: Scene, retries: int, ooms: int) -> Answer:
-    """Answer by the counters of a rank's allocator."""
     fills = [
         (ratio, card)
         for card in cards_of(rank.process.pid, scene.gpus)

@@ -174,7 +174,6 @@ def lost_to(card: CardScene, reasons: Collection[str], scene: Scene) -> Known[fl
 
 
 def _worst(cards: Iterable[CardScene]) -> CardScene | None:
-    """Return the card with the lowest clock."""
     listed = list(cards)
     known = [card for card in listed if is_known(card.clock_ratio)]
     if known:
@@ -373,7 +372,6 @@ def _lane_speed_of(card: CardScene) -> Known[float]:
 
 
 def _link_ratio(card: CardScene) -> Known[float]:
-    """Return the present link's speed over the best that card and slot can."""
     best = _lane_speed(card.last.pcie_generation_max, card.last.pcie_width_max)
     return join_known(operator.truediv, _lane_speed_of(card), best)
 

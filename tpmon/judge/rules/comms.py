@@ -94,7 +94,6 @@ _DOINGS = {
 
 
 def _say_doing(rank: RankScene) -> str:
-    """Say what a late rank does instead of waiting with the others."""
     waits = rank.process.waits_for
     if is_known(rank.main) and rank.main.running < RESTING_RATIO and is_known(waits) and waits != RUNNING:
         return (
@@ -143,7 +142,6 @@ def _take_turns(scene: Scene, least: float) -> bool:
 
 
 def _work_ratio(late: RankScene, others: Sequence[RankScene]) -> Known[float]:
-    """Return how much more CPU time a rank takes than the typical other one."""
     none = Missing("the others took no CPU time")
     typical = median_known(one.ran for one in others)
     return join_known(lambda own, theirs: own / theirs if theirs > 0 else none, late.ran, typical)

@@ -306,7 +306,6 @@ def parse_cpus(text: str) -> Known[frozenset[int]]:
 
 
 def _find_cpus(workers: tuple[WorkerScene, ...], scene: Scene) -> Known[frozenset[int]]:
-    """Return the CPUs on which any of the workers may run."""
     pids = {worker.pid for worker in workers}
     cpus: frozenset[int] = frozenset()
     for process in scene.frame.processes:

@@ -107,7 +107,6 @@ def judge_no_workers(scene: Scene) -> Answer:
 
 
 def _opens_files(found: Starved, scene: Scene) -> bool:
-    """Tell whether a rank without workers waits for files to open, by its waits as well as by its stacks."""
     main = found.rank.main
     waits = is_known(main) and main.io >= QUEUE_AGREES * found.wait.share.ratio
     return waits and is_opening(scene)

@@ -45,7 +45,6 @@ _PAUSES = {Phase.CHECKPOINT: "checkpoints", Phase.VALIDATION: "validations"}
 
 
 def _computing(scene: Scene) -> Known[float]:
-    """Return the share of samples in the model, of the rank that computes least."""
     ratios = []
     for rank in scene.ranks:
         if not is_known(rank.phases):

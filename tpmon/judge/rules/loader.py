@@ -254,7 +254,6 @@ def _is_never_idle(looks: WorkerLooks) -> bool:
 
 
 def _find_slow(looks: tuple[WorkerLooks, ...]) -> WorkerLooks | None:
-    """Return the only worker that always has work while the others mostly have none."""
     never_idle = [one for one in looks if one.worker.stopped or _is_never_idle(one)]
     if len(never_idle) != 1:
         return None

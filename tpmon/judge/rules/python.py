@@ -159,7 +159,6 @@ def judge_gil(scene: Scene) -> Answer:
 
 
 def _python_share(rank: RankScene) -> Known[Share]:
-    """Return the share of stack samples in Python outside of the parts of a step."""
     phases = rank.phases
     if not is_known(phases):
         return phases
@@ -289,7 +288,6 @@ def _idle_cost(rank: RankScene, scene: Scene, cause: Claim) -> Applicable[float]
 
 
 def _stacks_of(rank: RankScene, cause: Claim) -> RankPhases:
-    """Return the stacks of a rank that takes steps."""
     phases = cause.known(rank.phases)
     cause.doubt(phases.samples < LEAST_SAMPLES, "too few stack samples yet")
     cause.doubt(phases.ratio(*TRAINING) <= 0, "no part of a step in the stacks")
