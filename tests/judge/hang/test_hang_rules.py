@@ -44,24 +44,9 @@ def quiet_frame(*processes, **fields):
 # Stopped
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"state": "T", "waits_for": "stopped by a signal"}, "stopped by a signal"),
-        ({"state": "t", "waits_for": "stopped by a debugger"}, "held by a debugger"),
-        ({"waits_for": "frozen by its control group"}, "frozen by its control group"),
-    ],
-)
-def test_a_stopped_rank_is_hung_within_seconds(fields, words):
-    answer = judge_stopped(scene_of(make_frame(processes=(quiet_rank(**fields),)), seconds=6))
-    assert said(answer) == (Kind.HUNG, "stopped")
-    assert words in answer.summary
-    assert (answer.pid, answer.origins) == (4211, {Origin.PROC})
-
-
 @pytest.mark.parametrize(("age_s", "words"), [(2.0, "in"), (9.0, "last seen in")])
 def test_where_a_stopped_rank_is_stands_beside_its_stop(age_s, words):
-    stopped = make_frame(processes=(quiet_rank(state="T", waits_for="stopped by a signal"),))
+    stopped = make_frame(processes=(quiet_rank(**SIGNAL),))
     phases = make_phases({Phase.FORWARD: 1.0}, where="forward model.py:88", newest_age_s=age_s)
     (row,) = judge_stopped(scene_of(stopped, [phases], seconds=6)).evidence
     assert row.text == f"stopped by a signal, state T, for 6 s at least; {words} forward model.py:88"
@@ -73,68 +58,53 @@ V2 = Freezer(2, "/train.slice", "/sys/fs/cgroup/train.slice")
 GDB = Tracer(913, "gdb", "gdb -p 4211")
 
 
-@pytest.mark.parametrize(
-    ("fields", "summary", "shown", "origins", "need"),
-    [
-        (
-            {"state": "D", "frozen": V1, "waits_for": FROZEN},
-            "frozen by control group /docker/0123",
-            ("freezer.state", "frozen by control group /docker/0123, for 6 s at least"),
-            {Origin.CGROUP, Origin.PROC},
-            Need.FROZEN,
-        ),
-        (
-            {"state": "S", "frozen": V2, "waits_for": FROZEN},
-            "frozen by control group /train.slice",
-            ("cgroup.events", "frozen by control group /train.slice, for 6 s at least"),
-            {Origin.CGROUP, Origin.PROC},
-            Need.FROZEN,
-        ),
-        (
-            {"state": "T", "frozen": V2, "waits_for": FROZEN},
-            "frozen by control group /train.slice",
-            ("cgroup.events", "frozen by control group /train.slice, for 6 s at least"),
-            {Origin.CGROUP, Origin.PROC},
-            Need.FROZEN,
-        ),
-        (
-            {"state": "t", "tracer": GDB, "waits_for": "stopped by a debugger"},
-            "held by a debugger, gdb (913)",
-            ("/proc stat, TracerPid", "held by a debugger, gdb (913), state t, for 6 s at least: gdb -p 4211"),
-            {Origin.PROC},
-            Need.TRACED,
-        ),
-        (
-            {"state": "t", "tracer": UNREAD, "waits_for": "stopped by a debugger"},
-            "held by a debugger",
-            ("/proc stat", "held by a debugger, state t, for 6 s at least; not permitted"),
-            {Origin.PROC},
-            Need.TRACED,
-        ),
-    ],
-)
-def test_who_stops_a_rank_is_named_with_what_tells_it(fields, summary, shown, origins, need):
+SIGNAL = {"state": "T", "waits_for": "stopped by a signal"}
+DEBUGGED = {"state": "t", "waits_for": "stopped by a debugger"}
+BY_V1, BY_V2 = ({"frozen": one, "waits_for": FROZEN} for one in (V1, V2))
+V1_SAID, V2_SAID = (f"frozen by control group {path}" for path in ("/docker/0123", "/train.slice"))
+STOPS = {
+    "a signal": (SIGNAL, "stopped by a signal", "/proc stat", ", state T, for 6 s at least", Need.STOPPED),
+    "v1": (BY_V1 | {"state": "D"}, V1_SAID, "freezer.state", ", for 6 s at least", Need.FROZEN),
+    "v2": (BY_V2 | {"state": "S"}, V2_SAID, "cgroup.events", ", for 6 s at least", Need.FROZEN),
+    "v2, stopped too": (BY_V2 | {"state": "T"}, V2_SAID, "cgroup.events", ", for 6 s at least", Need.FROZEN),
+    "gdb": (
+        DEBUGGED | {"tracer": GDB},
+        "held by a debugger, gdb (913)",
+        "/proc stat, TracerPid",
+        ", state t, for 6 s at least: gdb -p 4211",
+        Need.TRACED,
+    ),
+    "a debugger that was not read": (
+        DEBUGGED | {"tracer": UNREAD},
+        "held by a debugger",
+        "/proc stat",
+        ", state t, for 6 s at least; not permitted",
+        Need.TRACED,
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "who", "source", "more", "need"), STOPS.values(), ids=STOPS)
+def test_who_stops_a_rank_is_named_within_seconds_with_what_tells_it(fields, who, source, more, need):
     answer = judge_stopped(scene_of(make_frame(processes=(quiet_rank(**fields),)), seconds=6))
-    assert answer.summary == f"rank 0 is {summary}"
+    assert (said(answer), answer.pid) == ((Kind.HUNG, "stopped"), 4211)
+    assert answer.summary == f"rank 0 is {who}"
     (row,) = answer.evidence
-    assert (row.source, row.text) == shown
+    assert (row.source, row.text) == (source, f"{who}{more}")
+    origins = {Origin.PROC, Origin.CGROUP} if need is Need.FROZEN else {Origin.PROC}
     assert (answer.origins, answer.observed) == (origins, {need})
+
+
+THAW = "echo THAWED | sudo tee /sys/fs/cgroup/freezer/docker/0123/freezer.state"
+LOOK = "ps -o pid,ppid,user,tty,stat,etime,args -p 913"
 
 
 @pytest.mark.parametrize(
     ("fields", "told", "paste"),
     [
-        (
-            {"state": "D", "frozen": V1, "waits_for": FROZEN},
-            "thaw the control group that holds process 4211: ",
-            "echo THAWED | sudo tee /sys/fs/cgroup/freezer/docker/0123/freezer.state",
-        ),
-        (
-            {"state": "t", "tracer": GDB, "waits_for": "stopped by a debugger"},
-            "detach gdb (913) from process 4211, or end it: ",
-            "ps -o pid,ppid,user,tty,stat,etime,args -p 913",
-        ),
-        ({"state": "T", "waits_for": "stopped by a signal"}, "resume the stopped process 4211: ", "kill -CONT 4211"),
+        (BY_V1 | {"state": "D"}, "thaw the control group that holds process 4211: ", THAW),
+        (DEBUGGED | {"tracer": GDB}, "detach gdb (913) from process 4211, or end it: ", LOOK),
+        (SIGNAL, "resume the stopped process 4211: ", "kill -CONT 4211"),
     ],
 )
 def test_what_is_to_be_done_fits_who_stops_it_and_nothing_else_is_offered(fields, told, paste):
@@ -154,7 +124,7 @@ def test_a_frozen_process_is_blocked_in_nothing_whatever_its_state_says():
 
 
 def test_a_job_that_is_suspended_as_a_whole_accuses_no_rank():
-    stopped = {"state": "T", "waits_for": "stopped by a signal"}
+    stopped = SIGNAL
     ranks = [quiet_rank(pid=4211 + number, rank=number, **stopped) for number in range(4)]
     answer = judge_stopped(scene_of(make_frame(processes=tuple(ranks)), seconds=6))
     assert (answer.summary, answer.rank) == ("all 4 ranks are stopped by a signal", NOT_APPLICABLE)
@@ -170,7 +140,7 @@ def test_a_debugger_that_only_looks_is_not_a_hang():
 
 
 def test_a_rank_that_fetches_a_batch_from_a_stopped_worker_waits_for_it():
-    stopped = quiet_worker(4222, worker=1, state="T", waits_for="stopped by a signal")
+    stopped = quiet_worker(4222, worker=1, **SIGNAL)
     members = (make_process(), make_worker(), stopped)
     fetching = make_frame(processes=members, main_threads=(make_looks(io=10),))
     assert said(judge_stopped(scene_of(fetching))) == (Kind.HUNG, "stopped")
@@ -181,7 +151,7 @@ def test_a_rank_that_fetches_a_batch_from_a_stopped_worker_waits_for_it():
 
 
 def test_a_stopped_worker_hangs_the_job_once_its_rank_waits():
-    stopped = quiet_worker(4222, worker=1, state="T", waits_for="stopped by a signal")
+    stopped = quiet_worker(4222, worker=1, **SIGNAL)
     waiting = make_frame(processes=(make_process(), make_worker(), stopped), main_threads=(make_looks(batch_wait=10),))
     answer = judge_stopped(scene_of(waiting))
     assert said(answer) == (Kind.HUNG, "stopped")
@@ -453,7 +423,7 @@ def test_a_person_is_waited_for_without_a_hang():
 
 
 def test_the_cause_that_says_more_takes_the_place_of_no_progress():
-    stopped = quiet_frame(quiet_rank(state="T", waits_for="stopped by a signal"))
+    stopped = quiet_frame(quiet_rank(**SIGNAL))
     assert "stopped by a signal" in judge_no_progress(scene_of(stopped, seconds=40)).text
 
 
