@@ -1,6 +1,5 @@
 """What hooks add to verdicts: an exact wait, a second word, progress, the late rank, the first steps."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.frames import make_frame, make_gpu, make_process, make_rank
-from tests.judging import SECOND, hold, make_looks, make_phases, scene_of
+from tests.judging import SECOND, conclude, hold, make_looks, make_phases, scene_of
 from tests.paces import make_hook, make_pace, split_of, with_hooks
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
@@ -16,16 +15,15 @@ from tpmon.judge.features.data_wait import DataWait, exact_wait, join_hook
 from tpmon.judge.features.snapshot import Scene, see
 from tpmon.judge.features.standstill import find_standstill
 from tpmon.judge.hang.activity import LAST_STEP, see_quiet
-from tpmon.judge.hysteresis import Standing
-from tpmon.judge.judge import RULES, judge
+from tpmon.judge.judge import RULES
 from tpmon.judge.rules.hook import find_late, weigh_in
 from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.tracker import NO_WATCH, WatchedTime, event_age_s, last_event_ns, longest_step_s, observe
 from tpmon.model.frame import Frame
 from tpmon.model.hook import HookSample, HookState, LoopPhase, StepRule
-from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
-from tpmon.model.verdict import Confidence, Finding, Kind, Origin, SinceIs
+from tpmon.model.verdict import Confidence, Kind, Origin, SinceIs
 
 LEVELS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 
@@ -34,17 +32,6 @@ def hooked(frame: Frame | None = None, data: float = 20.0, **fields: Any) -> Fra
     """Return a Frame whose only rank has a hook that measured ``data`` percent of waiting."""
     frame = frame if frame is not None else make_frame()
     return with_hooks(frame, make_hook(pace=make_pace(**(split_of(data) | fields))))
-
-
-def conclude(frames: Sequence[Frame]) -> Finding:
-    """Judge second by second, as the session does."""
-    standing = Standing()
-    for at in range(len(frames)):
-        judgement = judge(frames[max(0, at - 60) : at + 1], standing)
-        standing = judgement.standing
-    finding = judgement.frame.verdict
-    assert is_known(finding)
-    return finding
 
 
 def suspect(kind: Kind, cause: str, **fields: Any) -> Suspicion:

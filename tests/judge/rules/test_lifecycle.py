@@ -8,7 +8,7 @@ import pytest
 from tests.dumps import BACKWARD, MAIN
 from tests.frames import NOW, NOW_NS, make_frame, make_output, make_process, make_target, make_worker
 from tests.hanging import make_slice
-from tests.judging import SECOND, hold, make_looks, make_phases, said, scene_of
+from tests.judging import SECOND, conclude, hold, judge_each, make_looks, make_phases, said, scene_of
 from tests.quiet_jobs import UNREAD, quiet_rank
 from tests.starving import line_up
 from tpmon.judge.answers.needs import Need
@@ -16,7 +16,7 @@ from tpmon.judge.answers.result import Cleared, Unsure
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.features.standstill import fresh_phase
 from tpmon.judge.hysteresis import Standing
-from tpmon.judge.judge import judge, judge_scene
+from tpmon.judge.judge import judge_scene
 from tpmon.judge.rules.lifecycle import (
     find_last_words,
     judge_checkpoint,
@@ -107,11 +107,7 @@ def test_age_alone_is_a_start_only_before_anything_else_is_seen():
 def test_first_steps_and_imports_are_as_old_as_their_process_and_not_as_the_first_reading():
     started = NOW - timedelta(seconds=14)
     frames = hold(make_frame(processes=(make_process(started=started),), loader=()), 9)
-    standing = Standing()
-    for count in range(1, len(frames) + 1):
-        judged = judge(frames[:count], standing)
-        standing = judged.standing
-    finding = judged.frame.verdict
+    finding = conclude(frames)
     assert (finding.kind, finding.cause) == (Kind.STARTING, "first-steps")
     assert (finding.since, finding.since_is) == (started, SinceIs.ONSET)
 
@@ -227,16 +223,12 @@ def test_a_function_that_bears_the_word_of_a_phase_is_no_such_phase():
 
 def test_an_import_is_not_said_beside_a_row_that_shows_a_step():
     importing = (MAIN, StackFrame("_find_and_load", "<frozen importlib._bootstrap>", 1176))
-    standing, said_each = Standing(), []
     frames: list[Frame] = []
     for second, stack in enumerate((importing, BACKWARD, BACKWARD)):
         frame = make_frame(taken=NOW + timedelta(seconds=second), taken_ns=NOW_NS + second * SECOND, loader=())
         frames.append(replace(frame, stacks=(make_slice(frame, 4211, (stack,), 0.1),)))
-        judged = judge(frames, standing)
-        standing = judged.standing
-        finding = judged.frame.verdict
-        said_each.append((finding.kind, judged.frame.ranks[0].where.split()[0]))
-    assert said_each == [
+    judged = [one.frame for one in judge_each(frames)]
+    assert [(one.verdict.kind, one.ranks[0].where.split()[0]) for one in judged] == [
         (Kind.STARTING, "import"),
         (Kind.NOT_ENOUGH_EVIDENCE, "backward"),
         (Kind.NOT_ENOUGH_EVIDENCE, "backward"),
