@@ -8,14 +8,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Suspicion, reading
 from tpmon.judge.features.data_wait import exact_wait
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
 from tpmon.judge.features.standstill import name_rank
-from tpmon.judge.rules.comms import BEHIND_RATIO
+from tpmon.judge.rules.comms import BEHIND_RATIO, judge_straggler
 from tpmon.judge.rules.health import COMPUTING_RATIO, HELD_RATIO, LIVELY_RATIO
+from tpmon.judge.rules.lifecycle import judge_starting, judge_validation
 from tpmon.judge.watch.tracker import event_age_s, find_pace, hook_unread, last_stepped, list_hooks
 from tpmon.model.frozen import dataclass
 from tpmon.model.hook import StepPace
@@ -310,35 +312,28 @@ def _suspect_validation(scene: Scene) -> Suspicion | None:
     )
 
 
-_ALONE: dict[str, Callable[[Scene], Suspicion | None]] = {
-    "judge_starting": _suspect_first_steps,
-    "judge_validation": _suspect_validation,
-    "judge_straggler": _suspect_straggler,
+_ALONE: dict[Rule, Callable[[Scene], Suspicion | None]] = {
+    judge_starting: _suspect_first_steps,
+    judge_validation: _suspect_validation,
+    judge_straggler: _suspect_straggler,
 }
-"""By the name of a rule: what the hook suspects by itself where the rule does not."""
+"""What the hook suspects by itself where the rule does not."""
 
 
-@dataclass(frozen=True, slots=True)
-class _ByHook:
-    """Answer as a rule does, with the word of the hooks."""
-
-    rule: Rule
-    alone: Callable[[Scene], Suspicion | None] | None
-
-    def __call__(self, scene: Scene) -> Answer:
-        """Return the rule's answer; the hook's own suspicion where the rule has none."""
-        answer = self.rule(scene)
-        if not list_hooks(scene.frame):
-            unread = hook_unread(scene.frame)
-            if unread and isinstance(answer, Suspicion) and _ask_of(answer) is not None:
-                return replace(answer, unread=(*answer.unread, *unread))
-            return answer
-        if isinstance(answer, Suspicion):
-            return weigh_in(answer, scene)
-        own = self.alone(scene) if self.alone is not None else None
-        return answer if own is None else own
+def _ask_hooks(rule: Rule, scene: Scene) -> Answer:
+    """Return the rule's answer with the word of the hooks; their own suspicion where the rule has none."""
+    answer = rule(scene)
+    if not list_hooks(scene.frame):
+        unread = hook_unread(scene.frame)
+        if unread and isinstance(answer, Suspicion) and _ask_of(answer) is not None:
+            return replace(answer, unread=(*answer.unread, *unread))
+        return answer
+    if isinstance(answer, Suspicion):
+        return weigh_in(answer, scene)
+    own = _ALONE[rule](scene) if rule in _ALONE else None
+    return answer if own is None else own
 
 
 def with_hooks(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     """Return the rules so that each asks the hooks too; they stay what they are where there is none."""
-    return tuple(_ByHook(rule, _ALONE.get(getattr(rule, "__name__", ""))) for rule in rules)
+    return tuple(partial(_ask_hooks, rule) for rule in rules)
