@@ -71,8 +71,8 @@ class Unsure:
 
 
 Answer = Union[Suspicion, Cleared, Unsure]
-Asked = ParamSpec("Asked")
-Asking = TypeVar("Asking")
+Arguments = ParamSpec("Arguments")
+Value = TypeVar("Value")
 Key = tuple[Kind, Applicable[str]]
 """What makes two suspicions the same verdict."""
 
@@ -85,11 +85,11 @@ class EarlyAnswer(Exception):  # noqa: N818  # no error: a condition of a rule h
         self.answer = answer
 
 
-def by_conditions(judge: Callable[Asked, Asking]) -> Callable[Asked, Asking | Cleared | Unsure]:
+def by_conditions(judge: Callable[Arguments, Value]) -> Callable[Arguments, Value | Cleared | Unsure]:
     """Let the first condition that does not hold be the answer of a rule."""
 
     @wraps(judge)
-    def answer(*args: Asked.args, **kwargs: Asked.kwargs) -> Asking | Cleared | Unsure:
+    def answer(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Value | Cleared | Unsure:
         try:
             return judge(*args, **kwargs)
         except EarlyAnswer as early:
@@ -104,7 +104,7 @@ class Claim:
 
     what: str
 
-    def known(self, value: Asking | Missing, where: str = "") -> Asking:
+    def known(self, value: Value | Missing, where: str = "") -> Value:
         """Return a value; one that was not read leaves the cause unsure, for its reason."""
         if isinstance(value, Missing):
             raise EarlyAnswer(Unsure(f"{self.what} ({where}{value.reason})"))
