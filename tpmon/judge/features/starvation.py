@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Union
 
 from tpmon.judge.answers.needs import Need
@@ -316,7 +316,7 @@ def suspect_loader(
     cause: str,
     why: str,
     *,
-    origins: frozenset[Origin] = frozenset(),
+    origins: Iterable[Origin] = (Origin.PROC,),
     evidence: tuple[Evidence, ...] = (),
     observed: frozenset[Need] = frozenset(),
     part: Share | None = None,
@@ -325,6 +325,7 @@ def suspect_loader(
 ) -> Suspicion:
     """Write the suspicion of one cause of a starved rank; ``why`` goes on "the loop waits 61 % …: ".
 
+    ``origins`` tell this cause; who agrees on the wait comes on top.
     ``part`` is the share that this cause takes where it is not the whole wait, ``margin`` how far
     the figure that tells the cause from others is past its threshold; the smaller of it and the
     wait's own margin counts.
@@ -332,9 +333,9 @@ def suspect_loader(
     share = part if part is not None else found.share
     if is_known(found.gpu_idle):
         share = cap_share(share, found.gpu_idle)
-    origins, unread = _agrees(found) | origins, ""
+    agree, unread = _agrees(found).union(origins), ""
     if isinstance(found.gpu_idle, Missing):  # however many agree on the wait, none tells what it costs
-        origins, margin = frozenset(sorted(found.wait.origins)[:1]), 1.0
+        agree, margin = frozenset(sorted(found.wait.origins)[:1]), 1.0
         unread = f"; whether the GPU works meanwhile is not known ({found.gpu_idle.reason})"
     needed = 1 / max(1 - share.ratio, 1 / MOST_NEEDED)
     return Suspicion(
@@ -342,7 +343,7 @@ def suspect_loader(
         cause=cause,
         weight=share.ratio,
         margin=min(max(found.wait.surest_low, share.low) / LEAST_WAIT, margin),
-        origins=origins,
+        origins=agree,
         summary=f"{_who(found, scene)} spends {100 * share.ratio:.0f} % of its time on getting data: "
         f"{why}{unread}",
         evidence=_evidence(found, scene) + evidence,

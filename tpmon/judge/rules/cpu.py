@@ -345,7 +345,6 @@ def judge_worker_affinity(scene: Scene) -> Answer:
         "worker-affinity",
         f"{who} may run on {_say_cpus(cpus)} and wait for that {delay} % of the time that they have work",
         margin=wanted / (BOUND_DEMAND * max(len(cpus), 1)),
-        origins=frozenset((Origin.PROC,)),
         evidence=(
             reading(Figure.WORKERS_WANT, wanted, frame),
             reading(Figure.WORKERS_ALLOWED, float(len(cpus)), frame),

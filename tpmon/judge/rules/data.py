@@ -119,7 +119,6 @@ def _suspect_no_workers(found: Starved, scene: Scene, why: str) -> Answer:
         scene,
         "no-workers",
         why,
-        origins=frozenset((Origin.PROC,)),
         evidence=(
             reading(Figure.WORKERS, 0.0, scene.frame),
             *name_hot(found.rank.phases, Phase.DATA_WAIT, scene),
@@ -141,6 +140,7 @@ def judge_collate(scene: Scene) -> Answer:
             "collate",
             "it puts its batches together itself",
             part=part,
+            origins=(),
             margin=part.ratio / (COLLATE_SHARE * found.wait.share.ratio),
             evidence=(
                 reading(Figure.MAIN_IN_COLLATE, 100 * part.ratio, scene.frame),
@@ -158,7 +158,7 @@ def judge_collate(scene: Scene) -> Answer:
         "collate",
         f"its workers spend {100 * share:.0f} % of their work on putting batches together",
         margin=share / COLLATE_SHARE,
-        origins=frozenset((Origin.STACKS,)),
+        origins=(Origin.STACKS,),
         evidence=(reading(Figure.WORKERS_IN_COLLATE, 100 * share, scene.frame), *name_hot_work(found, scene)),
         observed=frozenset((Need.COLLATE_IN_STACK,)),
     )
@@ -187,7 +187,7 @@ def judge_drain(scene: Scene) -> Answer:
         "batches are ready, unpacking and copying them takes the time" if ready else "unpacking and copying",
         part=part,
         margin=part.ratio / (COLLATE_SHARE * found.wait.share.ratio),
-        origins=frozenset((Origin.PIPES,)) if ready else frozenset(),
+        origins=(Origin.PIPES,) if ready else (),
         evidence=(reading(Figure.MAIN_IN_COPIES, 100 * part.ratio, scene.frame),),
         observed=frozenset((Need.BATCHES_READY,)) if ready else frozenset(),
     )
@@ -208,7 +208,6 @@ def judge_pin(scene: Scene) -> Answer:
         "pin",
         "its one pin-memory thread copies all the time, the workers have no work",
         margin=demand / BUSY_PIN * 1.25,
-        origins=frozenset((Origin.PROC,)),
         evidence=(
             reading(Figure.PIN_THREAD_WANTS, demand, scene.frame),
             reading(Figure.WORKERS_IDLE, 100 * idle, scene.frame),
@@ -414,7 +413,6 @@ def judge_periodic(scene: Scene) -> Answer:
         "periodic",
         why,
         margin=margin,
-        origins=frozenset((Origin.PROC,)),
         evidence=tuple(evidence),
         observed=frozenset((Need.PERIODIC_SEEN,)),
     )

@@ -144,7 +144,6 @@ def judge_cpu_transform(scene: Scene) -> Answer:
         "its workers compute all the time"
         + (" and the CPUs are used up" if is_known(found.cores_free) else ""),
         margin=known_or(found.demand, 0.0) / BUSY_WORKER,
-        origins=frozenset((Origin.PROC,)),
         evidence=(reading(Figure.CPUS_FREE, found.cores_free, scene.frame), *name_hot_work(found, scene)),
         observed=frozenset((Need.WORKERS_CPU_BOUND,)),
     )
@@ -185,7 +184,6 @@ def judge_too_few_workers(scene: Scene) -> Answer:
         "too-few-workers",
         f"{words.removesuffix(',')}, {say_free(free, found.cores_had)}",
         margin=min(free / FREE_CORES, math.inf if is_plain else CROWDED_MARGIN),
-        origins=frozenset((Origin.PROC,)),
         evidence=(reading(Figure.CPUS_FREE, found.cores_had, scene.frame), *name_hot_work(found, scene)),
         observed=frozenset((Need.WORKERS_CPU_BOUND if load is WorkerState.COMPUTE else Need.WORKERS_ASLEEP,)),
     )
@@ -221,7 +219,6 @@ def judge_worker_lock(scene: Scene) -> Answer:
         "worker-lock",
         _tell_lock(found, lock),
         margin=lock.ratio / lock.least,
-        origins=frozenset((Origin.PROC,)),
         evidence=(
             *(looks if lock.ratio > lock.in_stacks else ()),  # else the stacks alone tell
             *(stacks if lock.in_stacks else ()),
@@ -283,7 +280,7 @@ def judge_one_slow_worker(scene: Scene) -> Answer:
         "one-slow-worker",
         f"{name} is stopped" if slow.worker.stopped else f"all wait for {name}, the others have no work",
         margin=others / OTHERS_IDLE * 1.25,
-        origins=frozenset((Origin.PROC, Origin.PIPES) if by_queue else (Origin.PROC,)),
+        origins=(Origin.PROC, Origin.PIPES) if by_queue else (Origin.PROC,),
         evidence=(
             reading(Figure.WORKER_IDLE, 100 * known_or(slow.idle_ratio, 0.0), scene.frame, of=name),
             reading(Figure.OTHERS_IDLE, 100 * others, scene.frame),
@@ -311,7 +308,6 @@ def judge_uneven_workers(scene: Scene) -> Answer:
         "uneven-workers",
         f"only {sum(fed)} of its {len(looks)} workers have work, as with fewer shards than workers",
         margin=min(rest) / RESTING * 1.25,
-        origins=frozenset((Origin.PROC,)),
         evidence=(
             reading(Figure.WORKERS_FED, float(sum(fed)), scene.frame, of=len(looks)),
             reading(Figure.OTHERS_IDLE, 100 * min(rest), scene.frame),
@@ -365,7 +361,7 @@ def judge_respawn(scene: Scene) -> Answer:
         "respawn",
         f"{births} workers were started in the last minute, new ones again and again",
         margin=generations / GENERATIONS * 1.25,
-        origins=frozenset((Origin.PROC, Origin.STACKS) if in_stacks else (Origin.PROC,)),
+        origins=(Origin.PROC, Origin.STACKS) if in_stacks else (Origin.PROC,),
         evidence=(reading(Figure.WORKERS_BORN, float(births), scene.frame),),
         observed=frozenset((Need.RESPAWN_SEEN,)),
     )

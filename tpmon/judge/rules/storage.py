@@ -234,7 +234,7 @@ def _judge_store(scene: Scene, wanted: StoreReading, name: str) -> Answer:
         store.value,
         why,
         margin=_margin(store, reads, found, scene),
-        origins=frozenset((Origin.PROC, Origin.STACKS) if opens else (Origin.PROC,)),
+        origins=(Origin.PROC, Origin.STACKS) if opens else (Origin.PROC,),
         evidence=_read_evidence(found, scene, reads),
         observed=_observed(found, scene, store, reads),
     )
@@ -289,7 +289,7 @@ def judge_page_cache_thrash(scene: Scene) -> Answer:
         "page-cache-thrash",
         f"files are read again and again because the page cache is too small{amount}",
         margin=max(margins),
-        origins=frozenset(origins),
+        origins=origins,
         evidence=(
             reading(Figure.REFAULTED, refault, frame),
             reading(Figure.MAJOR_FAULTS, faults, frame),
