@@ -87,22 +87,6 @@ def scene_of(frame: Frame, phases: Sequence[RankPhases] = (), seconds: int = 12)
     return see(hold(frame, seconds), {one.pid: one for one in phases})
 
 
-def judge_each(frames: Sequence[Frame]) -> list[Judgement]:
-    """Judge second by second, as the session does."""
-    standing, judged = Standing(), []
-    for count in range(1, len(frames) + 1):
-        judged.append(judge(frames[max(0, count - 60) : count], standing))
-        standing = judged[-1].standing
-    return judged
-
-
-def conclude(frames: Sequence[Frame]) -> Finding:
-    """Return the last verdict."""
-    finding = judge_each(frames)[-1].frame.verdict
-    assert is_known(finding)
-    return finding
-
-
 def said(answer: Answer) -> tuple[Kind, Applicable[str]] | type[Answer]:
     """Return kind and cause of a suspicion, else the type of the answer."""
     return (answer.kind, answer.cause) if isinstance(answer, Suspicion) else type(answer)

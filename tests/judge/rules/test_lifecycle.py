@@ -8,7 +8,7 @@ import pytest
 from tests.dumps import BACKWARD, MAIN
 from tests.frames import NOW, NOW_NS, make_frame, make_output, make_process, make_target, make_worker
 from tests.hanging import make_slice
-from tests.judging import SECOND, conclude, hold, judge_each, make_looks, make_phases, said, scene_of
+from tests.judging import SECOND, conclude, follow, hold, make_looks, make_phases, said, scene_of
 from tests.quiet_jobs import UNREAD, quiet_rank
 from tests.starving import line_up
 from tpmon.judge.answers.needs import Need
@@ -227,7 +227,7 @@ def test_an_import_is_not_said_beside_a_row_that_shows_a_step():
     for second, stack in enumerate((importing, BACKWARD, BACKWARD)):
         frame = make_frame(taken=NOW + timedelta(seconds=second), taken_ns=NOW_NS + second * SECOND, loader=())
         frames.append(replace(frame, stacks=(make_slice(frame, 4211, (stack,), 0.1),)))
-    judged = [one.frame for one in judge_each(frames)]
+    judged = [one.frame for one in follow(frames)]
     assert [(one.verdict.kind, one.ranks[0].where.split()[0]) for one in judged] == [
         (Kind.STARTING, "import"),
         (Kind.NOT_ENOUGH_EVIDENCE, "backward"),
