@@ -126,18 +126,13 @@ INPUT_S = 3.0
 
 _STEP = (Phase.DATA_WAIT, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 _STARTS = {Phase.IMPORT: "import", Phase.LOAD: "load", Phase.COMPILE: "compile"}
-_START_NEEDS = {
-    "import": Need.IMPORT_IN_STACK,
-    "load": Need.LOAD_IN_STACK,
-    "compile": Need.COMPILE_IN_STACK,
-    "autotune": Need.COMPILE_IN_STACK,
+_SHOWN = {
+    "import": (Need.IMPORT_IN_STACK, "is importing modules"),
+    "load": (Need.LOAD_IN_STACK, "is loading a checkpoint"),
+    "compile": (Need.COMPILE_IN_STACK, "is compiling the model"),
+    "autotune": (Need.COMPILE_IN_STACK, "is trying out kernels (autotune)"),
 }
-_START_WORDS = {
-    "import": "is importing modules",
-    "load": "is loading a checkpoint",
-    "compile": "is compiling the model",
-    "autotune": "is trying out kernels (autotune)",
-}
+"""What the stacks of a start prove, and what the rank is said to do."""
 _BUILDS = "is reading a data set, or builds or moves its model"
 """What a load is where the stacks show no checkpoint."""
 
@@ -171,10 +166,10 @@ def _starting(scene: Scene, rank: RankScene, cause: str, ratio: float) -> Suspic
     if not rank.workers and _age_s(rank, scene) < 10 * FIRST_STEPS_S:
         origins.add(Origin.PROC)
     got = say_got(scene)
-    need = _START_NEEDS[cause]
+    need, words = _SHOWN[cause]
     # Data sets are read and modules moved without a checkpoint: its remedy needs the frames of one.
-    seen = cause != "load" or (is_known(rank.phases) and need in rank.phases.needs)
-    words = _START_WORDS[cause] if seen else _BUILDS
+    seen = cause != "load" or (is_known(rank.phases) and need in rank.phases.sights)
+    words = words if seen else _BUILDS
     return Suspicion(
         kind=Kind.STARTING,
         cause=cause,
