@@ -168,7 +168,7 @@ def _starting(scene: Scene, rank: RankScene, cause: str, ratio: float) -> Suspic
     got = say_got(scene)
     need, words = _SHOWN[cause]
     # Data sets are read and modules moved without a checkpoint: its remedy needs the frames of one.
-    seen = cause != "load" or (is_known(rank.phases) and need in rank.phases.sights)
+    seen = cause != "load" or (is_known(rank.phases) and need in rank.phases.needs)
     words = words if seen else _BUILDS
     return Suspicion(
         kind=Kind.STARTING,
