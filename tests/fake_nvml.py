@@ -60,9 +60,9 @@ class FakeNvml:
     c_nvmlGpmMetricsGet_t = pynvml.c_nvmlGpmMetricsGet_t  # noqa: N815
     NVMLError = pynvml.NVMLError
 
-    def __init__(self, cards: list[FakeCard] | None = None) -> None:
-        self.cards = cards if cards is not None else [FakeCard()]
-        self.failures: dict[str, int] = {}
+    def __init__(self, *cards: FakeCard, failures: dict[str, int] | None = None) -> None:
+        self.cards = list(cards) or [FakeCard()]
+        self.failures = failures or {}
         self.absent: set[str] = set()
         self.hang: dict[str, set[int]] = {}
         self.calls: list[str] = []
@@ -88,6 +88,11 @@ class FakeNvml:
             return call(*args)
 
         return run
+
+    @classmethod
+    def fail_all(cls, code: int, *starts: str) -> dict[str, int]:
+        """Return failures of all calls whose names start so."""
+        return {name: code for name in dir(cls) if name.startswith(starts or "nvml")}
 
     def _index_of(self, card: FakeCard | int) -> int:
         return card if isinstance(card, int) else self.cards.index(card)

@@ -53,6 +53,17 @@ def look(pid: int | str, before: tuple[str, ...] = ()) -> tuple[int, Checkup]:
     return done.returncode, decode(Checkup, done.stdout)
 
 
+def enter(*options: str, what: str) -> tuple[str, ...]:
+    """Return the command that enters new namespaces, or skip the test."""
+    command = ("unshare", *options)
+    if subprocess.run([*command, "true"], check=False, capture_output=True).returncode:
+        pytest.skip(f"no {what} is permitted here")
+    return command
+
+
+CONTAINER = ("--pid", "--fork", "--mount-proc", "--kill-child")
+
+
 def checks_of(checkup: Checkup) -> dict[str, Check]:
     (job,) = checkup.jobs
     return {check.name: check for check in (*checkup.machine, *job.checks)}
@@ -103,9 +114,7 @@ def test_a_process_that_protects_itself_is_told_from_one_that_does_not():
 @needs_root
 def test_a_proc_that_hides_processes_is_said_and_ends_with_4():
     mount = f'mount -t proc -o hidepid=2 proc /proc && exec {" ".join(AS_NOBODY)} "$@"'
-    hide = ("unshare", "--mount", "sh", "-c", mount, "sh")
-    if subprocess.run([*hide, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("no mount of /proc is permitted here")
+    hide = enter("--mount", "sh", "-c", mount, "sh", what="mount of /proc")
     with child(NAP) as one:
         command = [*hide, sys.executable, "-B", "-m", "tpmon", "doctor", str(one.pid)]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=SECONDS, cwd=ROOT)
@@ -124,11 +133,8 @@ def test_a_proc_that_hides_processes_is_said_and_ends_with_4():
 
 @needs_root
 def test_a_user_namespace_is_told_from_a_sandbox():
-    enter = ("unshare", "--user", "--map-root-user")
-    if subprocess.run([*enter, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("no user namespace is permitted here")
     with child(NAP) as one:
-        code, checkup = look(one.pid, enter)
+        code, checkup = look(one.pid, enter("--user", "--map-root-user", what="user namespace"))
         checks = checks_of(checkup)
     assert code == 4
     for name in ("io", "environ", "fd", "syscall", "memory", "stacks"):
@@ -145,12 +151,8 @@ def test_a_container_of_its_own_is_said_and_its_processes_may_be_read():
         f"{sys.executable} -c 'import time; time.sleep(50)' & "
         f"{sys.executable} -B -m tpmon doctor $! --json; code=$?; kill $!; exit $code"
     )
-    enter = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
-    if subprocess.run([*enter, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("no PID namespace is permitted here")
-    done = subprocess.run(
-        [*enter, "sh", "-c", inside], check=False, capture_output=True, text=True, timeout=SECONDS, cwd=ROOT
-    )
+    command = [*enter(*CONTAINER, what="PID namespace"), "sh", "-c", inside]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=SECONDS, cwd=ROOT)
     checks = checks_of(decode(Checkup, done.stdout))
     assert checks["container"].access is Access.UNKNOWN
     assert fix_of(checks["container"]) == "", "the job in there could be looked into"
@@ -160,11 +162,8 @@ def test_a_container_of_its_own_is_said_and_its_processes_may_be_read():
 
 @needs_root
 def test_a_job_in_a_container_below_is_read_and_its_inner_number_said(tmp_path):
-    enter = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
-    if subprocess.run([*enter, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("no PID namespace is permitted here")
     with subprocess.Popen(
-        [*enter, sys.executable, "-c", "print('up', flush=True); input()"],
+        [*enter(*CONTAINER, what="PID namespace"), sys.executable, "-c", "print('up', flush=True); input()"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

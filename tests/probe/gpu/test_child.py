@@ -26,7 +26,7 @@ from tests.fake_nvml import *
 from tpmon.probe.gpu.child import main
 
 cards = [FakeCard(uuid=f"GPU-{{i}}", minor=i, processes=[(100 + i, 1 << 30)]) for i in range(3)]
-nvml = FakeNvml(cards)
+nvml = FakeNvml(*cards)
 {body}
 main(lambda: nvml)
 """
@@ -258,7 +258,7 @@ class Falling(FakeNvml):
             return lost
         return call
 began = time.monotonic()
-nvml = Falling(cards)
+nvml = Falling(*cards)
 """
     probe = start_child(body)
     read_until(probe, has_all)
@@ -289,7 +289,7 @@ def test_a_reader_that_breaks_costs_its_card_and_says_so():
 class Broken(FakeNvml):
     def nvmlDeviceGetSamples(self, card, kind, since):
         return None if card is self.cards[1] else FakeNvml.nvmlDeviceGetSamples(self, card, kind, since)
-nvml = Broken(cards)
+nvml = Broken(*cards)
 """
     probe = start_child(body)
     reading = read_until(probe, lambda one: bool(one.notes) and len(states(one)) >= 2)

@@ -103,8 +103,7 @@ def test_the_table_of_costs_names_every_call_of_a_card():
 @pytest.mark.parametrize("name", COSTS)
 def test_one_failing_call_costs_its_own_fields(name, code):
     healthy = facts(FakeNvml())
-    nvml = FakeNvml()
-    nvml.failures[name] = code
+    nvml = FakeNvml(failures={name: code})
     found = facts(nvml)
     costs = SECOND_SOURCE.get((name, code), COSTS[name])
     gone = missing_in(found) - missing_in(healthy)
@@ -129,7 +128,7 @@ def test_a_name_that_nvidia_ml_py_does_not_have_costs_the_same(name):
 
 
 def test_mean_of_the_sample_buffer_sees_a_step_that_is_busy_for_a_third():
-    nvml = FakeNvml([FakeCard(samples=ring([0, 0, 0, 100, 100, 10], 10, 6))])
+    nvml = FakeNvml(FakeCard(samples=ring([0, 0, 0, 100, 100, 10], 10, 6)))
     reader, clock = make_reader(nvml)
     reader.read()
     clock.step(1)
@@ -140,14 +139,14 @@ def test_mean_of_the_sample_buffer_sees_a_step_that_is_busy_for_a_third():
 
 
 def test_the_first_reading_takes_the_newest_second_of_the_ring_alone():
-    nvml = FakeNvml([FakeCard(samples=ring([100] * 60 + [20] * 5, 20, 5))])
+    nvml = FakeNvml(FakeCard(samples=ring([100] * 60 + [20] * 5, 20, 5)))
     busy = make_reader(nvml)[0].read().fast.busy
     assert (busy.mean_pct, busy.samples) == (20.0, 5)
 
 
 @pytest.mark.parametrize("samples", [[], ring([2147483632], 10, 1)])
 def test_an_empty_or_unfilled_buffer_falls_back_to_the_one_shot_value(samples):
-    busy = make_reader(FakeNvml([FakeCard(samples=samples)]))[0].read().fast.busy
+    busy = make_reader(FakeNvml(FakeCard(samples=samples)))[0].read().fast.busy
     assert (busy.mean_pct, busy.samples) == (100.0, 0)
     assert isinstance(busy.idle_ratio, Missing)
 
@@ -159,11 +158,11 @@ def test_measure_busy_counts_its_ends():
 
 @pytest.mark.parametrize("call_fails", [False, True])
 def test_a_card_without_memory_of_its_own_says_so_and_one_without_a_number_has_the_other(call_fails):
-    nvml = FakeNvml([FakeCard(total=0, used=0)])
+    nvml = FakeNvml(FakeCard(total=0, used=0))
     nvml.failures = {"nvmlDeviceGetMemoryInfo": 3} if call_fails else {}
     line = make_reader(nvml)[0].read()
     assert line.fast.memory_used_bytes == line.fast.memory_total_bytes == Missing("shares the host's memory")
-    odd = make_reader(FakeNvml([FakeCard(used=None)]))[0].read().fast
+    odd = make_reader(FakeNvml(FakeCard(used=None)))[0].read().fast
     assert (odd.memory_used_bytes, odd.memory_total_bytes) == (Missing("unexpected answer: no number: None"), 80 << 30)
 
 
@@ -202,7 +201,7 @@ def test_a_counter_has_a_second_source_or_is_missing_alone(card, told):
 
 
 def test_reasons_and_temperature_under_their_other_names():
-    nvml = FakeNvml([FakeCard(reasons=0x44)])
+    nvml = FakeNvml(FakeCard(reasons=0x44))
     nvml.failures = {"nvmlDeviceGetCurrentClocksEventReasons": 13, "nvmlDeviceGetTemperature": 13}
     fast = make_reader(nvml)[0].read().fast
     assert (fast.reasons, fast.temperature_c) == (0x44, 62.0)
@@ -246,7 +245,7 @@ def test_library_mismatch_outside_the_error_tree_is_an_old_driver():
 
 def test_processes_without_memory_and_with_wild_utilisation():
     card = FakeCard(processes=[(1, None), (2, 5), (3, 0)], busy_rows=[(1, 100, 2147483632), (2, 100, 60), (2, 90, 10)])
-    listed = make_reader(FakeNvml([card]))[0].read().fast.processes
+    listed = make_reader(FakeNvml(card))[0].read().fast.processes
     assert listed[0].used_bytes == Missing("the driver does not say")
     assert isinstance(listed[0].sm_pct, Missing)
     assert listed[1].sm_pct == 60.0
@@ -258,7 +257,7 @@ def test_what_the_server_of_mps_computes_is_nobodys(tmp_path):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "comm").write_text(f"{comm}\n")
     card = FakeCard(processes=[(1, 5), (2, 6), (3, 7)], busy_rows=[(2, 100, 97)])
-    listed = ProcessList(Calls(FakeNvml([card])), str(tmp_path)).read(card, with_busy=True)
+    listed = ProcessList(Calls(FakeNvml(card)), str(tmp_path)).read(card, with_busy=True)
     by_server = Missing("the server of MPS computes for it")
     assert listed == (CardProcessReading(1, 5, by_server), CardProcessReading(3, 7, by_server))
 

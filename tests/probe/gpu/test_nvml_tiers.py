@@ -66,8 +66,7 @@ def test_the_link_is_that_of_a_card_under_load():
 
 
 def test_what_is_not_supported_is_asked_again_with_the_health_tier_only():
-    nvml = FakeNvml()
-    nvml.failures["nvmlDeviceGetPowerUsage"] = 3
+    nvml = FakeNvml(failures={"nvmlDeviceGetPowerUsage": 3})
     reader, clock = make_reader(nvml)
     for _ in range(31):
         reader.read()
@@ -80,7 +79,7 @@ def test_what_is_not_supported_is_asked_again_with_the_health_tier_only():
 )
 def test_only_an_unused_idle_card_is_read_rarely(processes, reasons, next_s):
     card = FakeCard(processes=processes, reasons=reasons)
-    assert make_reader(FakeNvml([card]))[0].read().next_s == next_s
+    assert make_reader(FakeNvml(card))[0].read().next_s == next_s
 
 
 @pytest.mark.parametrize("code", [15, 999])
@@ -88,7 +87,7 @@ def test_a_card_that_answers_nothing_is_lost_and_opened_anew(code):
     nvml = FakeNvml()
     reader, clock = make_reader(nvml)
     assert reader.read().lost is NOT_APPLICABLE
-    nvml.failures = {name: code for name in dir(FakeNvml) if name.startswith(("nvmlDevice", "nvmlGpm"))}
+    nvml.failures = FakeNvml.fail_all(code, "nvmlDevice", "nvmlGpm")
     clock.step(1)
     line = reader.read()
     assert line.lost == describe_code(code)
@@ -104,8 +103,7 @@ def test_a_card_that_answers_nothing_is_lost_and_opened_anew(code):
 
 
 def test_a_card_whose_uuid_is_refused_is_read_and_asked_again():
-    nvml = FakeNvml()
-    nvml.failures["nvmlDeviceGetUUID"] = 4
+    nvml = FakeNvml(failures={"nvmlDeviceGetUUID": 4})
     reader, clock = make_reader(nvml)
     line = reader.read()
     assert (line.uuid, line.fast.power_w, line.lost) == ("", 412.5, NOT_APPLICABLE)
@@ -116,7 +114,7 @@ def test_a_card_whose_uuid_is_refused_is_read_and_asked_again():
 
 def test_a_card_that_tells_anything_is_not_lost_by_unknown_errors():
     nvml = FakeNvml()
-    nvml.failures = {name: 999 for name in dir(FakeNvml) if name.startswith(("nvmlDevice", "nvmlGpm"))}
+    nvml.failures = FakeNvml.fail_all(999, "nvmlDevice", "nvmlGpm")
     del nvml.failures["nvmlDeviceGetTemperature"]
     reader = make_reader(nvml)[0]
     reader.handle = nvml.cards[0]
@@ -133,8 +131,7 @@ def test_what_tells_most_is_asked_first():
 
 
 def test_a_card_that_may_not_be_opened_is_not_lost():
-    nvml = FakeNvml()
-    nvml.failures["nvmlDeviceGetHandleByIndex"] = 4
+    nvml = FakeNvml(failures={"nvmlDeviceGetHandleByIndex": 4})
     line = make_reader(nvml)[0].read()
     assert line.lost is NOT_APPLICABLE
     assert line.fast.power_w == Missing("no permission (doctor: nvml)")
@@ -146,7 +143,7 @@ def test_a_driver_that_went_away_is_told_from_a_failing_call(code):
     reader, clock = make_reader(nvml)
     reader.read()
     assert reader.calls.gone_code() == 0
-    nvml.failures = {name: code for name in dir(FakeNvml) if name.startswith("nvml")}
+    nvml.failures = FakeNvml.fail_all(code)
     clock.step(1)
     reader.read()
     assert reader.calls.gone_code() == code
@@ -168,7 +165,7 @@ def test_gpm_wants_two_samples_and_no_gap():
 
 def test_gpm_metrics_fail_one_by_one_and_implausible_ones_are_dropped():
     card = FakeCard(gpm={2: 100.4, 3: float("nan"), 10: 240.0})
-    gpm = read_twice(FakeNvml([card]))[1].fast.gpm
+    gpm = read_twice(FakeNvml(card))[1].fast.gpm
     assert gpm.sm_active_pct == 100.0
     assert gpm.occupancy_pct == Missing("GPM gave no number")
     assert gpm.tensor_pct == Missing("not supported by this card")
@@ -176,7 +173,7 @@ def test_gpm_metrics_fail_one_by_one_and_implausible_ones_are_dropped():
 
 
 def test_a_card_without_gpm_is_asked_once():
-    nvml = FakeNvml([FakeCard(gpm=None)])
+    nvml = FakeNvml(FakeCard(gpm=None))
     second = read_twice(nvml)[1]
     assert second.fast.gpm == Missing("no GPM on this card (Hopper and newer have it)")
     assert nvml.calls.count("nvmlGpmQueryDeviceSupport") == 1
@@ -197,7 +194,7 @@ def make_mig_card() -> FakeCard:
 
 
 def test_mig_instances_have_memory_activity_and_processes():
-    nvml = FakeNvml([make_mig_card()])
+    nvml = FakeNvml(make_mig_card())
     nvml.failures["nvmlDeviceGetSamples"] = 3
     nvml.failures["nvmlDeviceGetUtilizationRates"] = 3
     first, second = read_twice(nvml)
@@ -217,7 +214,7 @@ def test_a_mig_instance_that_may_not_be_read_costs_its_own_list(refused):
                 raise pynvml.NVMLError(4)
             return FakeNvml.nvmlDeviceGetComputeRunningProcesses_v3(self, card)
 
-    listed = make_reader(Guarded([make_mig_card()]))[0].read().fast.processes
+    listed = make_reader(Guarded(make_mig_card()))[0].read().fast.processes
     if len(refused) == 2:
         assert listed == Missing("no permission (doctor: nvml)")
     else:
@@ -225,7 +222,7 @@ def test_a_mig_instance_that_may_not_be_read_costs_its_own_list(refused):
 
 
 def test_mig_rebuilt_instances_are_found_anew():
-    nvml = FakeNvml([make_mig_card()])
+    nvml = FakeNvml(make_mig_card())
     reader, clock = make_reader(nvml)
     reader.read()
     nvml.cards[0].mig_devices[0] = FakeCard(uuid="MIG-9", instance=9)
@@ -236,7 +233,7 @@ def test_mig_rebuilt_instances_are_found_anew():
 
 
 def test_lines_survive_the_pipe():
-    for line in (*read_twice(FakeNvml()), *read_twice(FakeNvml([make_mig_card()]))):
+    for line in (*read_twice(FakeNvml()), *read_twice(FakeNvml(make_mig_card()))):
         assert decode_line(encode_line(Line(card=line))) == Line(card=line)
 
 

@@ -200,20 +200,23 @@ def test_another_user_is_told_why_and_sees_what_is_public(tmp_path):
     assert main_of(look.processes[0]).frames == Missing(error.reason)
 
 
+FAILING = (
+    ("echo 'Error: Failed to merge' >&2; exit 1", ErrorKind.FAILED, "py-spy failed: Failed to merge (doctor: stacks)"),
+    ("echo 'Error: Failed to find python version' >&2; exit 1", ErrorKind.UNKNOWN_PYTHON, "does not know"),
+    ("exec yes", ErrorKind.FAILED, "more stacks than tpmon reads (doctor: stacks)"),
+)
+"""What a program in the place of py-spy does, and of what kind and with which words that is told."""
+HANGING = ("exec sleep 60", ErrorKind.LATE, "no answer within")
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [
-        (
-            "echo 'Error: Failed to merge' >&2; exit 1",
-            ErrorKind.FAILED,
-            "py-spy failed: Failed to merge (doctor: stacks)",
-        ),
-        ("echo 'Error: Failed to find python version' >&2; exit 1", ErrorKind.UNKNOWN_PYTHON, "does not know"),
+        *FAILING,
+        HANGING,
         ("echo garbage", ErrorKind.FAILED, GARBAGE),
         ("echo '[{\"frames\": 3}, 7]'", ErrorKind.FAILED, GARBAGE),
         ("echo '[]'", ErrorKind.FAILED, "py-spy saw no Python thread (doctor: stacks)"),
-        ("exec yes", ErrorKind.FAILED, "more stacks than tpmon reads (doctor: stacks)"),
-        ("exec sleep 60", ErrorKind.LATE, "no answer within"),
     ],
 )
 def test_a_py_spy_that_fails_costs_its_stack_alone(tmp_path, monkeypatch, text, kind, words):

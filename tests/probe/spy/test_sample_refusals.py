@@ -8,7 +8,7 @@ import pytest
 from tests.children import child
 from tests.members import member
 from tests.nobody import needs_setpriv, run_as_nobody
-from tests.probe.spy.test_dump_probe import NAP, script, traced
+from tests.probe.spy.test_dump_probe import FAILING, GARBAGE, HANGING, NAP, script, traced
 from tests.probe.spy.test_sample_probe import functions_of, read_state, run
 from tests.spying import spies_of
 from tests.waiting import wait_until
@@ -62,24 +62,10 @@ def test_a_tracer_that_is_there_for_an_instant_ends_nothing(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [
-        (
-            "echo 'Error: Failed to merge' >&2; exit 1",
-            ErrorKind.FAILED,
-            "py-spy failed: Failed to merge (doctor: stacks)",
-        ),
-        ("echo 'Error: No python version found' >&2; exit 1", ErrorKind.UNKNOWN_PYTHON, "does not know"),
-        (
-            "echo 'thread garbage (;;)) 12 x'; echo 7",
-            ErrorKind.FAILED,
-            "py-spy printed what tpmon does not understand (doctor: py-spy)",
-        ),
-        (
-            "head -c 5000 /dev/urandom",
-            ErrorKind.FAILED,
-            "py-spy printed what tpmon does not understand (doctor: py-spy)",
-        ),
-        ("exec yes", ErrorKind.FAILED, "more stacks than tpmon reads (doctor: stacks)"),
-        pytest.param("exec sleep 60", ErrorKind.LATE, "no answer within", marks=pytest.mark.long),
+        *FAILING,
+        pytest.param(*HANGING, marks=pytest.mark.long),
+        ("echo 'thread garbage (;;)) 12 x'; echo 7", ErrorKind.FAILED, GARBAGE),
+        ("head -c 5000 /dev/urandom", ErrorKind.FAILED, GARBAGE),
         ("kill -9 $$", ErrorKind.FAILED, "py-spy was killed (out of memory?) (doctor: stacks)"),
     ],
 )

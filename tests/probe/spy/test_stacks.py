@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -346,18 +347,14 @@ def run_shell(script: str, deadline_s: float = 20.0) -> SpyOutcome:
 
 def test_a_child_that_gives_no_answer_is_killed_at_its_deadline():
     outcome = run_shell("echo begun; sleep 60", 0.3)
-    assert outcome.late
-    assert outcome.status == -signal.SIGKILL
-    assert outcome.output == b"begun\n"
+    assert (outcome.late, outcome.status, outcome.output) == (True, -signal.SIGKILL, b"begun\n")
     assert outcome.wall_s < 10
 
 
 def test_a_child_that_floods_is_killed_and_its_output_is_capped(monkeypatch):
     monkeypatch.setattr(stack_child, "MAX_OUTPUT_BYTES", 100_000)
     outcome = run_shell("exec yes")
-    assert outcome.flooded
-    assert len(outcome.output) == 100_000
-    assert outcome.status == -signal.SIGKILL
+    assert (outcome.flooded, len(outcome.output), outcome.status) == (True, 100_000, -signal.SIGKILL)
 
 
 def test_errors_are_capped_and_do_not_end_a_child():
@@ -379,20 +376,13 @@ def test_a_child_that_burns_is_ended_by_the_kernel():
     assert run_shell("while :; do :; done", 60).status == -signal.SIGXCPU
 
 
-def test_one_run_after_a_stop_ends_at_once():
-    spy = SpyChild()
-    spy.stop()
-    outcome = spy.run(("/bin/sleep", "60"), 20)
-    assert outcome.status == -signal.SIGKILL
-    assert not outcome.late
-
-
-def test_one_that_was_to_finish_for_good_before_it_began_ends_at_once():
+@pytest.mark.parametrize("end", [SpyChild.stop, partial(SpyChild.finish, for_good=True)])
+def test_one_run_after_a_stop_or_a_finish_for_good_ends_at_once(end):
     spy = SpyChild()
     spy.finish()
     assert spy.run(("/bin/true",), 20).status == 0, "the next slice is not the one that was to finish"
-    spy.finish(for_good=True)
-    outcome = spy.run(("/bin/sleep", "60"), 5)
+    end(spy)
+    outcome = spy.run(("/bin/sleep", "60"), 20)
     assert (outcome.status, outcome.late) == (-signal.SIGKILL, False)
 
 
