@@ -118,10 +118,7 @@ def read_far_ends(
 
 
 def _pread(memory: int, address: int, count: int) -> bytes:
-    try:
-        return os.pread(memory, count, address)
-    except OSError:  # the mapping went away since it was listed
-        return b""
+    return read_or(b"", lambda: os.pread(memory, count, address))  # b"": it went away since it was listed
 
 
 def _read_inner_tid(pid: int, tid: int, proc: str) -> int:
@@ -225,12 +222,10 @@ def read_pool_library(
 
 def _read_starts(pid: int, tids: Sequence[int], raw: bytes, mappings: Sequence[Mapping], proc: str) -> str:
     """Name the library in which most of the threads began, "" where none is told."""
-    try:
-        ends = read_far_ends(pid, tids, parse_stacks(raw), proc)
-    except OSError:  # not permitted: what is mapped still tells something
-        return ""
+    # Where it is not permitted, what is mapped still tells something.
+    ends: Sequence[Sequence[int]] = read_or((), lambda: read_far_ends(pid, tids, parse_stacks(raw), proc))
     names = Counter(filter(None, (name_start(mappings, words) for words in ends)))
-    return names.most_common(1)[0][0] if names else ""
+    return max(names, key=lambda name: names[name], default="")
 
 
 class PoolLibraries:

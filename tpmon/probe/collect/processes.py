@@ -16,7 +16,7 @@ from tpmon.model.process import Identity, Role, ThreadKind
 from tpmon.model.results.doctor import CheckName, say_refusal
 from tpmon.model.text.redaction import admit_text, name_failure
 from tpmon.model.waits import RUNNING, Wait
-from tpmon.probe.base.procread import StatLine, has_ended, parse_stat, read_apart, read_stat
+from tpmon.probe.base.procread import StatLine, has_ended, parse_stat, read_apart, read_or, read_stat
 from tpmon.probe.job.job import Member, now_ticks
 from tpmon.probe.job.process_facts import find_left
 from tpmon.probe.job.roles import thread_kind
@@ -513,11 +513,10 @@ class Population:
 
     def _lives(self, identity: Identity) -> bool:
         """Tell whether a process is still there although something of it could not be read."""
-        try:
-            stat = read_stat(identity.pid, self._proc)
-        except OSError:
+        stat = read_or(None, lambda: read_stat(identity.pid, self._proc))
+        if stat is None or stat.start_ticks != identity.start_ticks:
             return False
-        return stat.start_ticks == identity.start_ticks and not has_ended(stat.state, stat.threads)
+        return not has_ended(stat.state, stat.threads)
 
     def _drop(self, identity: Identity) -> None:
         probe = self._probes.pop(identity)

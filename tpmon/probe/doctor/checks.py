@@ -367,12 +367,10 @@ def find_subject(pid: int) -> CheckupSubject:
 
 def _make_lone_subject(pid: int, error: TpmonError) -> CheckupSubject | None:
     """Name a process that is in no job that may be read; None where there is nothing to try."""
-    try:
-        stat = read_stat(pid)
-        uid = read_status(pid).uid
-        exe = read_exe(pid, PROC)
-    except OSError:
+    facts = read_or(None, lambda: (read_stat(pid), read_status(pid).uid, read_exe(pid, PROC)))
+    if facts is None:
         return None
+    stat, uid, exe = facts
     if stat.kernel or stat.state in "ZX":
         return None
     member: Applicable[Member] = NOT_APPLICABLE

@@ -18,7 +18,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample, GpuState, list_processes
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.results.doctor import say_refusal
-from tpmon.probe.base.procread import read_file, read_text
+from tpmon.probe.base.procread import read_file, read_or, read_text
 from tpmon.probe.gpu.bounds import DriverCard, Listed
 from tpmon.probe.gpu.rates import make_silent_sample
 
@@ -65,12 +65,9 @@ def open_device_indices(pid: int, proc: str = "/proc") -> Known[tuple[int, ...]]
 
 def _minor_of(path: str, by_name: int) -> int:
     # A container may give the device another name; the number is in the node itself.
-    try:
-        status = os.stat(path)
-    except OSError:
-        return by_name
-    is_card = stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == NVIDIA_MAJOR
-    return os.minor(status.st_rdev) if is_card else by_name
+    status = read_or(None, lambda: os.stat(path))
+    is_card = status and stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == NVIDIA_MAJOR
+    return os.minor(status.st_rdev) if status and is_card else by_name
 
 
 def kernel_has_driver(proc: str = "/proc") -> bool:

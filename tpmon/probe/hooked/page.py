@@ -33,7 +33,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.process import Identity
 from tpmon.model.results.doctor import say_refusal
 from tpmon.model.text.redaction import admit_text
-from tpmon.probe.base.procread import PROC, each_process, read_or, read_stat, read_status
+from tpmon.probe.base.procread import PROC, each_process, read_or, read_stat, read_status, read_text
 from tpmon.probe.hooked.settings import parse_device, parse_settings
 
 NO_HOOK = "no hook in this process"
@@ -220,25 +220,20 @@ def explain_absence(pid: int, proc: str = PROC) -> str:
 
     By the word that the hook left, or by a page that is mapped and has no descriptor any more.
     """
-    try:
-        with open(f"{proc}/{pid}/maps", encoding="utf-8", errors="replace") as file:
-            mapped = [(line.partition("-")[0], line.split(maxsplit=5)[5:]) for line in file]
-    except OSError:
-        return ""
+    lines = read_text(f"{proc}/{pid}/maps").splitlines()
+    mapped = [(line.partition("-")[0], line.split(maxsplit=5)[5:]) for line in lines]
     if any(at == f"{wire.WORD_ADDRESS:x}" for at, _ in mapped):
         return f"its hook turned itself off: {_read_word(pid, proc) or 'why may not be read (ptrace_scope)'}"
-    if any(path == [f"{_LINK}\n"] for _, path in mapped):
+    if any(path == [_LINK] for _, path in mapped):
         return "the program closed the descriptors of its hook, by which alone tpmon finds it"
     return ""
 
 
 def _read_word(pid: int, proc: str) -> str:
     """Return what a hook left where it could make no page: of its own page alone, and without a stop."""
-    try:
-        with open(f"{proc}/{pid}/mem", "rb", buffering=0) as file:
-            data = os.pread(file.fileno(), wire.WORD_BYTES, wire.WORD_ADDRESS)
-    except OSError:
-        return ""  # there is none, or it may not be read
+    data = b""
+    with suppress(OSError), open(f"{proc}/{pid}/mem", "rb", buffering=0) as file:  # none, or not to be read
+        data = os.pread(file.fileno(), wire.WORD_BYTES, wire.WORD_ADDRESS)
     magic, text = data[: len(wire.WORD_MAGIC)], data[len(wire.WORD_MAGIC) :].rstrip(b"\0")
     return admit_text(text.decode("utf-8", "replace"), 240) if magic == wire.WORD_MAGIC else ""
 

@@ -440,7 +440,7 @@ def _describe_problem(line: str, place: _Place) -> str:
 def _add_most(one: RasRank, most: Mapping[tuple[str, str], int]) -> RasRank:
     if not is_known(one.operation) or not is_known(one.launched):
         return one
-    count = most.get((one.communicator, one.operation), one.launched)
+    count = most[one.communicator, one.operation]
     return replace(
         one, problem="behind" if one.launched < count else "ahead of the rest", most_launched=count
     )

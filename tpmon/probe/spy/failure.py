@@ -208,9 +208,8 @@ def report_failure(host: str, member: Member, failure: Failure) -> DumpError:
 
 def find_gone(identity: Identity, proc: str = PROC) -> Failure | None:
     """Say that a process ended, or that it lives without its first thread; None where py-spy may look."""
-    try:
-        stat = read_stat(identity.pid, proc)
-    except OSError:
+    stat = read_or(None, lambda: read_stat(identity.pid, proc))
+    if stat is None:
         return Failure(ErrorKind.GONE, "it ended")
     if stat.start_ticks != identity.start_ticks:
         return Failure(ErrorKind.GONE, "it ended, and another process has its number")

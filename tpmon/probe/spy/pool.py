@@ -180,8 +180,7 @@ class SpyChild:
             readable.register(fd, select.POLLIN)
         open_fds = set(parts)
         while open_fds:
-            left_ms = (deadline_s - time.monotonic()) * 1000
-            ready = readable.poll(max(left_ms, 0))
+            ready = readable.poll(max((deadline_s - time.monotonic()) * 1000, 0))
             if not ready:
                 late = True
                 _kill(process.pid)
@@ -340,10 +339,7 @@ class SpyPool:
 
     def _end(self, *, kill: bool) -> None:
         for child in self._children:
-            if kill:
-                child.stop()
-            else:
-                child.finish(for_good=True)
+            child.stop() if kill else child.finish(for_good=True)
 
     def cost(self) -> tuple[float, int]:
         """Return the CPU seconds of every py-spy so far, and the RSS of those that run."""

@@ -11,13 +11,14 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
 from tpmon.model.dump import ErrorKind
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.model.stacks import StackSlice
-from tpmon.probe.base.procread import PROC, read_apart, read_file
+from tpmon.probe.base.procread import PROC, read_apart, read_file, read_or
 from tpmon.probe.base.worker import Pace, Worker
 from tpmon.probe.job.loop_thread import LoopThreads
 from tpmon.probe.proc.access import parse_tracer
@@ -158,23 +159,13 @@ class StackSampler:
         identity, seconds = turn.subject.identity, turn.seconds
         pid, told = identity.pid, self._loops.said(identity)
         if (gone := find_gone(identity, self._proc)) is not None:
-            return Failure(ErrorKind.GONE, gone.reason)
-        try:
-            tracer = parse_tracer(read_file(f"{self._proc}/{pid}/status"))
-        except OSError:
-            return Failure(ErrorKind.GONE, "it ended")
-        if tracer:
+            return replace(gone, kind=ErrorKind.GONE)
+        if tracer := parse_tracer(read_or(b"", lambda: read_file(f"{self._proc}/{pid}/status"))):
             return Failure(ErrorKind.TRACED, f"not sampled while pid {tracer} traces the process")
-        request = (
-            SpyRequest(pid, dump_arguments(pid), partial(parse_dump, pid=pid, loop_tid=told), GRACE_S)
-            if turn.kind is SubjectKind.DUMP
-            else SpyRequest(
-                pid,
-                record_arguments(pid, turn.rate_hz, seconds),
-                partial(parse_raw, pid=pid, loop_tid=told),
-                seconds + GRACE_S,
-            )
-        )
+        arguments, parse = record_arguments(pid, turn.rate_hz, seconds), parse_raw
+        if turn.kind is SubjectKind.DUMP:
+            arguments, parse = dump_arguments(pid), parse_dump
+        request = SpyRequest(pid, arguments, partial(parse, pid=pid, loop_tid=told), seconds + GRACE_S)
         answer = self._pool.run(spy, request)
         if isinstance(answer, Failure):
             return confirm(identity, answer, self._proc)
