@@ -1,6 +1,6 @@
-"""A small stand-in for the pynvml module: real structures and error classes, invented cards.
+"""A small stand-in for the pynvml module: real structures and error classes, invented cards, read by a clock.
 
-Used as the argument of the reader and of the child's main; nothing of tpmon imports it.
+Used as the argument of the reader and of the child's main; nothing of tpmon imports it. A test sets the clock.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pynvml
+
+from tpmon.probe.gpu.nvml import CardReader
+from tpmon.probe.gpu.wire import CardLine
 
 SECOND_US = 1_000_000
 
@@ -253,3 +256,34 @@ def ring(percents: list[int], end_s: float, per_second: int) -> list[tuple[int, 
     step_us = SECOND_US // per_second
     first_us = int(end_s * SECOND_US) - step_us * (len(percents) - 1)
     return [(first_us + place * step_us, percent) for place, percent in enumerate(percents)]
+
+
+SECOND_NS = 1_000_000_000
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ns = 1000 * SECOND_NS
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def step(self, seconds: float) -> None:
+        self.now_ns += int(seconds * SECOND_NS)
+
+
+def make_reader(nvml: FakeNvml) -> tuple[CardReader, Clock]:
+    clock = Clock()
+    return CardReader(nvml, 0, clock), clock
+
+
+def read_twice(nvml: FakeNvml) -> tuple[CardLine, CardLine]:
+    """Read a card in two seconds; both have new samples."""
+    reader, clock = make_reader(nvml)
+    first = reader.read()
+    clock.step(1)
+    for card in nvml.cards:
+        card.samples = ring([50], 11, 1)
+        card.memory_samples = ring([20], 11, 1)
+        card.busy_rows = [(pid, stamp + 1_000_000, pct) for pid, stamp, pct in card.busy_rows]
+    return first, reader.read()

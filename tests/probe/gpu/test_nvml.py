@@ -5,8 +5,7 @@ import ctypes
 import pynvml
 import pytest
 
-from tests.fake_nvml import FakeCard, FakeNvml, ring
-from tests.nvml_readings import make_reader, read_twice
+from tests.fake_nvml import FakeCard, FakeNvml, make_reader, read_twice, ring
 from tpmon.model.codec import to_plain
 from tpmon.model.known import Missing
 from tpmon.probe.gpu.bounds import SHARED

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from tests.fake_nvml import FakeCard, FakeNvml, ring
-from tests.nvml_readings import make_reader, read_twice
+from tests.fake_nvml import FakeCard, FakeNvml, make_reader, read_twice, ring
 from tpmon.judge.rules.cards import LINK_LOAD_PCT
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.probe.gpu import nvml

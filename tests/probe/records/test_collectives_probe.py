@@ -17,7 +17,7 @@ import pytest
 
 from tests.collectives import make_entry, make_raw
 from tests.members import made_up
-from tests.probe.records.test_ras import BEHIND
+from tests.probe.records.test_servers import BEHIND
 from tpmon.model.known import Missing
 from tpmon.model.results.collectives import CollectivesReading, RecordSource
 from tpmon.probe.records import collectives

@@ -6,13 +6,12 @@ A real process with torch; tpmon is started by a Python that has another py-spy,
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.command_line import SECONDS
+from tests.spying import BROKEN_SPIES
 from tpmon.model.codec import decode
 from tpmon.model.dump import Dump, ErrorKind
 
@@ -21,36 +20,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("small_environment")]
 ROOT = Path(__file__).parents[3]
 
 
-@dataclass(frozen=True)
-class Case:
-    """What stands for py-spy, why there are no stacks then, the line of the doctor, and what to try."""
-
-    text: str | None
-    why: str
-    line: str
-    tip: str
-    kind: ErrorKind
-
-
-CASES = {
-    "missing": Case(None, "py-spy is not installed beside tpmon or on PATH", "py-spy", "install", ErrorKind.NO_SPY),
-    "failing": Case(
-        "echo 'Error: no luck' >&2; exit 1", "py-spy failed: no luck", "stacks", "tries py-spy", ErrorKind.FAILED
-    ),
-    "raving": Case(
-        "head -c 3000 /dev/urandom; echo garbage",
-        "py-spy printed what tpmon does not understand",
-        "py-spy",
-        "tries py-spy",
-        ErrorKind.FAILED,
-    ),
-    "hanging": Case("exec sleep 600", "py-spy gave no answer within", "stacks", "tries py-spy", ErrorKind.LATE),
-}
-Call = Callable[..., subprocess.CompletedProcess[str]]
-
-
 SHORT = {
-    "test_dump_says_what_why_and_what_to_try": CASES,
+    "test_dump_says_what_why_and_what_to_try": BROKEN_SPIES,
     "test_diagnose_judges_by_the_rest_and_says_what_it_could_not_see": ("raving",),
 }
 """What make test tries with each of them, or with some, as it takes seconds; the others with all but "hanging"."""
@@ -59,13 +30,13 @@ SHORT = {
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
         short = SHORT.get(metafunc.function.__name__, ("missing", "failing", "raving"))
-        cases = [name if name in short else pytest.param(name, marks=pytest.mark.long) for name in CASES]
+        cases = [name if name in short else pytest.param(name, marks=pytest.mark.long) for name in BROKEN_SPIES]
         metafunc.parametrize("case", cases, indirect=True)
 
 
 @pytest.fixture
 def case(request):
-    return CASES[request.param]
+    return BROKEN_SPIES[request.param]
 
 
 @pytest.fixture
@@ -75,9 +46,7 @@ def call(case, tmp_path):
     folder.mkdir()
     # Not that of a virtual environment, which has a py-spy of its own.
     (folder / "python").symlink_to(os.path.realpath(sys.executable))
-    if case.text is not None:
-        (folder / "py-spy").write_text(f"#!/bin/sh\n{case.text}\n")
-        (folder / "py-spy").chmod(0o755)
+    case.put(folder)
     paths = os.pathsep.join((str(ROOT), *(one for one in sys.path if one.endswith("-packages"))))
 
     def run(*arguments):

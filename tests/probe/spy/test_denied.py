@@ -9,15 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.command_line import SECONDS, call_behind
 from tests.nobody import AS_NOBODY, WITHOUT_PTRACE, needs_setpriv
-from tests.spying import spies_of
+from tests.spying import BROKEN_SPIES, BrokenSpy, spies_of
 from tests.waiting import wait_until
 from tpmon.model.codec import decode
 from tpmon.model.dump import Asker, DumpRequest, ErrorKind
@@ -43,19 +42,14 @@ YAMA = "not permitted: ptrace_scope 1 (Yama) (doctor: stacks); sudo sysctl kerne
 INTERVAL_S = 0.5
 
 
-Install = Callable[[str | None], None]
-
-
 @pytest.fixture
 def install(monkeypatch, tmp_path):
     """Put another program, or none, where tpmon looks for py-spy; ptrace_scope is 1 for whom it refuses."""
     (tmp_path / "python").symlink_to(sys.executable)
     monkeypatch.setattr(stack_refusal, "read_standing", under_yama)
 
-    def put(text):
-        if text is not None:
-            (tmp_path / "py-spy").write_text(f"#!/bin/sh\n{text}\n")
-            (tmp_path / "py-spy").chmod(0o755)
+    def put(case):
+        case.put(tmp_path)
         monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
         monkeypatch.setenv("PATH", "/usr/bin:/bin")
 
@@ -113,42 +107,24 @@ class Watched:
         return next((one for one in self.dumps if not one.state.running), None)
 
 
-@dataclass(frozen=True)
-class Case:
-    """What stands for py-spy, what is said of it, and of what kind that is."""
-
-    text: str | None
-    words: str
-    kind: ErrorKind
-
-
-CASES = {
-    "refused": Case(f"cat >&2 <<'EOF'\n{REFUSAL}EOF\nexit 1", YAMA, ErrorKind.DENIED),
-    "missing": Case(None, "py-spy is not installed beside tpmon or on PATH (doctor: py-spy): ", ErrorKind.NO_SPY),
-    "failing": Case(
-        "echo 'Error: Failed to merge' >&2; exit 1", "py-spy failed: Failed to merge (doctor: stacks)", ErrorKind.FAILED
-    ),
-    "raving": Case(
-        "echo garbage; head -c 3000 /dev/urandom",
-        "py-spy printed what tpmon does not understand (doctor: py-spy)",
-        ErrorKind.FAILED,
-    ),
-    "silent": Case("exec sleep 60", "no answer", ErrorKind.LATE),
-}
+REFUSED = BrokenSpy(f"cat >&2 <<'EOF'\n{REFUSAL}EOF\nexit 1", YAMA, "stacks", "", ErrorKind.DENIED)
 
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, id=name, marks=[pytest.mark.long] if name == "silent" else []) for name, case in CASES.items()],
+    [
+        pytest.param(case, id=name, marks=[pytest.mark.long] if name == "hanging" else [])
+        for name, case in {"refused": REFUSED, **BROKEN_SPIES}.items()
+    ],
 )
 def test_the_pane_says_why_and_the_rest_lives(job, install, monkeypatch, case):
-    install(case.text)
+    install(case)
     monkeypatch.setattr(dump, "DEADLINE_S", 1.0)
     if case.kind is ErrorKind.LATE:
         monkeypatch.setattr(stacks, "GRACE_S", 0.5)
     watched = Watched(job)
     try:
-        assert wait_until(lambda: watched.says_of_stacks(case.words), SECONDS)
+        assert wait_until(lambda: watched.says_of_stacks(case.why), SECONDS)
         seen = watched.count()
         assert wait_until(lambda: watched.count() >= seen + 3, SECONDS)
         watched.session.ask_dump(DumpRequest(Asker.KEY))
