@@ -65,7 +65,7 @@ def test_the_words_of_one_log_cost_no_other_log(tmp_path, monkeypatch):
 
 
 def test_the_queues_of_one_rank_cost_no_other_rank(monkeypatch):
-    def read(pid, _):
+    def read(pid):
         return {} if pid == SOUND else fail()
 
     monkeypatch.setattr(loader, "read_queue_pipes", read)

@@ -395,17 +395,13 @@ def test_flags_of_fdinfo_are_octal():
 def test_many_work_queues_have_turns_and_the_data_queues_have_none(monkeypatch):
     """128 workers at two looks a second would cost 4 ms of CPU; none is left out for long."""
     looked: list[int] = []
-    monkeypatch.setattr(
-        loader_module, "read_pending", lambda pid, pipe, proc: looked.append(pipe.read_fd) or pipe.read_fd
-    )
+    monkeypatch.setattr(loader_module, "read_pending", lambda pid, pipe: looked.append(pipe.read_fd) or pipe.read_fd)
     workers = tuple(LoaderWorker(number, 100 + number, 1) for number in range(60))
     pipes = {1000 + fd: PipeEnds(1000 + fd, fd, fd + 1) for fd in range(3, 3 + 2 * 61, 2)}
     order = sorted(pipes.values(), key=lambda pipe: pipe.read_fd)
-    monkeypatch.setattr(loader_module, "read_queue_pipes", lambda pid, proc: pipes)
-    monkeypatch.setattr(
-        loader_module, "read_pipes", lambda pid, proc: {one.inode: one for one in order[: pid - 100 + 2]}
-    )
-    monkeypatch.setattr(loader_module, "read_message_bytes", lambda pid, pipe, proc: 3)
+    monkeypatch.setattr(loader_module, "read_queue_pipes", lambda pid: pipes)
+    monkeypatch.setattr(loader_module, "read_pipes", lambda pid: {one.inode: one for one in order[: pid - 100 + 2]})
+    monkeypatch.setattr(loader_module, "read_message_bytes", lambda pid, pipe: 3)
     probe = LoaderProbe()
     probe.watch((LoaderRank(0, 99, workers, False),), SECOND)
     probe.look(SECOND)

@@ -33,11 +33,11 @@ _MOST_SMI_BYTES = 4 << 20
 _MOST_PROCESSES = 600
 
 
-def list_versions(job: Job, proc: str = PROC) -> tuple[tuple[str, Known[str]], ...]:
+def list_versions(job: Job) -> tuple[tuple[str, Known[str]], ...]:
     """Return the versions of what takes part, from files; nothing of the job is imported."""
     system = os.uname()
     named = read_or("", lambda: platform.freedesktop_os_release().get("PRETTY_NAME", "?"))
-    driver = read_text(f"{proc}/driver/nvidia/version", 4096).partition("\n")[0].strip()
+    driver = read_text(f"{PROC}/driver/nvidia/version", 4096).partition("\n")[0].strip()
     return (
         ("tpmon", __version__),
         ("Python of tpmon", platform.python_version()),

@@ -120,13 +120,7 @@ class Collector:
     """Collect Frames of one job. Owned by one thread; slow sources run in daemon threads."""
 
     def __init__(
-        self,
-        job: Job,
-        interval_s: float = 1.0,
-        gpu: GpuProbe | None = None,
-        *,
-        stacks: bool = True,
-        threads_later: bool = False,
+        self, job: Job, interval_s: float = 1.0, *, stacks: bool = True, threads_later: bool = False
     ) -> None:
         """Start the probes; the first ``collect`` has counters only, the second has rates.
 
@@ -141,7 +135,7 @@ class Collector:
         self._had_ranks = False
         self._host = HostReader()
         self._links = NetworkReader(lambda: self._rank_pids()[0])
-        self._gpu = gpu or GpuProbe()
+        self._gpu = GpuProbe()
         self._loader = LoaderProbe()
         self._main_threads = MainThreadProbe()
         self._loops = LoopThreads()

@@ -290,18 +290,11 @@ def plan_job(
     )
 
 
-def read_checkup(
-    subjects: Sequence[CheckupSubject],
-    *,
-    stacks: bool = True,
-    proc: str = PROC,
-    spy: Callable[[], Known[str]] = find_spy,
-    ask: Callable[[], NvmlAnswer] = ask_nvml,
-) -> Checkup:
+def read_checkup(subjects: Sequence[CheckupSubject], *, stacks: bool = True) -> Checkup:
     """Try every source of this machine and of each job, all at once; 8 s at most."""
-    nvml = NvmlOnce(ask)
-    machine = plan_machine(nvml, spy, proc, str(subjects[0].pid) if subjects else ANY_JOB)
-    jobs = [plan_job(subject, nvml, spy, proc, stacks=stacks) for subject in subjects]
+    nvml = NvmlOnce(ask_nvml)
+    machine = plan_machine(nvml, find_spy, whom=str(subjects[0].pid) if subjects else ANY_JOB)
+    jobs = [plan_job(subject, nvml, find_spy, stacks=stacks) for subject in subjects]
     answers = iter(run_plans([*machine, *(plan for job in jobs for plan in job)]))
     of_machine = tuple(islice(answers, len(machine)))
     checked = [

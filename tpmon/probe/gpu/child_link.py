@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 
 from tpmon.model.codec import CodecError
 from tpmon.model.frozen import dataclass
@@ -226,23 +225,16 @@ that would be 0.4 % of a core for ever, so the wait doubles up to this."""
 class GpuProbe:
     """Own the NVML child and what it said. ``read`` may be called from any one thread."""
 
-    def __init__(
-        self,
-        command: Sequence[str] | None = None,
-        proc: str = "/proc",
-        backoff_s: Sequence[float] = BACKOFF_S,
-        absent_retry_s: float = ABSENT_RETRY_S,
-    ) -> None:
-        """Keep the settings; ``command`` replaces the child and ``proc`` the file system in tests."""
+    def __init__(self, command: Sequence[str] | None = None, backoff_s: Sequence[float] = BACKOFF_S) -> None:
+        """Keep the settings; ``command`` replaces the child in tests."""
         self._backoff_s = tuple(backoff_s)
-        self._absent_retry_s = absent_retry_s
         self._lock = threading.Lock()
         self._board = Board(time.monotonic_ns())
         self._unreadable = 0
-        self.pids_are_ours = in_first_pid_namespace(proc)
-        self._files = DeviceFiles(proc)
+        self.pids_are_ours = in_first_pid_namespace()
+        self._files = DeviceFiles()
         self._held = Background("open device files", self._files.scan, SCAN_EVERY_S)
-        self._listed = Background("cards of the driver", partial(read_driver_cards, proc), LIST_EVERY_S)
+        self._listed = Background("cards of the driver", read_driver_cards, LIST_EVERY_S)
         listener = Listener(self._on_start, self._on_lines, self._on_end)
         self._link = ChildLink(command or child_command(), listener)
 
@@ -297,7 +289,7 @@ class GpuProbe:
         with self._lock:
             retry_s = self._backoff_s[min(attempt, len(self._backoff_s)) - 1]
             if self._board.refused:
-                retry_s = min(self._absent_retry_s * 2.0 ** min(attempt - 1, 8), MAX_ABSENT_RETRY_S)
+                retry_s = min(ABSENT_RETRY_S * 2.0 ** min(attempt - 1, 8), MAX_ABSENT_RETRY_S)
             self._board.on_end(how, time.monotonic_ns(), retry_s)
         return retry_s
 

@@ -386,8 +386,8 @@ class CardReader:
         answer = self.calls.ask(name, self.handle, *args, kind=kind)
         return self._checked(answer, lambda value: to_float(value) * scale)
 
-    def _whole(self, name: str, *args: Any, kind: int = 0) -> Known[int]:
-        return self._checked(self.calls.ask(name, self.handle, *args, kind=kind), to_int)
+    def _whole(self, name: str, *args: Any) -> Known[int]:
+        return self._checked(self.calls.ask(name, self.handle, *args), to_int)
 
     def _checked(self, answer: Known[Any], convert: Any) -> Known[Any]:
         if isinstance(answer, Missing):

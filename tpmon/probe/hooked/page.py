@@ -129,8 +129,7 @@ class _Absent:
 class StepReader:
     """Read the hooks of a job's processes; keep a mapping for each page, give back those not asked for."""
 
-    def __init__(self, proc: str = PROC) -> None:
-        self._proc = proc
+    def __init__(self) -> None:
         self._open: dict[Identity, _OpenPage] = {}
         self._absent: dict[Identity, _Absent] = {}
 
@@ -183,8 +182,8 @@ class StepReader:
         """Map the page that belongs to this process and to no parent of it."""
         pid, reason = process.pid, NO_HOOK
         try:
-            links = _list_links(f"{self._proc}/{pid}/fd")
-            inner_pid, owner = read_status(pid, self._proc).ns_pids[-1], read_owner(pid, self._proc)
+            links = _list_links(f"{PROC}/{pid}/fd")
+            inner_pid, owner = read_status(pid).ns_pids[-1], read_owner(pid)
         except PermissionError as error:
             return Missing(f"descriptors: {say_refusal(error, 'fd')}")
         except (OSError, KeyError, ValueError):
@@ -203,13 +202,13 @@ class StepReader:
             if page.header.pid == inner_pid and page.header.start_ticks == process.start_ticks:
                 return self._confirm(process, page)
             page.close()
-        word = _read_word(process.pid, self._proc) if reason == NO_HOOK else ""
+        word = _read_word(process.pid) if reason == NO_HOOK else ""
         return Missing(f"the hook turned itself off: {word}" if word else reason)
 
     def _confirm(self, process: Identity, page: _OpenPage) -> _OpenPage | Missing:
         """Make sure that the PID was not reused while its descriptors were read."""
         with suppress(OSError):
-            if read_stat(process.pid, self._proc).start_ticks == process.start_ticks:
+            if read_stat(process.pid).start_ticks == process.start_ticks:
                 return page
         page.close()
         return Missing("the process is gone")
@@ -229,7 +228,7 @@ def explain_absence(pid: int, proc: str = PROC) -> str:
     return ""
 
 
-def _read_word(pid: int, proc: str) -> str:
+def _read_word(pid: int, proc: str = PROC) -> str:
     """Return what a hook left where it could make no page: of its own page alone, and without a stop."""
     data = b""
     with suppress(OSError), open(f"{proc}/{pid}/mem", "rb", buffering=0) as file:  # none, or not to be read

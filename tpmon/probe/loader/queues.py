@@ -59,13 +59,13 @@ class QueueMap:
     index: tuple[Known[PipeEnds], ...]
 
 
-def read_pipes(pid: int, proc: str = "/proc") -> dict[int, PipeEnds]:
+def read_pipes(pid: int) -> dict[int, PipeEnds]:
     """Return the pipes that a process holds, by inode.
 
     Raises:
         OSError: when the process is gone or its descriptors may not be read.
     """
-    base = f"{proc}/{pid}/fd"
+    base = f"/proc/{pid}/fd"
     names = os.listdir(base)
     if len(names) > MAX_DESCRIPTORS_READ:
         raise OSError(0, f"{len(names)} open files, more than {MAX_DESCRIPTORS_READ}")
@@ -85,7 +85,7 @@ def read_pipes(pid: int, proc: str = "/proc") -> dict[int, PipeEnds]:
     return pipes
 
 
-def read_queue_pipes(pid: int, proc: str = "/proc") -> dict[int, PipeEnds]:
+def read_queue_pipes(pid: int) -> dict[int, PipeEnds]:
     """Return the pipes that can be queues of multiprocessing, by inode.
 
     Those are held at both ends, block, and are closed on exec. Gloo and libuv hold both ends of
@@ -94,8 +94,8 @@ def read_queue_pipes(pid: int, proc: str = "/proc") -> dict[int, PipeEnds]:
     Raises:
         OSError: when the process is gone or its descriptors may not be read.
     """
-    pipes = [pipe for pipe in read_pipes(pid, proc).values() if pipe.read_fd >= 0 and pipe.write_fd >= 0]
-    path = f"{proc}/{pid}/fdinfo/%d"
+    pipes = [pipe for pipe in read_pipes(pid).values() if pipe.read_fd >= 0 and pipe.write_fd >= 0]
+    path = f"/proc/{pid}/fdinfo/%d"
     flags = each_process(pipes, lambda pipe: parse_flags(read_file(path % pipe.read_fd, 4096)))
     told = [(pipe, flag) for pipe, flag in flags.items() if is_known(flag)]
     return {pipe.inode: pipe for pipe, flag in told if flag & os.O_CLOEXEC and not flag & os.O_NONBLOCK}
@@ -155,9 +155,9 @@ def map_queues(
     return QueueMap(tuple(data), tuple(index))
 
 
-def _read_pipe(pid: int, pipe: PipeEnds, proc: str, read: Callable[[int], T]) -> Known[T]:
+def _read_pipe(pid: int, pipe: PipeEnds, read: Callable[[int], T]) -> Known[T]:
     """Open a pipe of another process for one reading: a reader that stayed would hide EPIPE from the job."""
-    path = f"{proc}/{pid}/fd/{pipe.read_fd}"
+    path = f"/proc/{pid}/fd/{pipe.read_fd}"
     try:
         if os.readlink(path) != f"pipe:[{pipe.inode}]":
             # The number was given to another file, which may be a device: opening that has effects.
@@ -171,19 +171,19 @@ def _read_pipe(pid: int, pipe: PipeEnds, proc: str, read: Callable[[int], T]) ->
         return Missing(f"pipe: {say_refusal(error, 'fd')}")
 
 
-def read_pending(pid: int, pipe: PipeEnds, proc: str = "/proc") -> Known[int]:
+def read_pending(pid: int, pipe: PipeEnds) -> Known[int]:
     """Return the bytes that wait in a pipe of another process."""
-    waiting = _read_pipe(pid, pipe, proc, lambda fd: fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"))
+    waiting = _read_pipe(pid, pipe, lambda fd: fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"))
     return map_known(lambda raw: int(struct.unpack("i", raw)[0]), waiting)
 
 
-def read_message_bytes(pid: int, pipe: PipeEnds, proc: str = "/proc") -> Known[int]:
+def read_message_bytes(pid: int, pipe: PipeEnds) -> Known[int]:
     """Return the size of the first message in a queue of another process, its header included.
 
     multiprocessing writes the length of a message in 4 bytes before it (connection.py). tee(2)
     copies those without consuming them.
     """
-    header = _read_pipe(pid, pipe, proc, _copy_head)
+    header = _read_pipe(pid, pipe, _copy_head)
     if isinstance(header, Missing):
         return header
     return struct.unpack("!i", header)[0] + 4 if len(header) == 4 else Missing("the pipe is empty")
@@ -273,8 +273,7 @@ class _RankQueues:
 class LoaderProbe:
     """Look at the queues of every rank twice a second in a daemon thread of its own."""
 
-    def __init__(self, proc: str = "/proc") -> None:
-        self._proc = proc
+    def __init__(self) -> None:
         self._ranks: tuple[LoaderRank, ...] = ()
         self._queues: dict[int, _RankQueues] = {}
         self._lock = threading.Lock()
@@ -348,13 +347,13 @@ class LoaderProbe:
 
     def _look_into(self, pid: int, loader: _Loader, now_ns: int) -> None:
         data = loader.data
-        ready = read_pending(pid, data, self._proc) if is_known(data) else data
+        ready = read_pending(pid, data) if is_known(data) else data
         pending = self._look_for_work(pid, loader)
         message = loader.message_bytes
         due = not is_known(message) or now_ns - loader.message_ns >= MESSAGE_EVERY_NS
         if due and is_known(data) and is_known(ready) and ready > 0:
             loader.message_ns = now_ns
-            seen = read_message_bytes(pid, data, self._proc)
+            seen = read_message_bytes(pid, data)
             # A look between a reader's two reads finds no header at the head.
             if not is_known(seen) or 4 < seen <= ready:
                 message = seen
@@ -377,7 +376,7 @@ class LoaderProbe:
             elif before and not its_turn:
                 pending.append(before[number])
             else:
-                pending.append(read_pending(pid, pipe, self._proc))
+                pending.append(read_pending(pid, pipe))
         return tuple(pending)
 
     def _map(self, rank: LoaderRank, before: Sequence[_Loader]) -> tuple[_Loader, ...]:
@@ -389,14 +388,14 @@ class LoaderProbe:
             for worker in loader.workers
         }
         try:
-            held_by_rank = read_queue_pipes(rank.pid, self._proc)
+            held_by_rank = read_queue_pipes(rank.pid)
         except OSError as error:
             return (_refuse(rank, Missing(say_refusal(error, "fd"))),)
         held: list[Known[dict[int, PipeEnds]]] = []
         for worker in rank.workers:
             # The place of one that cannot be read stays, so that numbers stay with their workers.
             try:
-                held.append(read_pipes(worker.pid, self._proc))
+                held.append(read_pipes(worker.pid))
             except (FileNotFoundError, ProcessLookupError):
                 held.append({})
             except OSError as error:

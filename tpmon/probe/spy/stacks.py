@@ -40,16 +40,15 @@ _NO_SLICE = Missing("no stack was sampled yet")
 class StackSampler:
     """Own the daemon thread and its py-spy. Every method returns at once."""
 
-    def __init__(self, *, enabled: bool = True, proc: str = PROC, loops: LoopThreads | None = None) -> None:
+    def __init__(self, *, enabled: bool = True, loops: LoopThreads | None = None) -> None:
         """Sample nothing until ``start`` and ``watch``; never, when not ``enabled``.
 
         ``loops`` learns from each slice which thread of a rank runs its loop.
         """
         self._enabled = enabled
-        self._proc = proc
-        self._loops = loops or LoopThreads(proc)
+        self._loops = loops or LoopThreads()
         self._plan = StackPlan(time.monotonic_ns())
-        self._pool = SpyPool(proc)
+        self._pool = SpyPool()
         self._worker = Worker[None]("stacks")
         self._kind: SubjectKind | None = None
         """Of the turn that is taken now."""
@@ -158,9 +157,9 @@ class StackSampler:
     def _take_turn(self, turn: SliceTurn, spy: str, begun_s: float) -> Failure | None:
         identity, seconds = turn.subject.identity, turn.seconds
         pid, told = identity.pid, self._loops.said(identity)
-        if (gone := find_gone(identity, self._proc)) is not None:
+        if (gone := find_gone(identity)) is not None:
             return replace(gone, kind=ErrorKind.GONE)
-        if tracer := parse_tracer(read_or(b"", lambda: read_file(f"{self._proc}/{pid}/status"))):
+        if tracer := parse_tracer(read_or(b"", lambda: read_file(f"{PROC}/{pid}/status"))):
             return Failure(ErrorKind.TRACED, f"not sampled while pid {tracer} traces the process")
         arguments, parse = record_arguments(pid, turn.rate_hz, seconds), parse_raw
         if turn.kind is SubjectKind.DUMP:
@@ -168,7 +167,7 @@ class StackSampler:
         request = SpyRequest(pid, arguments, partial(parse, pid=pid, loop_tid=told), seconds + GRACE_S)
         answer = self._pool.run(spy, request)
         if isinstance(answer, Failure):
-            return confirm(identity, answer, self._proc)
+            return confirm(identity, answer)
         self._keep(turn, answer, begun_s)
         return None
 
