@@ -69,12 +69,12 @@ def rank_process(
             process.kill()
 
 
-def read(*pids: int, world_size: int = 2, **options: Any) -> CollectivesReading:
+def read(*pids: int, world_size: int = 2) -> CollectivesReading:
     members = tuple(
         made_up(pid, rank, started=STARTED, environment=Missing("not read here")) for rank, pid in enumerate(pids)
     )
     job: Any = SimpleNamespace(members=members, world_size=world_size)
-    return read_collectives(job, someone_waits=True, **options)
+    return read_collectives(job, someone_waits=True)
 
 
 def reasons(reading: CollectivesReading) -> dict[RecordSource, str]:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TypeVar
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.process import Role
 from tpmon.model.results.collectives import (
     CollectivesReading,
@@ -27,10 +27,10 @@ from tpmon.model.results.collectives import (
 )
 from tpmon.model.text.redaction import admit_text
 from tpmon.model.text.unpickle import PlainError
-from tpmon.probe.base.procread import PROC, read_thread_names
+from tpmon.probe.base.procread import read_thread_names
 from tpmon.probe.base.worker import read_all, read_within
 from tpmon.probe.host.network import ListeningSocket, read_all_listeners, read_listeners
-from tpmon.probe.job.job import Job, Member
+from tpmon.probe.job.job import Job
 from tpmon.probe.records.flight_recorder import (
     WRITTEN_S,
     RecordError,
@@ -64,8 +64,9 @@ T = TypeVar("T")
 class _Rank:
     """Hold one rank with what its start says of its records."""
 
-    member: Member
+    pid: int
     number: int
+    started: datetime
     told: Known[dict[str, str]]
 
     @property
@@ -75,9 +76,7 @@ class _Rank:
         return self.told
 
 
-def read_collectives(
-    job: Job, *, someone_waits: bool, ask_pipes: bool = False, proc: str = PROC
-) -> CollectivesReading:
+def read_collectives(job: Job, *, someone_waits: bool, ask_pipes: bool = False) -> CollectivesReading:
     """Read the records of every rank of this host, and NCCL's RAS report.
 
     NCCL's recorder is asked only when ``someone_waits``: its answer queries CUDA events, which a rank that
@@ -85,7 +84,7 @@ def read_collectives(
     ranks first: only on a person's request.
     """
     host = os.uname().nodename
-    ranks = _find_ranks(job, proc)
+    ranks = _find_ranks(job)
     if not ranks:
         return CollectivesReading((), (), ())
     try:
@@ -93,15 +92,11 @@ def read_collectives(
     except (OSError, ValueError) as error:
         listening = Missing(f"the kernel does not tell who listens: {error}")
     servers = _read_each(
-        ranks,
-        partial(_read_server, host=host, listening=listening, ask_nccl=someone_waits, proc=proc),
-        SERVERS_S,
+        ranks, partial(_read_server, host=host, listening=listening, ask_nccl=someone_waits), SERVERS_S
     )
     rest = [one for one in ranks if not is_known(servers[one.number])]
-    files = _read_each(
-        rest, partial(_read_file, host=host, ask=ask_pipes, proc=proc), FILES_S + WRITTEN_S * ask_pipes
-    )
-    ras = _try(partial(_read_ras, ranks, listening, proc))
+    files = _read_each(rest, partial(_read_file, host=host, ask=ask_pipes), FILES_S + WRITTEN_S * ask_pipes)
+    ras = _try(partial(_read_ras, ranks, listening))
     records = {number: answer for number, answer in (servers | files).items() if is_known(answer)}
     by_source = (
         (RecordSource.SERVER, list(servers.values())),
@@ -117,15 +112,15 @@ def read_collectives(
     )
 
 
-def _find_ranks(job: Job, proc: str) -> list[_Rank]:
+def _find_ranks(job: Job) -> list[_Rank]:
     """Return the ranks of this host, none where there is no other anywhere."""
     members = [one for one in job.members if one.role is Role.RANK]
     if len(members) < 2 and not (is_known(job.world_size) and job.world_size > 1):
         return []  # a lone process waits for nobody
     return [
-        _Rank(one, one.rank, read_within(_READ_S, partial(read_environment, one.identity.pid, proc)))
+        _Rank(pid, one.rank, one.started, read_within(_READ_S, partial(read_environment, pid)))
         for one in members
-        if is_known(one.rank)
+        if is_known(one.rank) and (pid := one.identity.pid)
     ]
 
 
@@ -149,35 +144,31 @@ def _try(read: Callable[[], Known[T]]) -> Known[T]:
 
 
 def _read_server(
-    one: _Rank, *, host: str, listening: Known[tuple[ListeningSocket, ...]], ask_nccl: bool, proc: str
+    one: _Rank, *, host: str, listening: Known[tuple[ListeningSocket, ...]], ask_nccl: bool
 ) -> RankRecord:
-    pid = one.member.identity.pid
-    everything = listening if is_known(listening) else ()
-    door = find_door(pid, one.environment, everything, proc)
+    door = find_door(one.pid, one.environment, known_or(listening, ()))
     if isinstance(door, Missing):
         raise OSError(door.reason)
     now = datetime.now().astimezone()
-    origin = RankRecord(host, pid, one.number, RecordSource.SERVER, now, from_start=False, groups=())
-    return ask_records(door, origin, with_nccl=ask_nccl and NCCL_THREAD in read_thread_names(pid, proc))
+    origin = RankRecord(host, one.pid, one.number, RecordSource.SERVER, now, from_start=False, groups=())
+    return ask_records(door, origin, with_nccl=ask_nccl and NCCL_THREAD in read_thread_names(one.pid))
 
 
-def _read_file(one: _Rank, *, host: str, ask: bool, proc: str) -> RankRecord:
-    pid, environment = one.member.identity.pid, one.environment
+def _read_file(one: _Rank, *, host: str, ask: bool) -> RankRecord:
+    pid, environment = one.pid, one.environment
     if ask:
         asked = datetime.now().astimezone()
-        ask_pipe(pid, one.number, environment, proc)
-        file = wait_for_record(pid, one.number, environment, asked, proc)
+        ask_pipe(pid, one.number, environment)
+        file = wait_for_record(pid, one.number, environment, asked)
     else:
-        file = read_record_file(pid, one.number, environment, one.member.started, proc)
+        file = read_record_file(pid, one.number, environment, one.started)
     source = RecordSource.PIPE if ask else RecordSource.FILE
-    origin = RankRecord(host, pid, one.number, source, file.written, from_start=False, groups=())
+    origin = RankRecord(host, one.pid, one.number, source, file.written, from_start=False, groups=())
     return parse_pickle(file.data, origin)
 
 
-def _read_ras(
-    ranks: Sequence[_Rank], listening: Known[tuple[ListeningSocket, ...]], proc: str
-) -> Known[RasReport]:
-    with_nccl = [one for one in ranks if NCCL_THREAD in read_thread_names(one.member.identity.pid, proc)]
+def _read_ras(ranks: Sequence[_Rank], listening: Known[tuple[ListeningSocket, ...]]) -> Known[RasReport]:
+    with_nccl = [one for one in ranks if NCCL_THREAD in read_thread_names(one.pid)]
     if not with_nccl:
         return Missing("no rank uses NCCL")
     if isinstance(listening, Missing):
@@ -186,7 +177,7 @@ def _read_ras(
     if isinstance(port, Missing):
         return port
     for one in with_nccl:
-        mine = read_listeners(one.member.identity.pid, listening, proc)
+        mine = read_listeners(one.pid, listening)
         if isinstance(mine, Missing):
             return mine
         address = next((listener.address for listener in mine if listener.port == port), "")
