@@ -25,7 +25,6 @@ from tpmon.probe.spy.plan import (
     SliceTurn,
     SpySubject,
     StackPlan,
-    SubjectKind,
     find_working_worker,
 )
 
@@ -73,20 +72,20 @@ def begin(ranks: int = 1) -> tuple[StackPlan, SliceTurn]:
     return plan, turn
 
 
-def ranks_of(done, kind: SubjectKind) -> list:
-    return [turn.subject.rank for _, turn, _ in done if turn.kind is kind]
+def ranks_of(done, *, dumps: bool = False) -> list:
+    return [turn.subject.rank for _, turn, _ in done if turn.is_dump == dumps]
 
 
 def test_every_rank_is_dumped_first_within_two_seconds():
     done = Run(8).until(2)
-    assert ranks_of(done[:8], SubjectKind.DUMP) == list(range(8))
+    assert ranks_of(done[:8], dumps=True) == list(range(8))
     assert done[7][0] < 2 * SECOND
 
 
 def test_the_first_slice_is_short_and_of_rank_0():
     done = Run(1).until(15)
     _, first, _ = done[1]
-    assert (first.kind, first.rate_hz, first.seconds) == (SubjectKind.SLICE, FIRST_RATE_HZ, FIRST_SECONDS)
+    assert (first.rate_hz, first.seconds) == (FIRST_RATE_HZ, FIRST_SECONDS)
     _, second, _ = done[2]
     assert second.rate_hz in RATES_HZ
     assert second.seconds == EARLY_SECONDS
@@ -99,7 +98,7 @@ def test_the_first_slice_is_short_and_of_rank_0():
 def test_a_share_rests_on_more_than_the_first_slice_before_a_verdict_is_due(ranks, sample_ms, least, works):
     """That is 15 s after attaching, and 40 samples leave too much open."""
     done = Run(ranks, sample_ms=sample_ms, works=works).until(60)
-    slices = [(at, turn) for at, turn, _ in done if turn.kind is SubjectKind.SLICE and not turn.subject.is_worker]
+    slices = [(at, turn) for at, turn, _ in done if not turn.is_dump and not turn.subject.is_worker]
     for rank in range(ranks):
         own = [(at, turn) for at, turn in slices if turn.subject.rank == rank]
         assert sum(turn.rate_hz * turn.seconds for at, turn in own if at < 14 * SECOND) >= least
@@ -119,18 +118,18 @@ def test_an_early_slice_is_bounded_as_the_pace_is(pace):
 
 def test_many_ranks_take_turns_and_each_has_its_own_within_a_minute():
     done = Run(8).until(200)
-    assert ranks_of(done, SubjectKind.SLICE)[:10] == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]
-    times = [now_ns for now_ns, turn, _ in done if turn.kind is SubjectKind.SLICE and turn.subject.rank == 5]
+    assert ranks_of(done)[:10] == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]
+    times = [now_ns for now_ns, turn, _ in done if not turn.is_dump and turn.subject.rank == 5]
     assert max(b - a for a, b in pairwise(times)) < 60 * SECOND
 
 
 def test_of_two_ranks_rank_0_has_every_second_slice():
-    assert ranks_of(Run(2).until(200), SubjectKind.SLICE)[:5] == [0, 1, 0, 1, 0]
+    assert ranks_of(Run(2).until(200))[:5] == [0, 1, 0, 1, 0]
 
 
 def test_one_rank_has_every_slice_without_a_gap_at_the_expected_cost():
     done = Run(1).until(300)
-    slices = [turn for _, turn, _ in done if turn.kind is SubjectKind.SLICE]
+    slices = [turn for _, turn, _ in done if not turn.is_dump]
     assert sum(turn.seconds for turn in slices) > 0.9 * 300
     assert min(turn.rate_hz for turn in slices) >= 13
 
@@ -186,14 +185,14 @@ def test_who_sees_a_settled_verdict_shaken_has_a_short_slice_within_seconds(samp
     shaken_ns = run.now_ns
     run.until(run.now_ns / SECOND + 20)
     ended_ns, turn, _ = run.done[begun]
-    assert (turn.kind, turn.seconds) == (SubjectKind.SLICE, EARLY_SECONDS)
+    assert turn.seconds == EARLY_SECONDS
     assert ended_ns - shaken_ns <= 6 * SECOND
     assert run.done[begun + 1][1].seconds >= 9
 
 
 def test_a_slice_that_the_change_cut_short_is_not_the_early_one():
     run = settle_down(1)
-    cut = SliceTurn(subjects(1)[0], SubjectKind.SLICE, 5, 10)
+    cut = SliceTurn(subjects(1)[0], 5, 10)
     run.plan.set_pace(Pace.FULL)
     run.plan.settle(cut, 10.0, 3, 10, run.now_ns)
     begun = len(run.done)
@@ -263,7 +262,7 @@ def test_a_rank_that_is_gone_is_no_refusal_and_a_new_one_is_dumped():
     assert not plan.all_refused()
     assert not isinstance(plan.next(0), SliceTurn)
     assert plan.watch(subjects(1, first=5))
-    assert plan.next(0) == SliceTurn(subjects(1, first=5)[0], SubjectKind.DUMP, 0, 0)
+    assert plan.next(0) == SliceTurn(subjects(1, first=5)[0])
     assert not plan.watch(subjects(1, first=5))
     plan.settle(turn, 10.0, 1, 10, 0)  # the answer of one that is not watched any more
 
@@ -280,15 +279,15 @@ def test_a_dump_of_many_frames_makes_the_first_slice_a_slow_one():
 
 def test_a_working_worker_has_the_second_slice_and_every_fourth_and_no_first_look():
     turns = [turn for _, turn, _ in Run(1, works=True).until(100)]
-    slices = [turn for turn in turns if turn.kind is SubjectKind.SLICE][:10]
+    slices = [turn for turn in turns if not turn.is_dump][:10]
     assert [turn.subject.is_worker for turn in slices] == [i % WORKER_EVERY == 1 for i in range(10)]
     assert {turn.seconds for turn in slices if turn.subject.is_worker} == {WORKER_SECONDS}
-    assert not any(turn.subject.is_worker for turn in turns if turn.kind is SubjectKind.DUMP)
+    assert not any(turn.subject.is_worker for turn in turns if turn.is_dump)
 
 
 def test_a_refused_worker_is_no_word_about_the_ranks():
     plan = Run(1, works=True).plan
-    plan.refuse(SliceTurn(WORKER, SubjectKind.SLICE, 5, 3), 1.0, "not permitted", 1, final=True)
+    plan.refuse(SliceTurn(WORKER, 5, 3), 1.0, "not permitted", 1, final=True)
     assert not plan.all_refused()
     assert plan.refusals() == ()
 
@@ -320,7 +319,7 @@ def test_the_worker_that_wants_a_cpu_most_or_one_asleep_is_worth_a_look(processe
 def test_a_worker_that_could_not_be_sampled_is_left_alone_also_when_another_was_named_meanwhile():
     plan = StackPlan(0)
     plan.watch([WORKER])
-    plan.refuse(SliceTurn(WORKER, SubjectKind.SLICE, 3, 3), 1.0, "permission denied", plan.now_ns, final=True)
+    plan.refuse(SliceTurn(WORKER, 3, 3), 1.0, "permission denied", plan.now_ns, final=True)
     plan.watch([])
     plan.watch([WORKER])
     waits_s = plan.next(plan.now_ns + SECOND)

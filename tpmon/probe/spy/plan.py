@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import field
-from enum import Enum
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
@@ -67,13 +66,6 @@ _SLEEPS = LOCKS | {WaitReason.SLEEP}
 """Waits of a worker of which its stacks tell the reason."""
 
 
-class SubjectKind(Enum):
-    """Name the two ways to look."""
-
-    DUMP = "dump"
-    SLICE = "slice"
-
-
 @dataclass(frozen=True, slots=True)
 class SpySubject:
     """Name a process to look at: a rank, or a loader worker of one."""
@@ -102,9 +94,13 @@ class SliceTurn:
     """Say what to run now; ``rate_hz`` and ``seconds`` are 0 for a dump."""
 
     subject: SpySubject
-    kind: SubjectKind
-    rate_hz: int
-    seconds: int
+    rate_hz: int = 0
+    seconds: int = 0
+
+    @property
+    def is_dump(self) -> bool:
+        """Tell whether its subject is looked at once."""
+        return not self.seconds
 
 
 @dataclass(slots=True)
@@ -204,7 +200,7 @@ class StackPlan:
             return max(-self._credit_ms / self.budget_ms_per_s, 0.1)
         for one in ready:
             if not one.dumped:
-                return SliceTurn(one.subject, SubjectKind.DUMP, 0, 0)
+                return SliceTurn(one.subject)
         one = self._pick(ready)
         turn = self._shape(one)
         short_ms = self._price(one, turn) - turn.seconds * self.budget_ms_per_s
@@ -222,7 +218,7 @@ class StackPlan:
             return
         one.reason, one.refused_until_ns, one.refusals = "", 0, 0
         one.dumped = True
-        if turn.kind is SubjectKind.DUMP:
+        if turn.is_dump:
             one.start_ms = max(START_MS, cpu_ms)
             one.sample_ms = SAMPLE_MS + FRAME_MS * frames
             return
@@ -277,7 +273,7 @@ class StackPlan:
         """Take what a run cost from the credit; return whom it looked at, None where that is gone."""
         self._pass(now_ns)
         self._credit_ms -= cpu_ms
-        if turn.kind is SubjectKind.SLICE and not turn.subject.is_worker:
+        if not turn.is_dump and not turn.subject.is_worker:
             self._first_was_last = self._is_first(turn.subject)
         one = self._standings.get(turn.subject.identity)
         if one is not None:
@@ -317,7 +313,7 @@ class StackPlan:
                 seconds = EARLY_SECONDS
                 affordable = EARLY_MS * self.budget_ms_per_s / BUDGET_MS_PER_S
             affordable = max(affordable, self.budget_ms_per_s * seconds)
-        turns = [SliceTurn(one.subject, SubjectKind.SLICE, rate, seconds) for rate in rates]
+        turns = [SliceTurn(one.subject, rate, seconds) for rate in rates]
         return next((turn for turn in turns if self._price(one, turn) <= affordable), turns[-1])
 
     def _price(self, one: _Standing, turn: SliceTurn) -> float:

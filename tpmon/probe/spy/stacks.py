@@ -23,7 +23,7 @@ from tpmon.probe.base.worker import Pace, Worker
 from tpmon.probe.job.loop_thread import LoopThreads
 from tpmon.probe.proc.access import parse_tracer
 from tpmon.probe.spy.failure import Failure, confirm, find_gone, find_spy
-from tpmon.probe.spy.plan import RETRY_S, SliceTurn, SpySubject, StackPlan, SubjectKind
+from tpmon.probe.spy.plan import RETRY_S, SliceTurn, SpySubject, StackPlan
 from tpmon.probe.spy.pool import SpyAnswer, SpyPool, SpyRequest, dump_arguments, record_arguments
 from tpmon.probe.spy.text import parse_dump, parse_raw
 
@@ -50,8 +50,8 @@ class StackSampler:
         self._plan = StackPlan(time.monotonic_ns())
         self._pool = SpyPool()
         self._worker = Worker[None]("stacks")
-        self._kind: SubjectKind | None = None
-        """Of the turn that is taken now."""
+        self._slicing = False
+        """Whether the turn that is taken now is a slice."""
         self._lock = threading.Lock()
         self._slices: deque[StackSlice] = deque(maxlen=WAITING_SLICES)
         self._last_ns: Known[int] = _NO_SLICE
@@ -84,7 +84,7 @@ class StackSampler:
             self._no_ranks = not named
             news = self._plan.watch(named)
             more = self._plan.set_pace(pace)
-            if more and self._kind is SubjectKind.SLICE:
+            if more and self._slicing:
                 self._pool.shorten()  # it began before what has changed
         if news or more:
             self._worker.wake()
@@ -143,11 +143,11 @@ class StackSampler:
             turn = self._plan.next(time.monotonic_ns())
             if not isinstance(turn, SliceTurn):
                 return turn
-            self._kind = turn.kind
+            self._slicing = not turn.is_dump
         begun_s = time.thread_time()
         failure = read_apart(lambda: self._take_turn(turn, spy, begun_s))
         with self._lock:
-            self._kind = None
+            self._slicing = False
         if isinstance(failure, Missing):
             failure = Failure(ErrorKind.FAILED, f"failed: {failure.reason}")
         if failure is not None and not self._worker.stopped.is_set():
@@ -162,7 +162,7 @@ class StackSampler:
         if tracer := parse_tracer(read_or(b"", lambda: read_file(f"{PROC}/{pid}/status"))):
             return Failure(ErrorKind.TRACED, f"not sampled while pid {tracer} traces the process")
         arguments, parse = record_arguments(pid, turn.rate_hz, seconds), parse_raw
-        if turn.kind is SubjectKind.DUMP:
+        if turn.is_dump:
             arguments, parse = dump_arguments(pid), parse_dump
         request = SpyRequest(pid, arguments, partial(parse, pid=pid, loop_tid=told), seconds + GRACE_S)
         answer = self._pool.run(spy, request)
@@ -184,7 +184,7 @@ class StackSampler:
             rank=turn.subject.rank,
             ended=ended,
             ended_ns=ended_ns,
-            seconds=answer.outcome.wall_s if turn.kind is SubjectKind.SLICE else 0.0,
+            seconds=0.0 if turn.is_dump else answer.outcome.wall_s,
             rate_hz=float(turn.rate_hz),
             samples=samples,
             stacks=sampled.stacks,
