@@ -151,11 +151,6 @@ def judge_clipboard(environment: Mapping[str, str], tmux: Known[str]) -> Check:
     return make_check("clipboard", Access.ALLOWED, f"tmux passes it on (set-clipboard {tmux})")
 
 
-def check_clipboard(environment: Mapping[str, str]) -> Check:
-    """Ask tmux, where tpmon runs in one, what it does with the clipboard."""
-    return judge_clipboard(environment, _ask_tmux() if environment.get("TMUX") else Missing("not asked"))
-
-
 def _ask_tmux() -> Known[str]:
     command = ("tmux", "show-options", "-sv", "set-clipboard")
     try:
@@ -241,7 +236,7 @@ def plan_machine(
     nvml: NvmlOnce, spy: Callable[[], Known[str]], proc: str = PROC, whom: str = ANY_JOB
 ) -> tuple[Plan, ...]:
     """List the checks of this machine and of tpmon itself; ``whom`` is the PID that its commands name."""
-    own = partial(read_own, proc)
+    own, in_tmux = partial(read_own, proc), os.environ.get("TMUX")
     perf = f"{proc}/sys/kernel/perf_event_paranoid"
     return (
         Plan("py-spy", partial(check_spy, spy), SPY_ANSWER_S, needed=True),
@@ -256,7 +251,9 @@ def plan_machine(
         Plan("kernel-log", lambda: judge_log(try_log(), call_as_root(f"bundle {whom}"))),
         Plan("nvml", lambda: check_nvml(nvml.get(), proc, whom), NVML_S),
         Plan("counters", lambda: check_counters(own(), proc)),
-        Plan("clipboard", partial(check_clipboard, dict(os.environ))),
+        Plan(
+            "clipboard", lambda: judge_clipboard(os.environ, _ask_tmux() if in_tmux else Missing("not asked"))
+        ),
     )
 
 

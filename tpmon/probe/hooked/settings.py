@@ -65,14 +65,14 @@ def parse_settings(page: memoryview, taken_ns: int) -> Known[TrainSettings]:
     words = wire.parse_settings(page)
     if not words:
         return NO_SETTINGS
-    dtype = words[wire.SET_AUTOCAST_DTYPE]
+    dtype, sdpa = words[wire.SET_AUTOCAST_DTYPE], words[wire.SET_SDPA]
     switched = map(_switch, words[wire.SET_MATMUL_TF32 : wire.SET_AUTOCAST + 1])
     switches: dict[str, Any] = dict(zip(_SWITCHES, switched, strict=True))
     return TrainSettings(
         **switches,
         age_s=_age_s(words[wire.SET_TIME_NS], taken_ns),
         autocast_dtype=_UNTOLD if dtype < 0 else wire.DTYPES.get(dtype, "another"),
-        sdpa=_parse_sdpa(words[wire.SET_SDPA]),
+        sdpa=tuple(name for bit, name in _SDPA if sdpa & bit) if sdpa >= 0 else _UNTOLD,
         threads=_number(words[wire.SET_THREADS]),
         interop_threads=_number(words[wire.SET_INTEROP_THREADS]),
         profiler=_switch(words[wire.SET_PROFILER]),
@@ -106,10 +106,6 @@ def _number(word: int, absent: Missing = _UNTOLD) -> Known[int]:
 
 def _switch(word: int) -> Known[bool]:
     return bool(word) if word >= 0 else _UNTOLD
-
-
-def _parse_sdpa(word: int) -> Known[tuple[str, ...]]:
-    return tuple(name for bit, name in _SDPA if word & bit) if word >= 0 else _UNTOLD
 
 
 def _parse_compiled(words: Sequence[int]) -> Known[CompileCounts]:

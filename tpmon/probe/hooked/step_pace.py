@@ -151,7 +151,8 @@ class RankPace:
         between_s = max(last.ended_ns - first.ended_ns, 1) / 1e9
         mean_s = between_s / max(steps + evals, 1)
         span_s = between_s + (age_s if age_s > STALLED_STEPS * mean_s else 0.0)
-        shares = _list_shares(_PHASES(made.train))
+        total_ns = made.train.total_ns
+        shares = [100 * one / total_ns if total_ns > 0 else NO_STEP for one in _PHASES(made.train)]
         # Of a loop whose steps no batch ends, a batch now and then is not what it trains on.
         samples = made.samples if reading.rule is not StepRule.UPDATE else 0
         return StepPace(
@@ -180,11 +181,6 @@ class RankPace:
             own_ms=(made.train.data_ns + made.train.forward_ns) / steps / 1e6 if steps else NO_STEP,
             eval_pct=100 * min(1.0, made.evaluation.total_ns / 1e9 / between_s),
         )
-
-
-def _list_shares(phases_ns: Sequence[int]) -> list[Known[float]]:
-    total = sum(phases_ns)
-    return [100 * one / total if total > 0 else NO_STEP for one in phases_ns]
 
 
 @dataclass(frozen=True, slots=True)

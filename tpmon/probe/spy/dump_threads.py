@@ -79,7 +79,9 @@ def read_threads(
         replace(
             reader.read(tid, one.thread, _TORN if is_torn((one,)) else one.frames)
             if tid in here
-            else _unplaced(one),
+            else ThreadLook(
+                _NOT_TOLD, one.thread, ThreadKind.OTHER, "?", *(_NOT_TOLD,) * 6, frames=one.frames
+            ),
             locals=one.locals if isinstance(one, DumpedStack) else NOT_APPLICABLE,
             holds_gil=one.holds_gil,
         )
@@ -99,11 +101,6 @@ def read_toll(pid: int, proc: str = PROC) -> Known[ProcessToll]:
         return Missing(f"what the process used: {error}")
     faults = stat.minor_faults + stat.major_faults
     return ProcessToll(round(stat.cpu_s * 1e9), faults, moved.asked_read + moved.asked_write)
-
-
-def _unplaced(stack: StackCount) -> ThreadLook:
-    why = _NOT_TOLD
-    return ThreadLook(why, stack.thread, ThreadKind.OTHER, "?", *(why,) * 6, frames=stack.frames)
 
 
 @dataclass(frozen=True, slots=True)
