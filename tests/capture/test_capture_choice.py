@@ -1,6 +1,7 @@
 """What can be chosen of a capture: the keys' way through it, what a run offers, and why the rest cannot be."""
 
 import os
+import re
 import subprocess
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from tpmon.capture.dialog import COUNT_APART, NO_CUDA, RankHook, advise_on_slot,
 from tpmon.capture.nsys import HOLDS_SLOT, write_nsys_command
 from tpmon.capture.plan import MeasuredPace
 from tpmon.commands import capture as capture_command
-from tpmon.commands.capture import MOST_STEPS, STEPS, CaptureOptions, parse_asked
+from tpmon.commands.capture import MOST_STEPS, STEPS
 from tpmon.commands.screen import find_shown
 from tpmon.errors import UsageError
 from tpmon.model.known import NOT_APPLICABLE, Missing
@@ -155,30 +156,29 @@ def test_the_advice_where_nsys_has_the_slot_leads_to_no_second_refusal():
         assert why in advice
 
 
-def test_a_refused_trace_says_that_advice(monkeypatch):
-    asked = parse_asked(CaptureOptions())
-    for above, tried in ((WELL, "--cuda-profiler has nsys record"), (ENDS_RUN, "start the run again")):
-        monkeypatch.setattr(discovery, "read_ancestors", lambda _pid, above=above: above)
-        monkeypatch.setattr(discovery, "uses_cuda", lambda _pid: True)
-        monkeypatch.setattr(dialog, "read_hook", lambda process, rank: hook(0))
-        with pytest.raises(UsageError) as refused:
-            capture_command._check_slot(member(os.getpid()), asked.kind)
-        assert refused.value.what == HOLDS_SLOT
-        assert tried in refused.value.try_this
+@pytest.mark.parametrize(
+    ("above", "tried"), [(WELL, "--cuda-profiler has nsys record"), (ENDS_RUN, "start the run again")]
+)
+def test_a_refused_trace_says_that_advice(monkeypatch, above, tried):
+    monkeypatch.setattr(discovery, "read_ancestors", lambda _pid: above)
+    monkeypatch.setattr(discovery, "uses_cuda", lambda _pid: True)
+    monkeypatch.setattr(dialog, "read_hook", lambda process, rank: hook(0))
+    with pytest.raises(UsageError, match=re.escape(HOLDS_SLOT)) as refused:
+        capture_command._check_slot(member(os.getpid()), TRACE)
+    assert tried in refused.value.try_this
 
 
 def test_a_trace_of_a_run_that_another_tool_has_is_refused_whatever_records_it(monkeypatch):
-    asked = parse_asked(CaptureOptions())
     monkeypatch.setattr(discovery, "read_ancestors", lambda _pid: [])
     monkeypatch.setattr(discovery, "uses_cuda", lambda _pid: True)
     environment = {**os.environ, "CUDA_INJECTION64_PATH": "/opt/odd tool/lib/libwatches.so"}
     with subprocess.Popen(["sleep", "60"], env=environment) as run:
         try:
             with pytest.raises(UsageError, match=r"libwatches\.so in this run holds the GPU's one profiling"):
-                capture_command._check_slot(member(run.pid), asked.kind)
+                capture_command._check_slot(member(run.pid), TRACE)
         finally:
             run.kill()
-    capture_command._check_slot(member(os.getpid()), asked.kind)
+    capture_command._check_slot(member(os.getpid()), TRACE)
 
 
 def test_what_stands_in_front_and_cuda_are_read_from_outside(tmp_path):

@@ -3,6 +3,7 @@
 import gzip
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +32,7 @@ from tpmon.hook.bus import wire, wire_settings
 from tpmon.hook.capture import conditions as hook_conditions
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing
 from tpmon.model.process import Identity
-from tpmon.model.results.capture import CapturedFile, CaptureKind, CaptureState, GpuClocks
+from tpmon.model.results.capture import CaptureAsked, CapturedFile, CaptureKind, CaptureState, GpuClocks
 from tpmon.model.results.trace_tables import CountedSteps, MarkedSteps
 from tpmon.trace.child import summarize, write_marked
 from tpmon.trace.compare import read_conditions
@@ -243,6 +244,24 @@ def test_updates_are_cut_to_what_the_seconds_hold_since_nothing_else_ends_them(a
     assert (told == "") is (said == "")
 
 
+def play(
+    monkeypatch: pytest.MonkeyPatch,
+    bus: object,
+    *,
+    is_ours: bool,
+    of_11: bool = False,
+    tell: Callable[[str], object] = print,
+) -> Callable[[CaptureAsked], object]:
+    """Play a process that kineto asks for, with a hook or without; return what tries to capture it."""
+    me = Identity(7, 1)
+    client = SimpleNamespace(process=me, is_ours=is_ours)
+    monkeypatch.setattr(kineto_capture, "find_client", lambda _: client)
+    monkeypatch.setattr(kineto_capture, "_find_bus", lambda _: bus)
+    monkeypatch.setattr(kineto_capture, "capture_by_kineto", lambda *_, **__: "recorded")
+    around = LoopAround(lambda _: None, lambda _: 0, lambda _: False, runs_cuda_11=lambda pid: of_11 and pid == 7)
+    return lambda asked: try_kineto(me, 0, asked, "x", asker=CaptureAsker(tell), around=around)
+
+
 @pytest.mark.parametrize(
     ("calls", "evaluates", "asked", "alike"),
     [
@@ -265,37 +284,29 @@ def test_kineto_goes_first_where_an_update_is_a_step_and_nothing_else_ends_the_w
         records = [ended(at, 0, wire.RULE_BATCH) for at in calls]
         for at, one in enumerate(records):
             one[wire.REC_EVAL_STEPS] = at
-    bus = SimpleNamespace(close=lambda: None, read_records=lambda: records)
-    me = Identity(7, 1)
-    monkeypatch.setattr(kineto_capture, "find_client", lambda _: SimpleNamespace(process=me, is_ours=False))
-    monkeypatch.setattr(kineto_capture, "_find_bus", lambda _: bus)
-    monkeypatch.setattr(kineto_capture, "capture_by_kineto", lambda *_, **__: "recorded")
-    around = LoopAround(lambda _: None, lambda _: 0, lambda _: False, lambda _: False)
+    try_it = play(monkeypatch, SimpleNamespace(close=lambda: None, read_records=lambda: records), is_ours=False)
     wanted = replace(ASKED, **{"named_seconds": False, **asked})
-    told = try_kineto(me, 0, wanted, "x", asker=CaptureAsker(print), around=around)
-    assert told == ("recorded" if alike else None)
+    assert try_it(wanted) == ("recorded" if alike else None)
 
 
 @pytest.mark.parametrize("of_11", [True, False])
 @pytest.mark.parametrize("hooked", [True, False])
 def test_kineto_is_not_asked_where_cuda_11_may_have_graphs(monkeypatch, of_11, hooked):
-    me, said = Identity(7, 1), []
-    bus = SimpleNamespace(close=lambda: None) if hooked else None
-    monkeypatch.setattr(kineto_capture, "find_client", lambda _: SimpleNamespace(process=me, is_ours=True))
-    monkeypatch.setattr(kineto_capture, "_find_bus", lambda _: bus)
-    monkeypatch.setattr(kineto_capture, "capture_by_kineto", lambda *_, **__: "recorded")
-    around = LoopAround(lambda _: None, lambda _: 0, lambda _: False, runs_cuda_11=lambda pid: of_11 and pid == 7)
-
-    def ask():
-        return try_kineto(me, 0, ASKED, "x", asker=CaptureAsker(said.append), around=around)
-
+    said: list[str] = []
+    ask = play(
+        monkeypatch,
+        SimpleNamespace(close=lambda: None) if hooked else None,
+        is_ours=True,
+        of_11=of_11,
+        tell=said.append,
+    )
     if not of_11:
-        assert ask() == "recorded"
+        assert ask(ASKED) == "recorded"
     elif hooked:
-        assert ask() is None
+        assert ask(ASKED) is None
         assert said == [
             "CUDA 11 is loaded: torch.profiler records from the step hook, which looks for CUDA graphs first"
         ]
     else:
         with pytest.raises(UsageError, match="CUDA 11 is loaded: a profile can hang or crash CUDA graphs"):
-            ask()
+            ask(ASKED)

@@ -97,9 +97,8 @@ class Event:
         return (other.at - self.at) / MS
 
 
-@pytest.fixture
-def card(loop, monkeypatch):
-    card = Card(loop)
+def play_torch(card: Card, monkeypatch: pytest.MonkeyPatch) -> Card:
+    """Have the hook find a torch with this card."""
     torch = types.ModuleType("torch")
     torch.__file__ = __file__  # an error of this card is one of torch
     torch.cuda = card
@@ -107,6 +106,11 @@ def card(loop, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(watch, "_EVERY_ON_CUDA_NS", 100 * MS)
     return card
+
+
+@pytest.fixture
+def card(loop, monkeypatch):
+    return play_torch(Card(loop), monkeypatch)
 
 
 def read(loop: Loop) -> DeviceTimes:

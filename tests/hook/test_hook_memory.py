@@ -1,13 +1,9 @@
 """The CUDA allocator through the step that is watched, on an allocator that the test plays."""
 
-import sys
-import types
-
 import pytest
 
-from tests.hook.test_hook_device import Card
-from tests.hook_loop import MS, Batches, Loop
-from tpmon.hook import step_sample as watch
+from tests.hook.test_hook_device import Card, play_torch
+from tests.hook_loop import Batches, Loop
 from tpmon.hook.bus import wire_settings as wire
 from tpmon.model.hook import AllocatorFigures, PhaseMemory
 from tpmon.model.known import Missing, is_known
@@ -45,14 +41,7 @@ class Allocator(Card):
 
 @pytest.fixture
 def card(loop, monkeypatch):
-    card = Allocator(loop)
-    torch = types.ModuleType("torch")
-    torch.__file__ = __file__
-    torch.cuda = card
-    torch._C = card.compiled()
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr(watch, "_EVERY_ON_CUDA_NS", 100 * MS)
-    return card
+    return play_torch(Allocator(loop), monkeypatch)
 
 
 def step(loop: Loop, card: Allocator, forward: int, backward: int, update: int = RESTING) -> None:

@@ -30,6 +30,16 @@ def loader(size=4, batches=20):
     return torch.utils.data.DataLoader(
         torch.utils.data.TensorDataset(torch.randn(size * batches, 4)), batch_size=size)
 
+def need_compile():
+    try:
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+    except Exception as error:
+        skip(f"torch.compile does not run here: {error}")
+
+def skip(why):
+    say(skipped=why)
+    raise SystemExit(0)
+
 def train(net, optimizer, batches=20):
     for (x,) in loader(batches=batches):
         net(x).sum().backward()
@@ -43,7 +53,10 @@ def say(**told):
 
 def run(program: str, *flags: str) -> dict[str, object]:
     flags = flags or ("-W", "ignore")
-    return json.loads(run_program(BEGIN + textwrap.dedent(program), python=PYTHON, flags=flags, silent=False))
+    told = json.loads(run_program(BEGIN + textwrap.dedent(program), python=PYTHON, flags=flags, silent=False))
+    if "skipped" in told:
+        pytest.skip(told["skipped"])
+    return told
 
 
 def test_code_of_the_program_that_the_watcher_would_run_never_raises_into_the_loop():
@@ -97,11 +110,7 @@ def test_a_compiled_optimizer_step_traces_no_hook_and_warns_of_none():
     told = run("""
         import warnings
 
-        try:
-            torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
-        except Exception as error:
-            say(skipped=str(error))
-            raise SystemExit(0)
+        need_compile()
         net, optimizer = model()
         net(torch.ones(2, 4)).sum().backward()
         warnings.simplefilter("error", UserWarning)
@@ -110,8 +119,6 @@ def test_a_compiled_optimizer_step_traces_no_hook_and_warns_of_none():
             step()
         say(calls=S.optimizer_calls)
         """)
-    if "skipped" in told:
-        pytest.skip(f"torch.compile does not run here: {told['skipped']}")
     assert (told["calls"], told["problem"]) == (3, "")
 
 
@@ -120,11 +127,7 @@ def test_a_batch_that_is_drawn_in_a_compiled_function_traces_no_hook_and_warns_o
     told = run("""
         import warnings
 
-        try:
-            torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
-        except Exception as error:
-            say(skipped=str(error))
-            raise SystemExit(0)
+        need_compile()
         net, optimizer = model()
         loader = torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=2)
         warnings.simplefilter("error", UserWarning)
@@ -136,8 +139,6 @@ def test_a_batch_that_is_drawn_in_a_compiled_function_traces_no_hook_and_warns_o
             optimizer.zero_grad()
         say(calls=S.optimizer_calls, batches=S.batches)
         """)
-    if "skipped" in told:
-        pytest.skip(f"torch.compile does not run here: {told['skipped']}")
     assert (told["calls"], told["batches"], told["problem"]) == (4, 4, "")
 
 
@@ -147,13 +148,8 @@ def test_an_optimizer_that_is_compiled_as_one_graph_is_not_ended_by_the_hook(who
     """Muon's step is traced as it is, with torch's loop over the hooks in it."""
     told = run(f"""
         if not hasattr(torch.optim, "Muon"):
-            say(skipped="no Muon")
-            raise SystemExit(0)
-        try:
-            torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
-        except Exception as error:
-            say(skipped=str(error))
-            raise SystemExit(0)
+            skip("no Muon")
+        need_compile()
         weight = torch.nn.Parameter(torch.ones(4, 4))
         optimizer = torch.optim.Muon([weight], lr=0.01)
         (weight @ weight).sum().backward()
@@ -164,8 +160,6 @@ def test_an_optimizer_that_is_compiled_as_one_graph_is_not_ended_by_the_hook(who
         optimizer.step()
         say(moved=bool((weight != 1).any()), compiled=compiled, calls=S.optimizer_calls)
         """)
-    if "skipped" in told:
-        pytest.skip(f"torch.compile does not run here: {told['skipped']}")
     assert (told["moved"], told["problem"]) == (True, "")
     assert (told["compiled"], told["calls"]) == ((0, 1) if whole else (3, 4))
 
@@ -182,8 +176,7 @@ def test_a_scaler_that_is_off_skips_no_update_where_the_hook_sees_no_optimizer()
                         one -= 0.01 * one.grad
 
         if not hasattr(torch, "amp") or not hasattr(torch.amp, "GradScaler"):
-            say(told=[20, 0, 20])
-            raise SystemExit(0)
+            skip("no scaler of torch.amp")
         net, _ = model()
         optimizer, scaler = Plain(net), torch.amp.GradScaler("cpu", enabled=False)
         for (x,) in loader():

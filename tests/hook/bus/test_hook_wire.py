@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.hooks import find_page, open_page
-from tpmon.hook.bus import wire, wire_settings
+from tpmon.hook.bus import wire, wire_capture, wire_settings
 
 HAMMER = """
 import sys
@@ -70,14 +70,17 @@ def test_the_parts_of_the_page_do_not_overlap():
         (wire.STATUS_OFFSET, len(wire.pack_status(0, 0, ""))),
         (wire.LIVE_OFFSET, wire.LIVE_WORDS * 8),
         (wire.ANSWER_OFFSET, 16),
+        (wire_capture.CAPTURE_OFFSET, 128 + wire_capture.REASON_BYTES),
         (wire.MARKS_OFFSET, wire.MARKS * wire.MARK_BYTES),
         (wire_settings.SETTINGS_OFFSET, wire_settings.SETTINGS_WORDS * 8),
         (wire_settings.DEVICE_OFFSET, wire_settings.DEVICE_WORDS * 8),
+        (wire_capture.TOLD_OFFSET, 8 + wire_capture.TOLD_BYTES),
         (wire.RING_OFFSET, wire.RING_RECORDS * wire.RECORD_BYTES),
     ]
     for (offset, size), (following, _) in itertools.pairwise(ends):
         assert offset + size <= following
     assert sum(ends[-1]) == wire.TELEMETRY_BYTES
+    assert wire_capture.NAME_OFFSET + wire_capture.NAME_BYTES <= wire.MAILBOX_BYTES
 
 
 def test_another_layout_is_named_and_not_read():

@@ -74,12 +74,6 @@ def test_a_capture_is_read_as_it_was_written_and_not_while_it_is():
     assert wire_capture.parse_progress(telemetry) is None
 
 
-def test_the_areas_of_the_page_do_not_touch():
-    assert wire.ANSWER_OFFSET + 16 <= wire_capture.CAPTURE_OFFSET
-    assert wire_capture.CAPTURE_OFFSET + 128 + wire_capture.REASON_BYTES <= wire.MARKS_OFFSET
-    assert wire_capture.NAME_OFFSET + wire_capture.NAME_BYTES <= wire.MAILBOX_BYTES
-
-
 def test_only_what_can_be_meant_is_taken():
     assert is_sane(request())
     timed = request(steps=0, options=wire_capture.OPTION_TIMED)
