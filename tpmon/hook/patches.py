@@ -28,22 +28,17 @@ LOADER = "torch.utils.data.dataloader"
 ENGINE = "torch.autograd.graph"
 SCALER = "torch.amp.grad_scaler"
 PLACES = (OPTIMIZER, LOADER, ENGINE, SCALER)
+# Its home before torch 2.3, which imports it with torch; since then it has no ``update()`` of its own there.
 SCALER_BEFORE = "torch.cuda.amp.grad_scaler"
-"""Its home before torch 2.3, which imports it with torch; since then it has no ``update()`` of its own."""
+# These two come with torch, the first where it is built for several ranks.
 DDP = "torch.nn.parallel.distributed"
-"""Comes with torch, where it is built for several ranks; only its settings are wanted."""
-FSDP = "torch.distributed.fsdp.fully_sharded_data_parallel"
-"""Comes when the program imports it, if it does; the same."""
-SHARDED = "torch.distributed.fsdp.sharded_grad_scaler"
-"""The same; its scaler has an ``update()`` of its own."""
-SCHEDULES = "megatron.core.pipeline_parallel.schedules"
-"""The same; its backwards call the engine itself, past the entry of torch."""
-DEEPSPEED = "deepspeed.runtime.engine"
-"""The same; it leaves updates out by a scaler of its own."""
-MEGATRON = "megatron.core.optimizer.grad_scaler"
-"""The same; its scalers are told before an update whether it is left out."""
 GRAPHS = "torch.cuda.graphs"
-"""Comes with torch; only which CUDA graphs are being captured is wanted, in whatever thread."""
+# The rest comes when the program imports it, if it does.
+FSDP = "torch.distributed.fsdp.fully_sharded_data_parallel"
+SHARDED = "torch.distributed.fsdp.sharded_grad_scaler"
+SCHEDULES = "megatron.core.pipeline_parallel.schedules"  # its backwards call the engine past torch's entry
+DEEPSPEED = "deepspeed.runtime.engine"  # it leaves updates out by a scaler of its own
+MEGATRON = "megatron.core.optimizer.grad_scaler"  # told before an update whether it is left out
 LATER = (FSDP, SHARDED, SCHEDULES, DEEPSPEED, MEGATRON)
 _HOOKS = "_global_optimizer_post_hooks"
 _KEY = -7_061_646

@@ -230,7 +230,7 @@ def test_a_step_that_was_cut_off_is_no_step_in_the_file(captured):
         def write_window(self, _recorder, told, *, cut):
             cuts.append((told.rank, told.first_step, told.steps_done, cut))
 
-    captured.capture._file = Noted(captured.capture._request, {})
+    captured.capture._file = Noted(captured.capture.under_way, {})
     captured.loop.train(1)
     captured.loop.batch()
     captured.wake(1100)

@@ -60,7 +60,7 @@ class Capture:
         self._broken = ""
         self.failure: Exception | None = None
         self._told = wire_capture.Progress()
-        self._request: Request | None = None
+        self.under_way: Request | None = None
         self._bounds: Bounds | None = None
         self._recorder: Recorder | MemoryRecorder | Range | None = None
         self._file: CaptureFile | None = None
@@ -84,7 +84,7 @@ class Capture:
         pages = self._steps.pages
         if self._busy or pages is None:
             return
-        request = self._request
+        request = self.under_way
         if request is None and pages.requests[0] != self._steps.answered:
             request = wire_capture.parse_request(pages.mailbox)
             if request is not None and not request.is_timed:
@@ -94,13 +94,11 @@ class Capture:
 
     def left_s(self) -> float:
         """Return, to any thread, in how many seconds the recording is to be ended, at most."""
-        pages, bounds, request = self._steps.pages, self._bounds, self._request
+        pages, bounds, request = self._steps.pages, self._bounds, self.under_way
         if pages is None or bounds is None or request is None or pages.requests[0] != self._heard:
             return 0.0
         ends = bounds.find_excess() or pages.is_left(request)
         return 0.0 if ends else bounds.patience_ns(monotonic_ns()) / 1e9
-
-    under_way = property(lambda self: self._request, doc="Return the request under way, or None.")
 
     def forked(self) -> None:
         """Leave the recording to the parent: in this child nothing is recorded any more."""
@@ -131,12 +129,12 @@ class Capture:
             self.break_off(failure, ours=True)
             return
         number = self._steps.requests[0]
-        if self._request is None:
+        if self.under_way is None:
             self._take(number)
         elif number != self._heard:
             self._hear(number)
-        if self._request is not None:
-            self._advance(self._request, monotonic_ns(), within)
+        if self.under_way is not None:
+            self._advance(self.under_way, monotonic_ns(), within)
 
     def _take(self, number: int) -> None:
         steps, pages = self._steps, self._steps.pages
@@ -148,7 +146,7 @@ class Capture:
         elif not is_sane(request):
             steps.reply(number, wire.ANSWER_UNKNOWN)
         else:
-            self._request = request
+            self.under_way = request
             self._yields = False
             self._heard = number
             self._infers = steps.rule == wire.RULE_BATCH
@@ -179,7 +177,7 @@ class Capture:
                 self._drop_out(wire_capture.STATE_CANCELLED, "tpmon asked for it")
             answer = wire.ANSWER_DONE
         steps.reply(number, answer)
-        if self._request is not None:
+        if self.under_way is not None:
             steps.attend()
 
     def _refuse(self, request: Request) -> str:
@@ -338,7 +336,7 @@ class Capture:
             recorder.drop()
             if self._file is not None:
                 self._file.remove()
-        if self._request is not None:
+        if self.under_way is not None:
             self._end(state, reason)
 
     def break_off(self, error: BaseException, ours: bool) -> None:
@@ -377,13 +375,13 @@ class Capture:
             wire_capture.write_progress(pages.page, self._told)
 
     def _forget_request(self) -> None:
-        self._request = self._file = self._bounds = None
+        self.under_way = self._file = self._bounds = None
         self._yields = False
         self._steps.answered = self._heard  # from the next request on the mailbox is looked at again
         self._hush()  # last: it waits, and an alarm of the program may interrupt it
 
     def _forget(self) -> None:
-        self._request = self._recorder = self._file = self._bounds = self.failure = None
+        self.under_way = self._recorder = self._file = self._bounds = self.failure = None
         self._yields = self._infers = False
         self._heard = self._thread = self._evals = 0
         self._told.reason = ""
