@@ -394,7 +394,6 @@ def _copy_part(source: BinaryIO, target: gzip.GzipFile, size: int) -> None:
 NEW_FOLDER = "tpmon-capture-"
 """So begins the name of a folder that is made where none was asked for."""
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _KINETOS = ("probe", "trace")
 
 
@@ -418,13 +417,13 @@ def hold(folder: int) -> None:
 def sweep(folder: str) -> list[str]:
     """Remove what was left in a folder, and where it is a new one in its neighbours; return what went."""
     above, name = os.path.split(folder.rstrip("/"))
-    removed = _sweep_one(folder, _FOLDER)
+    removed = _sweep_one(folder, FOLDER)
     if name.startswith(NEW_FOLDER):
         with contextlib.suppress(OSError):
             for other in sorted(os.listdir(above)):
                 if not other.startswith(NEW_FOLDER) or other == name:
                     continue
-                if found := _sweep_one(os.path.join(above, other), _FOLDER | os.O_NOFOLLOW):
+                if found := _sweep_one(os.path.join(above, other), FOLDER | os.O_NOFOLLOW):
                     removed += found
                     with contextlib.suppress(OSError):
                         os.rmdir(os.path.join(above, other))  # where nothing else is in it
@@ -450,7 +449,7 @@ def _remove(outer: int, name: str) -> None:
     Raises:
         OSError: where somebody does, where that cannot be told, or where something else is in it.
     """
-    inner = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=outer)
+    inner = os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=outer)
     try:
         if os.geteuid() not in (0, os.fstat(inner).st_uid):
             raise PermissionError(name)

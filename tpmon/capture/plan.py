@@ -43,14 +43,8 @@ _SLOWER = 1.5
 _FASTER = 2.0
 """So much faster than now a loop may get in a window that its seconds end; its price is told for that."""
 
-_PHASES = (
-    wire.REC_DATA_NS,
-    wire.REC_FORWARD_NS,
-    wire.REC_BACKWARD_NS,
-    wire.REC_OPTIMIZER_NS,
-    wire.REC_OTHER_NS,
-)
-_EVAL_PHASES = (wire.REC_EVAL_DATA_NS, wire.REC_EVAL_FORWARD_NS, wire.REC_EVAL_OTHER_NS)
+_PHASES = slice(wire.REC_DATA_NS, wire.REC_OTHER_NS + 1)
+_EVAL_PHASES = slice(wire.REC_EVAL_DATA_NS, wire.REC_EVAL_OTHER_NS + 1)
 
 _MOST_APART = 2
 """Steps by which ranks that count alike may seem to differ: their counts are read one after the other, while
@@ -199,7 +193,7 @@ def mean_call(records: Sequence[Sequence[int]]) -> Known[float]:
         return Missing("too few steps to tell")
     first, last = ends[0], ends[-1]
     calls = last[wire.REC_OPTIMIZER_CALLS] - first[wire.REC_OPTIMIZER_CALLS]
-    spent_ns = sum(last[phase] - first[phase] for phase in _PHASES)
+    spent_ns = sum(last[_PHASES]) - sum(first[_PHASES])
     return spent_ns / 1e6 / calls if calls > 0 and spent_ns >= 0 else Missing("no optimizer was called")
 
 
@@ -228,7 +222,7 @@ def _mean(ends: Sequence[Sequence[int]]) -> Known[float]:
     word = _steps_word(last)
     steps = last[word] - first[word]
     phases = _EVAL_PHASES if word == wire.REC_EVAL_STEPS else _PHASES
-    spent_ns = sum(last[phase] - first[phase] for phase in phases)
+    spent_ns = sum(last[phases]) - sum(first[phases])
     if steps <= 0 or spent_ns < 0:
         return Missing("too few steps to tell")
     return spent_ns / 1e6 / steps

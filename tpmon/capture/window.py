@@ -219,7 +219,7 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
             for line in plan[2:]:  # its price: no probe sizes it
                 self._say(line)
             self._say(f"{self.asked.kind.value} of {say_length(self.asked, self.asked.steps)}")
-            paces = known_paces([parse_pace(bus.read_records()) for bus in self.buses])
+            paces = known_paces(self._read_paces())
             return self._fire(paces, self.asked.steps, self.asked.seconds)
         for line in say_of_cuda(self._stays_slower, first.read_timeout_s()):
             self._say(line)
@@ -245,7 +245,7 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
             return declined
         if (dear := say_dear(price)) and (declined := self._await_yes(CaptureStage.DEAR, (said, *dear))):
             return declined
-        paces = known_paces([parse_pace(bus.read_records()) for bus in self.buses])
+        paces = known_paces(self._read_paces())
         return self._fire(paces, price.steps or 1, seconds)
 
     def describe(self, outcomes: Sequence[CaptureOutcome]) -> tuple[RankCapture, ...]:
@@ -308,7 +308,7 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
         Raises:
             UsageError: when ranks count differently, or a loop without steps is to be captured by steps.
         """
-        paces = [parse_pace(bus.read_records()) for bus in self.buses]
+        paces = self._read_paces()
         known = known_paces(paces)
         if len(known) < len(paces):
             if self.asked.kind is not CaptureKind.TRACE or len(self.buses) > 1 or is_known(self.asked.at):
@@ -414,7 +414,7 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
                 for bus, progress in zip(self.buses, told, strict=True):
                     if progress is None:
                         bus.wake()
-            self._say_waiting(say_progress(told, self._read_pace, timed=self.asked.timed))
+            self._say_waiting(say_progress(told, lambda: self._read_paces()[0], timed=self.asked.timed))
             late = time.monotonic() > limit
             if (self._asker.stopped() or late) and not cancel:
                 cancel = self._cancel(number)
@@ -426,8 +426,8 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
             time.sleep(_EVERY_S)
         return tuple(ended[at] for at in range(len(self.buses)))
 
-    def _read_pace(self) -> Known[MeasuredPace]:
-        return parse_pace(self.buses[0].read_records())
+    def _read_paces(self) -> list[Known[MeasuredPace]]:
+        return [parse_pace(bus.read_records()) for bus in self.buses]
 
 
 _AGAIN = (wire_capture.BEGAN_TO_TRAIN, wire_capture.TAKES_STEPS)

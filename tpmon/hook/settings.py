@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 _SIZES_EVERY = 12
 """Sizes change seldom: they are added up at the second reading and then once a minute."""
 
-_DYNAMO_WORDS = wire.SET_DYNAMO_LIMIT_HITS + 1 - wire.SET_DYNAMO_FRAMES
-_DDP_WORDS = wire.SET_DDP_STATIC_GRAPH + 1 - wire.SET_DDP_BUCKET_CAP
-_FSDP_WORDS = wire.SET_FSDP_LIMIT + 1 - wire.SET_FSDP_VERSION
+_DYNAMO = slice(wire.SET_DYNAMO_FRAMES, wire.SET_DYNAMO_LIMIT_HITS + 1)
+_DDP = slice(wire.SET_DDP_BUCKET_CAP, wire.SET_DDP_STATIC_GRAPH + 1)
+_FSDP = slice(wire.SET_FSDP_VERSION, wire.SET_FSDP_LIMIT + 1)
+_LOADER = slice(wire.SET_WORKERS, wire.SET_BATCH_SIZE + 1)
+_SIZES = slice(wire.SET_PARAMETERS, wire.SET_OPTIMIZER_STATE + 1)
 
 _MOST_MODULES = 10_000
 _MOST = 1 << 62
@@ -137,18 +139,18 @@ class Settings:
         self.ddp, self.fsdp = (refer(choose_wrapper(made, wanted)) for made in (ddp, fsdp))
 
     def _read_loader(self, of: dict[str, Any]) -> None:
-        words = self.words
-        words[wire.SET_WORKERS] = int(of["_num_workers"])
-        words[wire.SET_PIN_MEMORY] = int(bool(of["_pin_memory"]))
-        words[wire.SET_PERSISTENT_WORKERS] = int(bool(of.get("_persistent_workers", False)))
         factor = of.get("_prefetch_factor")
-        words[wire.SET_PREFETCH_FACTOR] = factor if isinstance(factor, int) else wire.UNKNOWN
-        sampler = of.get("_index_sampler")
-        told = getattr(sampler, "__dict__", {})
+        told = getattr(of.get("_index_sampler"), "__dict__", {})
         size = told.get("batch_size")
         if told.get("split_batches") and isinstance(size, int):  # Accelerate's: that of all ranks
             size //= told["num_processes"]
-        words[wire.SET_BATCH_SIZE] = size if isinstance(size, int) else wire.UNKNOWN
+        self.words[_LOADER] = [
+            int(of["_num_workers"]),
+            int(bool(of["_pin_memory"])),
+            factor if isinstance(factor, int) else wire.UNKNOWN,
+            int(bool(of.get("_persistent_workers", False))),
+            size if isinstance(size, int) else wire.UNKNOWN,
+        ]
 
     def _read_switches(self) -> None:
         compiled: Any = sys.modules["torch"]._C  # noqa: SLF001
@@ -196,17 +198,20 @@ class Settings:
         graphs = counters.get("stats", {}).get("unique_graphs", 0)
         if not frames and not graphs:  # of fullgraph=True no frames are counted
             if hasattr(sys.modules["torch"], "compile"):  # nothing is compiled, and could be
-                self.words[wire.SET_DYNAMO_FRAMES : wire.SET_DYNAMO_LIMIT_HITS + 1] = [0] * _DYNAMO_WORDS
+                self.words[_DYNAMO] = [0] * len(self.words[_DYNAMO])
             return
         breaks: dict[str, int] = counters.get("graph_break", {})
-        self.words[wire.SET_DYNAMO_FRAMES] = frames.get("total", 0)
-        self.words[wire.SET_DYNAMO_FRAMES_OK] = frames.get("ok", 0)
-        self.words[wire.SET_DYNAMO_GRAPHS] = graphs
-        self.words[wire.SET_DYNAMO_BREAKS] = sum(breaks.values())
         # torch keeps what became of the last 64 compilations.
         failed = [str(getattr(one, "fail_reason", "")) for one in getattr(utils, "_compilation_metrics", ())]
         hits = sum(any(one in why for one in _LIMIT_WORDS) for why in failed)
-        self.words[wire.SET_DYNAMO_LIMIT_HITS] = max(hits, self.words[wire.SET_DYNAMO_LIMIT_HITS])
+        hits = max(hits, self.words[wire.SET_DYNAMO_LIMIT_HITS])
+        self.words[_DYNAMO] = [
+            frames.get("total", 0),
+            frames.get("ok", 0),
+            graphs,
+            sum(breaks.values()),
+            hits,
+        ]
 
     def _read_memory(self) -> None:
         stats = _read_allocator()
@@ -222,20 +227,21 @@ class Settings:
     def _read_sizes(self, optimizer: object) -> None:
         sizes = count_sizes(optimizer, self.memory.device)
         self.activations.see_update(sizes, self.memory.device)
-        told = [wire.UNKNOWN] * 3 if sizes is None else sizes.all
-        self.words[wire.SET_PARAMETERS : wire.SET_OPTIMIZER_STATE + 1] = told
+        self.words[_SIZES] = [wire.UNKNOWN] * 3 if sizes is None else sizes.all
 
     def _read_ddp(self) -> None:
         module = self.ddp() if self.ddp is not None else None
         if module is None:
-            self.words[wire.SET_DDP_BUCKET_CAP : wire.SET_DDP_STATIC_GRAPH + 1] = [wire.UNKNOWN] * _DDP_WORDS
+            self.words[_DDP] = [wire.UNKNOWN] * len(self.words[_DDP])
             return
         told = module._get_ddp_logging_data()  # noqa: SLF001
         buckets = str(told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or "")
-        self.words[wire.SET_DDP_BUCKET_CAP] = int(told["bucket_cap_bytes"])
-        self.words[wire.SET_DDP_BUCKETS] = buckets.count(",") + 1 if buckets else wire.UNKNOWN
-        self.words[wire.SET_DDP_FIND_UNUSED] = int(bool(module.find_unused_parameters))
-        self.words[wire.SET_DDP_STATIC_GRAPH] = int(bool(getattr(module, "static_graph", False)))
+        self.words[_DDP] = [
+            int(told["bucket_cap_bytes"]),
+            buckets.count(",") + 1 if buckets else wire.UNKNOWN,
+            int(bool(module.find_unused_parameters)),
+            int(bool(getattr(module, "static_graph", False))),
+        ]
 
     def _read_group(self) -> None:
         group = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
@@ -247,10 +253,9 @@ class Settings:
         if self._readings % _SIZES_EVERY > 1:
             return  # it walks through modules, and changes seldom
         root = self.fsdp() if self.fsdp is not None else None
-        self.words[wire.SET_FSDP_VERSION : wire.SET_FSDP_LIMIT + 1] = [wire.UNKNOWN] * _FSDP_WORDS
-        told = _describe_wrapper(root) if root is not None else _describe_sharded()
-        for word, value in enumerate(told, wire.SET_FSDP_VERSION):
-            self.words[word] = value
+        self.words[_FSDP] = [wire.UNKNOWN] * len(self.words[_FSDP])
+        if told := _describe_wrapper(root) if root is not None else _describe_sharded():
+            self.words[_FSDP] = told
 
 
 def _describe_wrapper(root: Any) -> tuple[int, ...]:
