@@ -7,6 +7,7 @@ mailbox is taken from the same process, and is what tpmon writes. Nothing else i
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import signal
@@ -205,15 +206,11 @@ def open_bus(process: Identity) -> Bus:
         ) from error
     except OSError as error:
         raise _gone(pid) from error
-    found = [
-        _find(links, wire.MAILBOX_NAME, inner, wire.MAILBOX_BYTES, owner, writable=True),
-        _find(links, wire.TELEMETRY_NAME, inner, wire.TELEMETRY_BYTES, owner, writable=False),
-    ]
-    (box, box_link), (page, _) = found
+    box, box_link = _find(links, wire.MAILBOX_NAME, inner, owner)
+    page, _ = _find(links, wire.TELEMETRY_NAME, inner, owner)
     if page is None or box is None:
-        for mapped, _ in found:
-            if mapped is not None:
-                mapped.close()
+        for mapped in filter(None, (page, box)):
+            mapped.close()
         raise NoHookError(f"process {pid} has no hook", "")
     with memoryview(page) as view:
         header = wire.parse_header(view)
@@ -251,15 +248,12 @@ def _list_links(pid: int) -> list[tuple[str, str]]:
     return found[:_MOST_PAGES]
 
 
-def _find(
-    links: list[tuple[str, str]], name: str, pid: int, size: int, owner: Owner, *, writable: bool
-) -> tuple[mmap.mmap | None, str]:
+def _find(links: list[tuple[str, str]], name: str, pid: int, owner: Owner) -> tuple[mmap.mmap | None, str]:
     """Map the page of this name that says it belongs to ``pid``, as the process sees itself; and its path."""
-    for path, target in links:
-        if target != f"/memfd:{name} (deleted)":
-            continue
+    writable = name == wire.MAILBOX_NAME
+    for path in (path for path, target in links if target == f"/memfd:{name} (deleted)"):
         try:
-            mapped = _map(path, size, owner, writable)
+            mapped = _map(path, owner, writable)
         except PermissionError as error:
             raise NotPermittedError(
                 f"{path} may not be opened: it is another user's", "run tpmon as the user of the run"
@@ -268,25 +262,23 @@ def _find(
             continue
         if mapped is None:
             continue
+        inner = -1
         try:
-            with memoryview(mapped) as view:
+            with contextlib.suppress(wire.NotABusError), memoryview(mapped) as view:
                 inner = wire.parse_mailbox(view) if writable else wire.parse_header(view).pid
         except wire.OtherLayoutError as error:
             mapped.close()
             raise NoHookError(
                 f"{error}: the hook is of another version of tpmon", "update one of the two"
             ) from error
-        except ValueError:
-            inner = -1
         if inner == pid:
             return mapped, path
         mapped.close()
     return None, ""
 
 
-def _map(path: str, size: int, owner: Owner, writable: bool) -> mmap.mmap | None:
-    import fcntl  # noqa: PLC0415
-
+def _map(path: str, owner: Owner, writable: bool) -> mmap.mmap | None:
+    size = wire.MAILBOX_BYTES if writable else wire.TELEMETRY_BYTES
     descriptor = open_foreign(path, owner, flags=os.O_RDWR if writable else os.O_RDONLY, follows=True)
     try:
         # A page that could shrink under us would end tpmon with SIGBUS.

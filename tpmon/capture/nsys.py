@@ -48,7 +48,15 @@ def judge_nsys(commands: Sequence[Sequence[str]]) -> str:
     if not found:
         return "nsys is not in front of this run, and cannot be added to a running process"
     # nsys starts helpers of its own, whose lines hold none of what was asked for.
-    return _judge_flags(next((flags for flags in found if "--capture-range" in flags), found[0]))
+    flags = next((flags for flags in found if "--capture-range" in flags), found[0])
+    if flags.get("--capture-range") != _RANGE:
+        return f"nsys in front of this run does not wait for a range: it lacks --capture-range={_RANGE}"
+    end = flags.get("--capture-range-end", "stop-shutdown")
+    return (
+        ""
+        if _ENDS_WELL.fullmatch(end)
+        else f"--capture-range-end={end} of nsys can end the run with the window"
+    )
 
 
 def traces_cuda(commands: Sequence[Sequence[str]]) -> bool:
@@ -69,15 +77,6 @@ def find_other_tool(pid: int) -> str:
     injected = next((word[len(named) :] for word in words if word.startswith(named)), b"").strip()
     mapped = find_mapped(CUPTI_LIBRARIES, f"/proc/{pid}/maps")
     return mapped or admit_text(os.fsdecode(os.path.basename(injected)))
-
-
-def _judge_flags(flags: dict[str, str]) -> str:
-    if flags.get("--capture-range") != _RANGE:
-        return f"nsys in front of this run does not wait for a range: it lacks --capture-range={_RANGE}"
-    end = flags.get("--capture-range-end", "stop-shutdown")
-    if not _ENDS_WELL.fullmatch(end):
-        return f"--capture-range-end={end} of nsys can end the run with the window"
-    return ""
 
 
 def _parse_nsys(words: Sequence[str]) -> dict[str, str] | None:

@@ -30,10 +30,7 @@ class Watcher:
     """Read settings and time the device for one hook."""
 
     def __init__(self, steps: Any) -> None:
-        """Watch nothing yet; ``steps`` are the Counts whose step is watched, ``inputs`` its tensors.
-
-        ``optimizer`` is a weak reference to the one that was seen last.
-        """
+        """Watch steps of these Counts: ``inputs`` of the last, a weak reference to its ``optimizer``."""
         self._steps: Any = steps
         self._settings = Settings()
         self._timer: device.DeviceTimer | None = None
@@ -70,21 +67,18 @@ class Watcher:
             self._seen |= 1
             self._settings.see_loader(iterator)
             self.inputs = describe_batch(batch)
-        self._settings.see_turn(device.BATCH)
-        self._note(device.BATCH)
+        self._turn(device.BATCH)
 
     def backward_begins(self) -> None:
         """Note where a backward begins."""
         if not self._seen & 2:
             self._seen |= 2
             self._settings.see_backward(self.optimizer)
-        self._settings.see_turn(device.FORWARD)
-        self._note(device.FORWARD)
+        self._turn(device.FORWARD)
 
     def backward_ended(self) -> None:
         """Note where a backward ends."""
-        self._settings.see_turn(device.BACKWARD)
-        self._note(device.BACKWARD)
+        self._turn(device.BACKWARD)
 
     def updated(self, optimizer: object) -> None:
         """Note the end of an optimizer's step."""
@@ -98,8 +92,7 @@ class Watcher:
                 self.optimizer = ref(optimizer)
             except TypeError:
                 self.optimizer = None  # one of the program's that takes none
-        self._settings.see_turn(device.OPTIMIZER)
-        self._note(device.OPTIMIZER)
+        self._turn(device.OPTIMIZER)
 
     def evaluated(self) -> None:
         """Forget the batches so far: they were of an evaluation, and the watched step comes after it."""
@@ -129,7 +122,8 @@ class Watcher:
             self._leave_device(error)
         return 0
 
-    def _note(self, ended: int) -> None:
+    def _turn(self, ended: int) -> None:
+        self._settings.see_turn(ended)
         if self._timer is not None:
             self._ask(self._timer.note, ended)
 

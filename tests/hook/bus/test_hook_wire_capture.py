@@ -30,6 +30,13 @@ def test_a_request_is_read_as_it_was_written():
     assert (read.number, read.steps, read.folder, read.name) == (7, 3, "/tmp/a b/\N{SNOWMAN}", "host-12")
 
 
+def test_a_text_ends_at_its_first_zero():
+    box = page()
+    wire_capture.write_request(box, request("/tmp/a\0b", "host\0-12"))
+    read = wire_capture.parse_request(box)
+    assert (read.folder, read.name) == ("/tmp/a", "host")
+
+
 @pytest.mark.parametrize("at", [64, 72, 104, 64 + 14 * 8, 64 + 15 * 8, 1024, 1030, 2048])
 def test_one_changed_byte_makes_a_request_none(at):
     box = page()

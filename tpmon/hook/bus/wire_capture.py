@@ -208,7 +208,8 @@ def parse_request(page: memoryview) -> Request | None:
     folder = bytes(page[FOLDER_OFFSET : FOLDER_OFFSET + FOLDER_BYTES])
     name = bytes(page[NAME_OFFSET : NAME_OFFSET + NAME_BYTES])
     *words, check, number_again = _REQUEST.unpack(data)
-    request = Request(*words, *map(_read_path, (folder, name)))
+    texts = (one.split(b"\0", 1)[0].decode("utf-8", "surrogateescape") for one in (folder, name))
+    request = Request(*words, *texts)
     whole = request.number == number_again and request.layout == REQUEST_LAYOUT
     return request if whole and check == _check(words, folder + name) else None
 
@@ -291,10 +292,6 @@ def name_shortage(size: int, left: int) -> str:
 
 def _check(words: list[int], texts: bytes) -> int:
     return crc32(texts, crc32(_CHECKED.pack(*words)))
-
-
-def _read_path(data: bytes) -> str:
-    return data.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
 
 
 def find_mapped(names: tuple[str, ...], path: str = "/proc/self/maps") -> str:

@@ -209,7 +209,12 @@ class Mailbox:
         try:
             self._ring_until(over)
         except Exception as error:  # Python would print it
-            self._ring_off(error)
+            try:
+                if self.capture is not None:
+                    self.capture.failure = error  # the thread of the loop ends the recording, and says why
+                self._ring_once()
+            except Exception:
+                return  # the ends of steps bound the recording too
 
     def _ring_until(self, over: Any) -> None:
         again_s = _RING_AGAIN_S
@@ -225,15 +230,6 @@ class Mailbox:
                 return
             if left_s <= 0:
                 again_s = min(2 * again_s, _RING_SELDOM_S)  # it is in one long call
-
-    def _ring_off(self, error: Exception) -> None:
-        """Have the thread of the loop end the recording, which this one bounds no more, and say why."""
-        try:
-            if self.capture is not None:
-                self.capture.failure = error
-            self._ring_once()
-        except Exception:
-            return  # the ends of steps bound the recording too
 
     def _ring_once(self) -> bool:
         """Send the main thread its signal, where that is ours; tell whether it was sent."""
