@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.hook.test_hook_evaluations import run_in_thread
 from tests.hook_loop import Loop
 from tests.hooks import ROOT, run_program
 from tpmon.capture import bus as capture_bus
@@ -117,51 +118,49 @@ def test_a_process_whose_handler_vanishes_between_look_and_signal_lives_on(way, 
         assert child.returncode == 0
 
 
-def test_the_hook_says_when_the_program_takes_the_signal_and_when_it_gives_it_back():
+@pytest.fixture
+def before():
+    """Return who has the signal, and give it back to it."""
+    handler = signal.getsignal(signal.SIGURG)
+    yield handler
+    signal.signal(signal.SIGURG, handler)
+
+
+def test_the_hook_says_when_the_program_takes_the_signal_and_when_it_gives_it_back(before):
     page = memoryview(bytearray(wire.TELEMETRY_BYTES))
     steps = SimpleNamespace(pages=SimpleNamespace(page=page), owner=threading.get_ident())
     mailbox = Mailbox()
-    before = signal.getsignal(signal.SIGURG)
     said = []
-    try:
-        mailbox.opened(steps)
-        ours = signal.getsignal(signal.SIGURG)
-        said.append(wire.parse_signal(page))
-        for handler in (lambda *_: None, ours, signal.SIG_DFL, ours):
-            signal.signal(signal.SIGURG, handler)
-            mailbox.look_at_signal()
-            said.append(wire.parse_signal(page))
-        steps.owner += 1  # the loop goes on in another thread, which Python runs no handler in
+    mailbox.opened(steps)
+    ours = signal.getsignal(signal.SIGURG)
+    said.append(wire.parse_signal(page))
+    for handler in (lambda *_: None, ours, signal.SIG_DFL, ours):
+        signal.signal(signal.SIGURG, handler)
         mailbox.look_at_signal()
         said.append(wire.parse_signal(page))
-        mailbox.take_back()
-        said.append(wire.parse_signal(page))
-        assert signal.getsignal(signal.SIGURG) == before
-    finally:
-        signal.signal(signal.SIGURG, before)
+    steps.owner += 1  # the loop goes on in another thread, which Python runs no handler in
+    mailbox.look_at_signal()
+    said.append(wire.parse_signal(page))
+    mailbox.take_back()
+    said.append(wire.parse_signal(page))
+    assert signal.getsignal(signal.SIGURG) == before
     assert said == [True, False, True, False, True, False, False]
 
 
-def test_the_signal_is_taken_where_another_thread_fetched_the_first_batch(monkeypatch):
+def test_the_signal_is_taken_where_another_thread_fetched_the_first_batch(monkeypatch, before):
     """A prefetcher makes the pages; without the signal a recording has no bound in time or memory."""
-    before = signal.getsignal(signal.SIGURG)
     mailbox, loop = Mailbox(), Loop(monkeypatch)
     loop.steps.mailbox = mailbox
-    fetcher = threading.Thread(target=loop.batch)
-    try:
-        fetcher.start()
-        fetcher.join()
-        assert loop.steps.pages is not None
-        assert signal.getsignal(signal.SIGURG) == before
-        loop.backward()
-        assert loop.steps.owner == threading.get_ident()
-        assert signal.getsignal(signal.SIGURG) == mailbox._woken
-        assert wire.parse_signal(loop.steps.page)
-        mailbox.take_back()
-        assert signal.getsignal(signal.SIGURG) == before
-    finally:
-        signal.signal(signal.SIGURG, before)
-        loop.steps.drop_pages()
+    run_in_thread(loop.batch)
+    assert loop.steps.pages is not None
+    assert signal.getsignal(signal.SIGURG) == before
+    loop.backward()
+    assert loop.steps.owner == threading.get_ident()
+    assert signal.getsignal(signal.SIGURG) == mailbox._woken
+    assert wire.parse_signal(loop.steps.page)
+    mailbox.take_back()
+    assert signal.getsignal(signal.SIGURG) == before
+    loop.steps.drop_pages()
 
 
 def test_a_handler_of_a_library_is_left_in_place():

@@ -74,24 +74,6 @@ def test_batches_of_a_prefetching_thread_leave_the_steps_to_the_updates(loop):
     assert (loop.steps.steps, loop.steps.rule) == (10, wire.RULE_UPDATE)
 
 
-def test_optimizers_in_the_backward_of_a_card_are_part_of_the_step(loop):
-    """On CUDA the engine runs them in a thread of its own, in which the training never goes on."""
-
-    def step_each(parameters):
-        for _ in range(parameters):
-            loop.steps.optimizer_stepped(None, (), {})
-
-    for _ in range(20):
-        loop.batch()
-        assert loop.steps.backward_begins()
-        run_in_engine(lambda: step_each(4))
-        loop.steps.backward_ended(True)
-    loop.stop()
-    one = loop.steps
-    assert (one.steps, one.updates, one.optimizer_calls, one.elsewhere) == (20, 20, 80, 0)
-    assert one.owner == threading.get_ident()
-
-
 def test_checkpoints_that_a_card_computes_again_are_part_of_the_backward(loop):
     """With use_reentrant=True they run a backward of their own, in the thread of the engine."""
 

@@ -94,18 +94,30 @@ def test_a_pass_over_the_training_data_for_something_else_is_no_step(loop):
     assert loop.steps.eval_steps >= 3000 - 1024
 
 
-@pytest.mark.parametrize("late", [1, 21])
-def test_a_backward_of_minutes_stays_that_of_its_thread(loop, late):
-    """Optimizers in the backward, in the engine's own thread, while the graph is compiled for the first time."""
+@pytest.mark.parametrize(
+    ("run", "each", "slow_at", "late"),
+    [
+        (run_in_engine, 4, 0, False),  # on CUDA the engine has a thread of its own, where the training never goes on
+        (run_in_engine, 20, 1, False),  # a backward of a minute: the graph is compiled for the first time
+        (run_in_engine, 20, 21, False),
+        (run_in_thread, 3, 0, False),  # a pool to which each gradient is handed as soon as it is there
+        (run_in_thread, 3, 0, True),  # whose last one ends after the backward
+    ],
+)
+def test_optimizers_that_other_threads_run_for_the_backward_are_of_the_step(loop, run, each, slow_at, late):
     for number in range(1, 31):
         loop.batch()
         assert loop.steps.backward_begins()
-        loop.spend(70_000 if number == late else 5)
-        run_in_engine(lambda: [loop.steps.optimizer_stepped(None, (), {}) for _ in range(20)])
+        loop.spend(70_000 if number == slow_at else 5)
+        run(lambda: [loop.steps.optimizer_stepped(None, (), {}) for _ in range(each)])
         loop.steps.backward_ended(True)
+        if late:
+            run(lambda: loop.steps.optimizer_stepped(None, (), {}))
     loop.stop()
     one = loop.steps
-    assert (one.steps, one.backwards, one.owner) == (30, 30, threading.get_ident())
+    assert (one.steps, one.updates, one.backwards, one.owner) == (30, 30, 30, threading.get_ident())
+    if not late:
+        assert (one.optimizer_calls, one.elsewhere) == (30 * each, 0)
 
 
 def test_another_training_that_runs_within_a_backward_is_not_of_it(loop):
@@ -125,25 +137,6 @@ def test_another_training_that_runs_within_a_backward_is_not_of_it(loop):
         loop.update()
     loop.stop()
     assert (loop.steps.steps, loop.steps.backwards, loop.steps.elsewhere) == (25, 100, 200)
-
-
-@pytest.mark.parametrize("within", [True, False])
-def test_optimizers_that_a_pool_runs_for_the_backward_are_of_the_step(loop, within):
-    """Each gradient is handed to the pool as soon as it is there; the last may end after the backward."""
-
-    def step_each():
-        for _ in range(3):
-            loop.steps.optimizer_stepped(None, (), {})
-
-    for _ in range(50):
-        loop.batch()
-        assert loop.steps.backward_begins()
-        run_in_thread(step_each)
-        loop.steps.backward_ended(True)
-        if not within:
-            run_in_thread(lambda: loop.steps.optimizer_stepped(None, (), {}))
-    loop.stop()
-    assert (loop.steps.steps, loop.steps.backwards, loop.steps.owner) == (50, 50, threading.get_ident())
 
 
 @pytest.mark.parametrize("every", [1, 20])
