@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.collectives import NOW, make_entry, make_raw
-from tpmon.judge.dumps.collective_words import say_report
+from tpmon.judge.dumps.collective_words import write_report
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.collectives import RankRecord, RecordSource
 from tpmon.probe.host.network import ListeningSocket, read_all_listeners, read_listeners
@@ -175,8 +175,8 @@ def test_silent_dead_and_broken_processes_and_ranks_are_named():
         (4305, "10.0.0.2", "dead"),
         (4306, "10.0.0.2", "dead"),
     ]
-    assert say_report(report) == (
-        "NCCL RAS: 2 processes are dead: process 4305 on 10.0.0.2, process 4306 on 10.0.0.2 (rank 5 of"
+    assert write_report(report) == (
+        "2 processes are dead: process 4305 on 10.0.0.2, process 4306 on 10.0.0.2 (rank 5 of"
         " communicator e5f607), process 4243 on 10.0.0.1 gave no answer (rank 1 of communicator e5f607), rank 2"
         " of communicator e5f607 (process 4244 on 10.0.0.1): reported Remote process exited or network error,"
         " rank 5 of communicator e5f607 (process 4306 on 10.0.0.2): status ABORT"
@@ -186,7 +186,7 @@ def test_silent_dead_and_broken_processes_and_ranks_are_named():
 def test_the_missing_rank_is_that_of_the_one_dead_process():
     report = parse_ras(DEAD)
     assert [(one.rank, one.process, one.problem) for one in report.ranks] == [(5, 3487984, "no answer")]
-    assert say_report(report) == ("NCCL RAS: process 3487984 on 172.16.64.213 is dead (rank 5 of communicator dbe986)")
+    assert write_report(report) == "process 3487984 on 172.16.64.213 is dead (rank 5 of communicator dbe986)"
 
 
 def test_which_of_several_missing_ranks_is_whose_is_not_guessed():
