@@ -8,36 +8,9 @@ from typing import Any
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Missing, is_known, known_or
+from tpmon.model.results import trace as results
+from tpmon.model.results import trace_tables
 from tpmon.model.results.snapshot import DeviceSnapshot, OutOfMemory, Pieces, SnapshotReport, StackBytes
-from tpmon.model.results.trace import (
-    Breakdown,
-    CardUse,
-    CauseShare,
-    Change,
-    CollectiveRow,
-    CopyRow,
-    DeviceGaps,
-    HostTime,
-    KernelRow,
-    LargeGap,
-    MemoryPeak,
-    OperatorRow,
-    StepRow,
-    TraceComparison,
-    TraceFile,
-    TraceRankRow,
-    TraceReport,
-)
-from tpmon.model.results.trace_tables import (
-    AllocationRow,
-    CurvePoint,
-    FrameRow,
-    ModuleRow,
-    OperatorGroupRow,
-    PatternRow,
-    ProductRow,
-    RangeRow,
-)
 from tpmon.report.blocks import write_blocks
 from tpmon.report.text import write_csv_rows
 from tpmon.view.blocks import Block, Paragraph
@@ -48,18 +21,18 @@ from tpmon.view.trace_blocks import list_changes, list_ranks, list_table, list_t
 TOP = 10
 
 
-def write_comparison(comparison: TraceComparison, top: int) -> list[str]:
+def write_comparison(comparison: results.TraceComparison, top: int) -> list[str]:
     """Write whether a change helped, then what changed, of each table at most ``top`` rows and all phases."""
     return write_blocks(list_changes(comparison), max(top, 8))
 
 
-def write_report(report: TraceReport, top: int = TOP) -> list[str]:
+def write_report(report: results.TraceReport, top: int = TOP) -> list[str]:
     """Write every file, and the ranks beside each other where there are several."""
     parts = [list_ranks(report.ranks)] if is_known(report.ranks) else []
     return _write_parts([*parts, *map(list_trace, report.files)], top)
 
 
-def write_tables(report: TraceReport, table: str, top: int) -> list[str]:
+def write_tables(report: results.TraceReport, table: str, top: int) -> list[str]:
     """Write one table that can be looked at alone, of each file."""
     return _write_parts(
         [[Paragraph("trace", file.path), *list_table(file, table)] for file in report.files], top
@@ -75,17 +48,17 @@ CHANGES = "changes"
 _LEFT_OUT = ("largest",)
 
 
-def write_csv(report: TraceReport, table: str) -> list[str]:
+def write_csv(report: results.TraceReport, table: str) -> list[str]:
     """Write ``table`` of every file; a value that is not known is an empty cell."""
     if table == "ranks":
         ranks = report.ranks.ranks if is_known(report.ranks) else ()
-        return _write_rows(TraceRankRow, (((), row) for row in ranks))
+        return _write_rows(results.TraceRankRow, (((), row) for row in ranks))
     one = _TABLES[table]
     named = (((file.path, file.rank, *first), row) for file in report.files for first, row in one.rows(file))
     return _write_rows(one.kind, named, ("path", "rank", *one.before))
 
 
-def explain_empty(report: TraceReport, table: str) -> str:
+def explain_empty(report: results.TraceReport, table: str) -> str:
     """Say why ``table`` has no row in any file; "" where it has one."""
     if len(write_csv(report, table)) > 1:
         return ""
@@ -101,9 +74,9 @@ def explain_empty(report: TraceReport, table: str) -> str:
     return f"{table}: {'; '.join(reasons) or 'none in what was read'}"
 
 
-def write_changes_csv(comparison: TraceComparison) -> list[str]:
+def write_changes_csv(comparison: results.TraceComparison) -> list[str]:
     """Write what changed from one trace to another, a row for each part."""
-    return _write_rows(Change, (((), change) for change in comparison.changes))
+    return _write_rows(results.Change, (((), change) for change in comparison.changes))
 
 
 def _write_rows(
@@ -119,11 +92,11 @@ Found = Applicable[Iterable[tuple[Sequence[object], Any]]]
 """Rows, each behind the values of the columns before it."""
 
 
-def _of_devices(file: TraceFile) -> Found:
+def _of_devices(file: results.TraceFile) -> Found:
     return [((gaps.device,), gap) for gaps in file.gaps for gap in gaps.largest]
 
 
-def _of_curves(file: TraceFile) -> Found:
+def _of_curves(file: results.TraceFile) -> Found:
     return [((curve.kind, curve.device), point) for curve in file.memory.curves for point in curve.points]
 
 
@@ -135,38 +108,40 @@ class _Table:
     """
 
     kind: type[Any]
-    read: Callable[[TraceFile], Applicable[Iterable[Any]]]
+    read: Callable[[results.TraceFile], Applicable[Iterable[Any]]]
     before: tuple[str, ...] = ()
 
-    def rows(self, file: TraceFile) -> Iterable[tuple[Sequence[object], Any]]:
+    def rows(self, file: results.TraceFile) -> Iterable[tuple[Sequence[object], Any]]:
         """Return the rows of a file, each behind the values of ``before``."""
         found = known_or(self.read(file), ())
         return found if self.before else (((), row) for row in found)
 
 
 _TABLES = {
-    "steps": _Table(StepRow, lambda file: file.overview.step_table),
-    "breakdown": _Table(Breakdown, lambda file: (file.overview.breakdown_us,)),
-    "gpus": _Table(CardUse, lambda file: file.overview.gpus),
-    "gaps": _Table(DeviceGaps, lambda file: file.gaps),
-    "operators": _Table(OperatorRow, lambda file: file.operators),
-    "kernels": _Table(KernelRow, lambda file: file.kernels),
-    "copies": _Table(CopyRow, lambda file: file.copies),
-    "memory": _Table(MemoryPeak, lambda file: file.memory.peaks),
-    "patterns": _Table(PatternRow, lambda file: file.patterns),
-    "products": _Table(ProductRow, lambda file: file.products),
-    "modules": _Table(ModuleRow, lambda file: file.modules),
-    "frames": _Table(FrameRow, lambda file: file.frames),
-    "allocations": _Table(AllocationRow, lambda file: file.memory.by_operator),
-    "curve": _Table(CurvePoint, _of_curves, ("kind", "device")),
-    "shapes": _Table(OperatorGroupRow, lambda file: file.shapes),
-    "lines": _Table(OperatorGroupRow, lambda file: file.lines),
-    "ranges": _Table(RangeRow, lambda file: file.ranges),
-    "shares": _Table(CauseShare, lambda file: file.verdict.shares),
-    "host": _Table(HostTime, lambda file: (file.host_us,) if is_known(file.host_us) else file.host_us),
-    "idle": _Table(LargeGap, _of_devices, ("device",)),
+    "steps": _Table(results.StepRow, lambda file: file.overview.step_table),
+    "breakdown": _Table(results.Breakdown, lambda file: (file.overview.breakdown_us,)),
+    "gpus": _Table(results.CardUse, lambda file: file.overview.gpus),
+    "gaps": _Table(results.DeviceGaps, lambda file: file.gaps),
+    "operators": _Table(results.OperatorRow, lambda file: file.operators),
+    "kernels": _Table(results.KernelRow, lambda file: file.kernels),
+    "copies": _Table(results.CopyRow, lambda file: file.copies),
+    "memory": _Table(results.MemoryPeak, lambda file: file.memory.peaks),
+    "patterns": _Table(trace_tables.PatternRow, lambda file: file.patterns),
+    "products": _Table(trace_tables.ProductRow, lambda file: file.products),
+    "modules": _Table(trace_tables.ModuleRow, lambda file: file.modules),
+    "frames": _Table(trace_tables.FrameRow, lambda file: file.frames),
+    "allocations": _Table(trace_tables.AllocationRow, lambda file: file.memory.by_operator),
+    "curve": _Table(trace_tables.CurvePoint, _of_curves, ("kind", "device")),
+    "shapes": _Table(trace_tables.OperatorGroupRow, lambda file: file.shapes),
+    "lines": _Table(trace_tables.OperatorGroupRow, lambda file: file.lines),
+    "ranges": _Table(trace_tables.RangeRow, lambda file: file.ranges),
+    "shares": _Table(results.CauseShare, lambda file: file.verdict.shares),
+    "host": _Table(
+        results.HostTime, lambda file: (file.host_us,) if is_known(file.host_us) else file.host_us
+    ),
+    "idle": _Table(results.LargeGap, _of_devices, ("device",)),
     "collectives": _Table(
-        CollectiveRow,
+        results.CollectiveRow,
         lambda file: file.communication.collectives if is_known(file.communication) else file.communication,
     ),
 }

@@ -16,30 +16,8 @@ from typing import Union
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.results.capture import Change, fewer_steps, more_steps, next_kind, other_ranks
-from tpmon.ui.kit.keys import (
-    CLEAR_FILTER,
-    KEEP_FILTER,
-    NOT_TYPING,
-    STOPS,
-    TYPED,
-    TYPING,
-    ByDigit,
-    Effect,
-    Key,
-    KeyHelp,
-    Move,
-    Overlay,
-    Situation,
-    action_close,
-    action_filter_erase,
-    action_overlay,
-    action_reverse,
-    change,
-    find_in,
-    list_help,
-    read_keys,
-    say_why_not,
-)
+from tpmon.ui.kit import keys as kit
+from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor import requests as asks
 from tpmon.ui.monitor import state as actions
 from tpmon.ui.monitor.controls import Asked, Errand
@@ -56,7 +34,7 @@ from tpmon.ui.monitor.state import (
     shown_dump,
 )
 
-When = Situation[ViewState]
+When = kit.Situation[ViewState]
 
 
 def _rows(view: ViewState) -> bool:
@@ -74,7 +52,7 @@ def _alive(view: ViewState) -> bool:
 
 
 def _samplable(view: ViewState) -> bool:
-    return NOT_TYPING.holds(view) and _alive(view) and not view.no_stacks
+    return kit.NOT_TYPING.holds(view) and _alive(view) and not view.no_stacks
 
 
 def _stacks(view: ViewState) -> bool:
@@ -91,13 +69,13 @@ def _dumped(view: ViewState) -> bool:
 
 def _to_copy(view: ViewState) -> bool:
     """Tell whether the key of copying means the verdict: over the stacks it means them."""
-    return NOT_TYPING.holds(view) and not _dumped(view)
+    return kit.NOT_TYPING.holds(view) and not _dumped(view)
 
 
 def _paced(view: ViewState) -> bool:
     """Tell whether the keys of the pace mean it: in the plan of a capture they mean its steps."""
     below = replace(view, overlay=view.behind) if view.overlay is Overlay.HELP else view
-    return NOT_TYPING.holds(view) and _alive(view) and not asks.can_choose(below)
+    return kit.NOT_TYPING.holds(view) and _alive(view) and not asks.can_choose(below)
 
 
 def _changes(change: Change, words: str) -> When:
@@ -126,7 +104,7 @@ FILTERED = When(lambda view: view.is_bare and view.filter_text != "", "while a f
 ZOOMED = When(
     lambda view: view.is_bare and is_known(view.zoom) and view.filter_text == "", "while a pane is alone"
 )
-READ = When(lambda view: NOT_TYPING.holds(view) and is_known(view.frame), "once there is a reading")
+READ = When(lambda view: kit.NOT_TYPING.holds(view) and is_known(view.frame), "once there is a reading")
 TRIABLE = When(lambda view: _to_copy(view) and _can_try(view), "while the verdict has something to try")
 NOT_TRIABLE = When(
     lambda view: _to_copy(view) and is_known(view.frame) and not _can_try(view),
@@ -144,7 +122,7 @@ SUMMARIES = When(
     lambda view: view.is_bare or view.overlay in (Overlay.STACKS, Overlay.SAMPLE, Overlay.CAPTURE),
     "in the panes, the stacks, the hot functions and the capture",
 )
-ALIVE = When(lambda view: NOT_TYPING.holds(view) and _alive(view), "while the job is there")
+ALIVE = When(lambda view: kit.NOT_TYPING.holds(view) and _alive(view), "while the job is there")
 LIVE_ROWS = When(lambda view: _rows(view) and _alive(view), "in the ranks and workers panes")
 LIVE_STACKS = When(lambda view: _stacks(view) and _alive(view), "in the stacks")
 STOPPING_STACKS = When(
@@ -178,7 +156,7 @@ CAPTURE_MORE = _changes(more_steps, "in the plan of a capture")
 CAPTURE_FEWER = _changes(fewer_steps, "in the plan of a capture")
 CAPTURE_RANKS = _changes(other_ranks, "in the plan of a capture, of a job with several ranks here")
 CAPTURE_ACTS = When(
-    lambda view: NOT_TYPING.holds(view) and not _stacks(view) and asks.is_acting(view),
+    lambda view: kit.NOT_TYPING.holds(view) and not _stacks(view) and asks.is_acting(view),
     "outside of the stacks, while a capture is under way",
 )
 CAPTURE_OPEN = When(asks.can_leave, "in the capture, until it has ended")
@@ -219,12 +197,12 @@ class Demand:
     make: Callable[[ViewState, Sequence[int]], Asked]
 
 
-Deed = Union[Callable[[ViewState], ViewState], Demand, ByDigit[ViewState], Move, Effect]
-LiveKey = Key[ViewState, Deed]
+Deed = Union[Callable[[ViewState], ViewState], Demand, kit.ByDigit[ViewState], kit.Move, kit.Effect]
+LiveKey = kit.Key[ViewState, Deed]
 
 
 def _open(overlay: Overlay) -> Callable[[ViewState], ViewState]:
-    return partial(action_overlay, overlay=overlay)
+    return partial(kit.action_overlay, overlay=overlay)
 
 
 def _open_row(overlay: Overlay) -> Demand:
@@ -248,19 +226,19 @@ def _sort(sort: SortBy) -> Callable[[ViewState], ViewState]:
 
 
 USES: dict[str, tuple[Deed, When]] = {
-    **STOPS,
-    **{move.value: (move, MOVABLE) for move in Move},
-    "help": (_open(Overlay.HELP), NOT_TYPING),
+    **kit.STOPS,
+    **{move.value: (move, MOVABLE) for move in kit.Move},
+    "help": (_open(Overlay.HELP), kit.NOT_TYPING),
     "verdict": (_open(Overlay.VERDICT), READ),
     "pause": (actions.action_pause, ALIVE),
     "slower": (actions.action_slower, SLOWER),
     "faster": (actions.action_faster, FASTER),
-    "zoom": (ByDigit(lambda view, digit: actions.action_zoom(view, Pane(digit))), PANES),
+    "zoom": (kit.ByDigit(lambda view, digit: actions.action_zoom(view, Pane(digit))), PANES),
     "focus-next": (partial(actions.action_focus, step=1), PANES),
     "focus-previous": (partial(actions.action_focus, step=-1), PANES),
     "open-pane": (lambda view: actions.action_zoom(view, view.focus), NO_ROWS),
-    "close": (action_close, OVER),
-    "zoom-close": (change(zoom=NOT_APPLICABLE, scroll=0), ZOOMED),
+    "close": (kit.action_close, OVER),
+    "zoom-close": (kit.change(zoom=NOT_APPLICABLE, scroll=0), ZOOMED),
     "details": (_open_row(Overlay.DETAILS), ROWS),
     "environment": (_open_row(Overlay.ENVIRONMENT), ROWS),
     "dump": (Demand(asks.ask_job), ALIVE),
@@ -281,24 +259,24 @@ USES: dict[str, tuple[Deed, When]] = {
     "close-stack": (partial(actions.action_fold, opens=False), IN_GROUPS),
     "tree": (actions.action_tree, DUMPED_STACKS),
     "whole": (actions.action_whole, DUMPED_STACKS),
-    "edit": (Effect.EDIT, FRAMED),
-    "copy-dump": (Effect.COPY_RESULT, DUMPED),
+    "edit": (kit.Effect.EDIT, FRAMED),
+    "copy-dump": (kit.Effect.COPY_RESULT, DUMPED),
     "stop-and-read": (_pay(Price.STOP), STOPPABLE),
     "sort": (actions.action_sort_next, WORKERS),
-    "reverse": (action_reverse, WORKERS),
+    "reverse": (kit.action_reverse, WORKERS),
     "sort-cpu": (_sort(SortBy.CPU), WORKERS),
     "sort-memory": (_sort(SortBy.MEMORY), WORKERS),
     "sort-time": (_sort(SortBy.TIME), WORKERS),
     "filter": (actions.action_filter, WORKERS),
-    "filter-keep": (KEEP_FILTER, TYPING),
-    "filter-erase": (action_filter_erase, TYPED),
-    "filter-clear": (CLEAR_FILTER, FILTERED),
-    "copy-try": (Effect.COPY_TRY, TRIABLE),
-    "copy-facts": (Effect.COPY_FACTS, NOT_TRIABLE),
+    "filter-keep": (kit.KEEP_FILTER, kit.TYPING),
+    "filter-erase": (kit.action_filter_erase, kit.TYPED),
+    "filter-clear": (kit.CLEAR_FILTER, FILTERED),
+    "copy-try": (kit.Effect.COPY_TRY, TRIABLE),
+    "copy-facts": (kit.Effect.COPY_FACTS, NOT_TRIABLE),
     "bundle": (Demand(asks.ask_bundle), ALIVE),
     "capture": (Demand(asks.ask_plan), CAPTURABLE),
     "capture-cancel": (Demand(asks.ask_end), CAPTURE_ACTS),
-    "open-trace": (Effect.OPEN_TRACE, CAPTURED),
+    "open-trace": (kit.Effect.OPEN_TRACE, CAPTURED),
     "capture-go": (Demand(asks.ask_go), CAPTURE_ASKS),
     "capture-kind": (_change(next_kind), CAPTURE_KINDS),
     "capture-more": (_change(more_steps), CAPTURE_MORE),
@@ -306,12 +284,12 @@ USES: dict[str, tuple[Deed, When]] = {
     "capture-ranks": (_change(other_ranks), CAPTURE_RANKS),
     "capture-leave": (Demand(asks.ask_end), CAPTURE_OPEN),
 }
-KEYS: tuple[LiveKey, ...] = read_keys(os.path.join(os.path.dirname(__file__), "keys.txt"), USES)
+KEYS: tuple[LiveKey, ...] = kit.read_keys(os.path.join(os.path.dirname(__file__), "keys.txt"), USES)
 
 
 def find_key(name: str, view: ViewState) -> LiveKey | None:
     """Return the row of the table that the pressed key means now, if any."""
-    return find_in(KEYS, name, view)
+    return kit.find_in(KEYS, name, view)
 
 
 def say_unused(name: str, view: ViewState) -> str:
@@ -321,13 +299,13 @@ def say_unused(name: str, view: ViewState) -> str:
         reason = f"{name} samples stacks, and --no-stacks forbids that"
     elif is_known(view.frame) and has_ended(view.frame):
         reason = f"{name} has nothing to do: the job has ended"
-    return say_why_not(KEYS, name, reason)
+    return kit.say_why_not(KEYS, name, reason)
 
 
-def keys_shown(view: ViewState) -> tuple[KeyHelp, ...]:
+def keys_shown(view: ViewState) -> tuple[kit.KeyHelp, ...]:
     """Return what works now; with the help open also what works below it."""
     below = replace(view, overlay=view.behind) if view.overlay is Overlay.HELP else view
-    return tuple(list_help(KEYS, view, below))
+    return tuple(kit.list_help(KEYS, view, below))
 
 
 def keys_markdown() -> str:

@@ -12,37 +12,16 @@ from functools import partial
 from typing import Union
 
 from tpmon.model.known import Missing, is_known
-from tpmon.ui.kit.keys import (
-    CLEAR_FILTER,
-    KEEP_FILTER,
-    NOT_TYPING,
-    STOPS,
-    TYPED,
-    TYPING,
-    ByDigit,
-    Effect,
-    Key,
-    KeyHelp,
-    Move,
-    Overlay,
-    Situation,
-    action_close,
-    action_filter_erase,
-    action_overlay,
-    action_reverse,
-    find_in,
-    list_help,
-    read_keys,
-    say_why_not,
-)
+from tpmon.ui.kit import keys as kit
+from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.traces import tabs as actions
 from tpmon.ui.traces.state import WHOLE, AnyTab, SnapshotTab, Tab, TraceView
 from tpmon.ui.traces.tabs import find_orders, find_row, list_all
 from tpmon.view.blocks import Sheet
 
-When = Situation[TraceView]
-Deed = Union[Callable[[TraceView], TraceView], ByDigit[TraceView], Move, Effect]
-TraceKey = Key[TraceView, Deed]
+When = kit.Situation[TraceView]
+Deed = Union[Callable[[TraceView], TraceView], kit.ByDigit[TraceView], kit.Move, kit.Effect]
+TraceKey = kit.Key[TraceView, Deed]
 _WITH_ROWS = (Overlay.NONE, Overlay.DETAILS, Overlay.STACK)
 
 
@@ -94,13 +73,13 @@ TABLES = When(
 FILTERED = When(lambda view: view.is_bare and view.filter_text != "", "while a filter is set")
 
 
-_OPEN: ByDigit[TraceView] = ByDigit(
+_OPEN: kit.ByDigit[TraceView] = kit.ByDigit(
     lambda view, digit: actions.action_tab(view, view.subject.tabs[digit - 1])
 )
 USES: dict[str, tuple[Deed, When]] = {
-    **STOPS,
-    **{move.value: (move, NOT_TYPING) for move in Move},
-    "help": (partial(action_overlay, overlay=Overlay.HELP), NOT_TYPING),
+    **kit.STOPS,
+    **{move.value: (move, kit.NOT_TYPING) for move in kit.Move},
+    "help": (partial(kit.action_overlay, overlay=Overlay.HELP), kit.NOT_TYPING),
     "tab": (_OPEN, OF_TRACE),
     "against": (_OPEN, COMPARED),
     "snapshot-tab": (_OPEN, OF_SNAPSHOT),
@@ -108,7 +87,7 @@ USES: dict[str, tuple[Deed, When]] = {
     "previous-tab": (partial(actions.action_next_tab, step=-1), TABS),
     "next-file": (partial(actions.action_next_file, step=1), FILES),
     "previous-file": (partial(actions.action_next_file, step=-1), FILES),
-    "close": (action_close, OVER),
+    "close": (kit.action_close, OVER),
     "along": (partial(actions.action_along, step=1), WALKED),
     "back": (partial(actions.action_along, step=-1), WALKED),
     "closer": (actions.action_closer, DRAWN),
@@ -116,38 +95,38 @@ USES: dict[str, tuple[Deed, When]] = {
     "whole": (actions.action_whole, PARTLY),
     "device": (actions.action_next_device, LANES),
     "enter": (actions.action_enter, ROWS),
-    "edit": (Effect.EDIT, FINDABLE),
-    "copy": (Effect.COPY_RESULT, NOT_TYPING),
+    "edit": (kit.Effect.EDIT, FINDABLE),
+    "copy": (kit.Effect.COPY_RESULT, kit.NOT_TYPING),
     "sort": (actions.action_sort_next, SORTABLE),
-    "reverse": (actions.then_top(action_reverse), SORTABLE),
+    "reverse": (actions.then_top(kit.action_reverse), SORTABLE),
     "group": (actions.action_group, GROUPED),
     "next-table": (partial(actions.action_next_table, step=1), SEVERAL),
     "previous-table": (partial(actions.action_next_table, step=-1), SEVERAL),
-    "filter": (partial(action_overlay, overlay=Overlay.FILTER), TABLES),
-    "filter-keep": (KEEP_FILTER, TYPING),
-    "filter-erase": (actions.then_top(action_filter_erase), TYPED),
-    "filter-clear": (actions.then_top(CLEAR_FILTER), FILTERED),
+    "filter": (partial(kit.action_overlay, overlay=Overlay.FILTER), TABLES),
+    "filter-keep": (kit.KEEP_FILTER, kit.TYPING),
+    "filter-erase": (actions.then_top(kit.action_filter_erase), kit.TYPED),
+    "filter-clear": (actions.then_top(kit.CLEAR_FILTER), FILTERED),
 }
-TRACE_KEYS: tuple[TraceKey, ...] = read_keys(os.path.join(os.path.dirname(__file__), "keys.txt"), USES)
+TRACE_KEYS: tuple[TraceKey, ...] = kit.read_keys(os.path.join(os.path.dirname(__file__), "keys.txt"), USES)
 _ZOOM = next(key.brief for key in TRACE_KEYS if key.id == "closer")
 
 
 def find_trace_key(name: str, view: TraceView) -> TraceKey | None:
     """Return the row of the table that the pressed key means now, if any."""
-    return find_in(TRACE_KEYS, name, view)
+    return kit.find_in(TRACE_KEYS, name, view)
 
 
 def say_trace_unused(name: str, view: TraceView) -> str:
     """Say why a key did nothing; "" for keys without a letter."""
     lost = view.timeline
     of_time = name in ("+", "=", "[", "]", "0", "-")
-    return say_why_not(TRACE_KEYS, name, lost.reason if of_time and isinstance(lost, Missing) else "")
+    return kit.say_why_not(TRACE_KEYS, name, lost.reason if of_time and isinstance(lost, Missing) else "")
 
 
-def trace_keys_shown(view: TraceView) -> tuple[KeyHelp, ...]:
+def trace_keys_shown(view: TraceView) -> tuple[kit.KeyHelp, ...]:
     """Return what works now, in the order of the table; with the help open also what works below it."""
     below = replace(view, overlay=view.behind) if view.overlay is Overlay.HELP else view
-    working = list_help(TRACE_KEYS, view, below)
+    working = kit.list_help(TRACE_KEYS, view, below)
     # The three share a line of the help, which must not promise the one that does nothing now.
     zoom = ", ".join(key.footer for key in working if key.brief == _ZOOM)
     return tuple(

@@ -12,32 +12,27 @@ from tpmon.model.results.trace import RankTable, StepRow, TraceFile, TraceRankRo
 from tpmon.model.results.trace_tables import Stretch
 from tpmon.ui.kit.keys import Move, Overlay, action_filter_type, moved, next_of
 from tpmon.ui.traces.state import WHOLE, AnyTab, Tab, TraceView
+from tpmon.view import trace_blocks
 from tpmon.view.blocks import Block, Paragraph, Sheet, Unit, cap, choose_rows, list_units
 from tpmon.view.trace import Grouping
-from tpmon.view.trace_blocks import (
-    list_communication,
-    list_gaps,
-    list_groups,
-    list_kernels,
-    list_memory,
-    list_operators,
-    list_overview,
-    list_ranks,
-)
 
 _LISTS = {
-    Tab.OVERVIEW: list_overview,
-    Tab.GAPS: list_gaps,
-    Tab.OPS: list_operators,
-    Tab.KERNELS: list_kernels,
-    Tab.MEMORY: list_memory,
+    Tab.OVERVIEW: trace_blocks.list_overview,
+    Tab.GAPS: trace_blocks.list_gaps,
+    Tab.OPS: trace_blocks.list_operators,
+    Tab.KERNELS: trace_blocks.list_kernels,
+    Tab.MEMORY: trace_blocks.list_memory,
 }
 """What each tab holds of a trace by itself."""
 
 
 def list_tab(file: TraceFile, ranks: Applicable[RankTable], tab: Tab) -> list[Block]:
     """Return what a tab holds of a trace."""
-    return _LISTS[tab](file) if tab in _LISTS else [*list_ranks(ranks), *list_communication(file)]
+    return (
+        _LISTS[tab](file)
+        if tab in _LISTS
+        else [*trace_blocks.list_ranks(ranks), *trace_blocks.list_communication(file)]
+    )
 
 
 def has_data(file: TraceFile, ranks: Applicable[RankTable], tab: Tab) -> bool:
@@ -62,7 +57,7 @@ def list_all(view: TraceView) -> list[Block]:
         return [] if found is None else list(found.sheet.inside(found.row))
     blocks = view.subject.list_blocks(view.file, view.tab)
     if view.tab is Tab.OPS and view.grouping is not Grouping.NAMES:
-        return [*list_groups(view.groups, view.grouping), *blocks[1:]]
+        return [*trace_blocks.list_groups(view.groups, view.grouping), *blocks[1:]]
     return blocks
 
 
