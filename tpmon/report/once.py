@@ -11,7 +11,7 @@ from tpmon.model.known import Missing, is_known, known_or
 from tpmon.model.process import Role
 from tpmon.model.text import job_words
 from tpmon.model.units import count_of, format_bytes, format_clock, format_seconds, say_pct
-from tpmon.model.verdict import Evidence, Finding
+from tpmon.model.verdict import Finding
 from tpmon.report.blocks import write_rows, write_unread
 from tpmon.view.cards import card_ink, list_card_columns, order_cards, say_troubles
 from tpmon.view.job import describe_io, describe_job, say_device, say_settings
@@ -26,7 +26,7 @@ from tpmon.view.layout import (
     show,
     wrap_all,
 )
-from tpmon.view.ranks import RankView, join_ranks, list_rank_columns, list_worker_columns, name_ranks
+from tpmon.view.ranks import join_ranks, list_rank_columns, list_worker_columns, name_ranks
 
 MOST_RANKS = 32
 MOST_WORKERS = 8
@@ -71,17 +71,13 @@ def _write_who(frame: Frame) -> list[str]:
 
 
 def _write_ranks(frame: Frame) -> list[str]:
-    ranks = sorted(join_ranks(frame), key=_rank_order)
+    ranks = sorted(join_ranks(frame), key=lambda one: (known_or(one.row.rank, 1 << 30), one.row.pid))
     named = name_ranks(frame) or count_of(len(ranks), "process", "processes")
     lines = [f"ranks    {named} (rank numbers: {frame.target.rank_source})"]
     lines += write_rows(list_rank_columns(frame, ranks, WIDTH), ranks[:MOST_RANKS])
     if len(ranks) > MOST_RANKS:
         lines.append(f"  and {count_of(len(ranks) - MOST_RANKS, 'more rank')}")
     return lines
-
-
-def _rank_order(rank: RankView) -> tuple[int, int]:
-    return known_or(rank.row.rank, 1 << 30), rank.row.pid
 
 
 def _write_hook(frame: Frame) -> list[str]:
@@ -199,10 +195,16 @@ def write_verdict(frame: Frame, *, full: bool = True) -> list[str]:
     words += [job_words.say_since_in_full(finding, frame.taken), job_words.say_share(finding)]
     lines = lay_phrases("verdict", [word for word in words if word])
     lines += lay_paragraph("", finding.summary)
-    lines += _write_try(finding, full=full)
+    tried = enumerate(job_words.list_try(finding))
+    lines += [f"{'' if number else 'try':<{LABEL_WIDTH}}{text}" for number, text in tried]
+    ceiling = job_words.say_ceiling(finding) if is_known(finding.ceiling) or full else ""
+    lines += lay_paragraph("", ceiling) if ceiling else []
     for label, rows in (("evidence", finding.evidence), ("against", finding.against)):
         shown = rows if full else rows[:MOST_EVIDENCE]
-        texts = [_write_evidence(row) for row in shown]
+        texts = []
+        for row in shown:
+            age = f"{format_seconds(row.age_s)} old" if is_known(row.age_s) else f"age ? {row.age_s.reason}"
+            texts.append(f"{row.name}: {job_words.say_value(row)} ({row.source}, {age})")
         if len(shown) < len(rows):
             texts.append(f"and {len(rows) - len(shown)} more")
         for number, text in enumerate(texts):
@@ -219,15 +221,6 @@ def write_verdict(frame: Frame, *, full: bool = True) -> list[str]:
     return lines
 
 
-def _write_try(finding: Finding, *, full: bool) -> list[str]:
-    tried = enumerate(job_words.list_try(finding))
-    lines = [f"{'' if number else 'try':<{LABEL_WIDTH}}{text}" for number, text in tried]
-    if is_known(finding.ceiling) or full:
-        ceiling = job_words.say_ceiling(finding)
-        lines += lay_paragraph("", ceiling) if ceiling else []
-    return lines
-
-
 def _write_also(finding: Finding) -> list[str]:
     """Write what else may help; what is pasted keeps its lines, set in below what it is for."""
     lines: list[str] = []
@@ -235,8 +228,3 @@ def _write_also(finding: Finding) -> list[str]:
         lines.append(f"{'' if lines else 'also try':<{LABEL_WIDTH}}{first}")
         lines += [f"{'':<{LABEL_WIDTH}}  {text}" for text in pasted]
     return lines
-
-
-def _write_evidence(row: Evidence) -> str:
-    age = f"{format_seconds(row.age_s)} old" if is_known(row.age_s) else f"age ? {row.age_s.reason}"
-    return f"{row.name}: {job_words.say_value(row)} ({row.source}, {age})"

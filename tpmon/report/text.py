@@ -71,7 +71,9 @@ class Output:
         except BrokenPipeError:
             raise ReaderGone from None
         except BlockingIOError:
-            self._wait_for_room()
+            room = select.poll()
+            room.register(self._descriptor, select.POLLOUT)
+            room.poll()
             self._write(bytes(rest))
         except OSError as error:
             if error.errno == errno.EBADF:
@@ -80,11 +82,6 @@ class Output:
                 f"cannot write to standard output: {error.strerror or error}",
                 "send the output to a file or pipe that can take it",
             ) from error
-
-    def _wait_for_room(self) -> None:
-        room = select.poll()
-        room.register(self._descriptor, select.POLLOUT)
-        room.poll()
 
     def check_reader(self) -> None:
         """Notice between two lines that the reader of a pipe has gone.

@@ -88,18 +88,6 @@ def _write_rows(
     return write_csv_rows((*before, *names), cells)
 
 
-Found = Applicable[Iterable[tuple[Sequence[object], Any]]]
-"""Rows, each behind the values of the columns before it."""
-
-
-def _of_devices(file: results.TraceFile) -> Found:
-    return [((gaps.device,), gap) for gaps in file.gaps for gap in gaps.largest]
-
-
-def _of_curves(file: results.TraceFile) -> Found:
-    return [((curve.kind, curve.device), point) for curve in file.memory.curves for point in curve.points]
-
-
 @dataclass(frozen=True, slots=True)
 class _Table:
     """Hold the class of the rows of a table, whose fields are its header also without a row, and the rows.
@@ -131,7 +119,11 @@ _TABLES = {
     "modules": _Table(trace_tables.ModuleRow, lambda file: file.modules),
     "frames": _Table(trace_tables.FrameRow, lambda file: file.frames),
     "allocations": _Table(trace_tables.AllocationRow, lambda file: file.memory.by_operator),
-    "curve": _Table(trace_tables.CurvePoint, _of_curves, ("kind", "device")),
+    "curve": _Table(
+        trace_tables.CurvePoint,
+        lambda file: [((one.kind, one.device), point) for one in file.memory.curves for point in one.points],
+        ("kind", "device"),
+    ),
     "shapes": _Table(trace_tables.OperatorGroupRow, lambda file: file.shapes),
     "lines": _Table(trace_tables.OperatorGroupRow, lambda file: file.lines),
     "ranges": _Table(trace_tables.RangeRow, lambda file: file.ranges),
@@ -139,7 +131,11 @@ _TABLES = {
     "host": _Table(
         results.HostTime, lambda file: (file.host_us,) if is_known(file.host_us) else file.host_us
     ),
-    "idle": _Table(results.LargeGap, _of_devices, ("device",)),
+    "idle": _Table(
+        results.LargeGap,
+        lambda file: [((gaps.device,), gap) for gaps in file.gaps for gap in gaps.largest],
+        ("device",),
+    ),
     "collectives": _Table(
         results.CollectiveRow,
         lambda file: file.communication.collectives if is_known(file.communication) else file.communication,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tpmon.model import gpu
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
@@ -72,7 +72,7 @@ def _memory_pct(card: gpu.GpuSample) -> str:
 
 
 def list_card_columns(
-    width: int, histories: dict[int, Sequence[Known[float]]]
+    width: int, histories: Mapping[int, Sequence[Known[float]]]
 ) -> list[Column[gpu.GpuSample]]:
     """Return the columns of the table of cards; without histories those of a text report."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from tpmon.model import hook
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
-from tpmon.model.host import LoaderSample, NetworkSample, Pool, ShmSample
+from tpmon.model.host import LoaderSample, NetworkSample, Pool
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.text.job_words import (
@@ -90,10 +90,6 @@ def _ago(seconds: float) -> str:
     return f"{format_seconds(seconds)} ago"
 
 
-def _per_second(value: float) -> str:
-    return f"{format_rate(value)}/s"
-
-
 _number = "{:.2f}".format
 _times = "{:.2f}x".format
 _threads = "{:.2f} threads".format
@@ -160,16 +156,16 @@ def _describe_memory(frame: Frame) -> tuple[Fact, ...]:
         _fact("swap", memory.swap_bytes, format_bytes),
         _fact("OOM kills", memory.oom_kills),
         _fact("refaults", memory.refault_bytes_s, say_bytes_s),
-        _fact("major faults", memory.major_faults_s, _per_second),
+        _fact("major faults", memory.major_faults_s, lambda rate: f"{format_rate(rate)}/s"),
         _fact("PSI memory some", memory.psi_some_pct, say_pct),
         _fact("host available", memory.host_available_bytes, format_bytes),
         _fact("host total", memory.host_total_bytes, format_bytes),
-        _fact("shared memory", memory.shm, _say_shm),
+        _fact(
+            "shared memory",
+            memory.shm,
+            lambda one: f"{format_bytes(one.used_bytes)} of {format_bytes(one.total_bytes)}  ({one.path})",
+        ),
     )
-
-
-def _say_shm(shm: ShmSample) -> str:
-    return f"{format_bytes(shm.used_bytes)} of {format_bytes(shm.total_bytes)}  ({shm.path})"
 
 
 def describe_io(frame: Frame) -> FactGroup:

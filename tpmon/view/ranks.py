@@ -148,11 +148,6 @@ def _whole(value: float) -> str:
     return f"{value:.0f}"
 
 
-def _clock(rank: RankView) -> Cell:
-    text = show_pair(_of(rank.card, "sm_clock_mhz"), _of(rank.card, "sm_clock_max_mhz"), _whole)
-    return _mark(text, is_known(rank.card) and card_ink(rank.card) is not Ink.PLAIN)
-
-
 def _mark(text: str, is_odd: bool) -> Cell:
     return (text + "!", Ink.WARN) if is_odd else text
 
@@ -184,6 +179,11 @@ def _own(rank: RankView, typical_ms: float) -> Cell:
 
 def list_rank_columns(frame: Frame, ranks: Sequence[RankView], width: int) -> list[Column[RankView]]:
     """Return the columns of the table of ranks."""
+
+    def clock(rank: RankView) -> Cell:
+        text = show_pair(_of(rank.card, "sm_clock_mhz"), _of(rank.card, "sm_clock_max_mhz"), _whole)
+        return _mark(text, is_known(rank.card) and card_ink(rank.card) is not Ink.PLAIN)
+
     letters = width < 72
     steps = has_steps(ranks)
     where = 15 if letters else 26 if width < 110 else 30 if steps else 33
@@ -205,7 +205,7 @@ def list_rank_columns(frame: Frame, ranks: Sequence[RankView], width: int) -> li
                 11,
                 lambda r: show_pair(_of(r.card, "power_w"), _of(r.card, "power_limit_w"), _whole),
             ),
-            Column("MHz/max", 10, 14, _clock),
+            Column("MHz/max", 10, 14, clock),
         ]
     columns += [
         _state_column(lambda r: r.process, 5, short=letters),

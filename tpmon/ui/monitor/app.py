@@ -196,14 +196,17 @@ class MonitorApp(Shell[ViewState]):
     def carry_out(self, effect: Effect) -> None:
         """Do what a key does beyond the picture."""
         if effect is Effect.COPY_RESULT:
-            shown = {Overlay.SAMPLE: self.view.sample, Overlay.CAPTURE: self.view.capture}
-            result = shown.get(self.view.overlay, self.view.dump)
+            others = {Overlay.SAMPLE: self.view.sample, Overlay.CAPTURE: self.view.capture}
+            result = others.get(self.view.overlay, self.view.dump)
             if not isinstance(result, (Missing, NotApplicable)):
                 self.copy_text("all of it", self._controls.write(result))
-        elif effect is Effect.EDIT:
-            self._plan_edit()
-        elif effect is Effect.OPEN_TRACE:
-            self._open_trace()
+        elif effect is Effect.EDIT and is_known(shown := actions.frame_under_cursor(self.view)):
+            frame, job = shown.frame, self.view.frame
+            pid = job.ranks[0].pid if is_known(job) and job.ranks else NOT_APPLICABLE
+            self.plan_edit(lambda: editor.plan_edit(frame, os.environ, pid))
+        elif effect is Effect.OPEN_TRACE and is_known(path := self.view.captured):
+            failure = self.lend(self._controls.trace_command(path))  # reading goes on meanwhile
+            self.say(f"{clean_text(path)} could not be shown: {failure}" if failure else "")
         elif effect in (Effect.COPY_TRY, Effect.COPY_FACTS) and is_known(self.view.frame):
             finding = self.view.frame.verdict
             if effect is Effect.COPY_TRY and is_known(finding) and is_known(finding.try_):
@@ -217,21 +220,6 @@ class MonitorApp(Shell[ViewState]):
         """Show one line for some seconds, or until a key is pressed."""
         self._message_until_ns = self._clock() + int(seconds * 1e9)
         self.show(replace(self.view, message=clean_text(text, LINE_CHARS)))
-
-    def _plan_edit(self) -> None:
-        shown = actions.frame_under_cursor(self.view)
-        if is_known(shown):
-            frame = shown.frame
-            job = self.view.frame
-            pid = job.ranks[0].pid if is_known(job) and job.ranks else NOT_APPLICABLE
-            self.plan_edit(lambda: editor.plan_edit(frame, os.environ, pid))
-
-    def _open_trace(self) -> None:
-        """Give the terminal to the screen of the trace until it is left; reading goes on meanwhile."""
-        path = self.view.captured
-        if is_known(path):
-            failure = self.lend(self._controls.trace_command(path))
-            self.say(f"{clean_text(path)} could not be shown: {failure}" if failure else "")
 
     @property
     def text_left(self) -> str:

@@ -334,7 +334,12 @@ def action_fold(view: ViewState, *, opens: bool | None = None) -> ViewState:
     if not is_known(cursor):
         return replace(view, message="no stack to open yet")
     mark, stacks = cursor.mark, view.stacks
-    is_open = _is_open(view, mark)
+    if stacks.as_tree:
+        is_open = mark not in stacks.closed
+    elif mark == OTHER_THREADS:
+        is_open = mark in stacks.opened
+    else:
+        is_open = any(member.is_open for member in list_members(view) if member.stack.mark == mark)
     if opens is False and cursor.line != WHOLE_GROUP:
         return _with_stacks(view, cursor=StackRow(mark))
     if opens is is_open:
@@ -359,14 +364,6 @@ def action_whole(view: ViewState) -> ViewState:
 
 def _with_stacks(view: ViewState, **changes: Any) -> ViewState:
     return replace(view, stacks=replace(view.stacks, **changes))
-
-
-def _is_open(view: ViewState, mark: int) -> bool:
-    if view.stacks.as_tree:
-        return mark not in view.stacks.closed
-    if mark == OTHER_THREADS:
-        return mark in view.stacks.opened
-    return any(member.is_open for member in list_members(view) if member.stack.mark == mark)
 
 
 def frame_under_cursor(view: ViewState) -> Applicable[ShownFrame]:

@@ -68,11 +68,10 @@ class TraceApp(Shell[TraceView]):
         """Show one line for some seconds, or until a key is pressed."""
         if self._timer is not None:
             self._timer.stop()
-        self._timer = self.set_timer(seconds, self._forget_message) if text else None
+        self._timer = (
+            self.set_timer(seconds, lambda: self.show(replace(self.view, message=""))) if text else None
+        )
         self.show(replace(self.view, message=clean_text(text, LINE_CHARS)))
-
-    def _forget_message(self) -> None:
-        self.show(replace(self.view, message=""))
 
     def type(self, view: TraceView, text: str) -> TraceView:
         """Add typed or pasted text to the filter."""

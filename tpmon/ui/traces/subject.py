@@ -118,7 +118,9 @@ def _answer_change(comparison: TraceComparison) -> TabAnswer:
     word, ink = name_result(comparison)
     items = [Item(0, word, ink)]
     if is_known(comparison.helped):
-        items.append(Item(1, f"{comparison.ratio:.2f}x{_say_noise(comparison)}", Ink.STRONG))
+        low, high = comparison.ratio_low, comparison.ratio_high
+        noise = f" (95 %: {low:.2f} to {high:.2f})" if is_known(low) and is_known(high) else ""
+        items.append(Item(1, f"{comparison.ratio:.2f}x{noise}", Ink.STRONG))
     elif comparison.differences:
         items.append(Item(1, clean_text(comparison.differences[0]), Ink.STRONG))
     else:
@@ -131,8 +133,3 @@ def _answer_change(comparison: TraceComparison) -> TabAnswer:
     brief = f"{items[1].text}, {steps}"
     before = clean_text(os.path.basename(comparison.before))
     return TabAnswer(tuple(items), word, ink, (brief, f"against {before}"))
-
-
-def _say_noise(comparison: TraceComparison) -> str:
-    low, high = comparison.ratio_low, comparison.ratio_high
-    return f" (95 %: {low:.2f} to {high:.2f})" if is_known(low) and is_known(high) else ""

@@ -86,20 +86,17 @@ def _top(pulses: Sequence[Pulse], figure: str, least: float) -> float:
 
 
 def _pool(frame: Frame, _pulses: Sequence[Pulse]) -> Gauge:
-    keep = 3 if is_oversubscribed(frame.cpu) else 10
-    return Gauge(keep, "pool", "", 1.0, _describe_pool(frame))
-
-
-def _describe_pool(frame: Frame) -> tuple[str, ...]:
     pool = frame.cpu.pool
-    if isinstance(pool, Missing):
-        return (f"? {pool.reason}",)
-    if isinstance(pool, NotApplicable):
-        return ("none", "no process has two busy threads")
-    owner = next((p for p in frame.processes if p.pid == pool.pid), None)
-    who = write_role(owner) if owner is not None else pool.role.value
-    library = pool.library if is_known(pool.library) else "library ?"
-    return f"{pool.threads} threads of {who} ({pool.pid})", library
+    pieces: tuple[str, ...]
+    if is_known(pool):
+        owner = next((p for p in frame.processes if p.pid == pool.pid), None)
+        who = write_role(owner) if owner is not None else pool.role.value
+        library = pool.library if is_known(pool.library) else "library ?"
+        pieces = (f"{pool.threads} threads of {who} ({pool.pid})", library)
+    else:
+        none = ("none", "no process has two busy threads")
+        pieces = none if isinstance(pool, NotApplicable) else (f"? {pool.reason}",)
+    return Gauge(3 if is_oversubscribed(frame.cpu) else 10, "pool", "", 1.0, pieces)
 
 
 def _used(frame: Frame, _pulses: Sequence[Pulse]) -> Gauge:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tpmon.model.dump import Asker, Dump, DumpError, DumpState, Motion, ShownFrame
-from tpmon.model.known import Applicable, is_known
+from tpmon.model.dump import Asker, Dump, DumpError, Motion, ShownFrame
+from tpmon.model.known import Applicable, is_known, known_or
 from tpmon.model.process import ThreadKind
 from tpmon.model.results.doctor import DumpUpdate
 from tpmon.model.text.dump_words import ONCE_HINT, say_last_write
@@ -152,11 +152,6 @@ def paint_hint(view: ViewState, width: int) -> list[Line]:
     return [((cut(clean_text(text, _TEXT_CHARS), width), Ink.STRONG),)]
 
 
-def _age_s(view: ViewState, state: DumpState) -> float:
-    now_ns = view.paused_ns if is_known(view.paused_ns) else view.now_ns
-    return max(0.0, (max(now_ns, state.rounds[-1].taken_ns) - state.rounds[-1].taken_ns) / 1e9)
-
-
 def _progress_of(view: ViewState) -> str:
     """Say how far the dump is that is being read; "" when none is."""
     if not is_known(view.dump):
@@ -182,9 +177,11 @@ def _title_details(view: ViewState) -> list[Item]:
     if not is_known(view.dump) or not view.dump.state.rounds:
         return []
     state = view.dump.state
+    taken_ns, now_ns = state.rounds[-1].taken_ns, known_or(view.paused_ns, view.now_ns)
+    age_s = max(0, now_ns - taken_ns) / 1e9
     looks = "1 dump" if len(state.rounds) == 1 else f"{len(state.rounds)} dumps"
     return [
-        Item(0, f"{format_seconds(_age_s(view, state))} ago", Ink.STRONG),
+        Item(0, f"{format_seconds(age_s)} ago", Ink.STRONG),
         Item(1, f"{looks}, {say_moment(view, state.rounds[-1].taken)}"),
     ]
 
@@ -210,7 +207,11 @@ def _paint_told(view: ViewState, size: Size) -> list[Line]:
     dump = update.dump
     if is_known(dump):
         if summary:
-            lines += set_in(wrap(_list_times(view, update, dump), max(1, width - 2), f" {DOT} "))
+            earlier = update.state.earlier
+            written = is_known(dump.last_write) and say_last_write(dump, say_moment(view, dump.last_write))
+            since = is_known(earlier) and f"CPU since the dump of {say_moment(view, earlier.taken)}"
+            times = [said for said in (written, since) if said]
+            lines += set_in(wrap(times, max(1, width - 2), f" {DOT} "))
         if is_known(dump.collectives):
             lines += _wrapped(dump.collectives.summary, Ink.PLAIN, width, max(2, most))
         lines += paint_errors(dump.errors, width, most, can_stop=bool(list_stoppable(view)))
@@ -241,14 +242,6 @@ def _summary_of(view: ViewState) -> str:
     return summary
 
 
-def _list_times(view: ViewState, update: DumpUpdate, dump: Dump) -> list[str]:
-    """List how old the log was, and with which look of a dump before this one is compared."""
-    earlier = update.state.earlier
-    log = say_last_write(dump, say_moment(view, dump.last_write)) if is_known(dump.last_write) else ""
-    since = f"CPU since the dump of {say_moment(view, earlier.taken)}" if is_known(earlier) else ""
-    return [said for said in (log, since) if said]
-
-
 def _list_facts(update: DumpUpdate, dump: Dump) -> list[str]:
     """List who asked, what it cost the job and us."""
     who = "by the hang watch" if update.state.request.asker is Asker.WATCH else "by key"
@@ -270,18 +263,15 @@ def _paint_rows(view: ViewState, width: int) -> Rows:
     if others:
         row = StackRow(OTHER_THREADS)
         is_open = OTHER_THREADS in view.stacks.opened
-        head = f" {'-' if is_open else '+'} {_say_others(view, others)}"
+        count = sum(len(member.group.threads) for member in others)
+        idle = view.dump.dump.idle_threads if is_known(view.dump) and is_known(view.dump.dump) else 0
+        more = f", {idle} native {'one' if idle == 1 else 'ones'} without a known purpose" if idle else ""
+        told = f"other threads: {count} in {count_of(len(others), 'group')}{more}"
+        head = f" {'-' if is_open else '+'} {told}"
         yield row, [_paint_line(head, row == cursor, width, Ink.PLAIN)]
         if is_open:
             for member in others:
                 yield from _paint_member(member, cursor, width)
-
-
-def _say_others(view: ViewState, others: Sequence[RowMember]) -> str:
-    count = sum(len(member.group.threads) for member in others)
-    idle = view.dump.dump.idle_threads if is_known(view.dump) and is_known(view.dump.dump) else 0
-    more = f", {idle} native {'one' if idle == 1 else 'ones'} without a known purpose" if idle else ""
-    return f"other threads: {count} in {count_of(len(others), 'group')}{more}"
 
 
 def _paint_member(member: RowMember, cursor: object, width: int) -> Rows:

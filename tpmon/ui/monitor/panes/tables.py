@@ -6,9 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from tpmon.model.frame import Frame, Pulse
-from tpmon.model.gpu import GpuSample
-from tpmon.model.known import Applicable, Known, Missing, is_known, known_or, map_known
+from tpmon.model.frame import Frame
+from tpmon.model.known import Applicable, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.text.job_words import NO_RANK_LEFT
 from tpmon.model.units import count_of, format_seconds
@@ -201,14 +200,6 @@ def _details(view: ViewState, frame: Frame, rows: Sequence[ProcessSample], shown
     return details
 
 
-def _histories(pulses: Sequence[Pulse], cards: Sequence[GpuSample]) -> dict[int, Sequence[Known[float]]]:
-    recent = pulses[-12:]
-    return {
-        card.index: [pulse.gpu_pct[place] if place < len(pulse.gpu_pct) else NEVER for pulse in recent]
-        for place, card in enumerate(cards)
-    }
-
-
 def count_cards(view: ViewState) -> int:
     """Count the rows that the pane would like to show; 0 where there are no readings."""
     if not is_known(view.frame) or not is_known(view.frame.gpus):
@@ -248,7 +239,12 @@ def paint_gpus(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
     lines = [paint_rule(title, details, size.width, focused=focused)]
     if not shown:
         return lines
-    table = Table(list_card_columns(size.width, _histories(view.pulses, frame.gpus)), size.width)
+    recent = view.pulses[-12:]
+    histories = {
+        card.index: [pulse.gpu_pct[place] if place < len(pulse.gpu_pct) else NEVER for pulse in recent]
+        for place, card in enumerate(frame.gpus)
+    }
+    table = Table(list_card_columns(size.width, histories), size.width)
     lines.append(table.paint_head())
     for card in shown:
         foreign = is_foreign(card) and card_ink(card) is Ink.PLAIN
