@@ -8,6 +8,7 @@ import time
 import pytest
 
 from tests.children import Child, child
+from tests.waiting import wait_until
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity, MainThreadSample
 from tpmon.probe.base.procread import read_stat
@@ -196,6 +197,7 @@ def test_it_looks_by_itself_ends_when_told_and_leaves_no_descriptor():
 def test_a_stopped_rank_is_neither_running_nor_waiting():
     with child("say('up'); burn()") as one:
         os.kill(one.pid, signal.SIGSTOP)
+        assert wait_until(lambda: read_stat(one.pid).state == "T"), "it stops when it is given a CPU"
         sample = look_at(one)
         os.kill(one.pid, signal.SIGCONT)
         assert sample.other >= 18
