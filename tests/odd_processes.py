@@ -39,27 +39,12 @@ def _place(number: str, size: str = "2", port: str = "29500") -> dict[str, str]:
 
 
 _NUMBERS = ("-1", "+3", "\u0663", "\u00b2", "nan", "inf", "1e400", "0x10", "", " 7 ", "1_0", "9" * 12, "\n3", BYTES)
-_NAMES = [
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "MASTER_PORT",
-    "NODE_RANK",
-    "SLURM_PROCID",
-    "SLURM_STEP_ID",
-    "SLURM_JOB_ID",
-    "OMP_NUM_THREADS",
-    "OMPI_COMM_WORLD_RANK",
-    "PMI_RANK",
-    "HOROVOD_RANK",
-    "NCCL_RAS_ADDR",
-    "CUDA_VISIBLE_DEVICES",
-    "TORCHELASTIC_RUN_ID",
-    "TORCH_NCCL_TRACE_BUFFER_SIZE",
-    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
-    "TORCH_WORKER_SERVER_SOCKET",
-    "KMP_BLOCKTIME",
-]
+_NAMES = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "NODE_RANK", "SLURM_PROCID", "SLURM_STEP_ID"),
+    *("SLURM_JOB_ID", "OMP_NUM_THREADS", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "NCCL_RAS_ADDR"),
+    *("CUDA_VISIBLE_DEVICES", "TORCHELASTIC_RUN_ID", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
+    *("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_WORKER_SERVER_SOCKET", "KMP_BLOCKTIME"),
+)
 
 ODD = (
     Odd(environ={"RANK": HUGE}),
