@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.torch_build import needs_torch
+from tests.waiting import wait_until
 from tpmon.model.known import is_known
 from tpmon.model.process import Role
 from tpmon.probe.collect.collector import Collector
@@ -25,11 +27,24 @@ pytestmark = [pytest.mark.torch, needs_torch]
 HERE = Path(__file__).parent
 
 
-def end(process: subprocess.Popen[str]) -> None:
-    """Kill a program with all that it started: a fork server and its workers outlive their rank."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+@contextmanager
+def running(*words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a program of this folder, and kill it with all that it started: a fork server outlives its rank."""
+    with subprocess.Popen(
+        [sys.executable, *words],
+        cwd=HERE,
+        env={**os.environ, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 CONTEXTS = ["fork", *(pytest.param(one, marks=pytest.mark.long) for one in ("spawn", "forkserver"))]
@@ -39,20 +54,8 @@ CONTEXTS = ["fork", *(pytest.param(one, marks=pytest.mark.long) for one in ("spa
 def training(request, tmp_path_factory):
     """Start a loader program whose workers are started as asked, and hear what it has open."""
     store = tmp_path_factory.mktemp("stores") / request.param
-    process = subprocess.Popen(
-        [sys.executable, str(HERE / "loader_train.py"), "--context", request.param, "--store", str(store)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    try:
+    with running("loader_train.py", "--context", request.param, "--store", str(store)) as process:
         yield process, json.loads(process.stdout.readline())
-    finally:
-        end(process)
-        process.stdin.close()
-        process.stdout.close()
 
 
 def tell(process: subprocess.Popen[str], line: str) -> None:
@@ -69,17 +72,16 @@ def look_for(probe: LoaderProbe, seconds: float):
     return probe.latest()[0]
 
 
-def look_until(rank: LoaderRank, holds, seconds: float = 30.0) -> bool:
+def look_until(rank: LoaderRank, holds) -> bool:
     """Look with a probe of its own until something holds of the sample; a busy machine takes its time."""
     probe = LoaderProbe()
     probe.watch((rank,), 0)
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+
+    def look() -> bool:
         probe.look(time.monotonic_ns())
-        if holds(probe.latest()[0]):
-            return True
-        time.sleep(0.05)
-    return False
+        return holds(probe.latest()[0])
+
+    return wait_until(look, every_s=0.05)
 
 
 def read_pending_bytes(sample) -> list[int]:
@@ -125,19 +127,12 @@ def test_a_real_loader_is_full_behind_a_slow_step_and_empty_behind_slow_workers(
 def test_a_thread_pool_is_counted_named_and_set_against_the_budget():
     """Six OpenMP threads of torch, which also wait for each other at the end of each operation."""
     threads = 6
-    command = [sys.executable, str(HERE / "pool_train.py"), str(threads)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        try:
-            assert process.stdout.readline()
-            collector = Collector(find_job(process.pid))
-            try:
-                collector.collect()
-                time.sleep(1.5)
-                frame = collector.collect()
-            finally:
-                collector.close()
-        finally:
-            end(process)
+    with running("pool_train.py", str(threads)) as process:
+        assert process.stdout.readline()
+        with closing(Collector(find_job(process.pid))) as collector:
+            collector.collect()
+            time.sleep(1.5)
+            frame = collector.collect()
     (rank,) = frame.processes
     assert rank.busy_threads == threads
     assert 2.2 < rank.runnable < threads + 0.3
@@ -153,25 +148,17 @@ def test_a_thread_pool_is_counted_named_and_set_against_the_budget():
 
 @pytest.mark.long
 def test_new_workers_of_each_epoch_are_followed_counted_and_told(tmp_path):
-    command = [sys.executable, str(HERE / "epochs_train.py"), str(tmp_path / "store")]
     frames = []
-    env = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, start_new_session=True) as process:
-        try:
-            assert process.stdout.readline()
-            collector = Collector(find_job(process.pid))
-            try:
-                until = time.monotonic() + 30
-                while time.monotonic() < until:
-                    frames.append(collector.collect())
-                    loaders = frames[-1].loader
-                    if loaders and loaders[0].births >= 4 and is_known(loaders[0].ready_batches):
-                        break
-                    time.sleep(0.25)
-            finally:
-                collector.close()
-        finally:
-            end(process)
+
+    def has_enough() -> bool:
+        frames.append(collector.collect())
+        loaders = frames[-1].loader
+        return bool(loaders) and loaders[0].births >= 4 and is_known(loaders[0].ready_batches)
+
+    with running("epochs_train.py", str(tmp_path / "store"), RANK="0", LOCAL_RANK="0", WORLD_SIZE="1") as process:
+        assert process.stdout.readline()
+        with closing(Collector(find_job(process.pid))) as collector:
+            wait_until(has_enough, every_s=0.25)
     (sample,) = frames[-1].loader
     assert (sample.rank, sample.pid) == (0, process.pid)
     assert sample.births >= 4
