@@ -18,6 +18,8 @@ import tpmon
 from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon.commands.demo import BOTTLENECKS, DemoJob, DemoOptions, start_demo
+from tpmon.probe.base.procread import read_table
+from tpmon.probe.job.job import find_descendants
 
 pytestmark = [pytest.mark.torch, needs_torch]
 
@@ -29,11 +31,7 @@ START = (
 
 def read_tree(pid: int) -> list[int]:
     """Return ``pid`` and every process below it."""
-    found = [pid]
-    for one in found:
-        for task in Path(f"/proc/{one}/task").iterdir():
-            found += map(int, (task / "children").read_text().split())
-    return found
+    return find_descendants(pid, read_table())
 
 
 def count_switches(pid: int) -> int:
@@ -42,11 +40,8 @@ def count_switches(pid: int) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
+    process = read_table().get(pid)
+    return process is not None and process.state != "Z"
 
 
 @pytest.fixture(autouse=True)

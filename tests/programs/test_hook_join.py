@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 import pytest
 
+from tests.programs.capturing import start
 from tests.programs.conftest import READY_S
 from tests.torch_build import needs_torch
 from tests.waiting import wait_until
@@ -30,7 +30,6 @@ from tpmon.probe.job.resolve import find_job
 pytestmark = [pytest.mark.torch, needs_torch]
 
 PROGRAM = Path(__file__).with_name("hook_split_train.py")
-ROOT = Path(__file__).parents[2]
 WATCHED_S = 8
 BATCH = 8
 
@@ -46,26 +45,18 @@ def job(tmp_path: Path) -> Iterator[tuple[int, Path]]:
     """Start the program and wait for its first steps."""
     path = tmp_path / "told"
     path.touch()
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(PROGRAM), str(path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        assert wait_until(lambda: len(told_by(path)) >= 5, READY_S)
-        yield process.pid, path
-    finally:
-        process.kill()
-        process.wait()
+    with start([sys.executable, "-W", "ignore", str(PROGRAM), str(path)]) as process:
+        try:
+            assert wait_until(lambda: len(told_by(path)) >= 5, READY_S)
+            yield process.pid, path
+        finally:
+            process.kill()
 
 
 def watch(pid: int, seconds: int) -> list[Frame]:
     """Collect and judge a Frame a second, as the session does."""
-    collector = Collector(find_job(pid))
     window, standing, frames = Window(), Standing(), []
-    try:
+    with closing(Collector(find_job(pid))) as collector:
         for _ in range(seconds + 1):
             frame = collector.collect()
             window.append(frame)
@@ -73,8 +64,6 @@ def watch(pid: int, seconds: int) -> list[Frame]:
             standing = judged.standing
             frames.append(judged.frame)
             time.sleep(1)
-    finally:
-        collector.close()
     return frames
 
 

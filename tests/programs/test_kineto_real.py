@@ -18,7 +18,7 @@ import pytest
 
 from tests.budget.measure import find_working
 from tests.captures import read_told
-from tests.programs.capturing import ENVIRONMENT, ROOT, TPMON, capture, start
+from tests.programs.capturing import ENVIRONMENT, ROOT, TPMON, capture, run, start
 from tests.programs.conftest import READY_S, TORCHRUN, run_program
 from tests.torch_build import needs_torch, read_torch_version
 from tests.waiting import wait_until
@@ -151,7 +151,7 @@ def test_kineto_goes_first_in_a_hooked_run_that_asks_for_profiles_anyway(tmp_pat
     (tmp_path / "conf").write_text("ON_DEMAND_CONFIG_UPDATE_INTERVAL_SECS=1\n")
     armed = {**ENVIRONMENT, "KINETO_USE_DAEMON": "1", "KINETO_CONFIG": str(tmp_path / "conf")}
     command = [*TPMON, "run", "--", sys.executable, "-W", "ignore", str(PROGRAM)]
-    with subprocess.Popen(command, env=armed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+    with start(command, env=armed) as job:
         try:
             assert job.stdout.readline() == "ready\n"
             for flags, backend in (((), FROM_KINETO), (("--seconds", "9"), FROM_HOOK)):
@@ -173,7 +173,7 @@ def test_without_a_hook_kineto_is_enough_and_losses_are_the_same(tmp_path: Path)
             "KINETO_IPC_SOCKET_DIR": str(folder), "KINETO_CONFIG": str(folder / "conf"),
         }  # fmt: skip
         command = [sys.executable, "-W", "ignore", str(PROGRAM), "--steps", "1500"]
-        with subprocess.Popen(command, env=armed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        with start(command, env=armed) as job:
             assert job.stdout.readline() == "ready\n"
             code, told, said = capture(job.pid, "--steps", "3", "--shapes", "--out", str(tmp_path / "out"))
             assert (code, told["backend"]) == (0, FROM_KINETO), said
@@ -181,7 +181,7 @@ def test_without_a_hook_kineto_is_enough_and_losses_are_the_same(tmp_path: Path)
                 assert b"Input Dims" in file.read()
             with_capture, noise = job.communicate(timeout=READY_S)
         assert noise == ""
-        plain = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+        plain = run(command)
         assert with_capture == plain.stdout.partition("\n")[2]
     finally:
         shutil.rmtree(folder)
@@ -189,9 +189,7 @@ def test_without_a_hook_kineto_is_enough_and_losses_are_the_same(tmp_path: Path)
 
 @pytest.mark.long
 def test_neither_hook_nor_kineto_offers_the_sample_and_the_restart() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(PROGRAM)], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
-    ) as job:
+    with start([sys.executable, "-W", "ignore", str(PROGRAM)]) as job:
         try:
             assert job.stdout.readline() == "ready\n"
             code, _, said = capture(job.pid)
