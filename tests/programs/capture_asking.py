@@ -8,12 +8,39 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.captures import read_told
 from tpmon.hook.bus import wire_capture as w
 from tpmon.hook.installation import HOOK
 
 FOLDER = sys.argv[1]
+DATA = TensorDataset(torch.arange(1600.0).reshape(200, 8) / 1600, torch.ones(200, 1))
+
+
+def model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    net = torch.nn.Linear(8, 1)
+    return net, torch.optim.SGD(net.parameters(), lr=0.01)
+
+
+def train(steps: int = 12, before: Callable[[int], object] = lambda _at: None) -> list[float]:
+    """Train so many steps of a batch each; ``before(at)`` is called at the beginning of each."""
+    net, optimizer = model()
+    losses: list[float] = []
+    while len(losses) < steps:
+        batches = iter(DataLoader(DATA, batch_size=2))
+        for _ in range(min(len(batches), steps - len(losses))):
+            before(len(losses))
+            loss = net(next(batches)[0]).pow(2).mean()
+            loss.backward()
+            losses.append(loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
 
 
 def ask(number: int, kind: int = w.KIND_CAPTURE, folder: str = FOLDER, **words: int) -> None:

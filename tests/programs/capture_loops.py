@@ -15,42 +15,14 @@ import time
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 import tpmon.hook
-from tests.programs.capture_asking import FOLDER, ask, count, told
+from tests.programs.capture_asking import DATA, FOLDER, ask, count, model, told, train
 from tpmon.hook.bus import wire_capture as w
 from tpmon.hook.installation import HOOK
 
-DATA = TensorDataset(torch.arange(1600.0).reshape(200, 8) / 1600, torch.ones(200, 1))
 torch.set_num_threads(1)
-
-
-def model():
-    torch.manual_seed(0)
-    net = torch.nn.Linear(8, 1)
-    return net, torch.optim.SGD(net.parameters(), lr=0.01)
-
-
-def train(steps: int, before=None) -> list[float]:
-    """Train so many steps of a batch each; ``before(at)`` is called at the beginning of each."""
-    net, optimizer = model()
-    losses = []
-    loader = iter(DataLoader(DATA, batch_size=2))
-    for at in range(steps):
-        if before is not None:
-            before(at)
-        try:
-            x, _ = next(loader)
-        except StopIteration:
-            loader = iter(DataLoader(DATA, batch_size=2))
-            x, _ = next(loader)
-        loss = net(x).pow(2).mean()
-        loss.backward()
-        losses.append(loss.item())
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses
 
 
 def capture(number: int, **words: int) -> dict[str, object]:

@@ -11,32 +11,15 @@ import os
 import subprocess
 
 import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 import tpmon.hook
-from tests.programs.capture_asking import FOLDER, ask, told
+from tests.programs.capture_asking import FOLDER, ask, told, train
 from tpmon.hook.bus import wire_capture as w
 from tpmon.hook.capture import recorder
 
 SIZE = "96m"
 FILL = os.path.join(FOLDER, "of-others")
-DATA = TensorDataset(torch.ones(400, 8))
 torch.set_num_threads(1)
-
-
-def train(steps: int = 12, before=None) -> list[float]:
-    torch.manual_seed(0)
-    net = torch.nn.Linear(8, 1)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    losses = []
-    for at, (x,) in zip(range(steps), DataLoader(DATA, batch_size=2), strict=False):
-        if before is not None:
-            before(at)
-        loss = net(x).pow(2).mean()
-        loss.backward()
-        losses.append(loss.item())
-        optimizer.step()
-    return losses
 
 
 def fill() -> None:
@@ -56,7 +39,7 @@ def listing() -> list[str]:
     return sorted(name for name in os.listdir(FOLDER) if name != os.path.basename(FILL))
 
 
-def capture(number: int, before=None) -> dict[str, object]:
+def capture(number: int, before=lambda _at: None) -> dict[str, object]:
     ask(number)
     losses = train(before=before)
     left = listing()

@@ -9,21 +9,11 @@ import os
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.data import DataLoader, TensorDataset
 
-from tests.programs.capture_asking import FOLDER, ask, told
+from tests.programs.capture_asking import FOLDER, ask, told, train
 from tpmon.hook.bus import wire_capture as w
 
-DATA = TensorDataset(torch.ones(40, 8))
 torch.set_num_threads(1)
-net = torch.nn.Linear(8, 1)
-optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-
-
-def train() -> None:
-    for (x,) in DataLoader(DATA, batch_size=4):
-        net(x).sum().backward()
-        optimizer.step()
 
 
 def use_profiler(part: str) -> None:

@@ -74,7 +74,7 @@ def test_captures_end_as_they_should_whatever_happens(tmp_path: Path) -> None:
     assert report["hostile"]["after"]["state"] == w.STATE_VERIFIED
     assert state["places"] == {
         "gone": w.STATE_REFUSED,
-        "full": w.STATE_FAILED,
+        "full": w.STATE_REFUSED,
         "removed": w.STATE_FAILED,
         "after": w.STATE_VERIFIED,
     }
