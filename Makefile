@@ -73,7 +73,7 @@ demo: torch-for-demo ## start a small real training and watch it; three readings
 # What only waits, for deadlines above all, does so in a process of its own, whose report comes last; 5: none was chosen.
 test: torch-for-tests ## run the tests once: unit, screen, terminal, real programs, budget, GPU: up to twelve minutes
 	@export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1; \
-	$(BIN)/python -m pytest -p no:cacheprovider -m 'waits and not long' $(PYTEST) > .venv/waits.txt 2>&1 & beside=$$!; \
+	$(BIN)/python -m pytest -o cache_dir=.venv/waits -m 'waits and not long' $(PYTEST) > .venv/waits.txt 2>&1 & beside=$$!; \
 	trap "kill $$beside" INT TERM HUP; \
 	$(BIN)/python -m pytest -m 'not (waits or long)' $(PYTEST); others=$$?; \
 	wait $$beside; waits=$$?; cat .venv/waits.txt; \
