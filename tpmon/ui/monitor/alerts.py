@@ -14,7 +14,7 @@ from tpmon.model.gpu import GpuSample, GpuState, list_used
 from tpmon.model.host import CpuSample, MemorySample
 from tpmon.model.known import is_known
 from tpmon.model.text.job_words import name_verdict, say_confidence, say_job_stop, say_since_in_full
-from tpmon.model.units import format_bytes, format_moment, format_pct, format_seconds
+from tpmon.model.units import count_of, format_bytes, format_moment, format_pct, format_seconds
 from tpmon.ui.monitor.state import ViewState
 from tpmon.view.cards import card_ink, list_held
 from tpmon.view.layout import Ink
@@ -98,7 +98,7 @@ def tell_most(frame: Frame) -> tuple[str, Ink]:
     if target.state is TargetState.STOPPED:
         return say_job_stop(frame) or "stopped by a signal or a debugger", Ink.WARN
     if is_known(memory.oom_kills) and memory.oom_kills:
-        return f"{memory.oom_kills} processes killed: out of memory", Ink.BAD
+        return f"{count_of(memory.oom_kills, 'process', 'processes')} killed: out of memory", Ink.BAD
     cards = frame.gpus if is_known(frame.gpus) else ()
     for card in cards:
         # A lost card lists nobody; the fault of one that others use is not what tells most of this job.

@@ -192,7 +192,7 @@ STRANGE = make_gpu(2, xids=(79,), pids=())
         ({"cpu": POOLS}, "thread pools 7.1x the CPUs, waiting 82 %", Ink.WARN),
         ({"cpu": replace(POOLS, run_delay_ratio=0.1)}, "51 % of 8 CPUs", Ink.STRONG),
         ({"cpu": QUOTA}, "CPU quota throttles 50 % of periods", Ink.WARN),
-        ({"cpu": QUOTA, "memory": make_memory(oom_kills=1)}, "1 processes killed: out of memory", Ink.BAD),
+        ({"cpu": QUOTA, "memory": make_memory(oom_kills=1)}, "1 process killed: out of memory", Ink.BAD),
         ({"memory": make_memory(used_bytes=155 * GIB // 10)}, "memory 97 % of its limit", Ink.WARN),
         ({"gpus": CARDS}, "GPUs 40 to 96 % busy", Ink.STRONG),
         ({"gpus": (STRAY, make_gpu(3, sm_pct=96.0, processes=(WORK,)))}, "GPU 96 % busy", Ink.STRONG),
