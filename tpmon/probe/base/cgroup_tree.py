@@ -1,8 +1,8 @@
 """Find the control groups of a job: v1, v2 and both at once, seen from inside or outside a container.
 
-A group is found by subtracting the root field of the mount (/proc/self/mountinfo) from the path
-in /proc/PID/cgroup; cgroups(7), cgroup_namespaces(7). Groups above a container's namespace are
-invisible, so a limit that is read here is an upper bound there.
+A group's place is the path in /proc/PID/cgroup less the root field of its mount in /proc/self/mountinfo:
+cgroups(7), cgroup_namespaces(7). Groups above a container's namespace are invisible, so a limit that is read
+inside one is an upper bound.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ NOT_USED = Missing("no control groups are mounted here, and the job is in none")
 PATH_LENGTH = 60
 _FIRST_CGROUP_NAMESPACE = "cgroup:[4026531835]"  # PROC_CGROUP_INIT_INO of include/linux/proc_ns.h
 
-V2 = ""
-"""The name under which the path of the unified hierarchy stands among the controllers."""
+V2 = ""  # how the path of the unified hierarchy is keyed among the controllers
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Name one control group that can be read by directory and path; ``top`` is the uppermost in view."""
+    """Name one readable control group by directory and path; ``top`` is the uppermost in view."""
 
     version: int
     directory: str
@@ -55,10 +54,9 @@ class Group:
             directory, path = os.path.dirname(directory), os.path.dirname(path)
 
     def is_root(self) -> bool:
-        """Tell whether this is the root of the machine's hierarchy, which has no limits of its own.
+        """Tell whether this is the root of the machine's hierarchy, which has no limits; no container's is.
 
-        The root alone has release_agent (v1) and lacks cgroup.events (v2): CFTYPE_ONLY_ON_ROOT
-        and CFTYPE_NOT_ON_ROOT of kernel/cgroup/. A container's own root is no such root.
+        It alone has release_agent (v1) and lacks cgroup.events (v2): CFTYPE_*_ON_ROOT of kernel/cgroup/.
         """
         if self.version == 1:
             return os.path.exists(f"{self.directory}/release_agent")
@@ -69,7 +67,7 @@ class Group:
         return Group(self.version, self.top, "/", self.top).is_root()
 
     def label(self) -> str:
-        """Name the group for a person: its path, cut at the left, or the container's own."""
+        """Name the group for a person: its path, cut at the left, or the container or machine."""
         if self.path == "/":
             return "this machine" if self.is_root() else "this container"
         path = admit_text(self.path, 4 * PATH_LENGTH)
@@ -108,19 +106,16 @@ def parse_groups(text: str) -> dict[str, str]:
 def find_group(
     controller: str, paths: Sequence[str], mounts: Sequence[Mount], *, outermost: bool = True
 ) -> Known[Group]:
-    """Find the lowest common group of ``paths`` in the hierarchy of ``controller``.
-
-    ``outermost`` says that the path / is the machine's root, and not that of a container.
-    """
+    """Find the lowest common group of ``paths``; ``outermost``: / is the machine's root, no container's."""
     if not paths:
         return Missing("no control group of the job could be read")
     if not any(controller in mount.controllers for mount in mounts):
-        # What cannot be looked at can have any limit; only the root of the hierarchy has none.
+        # A hierarchy that is not mounted can set any limit; only its root has none.
         return NOT_USED if outermost and all(path == "/" for path in paths) else NOT_MOUNTED
     if any(".." in path.split("/") for path in paths):
         return OUTSIDE_VIEW
     common = os.path.commonpath(paths)
-    # The mount that shows most of the tree; of two at one place the later hides the earlier.
+    # Take the mount that shows most of the tree; of two at one place the later hides the earlier.
     best: Mount | None = None
     for mount in mounts:
         inside = mount.root in ("/", common) or common.startswith(mount.root + "/")
@@ -137,8 +132,7 @@ class JobGroups:
     """Hold the control group paths of the processes of a job, by controller."""
 
     def __init__(self, pids: Sequence[int], proc: str = "/proc") -> None:
-        self.paths: list[Mapping[str, str]] = []
-        """Of each process that was still there."""
+        self.paths: list[Mapping[str, str]] = []  # of each process that was still there
         for pid in pids:
             text = read_text(f"{proc}/{pid}/cgroup", errors="surrogateescape")
             state = read_text(f"{proc}/{pid}/stat", errors="surrogateescape").rpartition(") ")[2][:1]
@@ -164,5 +158,5 @@ class JobGroups:
 
 
 def in_first_namespace(proc: str) -> bool:
-    """Tell whether paths of control groups begin at the machine's root; without namespaces they do."""
+    """Tell whether control group paths begin at the machine's root; True without namespaces."""
     return read_or(True, lambda: os.readlink(f"{proc}/self/ns/cgroup") == _FIRST_CGROUP_NAMESPACE)

@@ -25,8 +25,7 @@ U = TypeVar("U")
 
 
 _READ_LIMIT = 1 << 20
-_CHUNK_BYTES = 1 << 16
-"""A read takes memory for all that it may return; the kernel gives of most files a page at a time."""
+_CHUNK_BYTES = 1 << 16  # a read allocates all that it may return, and most files come a page at a time
 
 
 def read_apart(read: Callable[[], T]) -> Known[T]:
@@ -51,10 +50,7 @@ def read_text(path: str, limit: int = 64 << 20, errors: str = "replace") -> str:
 
 
 def each_process(processes: Iterable[K], read: Callable[[K], T]) -> dict[K, Known[T]]:
-    """Call ``read`` for each process, or each other thing that may be odd by itself (a thread, a file).
-
-    One for which it raises OSError is left out: it is gone. Any other exception is its reason.
-    """
+    """Call ``read`` for each one; OSError leaves it out as gone, any other exception becomes its reason."""
     found: dict[K, Known[T]] = {}
     for one in processes:
         try:
@@ -75,8 +71,7 @@ _VARIABLES = 512
 _VALUE_BYTES = 4096
 _THREADS_LIMIT = 1024
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of include/linux/proc_ns.h
-CLOCK_STEP_S = 1.0
-"""How far the wall clock must move against the time since boot to have been set, and not just adjusted."""
+CLOCK_STEP_S = 1.0  # a wall clock that moves further against the time since boot was set, not adjusted
 _PF_KTHREAD = 0x00200000  # include/linux/sched.h
 
 _SHOWN = (
@@ -106,11 +101,10 @@ _PYTHON = re.compile(
 class StatLine:
     """Hold the fields of /proc/PID/stat that tpmon uses.
 
-    ``start_ticks`` is field 22, clock ticks since boot. ``wait_status`` is field 52: 0 while the
-    process lives, and also 0 for a reader without ptrace read permission. So is ``image``, field
-    28: where the stack begins, which is another place after each exec. ``kernel_ticks`` is field 15,
-    clock ticks of CPU inside the kernel. ``children_faults`` (cminflt) grows whenever a child is reaped,
-    and at no other time.
+    ``start_ticks`` (field 22) are clock ticks since boot, ``kernel_ticks`` (15) those of CPU inside the
+    kernel. ``wait_status`` (52) is 0 while the process lives. ``image`` (28) is where the stack begins, which
+    each exec changes. Both are 0 for a reader without ptrace read permission. ``children_faults`` (cminflt)
+    grows only when a child is reaped.
     """
 
     pid: int
@@ -132,10 +126,7 @@ class StatLine:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Hold the fields of /proc/PID/status that say whose process it is and what it is called inside.
-
-    ``ns_pids`` are its PIDs from our PID namespace inwards; one number means no container below us.
-    """
+    """Hold uid and PIDs of /proc/PID/status; ``ns_pids`` go inwards from ours: one is no container below."""
 
     thread_group: int
     uid: int
@@ -144,10 +135,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """Say which torch and which Python a process has mapped; empty text for none.
-
-    ``torch`` is the folder of libtorch, ``replaced`` that the file on disk is another one by now.
-    """
+    """Hold the mapped libtorch's folder and the Python, "" for none; ``replaced``: torch changed on disk."""
 
     torch: str
     replaced: bool
@@ -155,7 +143,7 @@ class Mapped:
 
 
 def is_python_name(path: str) -> bool:
-    """Tell whether a program file is an interpreter by its name."""
+    """Tell by its name whether a program file is an interpreter."""
     return os.path.basename(path).startswith(("python", "pypy"))
 
 
@@ -183,7 +171,7 @@ def parse_stat(data: bytes) -> StatLine:
     image = int(rest[25]) if len(rest) > 25 else 0
     kernel_ticks = int(rest[12])
     cpu_s = (int(rest[11]) + kernel_ticks) / TICKS_PER_S
-    # By position: with names it takes a quarter longer, and it is done for each process each second.
+    # By position, as names take a quarter longer: this runs for each process each second.
     return StatLine(
         int(data[:start]),
         parse_name(data[start + 1 : end]),
@@ -212,10 +200,7 @@ def read_stat(pid: int | str, proc: str = PROC) -> StatLine:
 
 
 def has_ended(state: str, threads: int) -> bool:
-    """Tell whether a process has ended by its stat line; a zombie whose other threads live has not.
-
-    Its first thread ended alone, or it was killed and another thread is stuck in the kernel.
-    """
+    """Tell whether a process has ended; a zombie with living threads has not: one may be stuck."""
     return state == "X" or (state == "Z" and threads < 2)
 
 
@@ -231,13 +216,13 @@ def read_table(proc: str = PROC) -> dict[int, StatLine]:
 
 
 def parse_cmdline(data: bytes) -> tuple[str, ...]:
-    """Split /proc/PID/cmdline; a title set by the process itself comes as one argument."""
+    """Split /proc/PID/cmdline; a title that the process set itself is one argument."""
     words = data.rstrip(b"\0").split(b"\0", _ARGUMENTS)[:_ARGUMENTS] if data else ()
     return tuple(word.decode(errors="replace") for word in words)
 
 
 def parse_environ(data: bytes) -> dict[str, str]:
-    """Pick the variables of interest out of /proc/PID/environ: the values at exec, not those set later."""
+    """Pick the variables of interest out of /proc/PID/environ: their values at exec, not later ones."""
     return {
         name.decode(): value[:_VALUE_BYTES].decode(errors="replace")
         for name, value in islice(_ENVIRON.findall(data), _VARIABLES)
@@ -245,7 +230,7 @@ def parse_environ(data: bytes) -> dict[str, str]:
 
 
 def parse_field(text: bytes, name: bytes) -> bytes:
-    """Return what stands behind "name:" in a file of such lines; b"" where there is no such line."""
+    """Return what follows "name:" in a file of such lines; b"" where there is no such line."""
     start = name + b":"
     return next((line[len(start) :].strip() for line in text.splitlines() if line.startswith(start)), b"")
 
@@ -303,20 +288,17 @@ def parse_name(data: bytes) -> str:
 
 
 def in_first_pid_namespace(proc: str = PROC) -> bool:
-    """Tell whether PIDs are the host's own here; in a container they are not."""
+    """Tell whether PIDs are the host's own here, unlike in a container."""
     return read_or(False, lambda: os.readlink(f"{proc}/self/ns/pid") == _FIRST_PID_NAMESPACE)
 
 
 def boot_time_s() -> float:
-    """Return the wall-clock time of boot, seconds since the epoch.
-
-    Not btime of /proc/stat, which lxcfs replaces in containers.
-    """
+    """Return the time of boot in epoch seconds; lxcfs replaces btime of /proc/stat in containers."""
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def follow_boot_time_s(before_s: float) -> float:
-    """Return ``before_s``, or the wall-clock time of boot where somebody has set the clock since."""
+    """Return ``before_s``, or the time of boot anew where the wall clock was set since."""
     now_s = boot_time_s()
     return now_s if abs(now_s - before_s) > CLOCK_STEP_S else before_s
 
@@ -327,7 +309,7 @@ def started_at(start_ticks: int, boot_s: float) -> datetime:
 
 
 def date_file(modified_s: float) -> Known[datetime]:
-    """Return the time of a file in local time; whoever owns it can set any year."""
+    """Return the time of a file in local time; Missing for a year out of range, which its owner can set."""
     try:
         return datetime.fromtimestamp(modified_s, tz=timezone.utc).astimezone()
     except (OSError, OverflowError, ValueError):
@@ -335,7 +317,7 @@ def date_file(modified_s: float) -> Known[datetime]:
 
 
 def read_exe(pid: int, proc: str) -> Known[str]:
-    """Read which program file runs; empty for a kernel thread or a zombie, OSError for one that is gone."""
+    """Read which program file runs; "" for a kernel thread or a zombie, OSError for one that is gone."""
     try:
         return os.readlink(f"{proc}/{pid}/exe").removesuffix(" (deleted)")
     except PermissionError as error:

@@ -1,10 +1,10 @@
-"""Run in daemon threads what can block: requests, steps that repeat, many reads at once, one with a deadline.
+"""Run what can block in daemon threads: requests, repeated steps, many reads at once, one with a deadline.
 
-A source that hangs ages; it never stops the loop, the screen or the exit: nobody joins its thread. The
-kernel may keep the process with it: ``supervisor`` ends the command.
+Nobody joins these threads, so a source that hangs never stops the loop, the screen or the exit. The kernel
+may keep the process for one; then ``supervisor`` ends the command.
 
-A container has a limit of threads of its own (pids.max of its control group), a user another one (ulimit -u).
-Who shares them with tpmon is held by them too: the job may fail at its next loader worker.
+Threads are limited per container (pids.max of its control group) and per user (ulimit -u). The job shares
+these limits, and may fail at its next loader worker.
 """
 
 from __future__ import annotations
@@ -33,39 +33,32 @@ T = TypeVar("T")
 K = TypeVar("K")
 A = TypeVar("A")
 
-OVERDUE_S = 5.0
-"""What a source said before is not shown for longer once it does not answer."""
-NICENESS = 10
-"""Of what packs a trace: the training beside it comes first."""
-UNGUARDED = "not read: "
-"""Begins the reason of a read that was not begun: the system let no thread be started for it."""
-_NO_THREAD = "can't start new thread"
-"""What CPython says, whatever the reason (Modules/_threadmodule.c)."""
+OVERDUE_S = 5.0  # after so long without an answer the last value of a source is no longer shown
+NICENESS = 10  # of what packs a trace: the training comes first
+UNGUARDED = "not read: "  # begins the reason of a read for which no thread could be started
+_NO_THREAD = "can't start new thread"  # CPython's words for any cause (Modules/_threadmodule.c)
 _MOST_FAILURES = 2
 
 
 class Pace(Enum):
-    """Name a pace; each probe says in its own numbers what that means."""
+    """Name a pace; each probe has its own numbers for it."""
 
     FULL = "full"
-    SHED = "shed"
-    """tpmon is over its own budget."""
-    SETTLED = "settled"
-    """The verdict has stood for a minute, and nothing begins to contradict it."""
+    SHED = "shed"  # tpmon is over its own budget
+    SETTLED = "settled"  # the verdict has stood for a minute, and nothing begins to contradict it
 
 
 def step_aside() -> None:
-    """Let tpmon never push a training thread off its CPU when it wakes up.
+    """Run as SCHED_BATCH: a fair share, but no preemption of a training thread on wake-up (sched(7)).
 
-    A SCHED_BATCH task has its fair share but does not preempt on wake-up (sched(7)). Threads and
-    children started later inherit it. Call before the first thread is started.
+    Threads and children started later inherit it, so call this before the first one starts.
     """
     with contextlib.suppress(OSError):  # a sandbox may refuse it; tpmon then runs as any program
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def step_back() -> None:
-    """Leave the CPUs to the training: this thread packs what was written, and then ends."""
+    """Lower the priority of this thread for good: it packs a trace, and the training comes first."""
     thread = threading.get_native_id()
     if os.getpriority(os.PRIO_PROCESS, thread) < NICENESS:
         os.setpriority(os.PRIO_PROCESS, thread, NICENESS)
@@ -82,7 +75,7 @@ def start_thread(name: str, run: Callable[[], object]) -> threading.Thread:
 
 
 def explain_limit(error: BaseException, proc: str = PROC) -> UsageError | None:
-    """Turn the failure to start a thread into what used the limit up; None for any other error."""
+    """Explain by a used-up limit why a thread could not be started; None for any other error."""
     if not isinstance(error, RuntimeError) or _NO_THREAD not in str(error):
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
@@ -96,7 +89,7 @@ def explain_limit(error: BaseException, proc: str = PROC) -> UsageError | None:
 
 
 def _describe_group_limit(proc: str) -> str:
-    """Say how full the fullest control group above tpmon is; "" where none with a limit may be seen."""
+    """Say how full the fullest control group above tpmon is; "" where no limit is in view."""
     group = JobGroups((os.getpid(),), proc).common("pids")
     found: list[tuple[int, str]] = []
     for one in group.lineage() if is_known(group) else ():
@@ -111,18 +104,16 @@ def _describe_group_limit(proc: str) -> str:
 
 
 class Worker(Generic[S]):
-    """Do one thing at a time in a daemon thread: a request, or a step again and again; nobody waits for it.
+    """Do one thing at a time in a daemon thread: a request, or a repeated step; nobody waits for it.
 
-    ``on_change`` is called, in any thread, when ``state`` has changed: how far the newest request is.
+    ``on_change`` is called, in any thread, when ``state`` (how far the newest request is) has changed.
     """
 
     def __init__(self, name: str) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self.stopped = threading.Event()
-        self.off = ""
-        """Why what repeats ended itself; "" while it works."""
-        self.failure: TpmonError | None = None
-        """What the newest request was refused with, for a command to end with."""
+        self.off = ""  # why a repeated step was given up; "" while it works
+        self.failure: TpmonError | None = None  # of the newest request, for a command to end with
         self._name = name
         self._lock = threading.RLock()
         self._state: Applicable[S] = NOT_APPLICABLE
@@ -136,16 +127,16 @@ class Worker(Generic[S]):
             return self._state
 
     def stop(self) -> None:
-        """Begin nothing any more, and end what repeats after the step it is in; never waits."""
+        """Begin nothing more, and end the repetition after the current step; never waits."""
         self.stopped.set()
         self._wake.set()
 
     def wake(self) -> None:
-        """Take the next step of what repeats now."""
+        """Take the next repeated step now."""
         self._wake.set()
 
     def change(self, make: Callable[[Applicable[S]], S]) -> None:
-        """Put what ``make`` makes of the state in its place."""
+        """Replace the state by what ``make`` returns for it."""
         with self._lock:
             self._state = make(self._state)
         self.on_change()
@@ -156,10 +147,11 @@ class Worker(Generic[S]):
         done: Callable[[Applicable[S], Known[T]], Applicable[S]],
         first: Applicable[S] = NOT_APPLICABLE,
     ) -> bool:
-        """Call ``work`` in the thread, unless it is busy or was stopped; tell whether it was begun.
+        """Call ``work`` in the thread unless it is busy or stopped; return whether it was begun.
 
-        The state is ``first`` meanwhile, and then what ``done`` makes of the last one and the answer, or
-        the reason of a failure that nobody foresaw. ``done`` is called under the lock.
+        The state is ``first`` meanwhile, then what ``done`` returns for the last state and the answer
+        (Missing after an unforeseen failure). ``done`` is called under the lock. UsageError where no thread
+        can be started.
         """
         with self._lock:
             if self.is_busy or self.stopped.is_set():
@@ -194,10 +186,10 @@ class Worker(Generic[S]):
         return True
 
     def repeat(self, step: Callable[[], float], failed: Callable[[str], float]) -> None:
-        """Call ``step`` until ``stop``, each after the seconds that the one before returned, or ``wake``.
+        """Call ``step`` until ``stop``; each call returns the seconds to the next, which ``wake`` cuts short.
 
-        ``failed`` gets the reason of a failure that nobody foresaw, and returns the seconds; the second in
-        a row is the last.
+        ``failed`` gets the reason of an unforeseen failure and returns the seconds; two in a row end the
+        loop.
         """
 
         def loop() -> None:
@@ -220,8 +212,7 @@ class Worker(Generic[S]):
 class Background(Generic[T]):
     """Call ``read`` every ``every_s`` seconds in one daemon thread and keep its newest value.
 
-    ``read`` may raise OSError (becomes Missing, retried). Two other failures in a row turn the
-    source off for good; its reason stays as Missing.
+    OSError becomes Missing and is retried. Two other failures in a row turn the source off, with the reason.
     """
 
     def __init__(self, name: str, read: Callable[[], T], every_s: float) -> None:
@@ -234,11 +225,11 @@ class Background(Generic[T]):
         self._begun_ns = 0  # of the read under way
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the thread."""
         self._worker.repeat(self._step, self._fail)
 
     def stop(self) -> None:
-        """Ask the thread to end after the read it is in; never waits."""
+        """End the thread after the current read; never waits."""
         self._worker.stop()
 
     @property
@@ -270,27 +261,22 @@ class Background(Generic[T]):
 
 
 class Turns(Generic[K, A]):
-    """Call ``work`` for several things at once, each in a daemon thread; who is late is left to itself.
-
-    ``work`` turns its failures into answers itself.
-    """
+    """Call ``work``, which must not raise, for several things at once, each in a thread that may be left."""
 
     def __init__(self, name: str, work: Callable[[K], A]) -> None:
         self._name = name
         self._work = work
         self._answers: queue.SimpleQueue[tuple[K, A]] = queue.SimpleQueue()
-        self.active: dict[K, float] = {}
-        """Whose answer is waited for, and until when (monotonic)."""
-        self.late: set[K] = set()
-        """Whose answer is not waited for any more and has not come."""
+        self.active: dict[K, float] = {}  # whose answer is awaited, and until when (monotonic seconds)
+        self.late: set[K] = set()  # given up, and still without an answer
 
     def begin(self, one: K, until_s: float) -> None:
-        """Begin the work for one."""
+        """Start the work for one."""
         self.active[one] = until_s
         start_thread(self._name, lambda: self._answers.put((one, self._work(one))))
 
     def give_up(self, end_s: float) -> list[K]:
-        """Wait no longer for those whose time is over, or for anyone after ``end_s``; return them."""
+        """Give up those whose time is over, or all after ``end_s``; return them."""
         now_s = time.monotonic()
         late = [one for one, until_s in self.active.items() if now_s >= min(until_s, end_s)]
         for one in late:
@@ -299,7 +285,7 @@ class Turns(Generic[K, A]):
         return late
 
     def wait(self, until_s: float) -> tuple[K, A] | None:
-        """Return the next answer in time; None where ``until_s`` comes before it, or one that is late."""
+        """Return the next answer before ``until_s``; None without one, or for one that was given up."""
         try:
             one, answer = self._answers.get(timeout=max(until_s - time.monotonic(), 0.001))
         except queue.Empty:
@@ -326,10 +312,7 @@ def read_all(name: str, reads: Sequence[tuple[Callable[[], A], float]], most: in
 
 
 def read_within(seconds: float, read: Callable[[], T]) -> Known[T]:
-    """Run ``read`` in a daemon thread of its own and wait at most ``seconds`` for it.
-
-    An OSError of it and a thread that the system refuses are Missing; any other exception is raised here.
-    """
+    """Run ``read`` in a daemon thread; Missing for OSError, no thread, no answer in time; else raise."""
     slot: list[T] = []
     failed: list[BaseException] = []
 
@@ -364,7 +347,7 @@ def find_silent(paths: Iterable[str], seconds: float) -> str:
 
 
 def _ask_file(path: str) -> bool:
-    """Ask for a file, or for the folder where it will be; True whatever it answers."""
+    """Read one byte of a file, or look at its folder where there is none; True whatever happens."""
     with contextlib.suppress(OSError, ValueError):
         if not os.path.lexists(path):
             os.stat(os.path.dirname(path) or os.curdir)

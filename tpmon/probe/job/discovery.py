@@ -1,6 +1,6 @@
 """Find the jobs among the processes of this machine, and how each was started: wrappers, the hook.
 
-The walk up ends at boundaries (``programs.Program``): what one person typed stays as many jobs as it was.
+The walk up ends at boundaries (``programs.Program``), so what a person started as two jobs stays two jobs.
 """
 
 from __future__ import annotations
@@ -42,14 +42,11 @@ from tpmon.probe.proc.suspended import read_freezer
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Hold the roots of each job, several where no launcher is above its ranks, and what may be jobs too."""
+    """Hold the roots of each job (several where no launcher is above its ranks) and what else may be jobs."""
 
-    roots: tuple[tuple[int, ...], ...]
-    """Of the jobs that have torch in at least one process, oldest first."""
-    denied: frozenset[int]
-    """May not be read by this user."""
-    unanswered: Mapping[int, str]
-    """Did not answer in time, or are too odd to be understood: why."""
+    roots: tuple[tuple[int, ...], ...]  # of the jobs with torch in at least one process, oldest first
+    denied: frozenset[int]  # this user may not read them
+    unanswered: Mapping[int, str]  # why: no answer in time, or not understood
 
 
 class FactCache:
@@ -99,7 +96,7 @@ class FactCache:
 
 
 def survey(cache: FactCache) -> Survey:
-    """Find the roots of all jobs, and the Python processes of which it could not be read whether they are."""
+    """Find the roots of all jobs, and the Python processes that may be jobs but could not be read."""
     table, proc = cache.table, cache.proc
     candidates = [pid for pid, stat in table.items() if _may_train(stat, proc)]
     cache.load({at for pid in candidates for at in ancestry(pid, table)})
@@ -126,7 +123,7 @@ def ancestry(pid: int, table: Mapping[int, StatLine]) -> Iterator[int]:
 
 
 def _may_train(stat: StatLine, proc: str) -> bool:
-    """Tell by what is cheap to read whether a process may be Python with torch of its own."""
+    """Tell by cheap readings whether a process may be Python with torch of its own."""
     if stat.kernel or has_ended(stat.state, stat.threads) or stat.name.startswith(WORKER_NAME):
         return False
     try:
@@ -137,10 +134,7 @@ def _may_train(stat: StatLine, proc: str) -> bool:
 
 
 def choose_root(pid: int, cache: FactCache) -> int | None:
-    """Walk up from ``pid``: the first launcher, else the highest Python process with torch that trains.
-
-    One that only started a launcher, or another program that trains, stands above the job.
-    """
+    """Return the first launcher above ``pid``, else the highest Python that trains, or starts what does."""
     highest: int | None = None
     chain = list(ancestry(pid, cache.table))
     cache.load(chain, deep=True)
@@ -158,10 +152,7 @@ def choose_root(pid: int, cache: FactCache) -> int | None:
 
 
 def _outermost(launcher: int, cache: FactCache) -> int:
-    """Climb from a launcher to the one that started it, when both are parts of one command.
-
-    mpirun stands above hydra_pmi_proxy or orted, deepspeed above deepspeed.launcher.launch.
-    """
+    """Climb to the launcher that started this one: mpirun above orted, deepspeed above its launch module."""
     fact = cache.get(launcher)
     for at in list(ancestry(launcher, cache.table))[1:]:
         above = cache.get(at)
@@ -176,8 +167,7 @@ def _outermost(launcher: int, cache: FactCache) -> int:
 
 ARGUMENT_CHARS = 200
 _MOST_REASONS = 3
-_READ_CHARS = 4000
-"""Secrets are looked for before the line is cut, so that none loses the name it is known by."""
+_READ_CHARS = 4000  # cut after secrets were looked for: one is recognised by the name before it
 
 _CARD = re.compile(r"/dev/nvidia(\d+)")
 
@@ -185,8 +175,8 @@ _CARD = re.compile(r"/dev/nvidia(\d+)")
 def list_jobs(proc: str = PROC) -> JobList:
     """List the jobs that have torch in at least one process, oldest first.
 
-    Of other users' it tells what the kernel shows to everybody, and how many processes may be jobs that it
-    does not show, that did not answer in time or are too odd.
+    Of other users' jobs it lists what the kernel shows everybody, and counts what may be jobs but was not
+    read.
     """
     table = read_table(proc)
     cache = FactCache(table, proc)
@@ -200,7 +190,7 @@ def list_jobs(proc: str = PROC) -> JobList:
         return summarize(job, proc)
 
     for (root, *_), answer in each_process(seen.roots, read).items():
-        if isinstance(answer, Missing):  # a job that could not be understood has a row with the reason
+        if isinstance(answer, Missing):  # a job that was not understood has a row with the reason
             fact, stat = cache.get(root), table[root]
             script, age_s = fact.program.label if fact else stat.name, _age_s(stat.start_ticks)
             found.append(JobSummary(root, "?", answer, script, answer, answer, answer, answer, age_s))
@@ -219,7 +209,7 @@ def summarize(job: Job, proc: str = PROC) -> JobSummary:
     """Reduce a job to its line of ``tpmon ps``."""
     roles = [member.role for member in job.members]
     ranks = [member.identity.pid for member in job.members if member.role is Role.RANK]
-    # Who is a rank, and whose worker a process is, stands in what may not be read.
+    # Only readable processes show who is a rank, and whose worker one is.
     denied = any(
         fact.python and fact.denied and not fact.stat.name.startswith(WORKER_NAME)
         for fact in job.facts.values()
@@ -239,7 +229,7 @@ def summarize(job: Job, proc: str = PROC) -> JobSummary:
 
 
 def read_state(job: Job, proc: str = PROC) -> JobState:
-    """Tell what the process table says of the ranks."""
+    """Read the state of the ranks from the process table."""
     states = {pid: fact.stat.state for pid, fact in job.facts.items() if _is_rank(job, pid)}
     if not states:
         return JobState.STARTING
@@ -249,7 +239,7 @@ def read_state(job: Job, proc: str = PROC) -> JobState:
 
 
 def find_arguments(job: Job) -> Known[str]:
-    """Return the arguments of the first rank, or of the root that multiprocessing ran; of ``-c`` the code."""
+    """Return the first rank's arguments, of the root where multiprocessing ran it; the code of ``-c``."""
     rank = next((pid for pid in job.parts if _is_rank(job, pid)), job.root.pid)
     if job.facts[rank].program.spawned:
         rank = job.root.pid
@@ -267,10 +257,7 @@ def _is_rank(job: Job, pid: int) -> bool:
 
 
 def count_cards(pids: Iterable[int], proc: str = PROC) -> Known[int]:
-    """Count the NVIDIA cards whose device files the processes hold open.
-
-    CUDA opens every card that it may see, so without CUDA_VISIBLE_DEVICES this is an upper bound.
-    """
+    """Count the NVIDIA cards that processes hold open: an upper bound, as CUDA opens all that it sees."""
     cards: set[str] = set()
     for pid in pids:
         try:
@@ -283,8 +270,7 @@ def count_cards(pids: Iterable[int], proc: str = PROC) -> Known[int]:
     return len(cards)
 
 
-_RUNTIME_11 = re.compile(r"/libcudart(-[0-9a-f]+)?\.so\.11(\.|$)")
-"""The runtime of CUDA 11, also as a wheel of torch names the one within it."""
+_RUNTIME_11 = re.compile(r"/libcudart(-[0-9a-f]+)?\.so\.11(\.|$)")  # also the one inside a wheel of torch
 
 
 def read_ancestors(pid: int, proc: str = PROC) -> list[list[str]]:
@@ -295,24 +281,23 @@ def read_ancestors(pid: int, proc: str = PROC) -> list[list[str]]:
 
 
 def uses_cuda(pid: int, proc: str = PROC) -> bool:
-    """Tell whether the driver's library is loaded: where it is not, CUDA was not begun with yet."""
+    """Tell whether the driver's library is loaded; without it CUDA has not begun."""
     return "/libcuda.so" in read_text(f"{proc}/{pid}/maps")  # the hook asks again from within
 
 
 def runs_cuda_11(pid: int, proc: str = PROC) -> bool:
     """Tell whether the runtime of CUDA 11 is loaded, by the name of its file."""
-    # Kineto of a process that cannot be read is asked for nothing.
+    # A process that cannot be read is not asked for kineto.
     return any(_RUNTIME_11.search(line.rstrip()) for line in read_text(f"{proc}/{pid}/maps").splitlines())
 
 
 def stays_slower(pid: int, proc: str = PROC) -> bool:
-    """Tell whether a profile may leave launches slower: with CUDA, where kineto was not told to detach."""
+    """Tell whether a profile may leave launches slower: with CUDA, unless kineto was told to detach."""
     detaches = "TEARDOWN_CUPTI=1" in read_text(f"{proc}/{pid}/environ").split("\0")
     return uses_cuda(pid, proc) and not detaches
 
 
-_EXPORT_MARK = b"PK\x01\x02", b"tpmon_awaits_torch.py"
-"""Of the directory at the end of the zip that ``tpmon hook export`` writes: an entry, and the name of one."""
+_EXPORT_MARK = b"PK\x01\x02", b"tpmon_awaits_torch.py"  # in the directory at the end of an exported zip
 _DIRECTORY_BYTES = 1 << 14
 _MOST_PLACES = 64
 _RESTART_CHARS = 2000
@@ -347,10 +332,9 @@ def _is_export(path: str, owner: Owner) -> bool:
 
 
 def write_restart(pid: int, proc: str = PROC) -> str:
-    """Write the line that starts a process again with the hook: its folder and its own arguments.
+    """Write the command that starts a process again with the hook, in its folder and as its user.
 
-    One with a secret or an escape sequence is not repeated on a terminal: then without them. A program of
-    another user is started as that user.
+    Without the process's own command where that holds a secret or an escape sequence, or is long.
     """
     unknown = call_as_owner(pid, proc=proc)
     words = read_text(f"{proc}/{pid}/cmdline", errors="surrogateescape").rstrip("\0").split("\0")
@@ -367,7 +351,7 @@ def write_restart(pid: int, proc: str = PROC) -> str:
 
 
 def _is_executable(word: str, folder: str, process: str) -> bool:
-    """Tell whether the first word of a process can be typed: a program may have put a title in its place."""
+    """Tell whether the first word is a program to be typed; a process may have put a title in its place."""
     if "/" in word:
         path = os.path.join(folder, word)
         return os.access(path, os.X_OK) or os.access(f"{process}/root{path}", os.X_OK)

@@ -1,7 +1,6 @@
-"""Word what happened to the members of a job and to tpmon: births, ends, changes.
+"""Describe what happened to the members of a job and to tpmon: births, ends, changes.
 
-The last process to go is often not the one to ask: loader workers outlive a killed rank by
-seconds and then leave with exit 0.
+The last process to go often says nothing: loader workers outlive a killed rank by seconds, then exit with 0.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from tpmon.probe.host.cgroup import HOST, CgroupReading
 from tpmon.probe.job.exit_status import UNSEEN, describe_end, name_signal
 from tpmon.probe.job.job import Member
 
-NAMED = 4
-"""More members than this that met the same fate in the same second are counted, not named."""
+NAMED = 4  # more members that met the same fate in the same second are counted, not named
 
 _REPLACED = {Role.RANK: "elastic restart", Role.WORKER: "epoch respawn"}
 _DISPOSABLE = frozenset((Role.WORKER, Role.COMPILE))
@@ -37,45 +35,42 @@ _NOUNS = {
 
 
 def standing_of(member: Member) -> tuple[object, ...]:
-    """Return what makes a member another one to a reader."""
+    """Return the fields whose change makes a member another one to a reader."""
     return (member.role, member.rank, member.worker, member.name, member.label)
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """Hold a member that ended, with its wait status where the kernel told it."""
+    """Hold a member that ended, with its wait status where the kernel gave it."""
 
     member: Member
     wait_status: Known[int]
-    oom_victim: bool = False
-    """Whether the kernel log says that it was killed for memory."""
+    oom_victim: bool = False  # the kernel log says that it was killed for memory
 
     @property
     def failed(self) -> bool:
-        """Tell whether it ended by itself in a bad way; SIGTERM comes from one that noticed another's end."""
+        """Tell whether it failed by itself; SIGTERM comes from a process that noticed another's end."""
         return is_known(self.wait_status) and self.wait_status not in (0, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Say how the members differ from the last look; ``changed`` got another role, number or name."""
+    """Hold how the members differ from the last call; ``changed`` have another role, number or name."""
 
     born: tuple[Member, ...] = ()
     gone: tuple[Departure, ...] = ()
     changed: tuple[Member, ...] = ()
-    root_runs: str = ""
-    """What the root of the job runs since it replaced itself by exec; "" when it did not."""
+    root_runs: str = ""  # what the root runs since it replaced itself by exec
 
 
-Named = Union[Member, ProcessSample]
-"""Says who a process is within its job."""
+Named = Union[Member, ProcessSample]  # who a process is within its job
 
 
 def describe_by_role(changes: Changes, *, oom_kills: int = 0) -> tuple[tuple[Role, str], ...]:
-    """Write one line for each thing that happened to launchers, ranks, workers and compile workers.
+    """Write a line for each thing that happened to launchers, ranks, workers and compile workers.
 
-    Workers that left and came in the same second are a respawn at the end of an epoch, ranks a restart; of
-    these only failures are named. Helpers have no line. ``oom_kills`` as in ``describe_end``.
+    Workers that left and came in the same second are a respawn at the end of an epoch, ranks a restart: only
+    their failures are named. ``oom_kills`` as in ``describe_end``.
     """
     told: list[tuple[Role, str]] = []
     for role in (Role.COMPILE, Role.WORKER, Role.RANK, Role.LAUNCHER):
@@ -104,7 +99,7 @@ def describe_by_role(changes: Changes, *, oom_kills: int = 0) -> tuple[tuple[Rol
 def describe_stops(
     stopped: Sequence[ProcessSample], resumed: Sequence[ProcessSample]
 ) -> tuple[tuple[Role, str], ...]:
-    """Say who was stopped by a signal or frozen and who runs again, by role; many at once are counted."""
+    """Say by role who was stopped or frozen and who runs again; more than ``NAMED`` are counted."""
     told: list[tuple[Role, str]] = []
     for role in (Role.WORKER, Role.RANK):
         held: dict[str, list[ProcessSample]] = {}
@@ -120,7 +115,7 @@ def describe_stops(
 
 
 def _owner(member: Member) -> object:
-    """Return what a replacement has in common with the replaced: the number of the rank."""
+    """Return what a replacement shares with the replaced: the number of the rank."""
     return member.rank if is_known(member.rank) else member.label
 
 
@@ -169,13 +164,10 @@ def _number(number: Applicable[int]) -> str:
     return str(number) if is_known(number) else "?"
 
 
-DYING_NS = 10_000_000_000
-"""Freeing hundreds of GB takes the kernel seconds."""
+DYING_NS = 10_000_000_000  # freeing hundreds of GB takes the kernel seconds
 OUTLIVED_NS = 2_400_000_000_000
-"""A job that goes on for 40 min after a failure does so without it: those that waited for the rank that
-failed have given up, which takes a collective of gloo 30 min and one of NCCL 10."""
-MOST_ENDS = 256
-"""A Frame names so many that ended in one second; a job of thousands ends at once."""
+"""A job that runs on 40 min after a failure survived it: gloo gives up waiting after 30 min, NCCL in 10."""
+MOST_ENDS = 256  # named in one Frame: a job of thousands may end in one second
 _FATAL = (Role.RANK, Role.WORKER)
 
 
@@ -187,7 +179,7 @@ class OomKills:
         self._told: tuple[int, int] | None = None
 
     def count_new(self, place: str, total: Known[int], now_ns: int) -> int:
-        """Return how many came since the last look at the same place, 0 at the first look."""
+        """Return how many are new since the last count of the same place; 0 at the first."""
         if not is_known(total):
             return 0
         before, self._before = self._before, (place, total)
@@ -200,7 +192,7 @@ class OomKills:
         return new
 
     def count_recent(self, now_ns: int) -> int:
-        """Return the kills whose victims may be ending now: they are counted before they are gone."""
+        """Return the kills whose victims may still be ending: a kill is counted before its victim is gone."""
         return self._told[1] if self._told is not None and now_ns - self._told[0] < DYING_NS else 0
 
 
@@ -231,15 +223,14 @@ class MemberEnds:
         self._first: Member | None = None
         self._first_how = ""
         self._first_ns = 0
-        self._newest_ticks = 0
-        """When the newest of the ranks that lived at the first failure was started."""
+        self._newest_ticks = 0  # start of the newest rank that lived at the first failure
         self._last_outcome = self._root_outcome = Outcome.UNKNOWN
         self._rank_outcomes: set[Outcome] = set()
 
     def add(
         self, changes: Changes, now_ns: int, *, living: Sequence[ProcessSample] = (), oom_kills: int = 0
     ) -> tuple[ProcessEnd, ...]:
-        """Note who ended, and return it; ``oom_kills`` as in ``describe_end``, ``now_ns`` is monotonic."""
+        """Record and return who ended; ``oom_kills`` as in ``describe_end``, ``now_ns`` is monotonic."""
         root_lived = not self._root_how
         if root_lived and self._first is not None and now_ns - self._first_ns > OUTLIVED_NS:
             self._first = None
@@ -252,35 +243,32 @@ class MemberEnds:
                 self._newest_ticks = max(_started(living), default=0)
             self._last_how, self._last_outcome = end.how, end.outcome
         if any(one.role is Role.RANK for one in changes.born):
-            self._rank_outcomes.clear()  # a rank that was born since begins anew
+            self._rank_outcomes.clear()  # a rank that was born since starts afresh
         self._rank_outcomes |= {end.outcome for end in ends if end.role is Role.RANK}
         if self._first is not None and self._went_on(self._first, changes, living):
             self._first = None
         return tuple(end for end in ends if end.role is not Role.HELPER)[:MOST_ENDS]
 
     def _went_on(self, first: Member, changes: Changes, living: Sequence[ProcessSample]) -> bool:
-        """Tell whether the job goes on without ``first``: with another in its place, or all ranks anew.
-
-        After an elastic restart over several hosts the ranks of this one may have other numbers.
-        """
+        """Tell whether ``first`` was replaced, or all ranks: an elastic restart may give other numbers."""
         if any((one.role, one.rank) == (first.role, first.rank) for one in changes.born):
             return True
         return min(_started(living), default=0) > max(self._newest_ticks, first.identity.start_ticks)
 
     @property
     def ranks_outcome(self) -> Outcome:
-        """Say how the ranks that are gone ended: badly if one of them did."""
+        """Say how the ranks that are gone ended: failed if one of them did."""
         if Outcome.FAILED in self._rank_outcomes:
             return Outcome.FAILED
         return Outcome.WELL if self._rank_outcomes == {Outcome.WELL} else Outcome.UNKNOWN
 
     @property
     def outcome(self) -> Outcome:
-        """Say whether the job ended well: by its root, else by a rank or worker that failed before."""
+        """Say how the job ended: by its root, else by a rank or worker that failed before."""
         outcome = self._root_outcome if self._root_how else self._last_outcome
         if outcome is Outcome.UNKNOWN and self._first is not None:
             return Outcome.FAILED
-        # Loader workers that outlive the rest leave with exit 0 and tell nothing of the job.
+        # Loader workers that outlive the rest exit with 0, which says nothing of the job.
         return outcome if self._root_how or outcome is Outcome.FAILED else Outcome.UNKNOWN
 
     def describe(self) -> str:
@@ -319,7 +307,7 @@ def describe_attach(pid: int, ranks: int, workers: int, taken: datetime) -> Even
 
 
 class EventTracker:
-    """Turn what differs from the last Frame into events; remembers who ended and how."""
+    """Turn differences from the last Frame into events, and remember who ended and how."""
 
     def __init__(self, root: Identity) -> None:
         self._oom_kills = OomKills()
@@ -327,7 +315,7 @@ class EventTracker:
         self._last_ends: tuple[ProcessEnd, ...] = ()
         self._told_shedding = self._attached = False
         self._stopped: frozenset[tuple[int, int]] = frozenset()
-        # PID and start of those that were stopped: plain tuples, this runs over every process each second.
+        # PID and start of the stopped, as plain tuples: this runs over every process each second.
 
     def tell(
         self,
@@ -339,10 +327,10 @@ class EventTracker:
         processes: Sequence[ProcessSample] = (),
         others: Iterable[Event] = (),
     ) -> tuple[Event, ...]:
-        """Return the events of one second, also ``others`` of other sources, the most important last."""
+        """Return the events of one second with ``others`` of other sources, the most important last."""
         kills = self._oom_kills.count_new(group.memory_source, group.oom_kills, now_ns)
         host_wide = group.memory_source == HOST
-        # others' may be among those of the machine
+        # others' kills may be among those of the machine
         own_kills = 0 if host_wide else self._oom_kills.count_recent(now_ns)
         self._last_ends = self.ends.add(changes, now_ns, living=processes, oom_kills=own_kills)
         told = [*describe_by_role(changes, oom_kills=own_kills), *self._list_stops(processes)]
@@ -361,7 +349,7 @@ class EventTracker:
     def list_own(
         self, taken: datetime, target: Target, gpu_events: Sequence[str], *, shedding: bool
     ) -> list[Event]:
-        """Return what tpmon says of itself and of the cards: what it reads less of, that it attached."""
+        """Return the events of tpmon itself and the cards: what it reads less often, that it attached."""
         events = [Event(taken, EventKind.GPU, text) for text in gpu_events]
         if self._told_shedding != shedding:
             self._told_shedding = shedding
@@ -373,7 +361,7 @@ class EventTracker:
 
     @property
     def last_ends(self) -> Applicable[tuple[ProcessEnd, ...]]:
-        """Return who ended in the second that was told last; not applicable where nobody did."""
+        """Return who ended in the last second; not applicable for nobody."""
         return self._last_ends or NOT_APPLICABLE
 
     def _list_stops(self, processes: Sequence[ProcessSample]) -> tuple[tuple[Role, str], ...]:
@@ -390,5 +378,5 @@ class EventTracker:
 
 
 def _is_stopped(process: ProcessSample) -> bool:
-    """Tell whether a signal or a freezer stopped a process; a debugger may only look, for a moment."""
+    """Tell whether a signal or a freezer stopped a process; a debugger may stop it for a moment only."""
     return process.state == "T" or is_known(process.frozen)

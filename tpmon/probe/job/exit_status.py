@@ -30,23 +30,17 @@ UNSEEN = "ended (exit status not visible to tpmon)"
 _PIDFD_GET_INFO = 0xC040FF0B
 _PIDFD_INFO_SIZE = 64
 _PIDFD_INFO_EXIT = 1 << 3
-_PIDFD_OPEN = 434
-"""include/uapi/asm-generic/unistd.h; the same number on every machine that tpmon runs on."""
+_PIDFD_OPEN = 434  # include/uapi/asm-generic/unistd.h; the same on every machine that tpmon runs on
 _KILLED = re.compile(rb"^[0-7],\d+,(\d+),[^;]*;[^\n]*(?:Killed|Kill) process (\d+)", re.MULTILINE)
 _KERNEL_RECORDS = 20_000
 _RECORD_BYTES = 8192
 KMSG = "/dev/kmsg"
-RECENT_S = 60.0
-"""How far back the kernel log is read for an end that was seen just now."""
-_DRIFT_RATIO = 1e-4
-"""100 ppm: what the clock of printk and a CLOCK_MONOTONIC that NTP steers drift apart at most."""
+RECENT_S = 60.0  # how far back the kernel log is read for an end that was seen just now
+_DRIFT_RATIO = 1e-4  # 100 ppm: most drift between printk's clock and a CLOCK_MONOTONIC steered by NTP
 
 
 def open_pidfd(pid: int) -> int:
-    """Open a descriptor that tells when a process ends; -1 where there is none.
-
-    Pythons that were built on an old system (conda, uv) have no os.pidfd_open, whatever kernel runs.
-    """
+    """Open a pidfd, -1 for none; Pythons built on an old system (conda, uv) lack os.pidfd_open."""
     # None: gone, older than Linux 5.3, forbidden in a container, or no descriptor left.
     return read_or(-1, lambda: os.pidfd_open(pid) if hasattr(os, "pidfd_open") else _call_pidfd_open(pid))
 
@@ -61,10 +55,7 @@ def _call_pidfd_open(pid: int) -> int:
 
 
 def read_wait_status(identity: Identity, pidfd: int, proc: str = PROC) -> Known[int]:
-    """Read the wait status of a process that has ended, as waitpid(2) would give it to its parent.
-
-    Of a zombie it is field 52 of its stat line; else ``pidfd`` tells, opened before the end (-1 for none).
-    """
+    """Read the wait status of an ended process: a zombie's field 52, else by a ``pidfd`` opened before."""
     try:
         stat = read_stat(identity.pid, proc)
         if stat.start_ticks == identity.start_ticks and stat.state in "ZX":
@@ -93,10 +84,7 @@ def name_signal(number: int) -> str:
 
 
 def describe_end(wait_status: Known[int], *, oom_victim: bool = False, oom_kills: int = 0) -> str:
-    """Say how a process ended: "exit 1", "SIGKILL; OOM killer (kernel log)", or that nobody told.
-
-    ``oom_kills`` is by how much oom_kill of the job's control group grew since the last look.
-    """
+    """Say how a process ended, such as "exit 1"; ``oom_kills``: new ones in the job's control group."""
     counted = "; OOM kill counted in its control group" if oom_kills else ""
     if not is_known(wait_status):
         return UNSEEN + counted
@@ -116,8 +104,8 @@ def read_oom_victims(
 ) -> frozenset[int]:
     """List the PIDs that the kernel log says were killed for memory in the last ``recent_s``.
 
-    Nothing corrects the clock of its stamps: the longer the machine is up, the longer that time. None in a
-    container: the log has the host's numbers. About 1 us of CPU a record, at most 20,000.
+    The clock of its stamps drifts, so a long uptime extends ``recent_s``. None in a container: the log has
+    the host's PIDs. About 1 us of CPU a record, at most 20,000.
     """
     victims: set[int] = set()
     now_s = time.monotonic() if now_s is None else now_s
@@ -145,24 +133,21 @@ def read_oom_victims(
 
 
 def parse_oom_victims(record: bytes, since_s: float) -> list[int]:
-    """Parse records of /dev/kmsg: "priority,number,microseconds since boot,flags;text".
-
-    Priorities from 8 on are user space's own words. Source: Documentation/ABI/testing/dev-kmsg.
-    """
+    """Parse records of /dev/kmsg (Documentation/ABI/testing/dev-kmsg); priorities from 8 on are users'."""
     return [
         int(victim.group(2)) for victim in _KILLED.finditer(record) if int(victim.group(1)) / 1e6 >= since_s
     ]
 
 
 def find_dead(parents: Container[int], proc: str = PROC, kmsg: str = KMSG) -> tuple[DeadChild, ...]:
-    """List the children of ``parents`` that ended badly and are still there because nobody asked."""
+    """List the children of ``parents`` that ended badly and were not reaped."""
     dead = [
         stat
         for stat in read_table(proc).values()
         if has_ended(stat.state, stat.threads) and stat.parent in parents and stat.wait_status
     ]
     killed = [stat for stat in dead if stat.wait_status & 0x7F == signal.SIGKILL]
-    # The kernel log tells of them since the oldest began: before, their numbers were others'.
+    # Only log entries since the oldest one began: before, their PIDs were others'.
     age_s = (now_ticks() - min((one.start_ticks for one in killed), default=0)) / TICKS_PER_S
     victims = read_oom_victims(kmsg, recent_s=max(RECENT_S, age_s)) if killed else frozenset[int]()
     ends = {one.pid: describe_end(one.wait_status, oom_victim=one.pid in victims) for one in dead}

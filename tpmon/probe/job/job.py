@@ -42,7 +42,7 @@ _NUMBERS = re.compile(r"(\d+)\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Name the thread of a training loop; ``said`` is the number that py-spy gives it."""
+    """Name the thread of a training loop; ``said`` is the number that py-spy has for it."""
 
     thread: LoopThread
     said: int
@@ -63,30 +63,24 @@ class Member:
     label: str
     started: datetime
     environment: Known[tuple[EnvironmentSetting, ...]]
-    loop: Applicable[Loop] = NOT_APPLICABLE
-    """The thread of its training loop, where that is not the main one."""
-    is_loop_told: bool = False
-    """Whether its stacks told which thread it is."""
+    loop: Applicable[Loop] = NOT_APPLICABLE  # where the training loop is not in the main thread
+    is_loop_told: bool = False  # its stacks have shown which thread that is
 
     @property
     def loop_tid(self) -> int:
-        """Return the number of the thread that runs the training loop."""
+        """Return the TID of the thread that runs the training loop."""
         return self.loop.thread.tid if is_known(self.loop) else self.identity.pid
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Hold a training job: its root, its members oldest first, and what they have in common.
-
-    ``remark`` says how the asked PID was understood when it was not taken as it stands.
-    """
+    """Hold a job, its members oldest first; ``remark``: how a PID was understood that was not taken as is."""
 
     root: Identity
     asked_pid: int
     members: tuple[Member, ...]
     script: str
-    uid: int
-    """Of the first rank: what stands above it can be root's, such as slurmstepd."""
+    uid: int  # of the first rank: what is above it can be root's, such as slurmstepd
     user: str
     start: datetime
     world_size: Applicable[int]
@@ -95,7 +89,7 @@ class Job:
     python_version: Known[str]
     remark: str
     facts: Mapping[int, Facts] = field(repr=False, compare=False)
-    """What each process said, shells between the members included; ``Membership`` keeps it up to date."""
+    """Of each process, also of shells between the members; ``Membership`` keeps it up to date."""
     parts: Mapping[int, RolePart] = field(repr=False, compare=False)
 
 
@@ -120,10 +114,7 @@ def assemble_job(
     strays: Sequence[int] = (),
     remark: str = "",
 ) -> Job:
-    """Read the members of the job under ``root`` and tell their parts; OSError when it is gone.
-
-    ``strays`` are its ranks that stand beside the root, because no launcher is above them.
-    """
+    """Read the job of ``root`` and of ``strays``, ranks beside it with no launcher; OSError if it is gone."""
     pids = [pid for top in (root, *strays) for pid in find_descendants(top, table)]
     facts = read_facts_of((table[pid] for pid in pids), proc)
     if root not in facts:
@@ -158,7 +149,7 @@ def assemble_job(
 
 
 def make_member(fact: Facts, part: RolePart, boot_s: float) -> Member:
-    """Join what a process says of itself with its part in the job."""
+    """Join what a process says of itself with its part."""
     stat = fact.stat
     return Member(
         identity=Identity(stat.pid, stat.start_ticks),
@@ -176,7 +167,7 @@ def make_member(fact: Facts, part: RolePart, boot_s: float) -> Member:
 
 
 def pick_settings(environ: Known[Mapping[str, str]]) -> Known[tuple[EnvironmentSetting, ...]]:
-    """Pick the variables that change training speed, by name; what may be a secret is hidden."""
+    """Pick the variables that affect training speed, by name; possible secrets are hidden."""
     if isinstance(environ, Missing):
         return environ
     return tuple(
@@ -192,7 +183,7 @@ def find_script(parts: Mapping[int, RolePart], default: str) -> str:
 
 
 def find_world_size(parts: Iterable[RolePart]) -> Applicable[int]:
-    """Return the largest world size that a rank tells."""
+    """Return the largest world size among the ranks."""
     sizes = [part.world_size for part in parts if part.role is Role.RANK]
     known = [size for size in sizes if is_known(size)]
     if known:
@@ -201,7 +192,7 @@ def find_world_size(parts: Iterable[RolePart]) -> Applicable[int]:
 
 
 def find_rank_source(parts: Iterable[RolePart]) -> str:
-    """Say how the ranks were told, each way once."""
+    """Say how the ranks were recognised, each way once."""
     sources = dict.fromkeys(part.source for part in parts if part.role is Role.RANK)
     return ", ".join(sources) or "no rank yet"
 
@@ -230,7 +221,7 @@ def read_torch_version(facts: Iterable[Facts], proc: str = PROC) -> Known[str]:
 
 
 def names_workers(version: Known[str]) -> bool:
-    """Tell whether this torch names its loader workers; an unknown version is taken for a recent one."""
+    """Tell whether this torch names its loader workers; an unknown version counts as recent."""
     numbers = _NUMBERS.match(version) if isinstance(version, str) else None
     return numbers is None or tuple(map(int, numbers.groups())) >= NAMED_WORKERS_SINCE
 
@@ -247,7 +238,7 @@ def read_owner(root: int, parts: Mapping[int, RolePart], facts: Mapping[int, Fac
 
 @lru_cache(maxsize=256)
 def user_name(uid: int) -> str:
-    """Return the name of a user, or the number where it has none or its directory does not answer."""
+    """Return the name of a user, or the number where there is none or no answer."""
     try:
         entry = read_within(_NAME_S, partial(pwd.getpwuid, uid))
     except KeyError:

@@ -1,7 +1,7 @@
-"""Tell which thread of a process runs the training loop: the main one, unless that only waits for another.
+"""Find the thread of a process that runs the training loop, where the main one only waits for it.
 
-Ray Train and Ray Tune, wandb.agent, and training behind a button of a web page run the loop in a
-thread. What is read of a rank's main thread is then read of that thread.
+Ray Train and Ray Tune, wandb.agent, and training behind a button of a web page use such a thread; what is
+read of a rank's main thread is then read of it.
 """
 
 from __future__ import annotations
@@ -24,21 +24,17 @@ from tpmon.probe.base.procread import PROC, read_file
 from tpmon.probe.job.job import Loop, Member
 from tpmon.probe.proc.threads import number_stacks
 
-MAIN_S = 120.0
-"""A main thread that trained so lately still does: it waits for a batch that another thread fetches."""
+MAIN_S = 120.0  # a main thread that trained so lately may wait for a batch that another thread fetches
 QUIET_SAMPLES = 2
-"""Looks at a main thread that must show no training before another thread may be the loop: with many
-ranks they are minutes apart."""
+"""Samples of the main thread without training before another may be the loop; of many ranks minutes apart."""
 
 
 class _Trains(IntEnum):
     """Say how surely a frame is of a training loop."""
 
     NO = 0
-    COMPUTES = 1
-    """A model is called, which a server or an actor does too."""
-    MAYBE = 2
-    """A thread that prefetches batches or saves a checkpoint may show it too."""
+    COMPUTES = 1  # a model is called, as in a server or an actor
+    MAYBE = 2  # a thread that prefetches batches or saves a checkpoint may show it too
     YES = 3
 
 
@@ -62,9 +58,9 @@ _WAITS_FOR_THREAD = {
     "ray/_private/worker.py": frozenset(("main_loop",)),
     "gradio/blocks.py": frozenset(("block_thread",)),
 }
-"""Functions in which a thread waits for others, by the end of their file's path; innermost."""
+"""Functions in which a thread waits for others, innermost, by the end of the file's path."""
 _ASKS_THREAD = ("ray/train/_internal/session.py", "get_next")
-"""It waits at a queue for what the thread of the loop reports: the actor of Ray Train v1 and of Ray Tune."""
+"""Waits at a queue for what the loop's thread reports: the actor of Ray Train v1 and Ray Tune."""
 _EXIT = ("threading.py", "_shutdown")
 _POOL_WAITS = (("concurrent/futures/thread.py", "_worker"), ("queue.py", "get"), ("threading.py", "wait"))
 _OF_LIBRARIES = re.compile(r"/lib/python3|/site-packages/|/dist-packages/|^<frozen")
@@ -86,7 +82,7 @@ def _weigh(file: str, function: str) -> _Trains:
 
 
 def _trains(stacks: Iterable[StackCount], tid: int) -> _Trains:
-    """Say how surely a thread trains by all of its stacks."""
+    """Say how surely a thread trains, by all of its stacks."""
     return max(
         (_weigh(frame.file, frame.function) for one in stacks if one.tid == tid for frame in one.frames),
         default=_Trains.NO,
@@ -94,7 +90,7 @@ def _trains(stacks: Iterable[StackCount], tid: int) -> _Trains:
 
 
 def _rests(frames: Sequence[StackFrame]) -> bool:
-    """Tell whether a thread waits for another one, and not for what one hands over, nor for the exit."""
+    """Tell whether a thread waits for another one, but not for data from it, nor at the exit."""
     if any(_is_at(frame, *_EXIT) for frame in frames):
         return False
     if any(_is_at(frame, *_ASKS_THREAD) for frame in frames):
@@ -106,7 +102,7 @@ def _rests(frames: Sequence[StackFrame]) -> bool:
 
 
 def _is_unused(stacks: Sequence[StackCount], tid: int) -> bool:
-    """Tell whether a thread waits in a pool for its next task, and does nothing of the program's."""
+    """Tell whether a thread waits in a pool for its next task, and runs nothing of the program."""
     own = [one.frames for one in stacks if one.tid == tid and one.frames]
     return bool(own) and all(
         any(_is_at(frames[-1], *place) for place in _POOL_WAITS)
@@ -116,11 +112,11 @@ def _is_unused(stacks: Sequence[StackCount], tid: int) -> bool:
 
 
 def find_loop(stacks: Sequence[StackCount], pid: int, *, sure: bool = False) -> StackCount | None:
-    """Return a stack of the thread that trains in the main one's place; None where the main one does. Pure.
+    """Return a stack of the thread that trains instead of the main one, None where the main one does. Pure.
 
-    ``stacks`` are of one process, the main thread's under its ``pid``. An optimizer's step or a backward in
-    another thread tells, while the main one shows nothing of a training; a loader or a collective only
-    where the main thread waits for another, and not at all when it must be ``sure``.
+    ``stacks`` are of one process, the main thread's under ``pid``. While that one shows no training, an
+    optimizer step or a backward in another thread decides; a loader or a collective only where the main
+    thread waits for another, and never when it must be ``sure``.
     """
     main = [one for one in stacks if one.tid == pid and one.frames]  # one without was torn while it was read
     if not main or _trains(main, pid):
@@ -140,13 +136,11 @@ def find_loop(stacks: Sequence[StackCount], pid: int, *, sure: bool = False) -> 
 
 @dataclass(slots=True)
 class _Seen:
-    """Remember of one process which thread its stacks told."""
+    """Hold what the stacks of one process have shown of its loop."""
 
     loop: Applicable[Loop] = NOT_APPLICABLE
-    main_ns: Applicable[int] = NOT_APPLICABLE
-    """When the main thread was last seen to train, if ever."""
-    quiet_samples: int = 0
-    """Looks at the main thread since then."""
+    main_ns: Applicable[int] = NOT_APPLICABLE  # when the main thread was last seen to train
+    quiet_samples: int = 0  # of the main thread since then
 
     @property
     def is_told(self) -> bool:
@@ -168,10 +162,10 @@ class LoopThreads:
         self._lock = threading.Lock()
         self._seen: dict[Identity, _Seen] = {}
         self._marked: tuple[Sequence[Member], tuple[Member, ...]] = ((), ())
-        """The members of the last call, and what was returned."""
+        """The members of the last call, and the answer."""
 
     def learn(self, identity: Identity, stacks: Sequence[StackCount], now_ns: int) -> int:
-        """Learn from stacks of a process, and return under which number its loop stands in them."""
+        """Learn from stacks of a process; return the number of its loop's thread in them."""
         with self._lock:
             seen = replace(self._seen.get(identity) or _Seen())
         before = (seen.loop, seen.is_told)
@@ -187,7 +181,7 @@ class LoopThreads:
         if is_known(loop):
             own = _trains(stacks, loop.said)
             unused = own is _Trains.NO and _is_unused(stacks, loop.said)
-            # Before Python 3.11 a new thread may have the address by which py-spy called the old one.
+            # Before Python 3.11 py-spy gives an address, which a new thread may have taken over.
             lives = os.path.exists(f"{self._proc}/{pid}/task/{loop.thread.tid}")
             takes_over = main is _Trains.YES or (main is _Trains.MAYBE and own <= _Trains.COMPUTES)
             if lives and not unused and not takes_over and any(one.tid == loop.said for one in stacks):
@@ -203,18 +197,18 @@ class LoopThreads:
             seen.loop = read_loop(pid, found, self._proc)
 
     def tids(self) -> dict[Identity, int]:
-        """Return the threads of training loops that are no main threads."""
+        """Return the threads of training loops that are not main threads."""
         with self._lock:
             return {who: one.loop.thread.tid for who, one in self._seen.items() if is_known(one.loop)}
 
     def said(self, identity: Identity) -> int:
-        """Return the number that py-spy gives the thread of a process's loop."""
+        """Return the number that py-spy has for the thread of a process's loop."""
         with self._lock:
             seen = self._seen.get(identity)
         return seen.loop.said if seen is not None and is_known(seen.loop) else identity.pid
 
     def mark(self, members: tuple[Member, ...]) -> tuple[Member, ...]:
-        """Return all members of the job with their loops; the same tuple as long as nothing changes."""
+        """Return all members with their loops; the same tuple while nothing changes."""
         with self._lock:
             if not self._seen:
                 return members
@@ -225,7 +219,7 @@ class LoopThreads:
             return self._marked[1]
 
     def mark_some(self, members: Iterable[Member]) -> tuple[Member, ...]:
-        """Return some members, each with what is known of its loop."""
+        """Return some members with what is known of their loops."""
         with self._lock:
             return tuple(map(self._mark, members))
 
@@ -237,10 +231,7 @@ class LoopThreads:
 
 
 def read_loop(pid: int, stack: StackCount, proc: str = PROC) -> Applicable[Loop]:
-    """Read the kernel's number of a loop's thread; not applicable where it is gone or cannot be told.
-
-    Nor for a thread of autograd, in which a backward runs that another thread asked for.
-    """
+    """Read the TID of a loop; not applicable where it is gone, unknown or autograd's (another's backward)."""
     with suppress(OSError):
         here = {int(name) for name in os.listdir(f"{proc}/{pid}/task") if name.isdigit()}
         tid, _ = number_stacks(pid, (stack,), here, proc)[0]
@@ -250,7 +241,7 @@ def read_loop(pid: int, stack: StackCount, proc: str = PROC) -> Applicable[Loop]
 
 
 def describe_loops(members: Iterable[Member]) -> tuple[str, ...]:
-    """Say of which ranks the loop does not run in the main thread."""
+    """Describe the ranks whose loop is not in the main thread."""
     return tuple(
         f"{f'rank {one.rank}' if is_known(one.rank) else one.label} trains in its thread"
         f" {one.loop.thread.name} ({one.loop.thread.tid}): what is said of a main thread is said of that one"

@@ -1,8 +1,8 @@
 """Follow the members of one job: births, deaths, exec, respawned workers, restarted ranks.
 
 Each second it reads the children of each main thread through cached descriptors; every 5 s it looks at
-the processes that are new on this machine, for forks by other threads. A pidfd tells a death without
-polling and cannot be fooled by a reused PID.
+processes that are new on this machine, as other threads fork too. A pidfd shows a death without polling, and
+no reused PID can fool it.
 """
 
 from __future__ import annotations
@@ -64,13 +64,11 @@ class _Watched:
         self.facts = facts
         self.identity = Identity(facts.stat.pid, facts.stat.start_ticks)
         self.parent = facts.stat.parent
-        self.told: tuple[Facts, RolePart, int, float] | None = None
-        """What the member was made from."""
+        self.told: tuple[Facts, RolePart, int, float] | None = None  # what the member was made from
         self.children: bytes | None = None
         self.children_fd = -1
         self.pidfd = -1
-        self.has_room = False
-        """Whether it counts among those that may keep descriptors."""
+        self.has_room = False  # it counts among those that may keep descriptors
 
     def close(self) -> None:
         for fd in (self.children_fd, self.pidfd):
@@ -80,14 +78,12 @@ class _Watched:
 
 
 class Membership:
-    """Keep the members of a job up to date; one thread owns it."""
+    """Keep the members of a job up to date; one thread owns it.
+
+    Only as many members as ``shares`` allows (by default, a share of what is free now) keep descriptors open.
+    """
 
     def __init__(self, job: Job, proc: str = PROC, shares: Shares | None = None) -> None:
-        """Open descriptors for the members that ``find_job`` met; ``refresh`` does the rest.
-
-        Only as many members as ``shares`` allows have their own; the others' files are opened for
-        each look. By default it is a share of the descriptors that are free now.
-        """
         self._proc = proc
         self._room = (shares or read_shares()).members
         self.job = job
@@ -114,10 +110,7 @@ class Membership:
         return self.job.members
 
     def refresh(self, now_ns: int, loops: Mapping[Identity, int] = MappingProxyType({})) -> Changes:
-        """Look who was born, ended or changed since the last call.
-
-        ``loops`` are the threads of training loops that are no main threads: they start the loader workers.
-        """
+        """Find who was born, ended or changed since the last call; ``loops`` start the loader workers."""
         slow = not self._slow_ns or now_ns - self._slow_ns >= SCAN_EVERY_NS
         self._slow_ns = now_ns if slow else self._slow_ns
         ended = self._find_ended()
@@ -156,7 +149,7 @@ class Membership:
             self._by_pidfd[watched.pidfd] = pid
 
     def _find_ended(self) -> list[_Watched]:
-        """List the members that have ended; a zombie has."""
+        """List the members that have ended."""
         ended = [self._watched[self._by_pidfd[fd]] for fd, _ in self._poll.poll(0)]
         for pid, watched in self._watched.items():
             if watched.pidfd < 0 and self._has_ended(pid, watched.identity):
@@ -171,10 +164,10 @@ class Membership:
         return has_ended(stat.state, stat.threads) or stat.start_ticks != identity.start_ticks
 
     def _settle(self, ended: list[_Watched], *, slow: bool, retry: bool) -> bool:
-        """Look again at members that may have become something else; True when one has.
+        """Read again the members that may have become something else; True when one has.
 
-        These are the young, the children of those that ended, and every 5 s all. One whose PID is another
-        process's is added to ``ended``. ``retry`` reads again what did not answer.
+        These are the young, the children of those that ended and, when ``slow``, all. One whose PID another
+        process has by now is added to ``ended``. ``retry`` reads again what did not answer.
         """
         dead = {watched.identity.pid for watched in ended}
         now = now_ticks()
@@ -205,7 +198,7 @@ class Membership:
         return moved
 
     def _bury(self, watched: _Watched) -> Departure | None:
-        """Stop to follow a process that ended; None when it was no member."""
+        """Stop following a process that ended; None when it was no member."""
         pid = watched.identity.pid
         wait_status = read_wait_status(watched.identity, watched.pidfd, self._proc)
         if watched.pidfd >= 0:
@@ -214,7 +207,7 @@ class Membership:
         watched.close()
         self._room += watched.has_room
         del self._watched[pid]
-        self._seen.discard(pid)  # its number may be another's by now, also under the same parent
+        self._seen.discard(pid)  # its PID may be reused by now, even under the same parent
         if (parent := self._watched.get(watched.facts.stat.parent)) is not None:
             parent.children = None
         part = self._parts.pop(pid, None)
@@ -270,7 +263,7 @@ class Membership:
         return not self._full_scan_ns or now_ns - self._full_scan_ns >= FULL_SCAN_EVERY_NS
 
     def _scan(self, now_ns: int) -> dict[int, StatLine]:
-        """Read the stat lines of processes that are new on this machine, once a minute of all."""
+        """Read the stat lines of processes that are new on this machine; of all once a minute."""
         full = self._is_full_scan_due(now_ns)
         pids = set(list_pids(self._proc))
         fresh = pids if full else pids - self._seen
@@ -281,7 +274,7 @@ class Membership:
         return {stat.pid: stat for stat in stats if stat is not None and not stat.kernel}
 
     def _recast(self, gone: list[Departure]) -> Changes:
-        """Tell all parts anew and compare with the last ones."""
+        """Assign all parts anew and compare them with the last ones."""
         facts = {pid: watched.facts for pid, watched in self._watched.items()}
         torch = self.job.torch_version
         if not is_known(torch):
@@ -330,7 +323,7 @@ class Membership:
         return replace(make_member(watched.facts, told[1], self._boot_s), parent=watched.parent)
 
     def _update_job(self, facts: dict[int, Facts], torch: Known[str]) -> None:
-        """Bring what is told from the members up to date; what no member tells any more stays."""
+        """Update what the members say of the job; what no member says any more stays."""
         members = tuple(self._members.values())
         job = replace(self.job, members=members, torch_version=torch, facts=facts)
         if any(part.role is Role.RANK for part in self._parts.values()):
@@ -373,7 +366,7 @@ class Membership:
 
 
 def _find_oom_victims(gone: list[Departure]) -> list[Departure]:
-    """Mark those that the kernel log says were killed for memory; it is read for SIGKILL alone."""
+    """Mark those that the kernel log says were killed for memory; it is read after a SIGKILL only."""
     if not any(each.wait_status == signal.SIGKILL and each.member.role is not Role.HELPER for each in gone):
         return gone
     victims = read_oom_victims()

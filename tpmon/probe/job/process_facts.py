@@ -1,8 +1,8 @@
 """Gather the cold facts of processes within deadlines, and the place of a rank from its environment.
 
-Of a process whose first thread has ended the kernel shows the state of that thread: "Z". Killed with a
-thread that is stuck in a driver or a file system, it stays so: it keeps its memory and its cards, and its
-parent cannot reap it. Its command line, maps and program file are told by a thread that lives.
+A process whose first thread has ended has that thread's state, "Z". Killed while another thread is stuck in a
+driver or a file system, it stays so: it keeps its memory and its cards, and its parent cannot reap it. A
+living thread shows its command line, maps and program file.
 """
 
 from __future__ import annotations
@@ -55,16 +55,14 @@ _PLACES = (
     ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", BY_MPI),
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", BY_SLURM),
 )
-"""Which variables tell the number of a rank, the one on its machine and how many there are."""
-_MOST_DIGITS = 6
-"""No job has a million ranks; what counts up to a number that others wrote must end."""
-_NO_STEP = 1 << 31
-"""Slurm gives the batch, extern and interactive steps numbers from 0xfffffff0 on (slurm.h)."""
+"""The variables of the rank, the rank on its machine and the world size."""
+_MOST_DIGITS = 6  # no job has a million ranks; counting up to a number from outside must end
+_NO_STEP = 1 << 31  # Slurm numbers batch, extern and interactive steps from 0xfffffff0 on (slurm.h)
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Hold the place in a process group that a launcher wrote into the environment of a rank."""
+    """Hold the place in a process group that a launcher wrote into a rank's environment."""
 
     rank: int | None
     local_rank: int | None
@@ -73,20 +71,17 @@ class RankPlace:
 
 
 def parse_count(text: str) -> int | None:
-    """Return a number that text of others says in ASCII digits; None for other text and absurd lengths."""
+    """Return the number that foreign text writes in ASCII digits; None for other text and absurd lengths."""
     return int(text) if len(text) <= _MOST_DIGITS and text.isascii() and text.isdecimal() else None
 
 
 def parse_place(environ: Mapping[str, str]) -> RankPlace | None:
-    """Read the place of a rank: torch's own names first, then Horovod's, MPI's and Slurm's.
-
-    Slurm's count only inside a numbered step: the batch script also carries SLURM_PROCID=0.
-    """
+    """Read a rank's place, torch's names first; Slurm's only in a numbered step: batch has SLURM_PROCID=0."""
     number = {name: count for name, value in environ.items() if (count := parse_count(value)) is not None}
     if number.get("SLURM_STEP_ID", _NO_STEP) >= _NO_STEP:
         number.pop("SLURM_PROCID", None)
     if "LOCAL_RANK" in number and not number.get("NODE_RANK"):
-        # Lightning starts its other ranks with LOCAL_RANK and NODE_RANK alone.
+        # Lightning starts its other ranks with only LOCAL_RANK and NODE_RANK.
         number.setdefault("RANK", number["LOCAL_RANK"])
     for rank, local_rank, world_size, source in _PLACES:
         if rank in number or (rank == "RANK" and local_rank in number):
@@ -104,8 +99,7 @@ IMPORT_S = 600.0
 _CHUNK = 32
 _CHUNK_S = 1.0
 _ALL_S = 3.0
-_MORE_S = 0.01
-"""For each process: a crowded machine answers in some milliseconds."""
+_MORE_S = 0.01  # for each process: a crowded machine answers in some milliseconds
 _MOST_S = 10.0
 
 
@@ -113,8 +107,8 @@ _MOST_S = 10.0
 class Facts:
     """Hold what one process says of itself, read once and again after exec.
 
-    ``environ`` holds only the variables of interest. ``mapped`` is read of Python processes alone,
-    ``thread_names`` of those that neither carry a rank nor name themselves workers.
+    ``environ`` has only the variables of interest. ``mapped`` is read of Python alone, ``thread_names`` of
+    processes without a rank or a worker's name.
     """
 
     stat: StatLine
@@ -133,7 +127,7 @@ class Facts:
 
     @property
     def program(self) -> Program:
-        """Tell what the program is by its name and command line."""
+        """Identify the program by its name and command line."""
         return identify(self.stat.name, self.argv)
 
     @property
@@ -155,13 +149,13 @@ class Facts:
 
     @property
     def unanswered(self) -> str:
-        """Say why the process was not read though it may be: no answer in time, or text nobody foresaw."""
+        """Say why a readable process was not read: no answer in time, or unforeseen text."""
         return self.environ.reason if isinstance(self.environ, Missing) and not self.denied else ""
 
     def is_stale(self, now: StatLine, age_s: float, *, retry: bool = False) -> bool:
         """Tell whether a process may have run another program or loaded torch since it was read.
 
-        One that was killed and is held by a thread shows an empty address space: what was read of it stands.
+        One that was killed but is held by a thread has an empty address space: what was read before stands.
         """
         if now.state in "ZX":
             return False
@@ -179,15 +173,12 @@ class Facts:
         return bool(now.image and self.stat.image) and now.image != self.stat.image
 
     def says_the_same(self, other: Facts) -> bool:
-        """Tell whether nothing that decides a part differs."""
+        """Tell whether nothing that decides the part differs."""
         return replace(self, stat=other.stat) == other and self.stat.name == other.stat.name
 
 
 def read_facts(stat: StatLine, proc: str = PROC, *, deep: bool = False) -> Facts:
-    """Read the cold facts of one process, OSError when it is gone; what this user may not read is Missing.
-
-    ``deep`` also looks for Python inside a program that is not named after it.
-    """
+    """Read the cold facts of one process; OSError when it is gone. ``deep``: find Python under any name."""
     pid = stat.pid
     argv = parse_cmdline(read_file(f"{proc}/{pid}/cmdline", 1 << 16))
     environ = _permitted(lambda: parse_environ(read_file(f"{proc}/{pid}/environ")))
@@ -201,7 +192,7 @@ def read_facts(stat: StatLine, proc: str = PROC, *, deep: bool = False) -> Facts
         if not isinstance(environ, dict) or "RANK" not in environ:
             names = read_thread_names(pid, proc)
     facts = Facts(stat, argv, environ, exe, mapped, names)
-    _ = facts.program, facts.place  # text that nobody foresaw fails here, where it costs one process alone
+    _ = facts.program, facts.place  # unforeseen text fails here, where it costs one process alone
     return facts
 
 
@@ -213,10 +204,9 @@ def read_all_facts(
     each_s: float = _CHUNK_S,
     all_s: float = 0.0,
 ) -> dict[int, Facts]:
-    """Read the facts of many processes with a deadline; those that are gone are left out.
+    """Read the facts of many processes within ``all_s``, else 10 s or less for few; the gone are left out.
 
-    Without ``all_s`` it is longer the more there are, within 10 s. One whose address space does not answer
-    keeps what needs none: its name, program file and thread names.
+    One whose address space does not answer keeps its name, program file and thread names.
     """
     by_pid = {stat.pid: stat for stat in stats}
     all_s = all_s or min(_MOST_S, _ALL_S + _MORE_S * len(by_pid))
@@ -241,7 +231,7 @@ def read_all_facts(
 
 
 _blocked: dict[str, dict[int, _Course[Facts]]] = {}
-"""By the folder of /proc, the readings that were left behind: each holds a thread and a descriptor."""
+"""By the folder of /proc: readings that were left behind, each with a thread and a descriptor."""
 
 
 def read_each(
@@ -254,9 +244,9 @@ def read_each(
 ) -> dict[int, Known[T]]:
     """Call ``read`` for each PID in a daemon thread and go on without those that block.
 
-    A PID for which it raised OSError is gone and left out; any other exception is its reason. One that kept
-    32 reads from ending within ``each_s`` is Missing, and what is left when ``all_s`` are over. For those in
-    ``blocked`` no other thread is started while theirs lives.
+    OSError leaves a PID out as gone; any other exception is its reason. A PID that kept 32 reads from ending
+    within ``each_s`` is Missing, and so is all that is left after ``all_s``. For a PID in ``blocked`` no
+    other thread is started while the old one lives.
     """
     blocked = {} if blocked is None else blocked
     for pid in [pid for pid, course in tuple(blocked.items()) if not course.running]:
@@ -327,16 +317,12 @@ def _permitted(read: Callable[[], T]) -> Known[T]:
 _MOST_THREADS = 512
 _PF_EXITING = 0x4  # include/linux/sched.h
 _CARD = "/dev/nvidia"
-_MAY_END = "killed or ended"
-"""How a process comes to its end where nothing says it."""
+_MAY_END = "killed or ended"  # where nothing says how a process came to its end
 
 
 @dataclass(frozen=True, slots=True)
 class LeftThread:
-    """Hold the thread that keeps a process whose first thread has ended: one that is stuck goes first.
-
-    ``stuck`` tells that the process was to end and this thread has not; None where it does not sleep.
-    """
+    """Hold the thread that keeps a process whose first one has ended; ``stuck``: why it cannot end."""
 
     tid: int
     state: str
@@ -374,7 +360,7 @@ def find_left(pid: int, loop_tid: int = 0, proc: str = PROC) -> LeftThread | Non
 
 
 def pick_reader(stat: StatLine, proc: str = PROC) -> int:
-    """Return the number under which a process tells of itself: its own, or that of a thread that lives."""
+    """Return the process's own number, or a living thread's under which /proc can be read."""
     left = find_left(stat.pid, proc=proc) if stat.state == "Z" and stat.threads > 1 else None
     return stat.pid if left is None else left.tid
 
@@ -405,7 +391,7 @@ def _read(path: str) -> Known[bytes]:
 
 
 def _why_ending(stat: StatLine, folder: str) -> str:
-    """Say how a process with a thread that was told to end came to it: "killed", "exit 1"; "" for none."""
+    """Say why a process with a thread that must end is ending: "killed", "exit 1"; "" for none."""
     status = read_or(b"", lambda: read_file(f"{folder}/status", 65536))  # b"": it ended meanwhile
     if int(parse_field(status, b"SigPnd") or b"0", 16) >> (signal.SIGKILL - 1) & 1:
         return "killed"
@@ -413,14 +399,14 @@ def _why_ending(stat: StatLine, folder: str) -> str:
     fields = thread[thread.rindex(b")") + 2 :].split() if is_known(thread) and b")" in thread else []
     if len(fields) <= 6 or not int(fields[6]) & _PF_EXITING:
         return ""
-    # 0 is what those read who may not see it, and what a process that ended well leaves.
+    # 0: this user may not see it, or the process ended well.
     if stat.wait_status & 0x7F:
         return "killed"
     return f"exit {stat.wait_status >> 8}" if stat.wait_status else _MAY_END
 
 
 def _make_wait(how: str, tid: int, wchan: Known[bytes], folder: str) -> Wait:
-    """Tell which thread keeps a process that was to end: "killed, but thread 7 is stuck in nv_ioctl (D)"."""
+    """Describe the thread that keeps an ending process: "killed, but thread 7 is stuck in nv_ioctl (D)"."""
     named = admit_text(wchan.decode("ascii", "replace"), 64) if is_known(wchan) and wchan != b"0" else ""
     driver, verb, reason = is_in_driver(named), "stuck", WaitReason.KILLED
     if how == _MAY_END:

@@ -54,19 +54,18 @@ class Command:
     arguments: tuple[str, ...]
 
 
-_WATCHERS = frozenset(("tpmon", "py-spy"))
-"""Started by the same parent as the ranks they would look like helpers of the job."""
+_WATCHERS = frozenset(("tpmon", "py-spy"))  # beside the ranks of one parent they would look like helpers
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """Say what a program is to a training job.
 
-    A job neither holds a ``boundary`` nor reaches across it: shells that a person types in,
-    terminal and login servers, Jupyter servers (not their kernels), Ray daemons, Slurm steps that
-    start no tasks (batch, extern, interactive), and what only watches (tpmon, py-spy). A shell that works
-    through a script is no boundary, and no member either. ``launcher`` and ``service`` are names, or "";
-    ``service`` serves a rank without training or loading.
+    A ``boundary`` is never part of a job, and no job reaches across it: interactive shells, terminal and
+    login servers, Jupyter servers (not their kernels), Ray daemons, Slurm steps that start no tasks (batch,
+    extern, interactive), and watchers (tpmon, py-spy). A shell that runs a script is neither boundary nor
+    member. ``launcher`` and ``service`` are names, or ""; a ``service`` serves a rank without training or
+    loading.
     """
 
     label: str
@@ -80,7 +79,7 @@ class Program:
 
 @lru_cache(maxsize=1024)
 def identify(name: str, argv: tuple[str, ...]) -> Program:
-    """Tell what a program is; ``name`` is its comm, ``argv`` may be empty when it was not readable."""
+    """Identify a program; ``name`` is its comm, ``argv`` may be empty when it was not readable."""
     command = parse_command(argv)
     shell = (os.path.basename(argv[0]).lstrip("-") if argv else name) in _SHELLS
     launcher = "" if shell else _find_launcher(name, argv, command)
@@ -120,7 +119,7 @@ def parse_command(argv: Sequence[str]) -> Command:
 
 
 def _is_interactive(argv: Sequence[str]) -> bool:
-    """Tell whether a shell was started to be typed into: neither a script nor -c."""
+    """Tell whether a shell is interactive: neither a script nor -c."""
     at = 1
     while at < len(argv):
         word = argv[at]
@@ -134,7 +133,7 @@ def _is_interactive(argv: Sequence[str]) -> bool:
 
 
 def _is_server(name: str, argv: Sequence[str], command: Command) -> bool:
-    """Tell whether people or jobs live below this process without being part of one job."""
+    """Tell whether people or jobs live below this process that are not one job."""
     title = os.path.basename(argv[0].split(" ", 1)[0]) if argv else ""
     if name == "slurmstepd" or _SESSION.fullmatch(name) or _SESSION.fullmatch(title):
         return True
@@ -148,7 +147,7 @@ def _is_server(name: str, argv: Sequence[str], command: Command) -> bool:
 
 
 def _find_launcher(name: str, argv: Sequence[str], command: Command) -> str:
-    """Name the launcher that runs here in the words of its users; "" when it is none."""
+    """Name the launcher as its users do; "" for none."""
     base = os.path.basename(argv[0]) if argv else name
     if argv and _SLURM_TASKS.match(argv[0]):
         return "srun step"

@@ -1,9 +1,8 @@
 """Find the job around a PID, or wait for one that may become a job.
 
-A job is the nearest launcher above the PID and its descendants; without a launcher, the highest
-Python process above it that maps torch. What only started a launcher, or another program that trains, is
-above the job. The walk ends at boundaries (``programs.Program``). Ranks of one run that no launcher
-stands above any more are one job all the same (``tree``).
+A job is the nearest launcher above the PID and its descendants; without a launcher, the highest Python
+process above it that maps torch and does not only start what trains. The walk ends at boundaries
+(``programs.Program``). Ranks of one run without a launcher are one job all the same (``tree``).
 """
 
 from __future__ import annotations
@@ -55,10 +54,8 @@ _LIST_JOBS = "tpmon ps lists the training jobs of this machine"
 def find_job(pid: int, proc: str = PROC) -> Job:
     """Find the job around ``pid``: a member of it, one of its threads, or its PID in a container.
 
-    Raises:
-        NoTargetError: when there is no such process or it belongs to no training job.
-        NotPermittedError: when this user may not read it.
-        UsageError: when tpmon may not open enough files.
+    NoTargetError for no such process or no training job, NotPermittedError where this user may not read it,
+    UsageError where tpmon may not open enough files.
     """
     require_descriptors()
     try:
@@ -69,10 +66,7 @@ def find_job(pid: int, proc: str = PROC) -> Job:
 
 
 def find_job_again(processes: Iterable[Identity], proc: str = PROC) -> Job:
-    """Find the job around the first of its processes that is still there, as ``find_job`` does.
-
-    Never by a number alone: one that is free again may by now be that of a process in a container.
-    """
+    """Find the job of the first process still there, as ``find_job`` does; no reused PID passes for one."""
     for one in processes:
         with suppress(OSError):  # it is gone: another may be there
             stat = read_stat(one.pid, proc)
@@ -82,10 +76,10 @@ def find_job_again(processes: Iterable[Identity], proc: str = PROC) -> Job:
 
 
 def find_only_job(proc: str = PROC) -> Job:
-    """Find the only training job that this user runs on this machine; under sudo, also who called it.
+    """Find the only job that this user runs on this machine; under sudo, also that of who called it.
 
-    Of several the one of the Slurm job that tpmon itself runs in: two of a user may share a node.
-    NoTargetError where there is none or others may be hidden, UsageError where there are several.
+    Of several it takes the one of tpmon's own Slurm job, as two of a user may share a node. NoTargetError for
+    none or where others may be hidden, UsageError for several.
     """
     require_descriptors()
     jobs, unanswered = find_own_jobs(proc)
@@ -113,7 +107,7 @@ def find_only_job(proc: str = PROC) -> Job:
 
 
 def find_own_jobs(proc: str = PROC) -> tuple[list[Job], list[int]]:
-    """Find this user's jobs here, oldest first, and its processes that did not answer and are in none."""
+    """Find this user's jobs here, oldest first, and its unanswering processes that are in none."""
     users = {os.geteuid(), int(os.environ.get("SUDO_UID", os.geteuid()))}
     table = read_table(proc)
     found = survey(FactCache(table, proc))
@@ -148,7 +142,7 @@ def _find_job(pid: int, proc: str, remark: str) -> Job:
     job = assemble_job(root, pid, table, proc, strays=strays, remark=remark)
     if job.torch_version == NO_TORCH:
         raise _refuse_untrained(job)
-    # What is no Python need not be read: slurmstepd is root's, above the ranks of every user.
+    # Only Python need be readable: slurmstepd is root's, above the ranks of every user.
     if fact.denied and not any(one.python and one.torch and not one.denied for one in job.facts.values()):
         raise _deny(fact, proc)
     if not remark and LAUNCHER_GONE in job.rank_source:
@@ -164,7 +158,7 @@ def _describe_launcher_gone(tops: Sequence[int]) -> str:
 
 
 def _find_only_below(pid: int, cache: FactCache) -> int | None:
-    """Return the root of the one job that a process with torch started which does not train itself."""
+    """Return the root of the one job that a process with torch started without training itself."""
     fact = cache.get(pid)
     if fact is None or not (fact.python and fact.torch and cache.wraps(pid)):
         return None
@@ -181,7 +175,7 @@ def _find_strays(root: int, cache: FactCache) -> tuple[int, ...]:
 
 
 def _resolve(pid: int, proc: str) -> tuple[int, str]:
-    """Translate what was asked into a process of ours: a thread's process, a PID inside a container."""
+    """Translate the asked number into a process of ours: that of a thread, or a PID inside a container."""
     try:
         group = read_status(pid, proc).thread_group
     except OSError:
@@ -337,8 +331,7 @@ def _suggest(pid: int, cache: FactCache) -> str:
     return f"tpmon attach {' or '.join(names)}" if names else _LIST_JOBS
 
 
-AWAIT_S = 600.0
-"""As long as a process counts as one that may still import torch (``facts``)."""
+AWAIT_S = 600.0  # as long as a process counts as one that may still import torch (``process_facts``)
 AWAIT_EVERY_S = 0.5
 
 
@@ -348,10 +341,7 @@ def await_job(
     limit_s: float = AWAIT_S,
     every_s: float = AWAIT_EVERY_S,
 ) -> Job:
-    """Call ``find`` again while it meets a program that is just starting, at most ``limit_s``; say so once.
-
-    How old the program is counts at the first look alone: the same one is waited for to the end.
-    """
+    """Call ``find`` until a starting program became a job, for ``limit_s``; its age counts only at first."""
     end_s = time.monotonic() + limit_s
     awaited: tuple[int, int] | None = None
     while True:

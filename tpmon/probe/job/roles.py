@@ -1,7 +1,7 @@
-"""Tell the part of each process of a job from names, command lines, environments and parentage. Pure.
+"""Assign the part of each process of a job by names, command lines, environments and parentage. Pure.
 
-Ranks are told by their start environment where a launcher put it there, else by parentage, by
-the threads of a process group (gloo, NCCL) and by birth order; ``RolePart.source`` says which.
+Ranks are known by the environment that a launcher wrote, else by parentage, threads of a process group (gloo,
+NCCL) and birth order; ``RolePart.source`` says which.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ SINGLE = "single process"
 WORKER_LABEL = "loader worker"
 STARTING = "starting child"
 
-YOUNG_S = 30.0
-"""A spawned worker needs 1.5-2 s of CPU before it names itself; on a busy machine many times that."""
+YOUNG_S = 30.0  # a spawned worker names itself after 1.5-2 s of CPU, many times that on a busy machine
 
 _THREADS = (
     ("pt_data_pin", ThreadKind.PIN),
@@ -38,7 +37,7 @@ _THREADS = (
 
 @dataclass(frozen=True, slots=True)
 class RolePart:
-    """Hold the part of one process in its job; ``source`` and ``world_size`` are said of ranks alone."""
+    """Hold the part of one process in its job; ``source`` and ``world_size`` are of ranks alone."""
 
     role: Role
     label: str
@@ -48,23 +47,19 @@ class RolePart:
     rank_pid: Applicable[int] = NOT_APPLICABLE
     world_size: Applicable[int] = NOT_APPLICABLE
     source: str = ""
-    starter: Applicable[int] = NOT_APPLICABLE
-    """The process whose birth order numbers this rank, where no environment does."""
+    starter: Applicable[int] = NOT_APPLICABLE  # whose birth order numbers this rank, if no environment does
 
 
 @dataclass(frozen=True, slots=True)
 class Departed:
-    """Keep the place in the birth order of a rank that died while others of its parent live."""
+    """Keep the place in the birth order of a rank that died while its siblings live."""
 
     starter: int
     identity: Identity
 
 
 def thread_kind(name: str, *, main: bool) -> ThreadKind:
-    """Tell what a thread is for by its name.
-
-    A new one inherits its creator's name: OpenMP pools, queue feeders and most of CUDA's threads are OTHER.
-    """
+    """Tell what a thread is for by its name; OTHER where it is inherited: OpenMP, feeders, most of CUDA."""
     if main:
         return ThreadKind.MAIN
     for prefix, kind in _THREADS:
@@ -86,8 +81,8 @@ def assign_parts(
     """Give every process of a job its part; shells and what lies beyond a boundary get none.
 
     ``strays`` are ranks that do not descend from ``root``. ``named_workers``: this torch names its loader
-    workers (2.5 and later). Numbers told by birth order stay with the living (``previous``) and behind ranks
-    that died while a sibling lives (``departed``); who lost its parent keeps its part.
+    workers (2.5 and later). Numbers by birth order stay with the living (``previous``) and follow those of
+    ranks that died while a sibling lives (``departed``). A process that lost its parent keeps its part.
     """
     casting = _Casting(facts, now_ticks, named_workers, previous or {}, tuple(departed))
     return casting.cast(root, tuple(strays))
@@ -133,16 +128,16 @@ class _Casting:
         return self._parts
 
     def _describe_stray(self, pid: int, *, joined: bool) -> None:
-        """Say of a rank that stands at the top why there is no launcher."""
+        """Say of a rank at the top why there is no launcher."""
         part = self._parts.get(pid)
         if part is not None and part.source == BY_ENVIRONMENT:
             said = describe_stray(self._facts[pid], joined=joined)
             self._parts[pid] = replace(part, source=said or part.source)
 
     def _keep(self, pid: int) -> None:
-        """Leave a process whose parent died in the part it had, and cast what it started."""
+        """Keep the part of a process whose parent died, and cast what it started."""
         part = self._previous.get(pid)
-        if part is None:  # a shell, or nothing that was ever met
+        if part is None:  # a shell, or a process that was never met
             for child in self._family.children(pid):
                 self._keep(child)
             return
@@ -187,8 +182,8 @@ class _Casting:
     def _is_beside(self, pid: int, starter: int) -> bool:
         """Tell whether a Python process without torch only runs beside the ranks (TensorBoard, a watcher).
 
-        What may still import torch is a rank where a launcher or a number speaks for one, as long as no
-        process with torch carries the same number.
+        One that may still import torch is a rank where a launcher or a number speaks for it and no process
+        with torch carries that number.
         """
         fact = self._facts[pid]
         if pid in self._tops or fact.torch or not isinstance(fact.mapped, Mapped):
@@ -201,7 +196,7 @@ class _Casting:
         return not expected or age_s >= IMPORT_S or place in self._torch_places
 
     def _cast_orphan_worker(self, pid: int) -> None:
-        """Cast a loader worker that was handed to the root after its rank had ended."""
+        """Cast a loader worker that the root inherited when its rank ended."""
         ended = Missing("its rank has ended")
         place = self._facts[pid].place
         number = ended if place is None or place.rank is None else place.rank
@@ -292,7 +287,7 @@ class _Casting:
         return (Role.WORKER, WORKER_LABEL) if trains else (Role.HELPER, STARTING)
 
     def _number_by_birth(self) -> None:
-        """Number the ranks that carry no number by the order in which their starter had them."""
+        """Number ranks that carry no number in the order in which their starter had them."""
         missing = Missing("no WORLD_SIZE in the start environment")
         for starter, pids in self._by_birth.items():
             born = [(self._family.birth(pid), pid) for pid in pids]

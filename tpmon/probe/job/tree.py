@@ -1,9 +1,8 @@
-"""Tell what is around a process of a job, and join ranks without a launcher.
+"""Tell what is around a process of a job, and join ranks whose launcher is gone or hidden.
 
-Or it may not be seen: /proc hides the processes of others (hidepid), and slurmstepd is root's. What makes
-such ranks one job is that they meet: the same user, address, port, world size and run, in one network,
-each with a number of its own. Programs that set the address themselves meet in the step or the MPI run
-that they carry, or in the process that started them.
+/proc may hide the processes of others (hidepid), and slurmstepd is root's. Ranks are one job if they meet:
+the same user, address, port, world size and run, in one network, each with a number of its own. Where
+programs set the address themselves, the Slurm step, the MPI run or the parent process decides.
 """
 
 from __future__ import annotations
@@ -23,11 +22,7 @@ _TRAINING_THREADS = (*COMM_THREADS, "pt_autograd", "pt_data_pin")
 
 
 def is_given_place(child: RankPlace | None, own: RankPlace | None) -> bool:
-    """Tell whether a process gave its child a place, and not merely passed on the one it has itself.
-
-    A shell in a step of Slurm (``srun --pty bash``) and a pod carry a place in a smaller world than that of
-    the ranks that a program in them starts.
-    """
+    """Tell whether a child's place is in a larger world than one passed on (``srun --pty bash``, a pod)."""
     return child is not None and (own is None or (child.world_size or 0) > (own.world_size or 1))
 
 
@@ -39,7 +34,7 @@ def starts_ranks(starter: Facts, children: Iterable[Facts]) -> bool:
 
 
 class Family:
-    """Hold the processes of a job, or of the part of a machine below one process, by parentage."""
+    """Hold the processes of a job, or those below one process of the machine, by parentage."""
 
     def __init__(self, facts: Mapping[int, Facts], *, named_workers: bool = True) -> None:
         self.facts = facts
@@ -50,7 +45,7 @@ class Family:
             self._children.setdefault(facts[pid].stat.parent, []).append(pid)
 
     def birth(self, pid: int) -> tuple[int, int]:
-        """Return what sorts processes by age, the oldest first."""
+        """Return the sort key of age, the oldest first."""
         return self.facts[pid].stat.start_ticks, pid
 
     def children(self, pid: int) -> list[int]:
@@ -119,8 +114,8 @@ class Family:
     def wraps(self, pid: int) -> bool:
         """Tell whether a Python process only stands above what trains.
 
-        One without torch above one with it (``conda run``), or one with torch that shows no sign of
-        training itself and started a launcher, or another program that does (``yolo train``, a sweep).
+        It has no torch and one below has (``conda run``), or it has torch but no sign of training and started
+        a launcher or another program that trains (``yolo train``, a sweep).
         """
         if not self.facts[pid].torch:
             below = self.children(pid)
@@ -128,13 +123,13 @@ class Family:
                 self.facts[kid].torch or self.wraps(kid) for kid in below
             )
         environ = self.facts[pid].environ
-        # Where RANK is given, the names of the threads are not read, and nothing can be told from them.
+        # With RANK in the environment thread names are not read, so they say nothing.
         if (is_known(environ) and "RANK" in environ) or self._trains(pid) or self.placed(pid):
             return False
         return any(self._leads_to_training(kid, pid) for kid in self.children(pid))
 
     def _leads_to_training(self, pid: int, parent: int) -> bool:
-        """Tell whether a process is a launcher or a program of its own that trains, or leads to one."""
+        """Tell whether a process is a launcher or a separate program that trains, or leads to one."""
         fact, program = self.facts[pid], self.programs[pid]
         if program.launcher:
             return True
@@ -149,17 +144,14 @@ class Family:
         return any(self._leads_to_training(kid, pid) for kid in self.children(pid))
 
     def _is_program(self, pid: int, parent: int) -> bool:
-        """Tell whether a Python process was started as a program and not by multiprocessing.
-
-        Some that multiprocessing forks give themselves a title in the place of their command line.
-        """
+        """Tell whether Python was started as a program, not by multiprocessing (forks may set a title)."""
         fact, above = self.facts[pid], self.facts[parent]
         forked = fact.argv == above.argv or (fact.stat.image and fact.stat.image == above.stat.image)
         how = parse_command(fact.argv).how
         return how in ("script", "module", "code") and not self.programs[pid].spawned and not forked
 
     def _trains(self, pid: int) -> bool:
-        """Tell whether a process has threads or workers that only training needs."""
+        """Tell whether a process has threads or workers that only training has."""
         return any(
             name.startswith(_TRAINING_THREADS) for name in self.facts[pid].thread_names
         ) or self.has_workers(pid)
@@ -169,7 +161,7 @@ class Family:
 
 
 RUN_ID = "TORCHELASTIC_RUN_ID"
-"""torchrun gives it to every rank (torch/distributed/elastic/agent/server/local_elastic_agent.py)."""
+"""Set by torchrun in every rank (torch/distributed/elastic/agent/server/local_elastic_agent.py)."""
 LAUNCHER_GONE = "environment; their launcher is gone"
 NO_LAUNCHER = "environment; no launcher above them, they meet at one address"
 NO_ADDRESS = "environment; no launcher above them, one process started them"
@@ -180,7 +172,7 @@ _MPI_RUNS = ("PMIX_NAMESPACE", "PALS_APID", "FLUX_JOB_ID", "PMI_JOBID")
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Name what the ranks of one process group have in common; address and port are "" where not told."""
+    """Name what the ranks of one process group share; address and port are "" where unknown."""
 
     user: int
     address: str
@@ -191,7 +183,7 @@ class Rendezvous:
 
 
 def read_rendezvous(fact: Facts, proc: str = PROC) -> tuple[Rendezvous, int] | None:
-    """Read where a rank meets the others, and its number; None where its environment does not say so."""
+    """Read where a rank meets the others, and its number; None where its environment lacks it."""
     environ = fact.environ
     place = fact.place
     if place is None or not is_known(environ) or place.rank is None:
@@ -208,7 +200,7 @@ def read_rendezvous(fact: Facts, proc: str = PROC) -> tuple[Rendezvous, int] | N
         user = read_status(pid, proc).uid
         network = os.readlink(f"{proc}/{pid}/ns/net")
     except OSError:
-        return None  # gone, or it may not be told which network it is in
+        return None  # gone, or its network cannot be read
     return Rendezvous(user, address, port, place.world_size or 1, run, network), place.rank
 
 
@@ -222,10 +214,7 @@ def _name_start(fact: Facts, place: RankPlace, environ: Mapping[str, str]) -> st
 
 
 def join_strays(roots: Iterable[Facts], proc: str = PROC) -> list[tuple[int, ...]]:
-    """Put the roots of jobs that are ranks of one run together, the lowest rank first; the others stay alone.
-
-    Of two with the same number one is left over from another run: then all stay alone.
-    """
+    """Join roots that are ranks of one run, the lowest first; all stay alone where two have one number."""
     groups: dict[object, list[tuple[int, int]]] = {}
     for fact in roots:
         pid = fact.stat.pid

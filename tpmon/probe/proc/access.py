@@ -2,9 +2,8 @@
 
 Reading another process's memory needs PTRACE_MODE_ATTACH (ptrace(2)): the same user, CAP_SYS_PTRACE
 where Yama or a container takes that away, and a process that did not protect itself. py-spy also opens the
-program and its library: a FUSE mount without allow_root, or NFS with root_squash, refuses them to root.
-
-"" stands for none: no command that could be printed there would work.
+program and its library, which a FUSE mount without allow_root and NFS with root_squash refuse to root.
+A command that would not work here is "".
 """
 
 from __future__ import annotations
@@ -32,32 +31,25 @@ from tpmon.probe.base.procread import (
 )
 from tpmon.probe.proc.memory import try_memory
 
-_MARKS = ("/.dockerenv", "/run/.containerenv")
-"""Files that Docker and Podman lay into their containers."""
+_MARKS = ("/.dockerenv", "/run/.containerenv")  # files of Docker and of Podman in their containers
 _TOOLBOX = "/run/.toolboxenv"
-_MANAGER = "/run/systemd/container"
-"""Where systemd writes down what it found itself started in (its container interface)."""
+_MANAGER = "/run/systemd/container"  # where systemd writes what it was started in
 
 
 class RuntimeKind(str, Enum):
     """Name what tpmon runs in, as far as other commands help there."""
 
     HOST = "host"
-    WSL = "WSL"
-    """A virtual machine whose distributions have PIDs of their own; root is root."""
-    ENGINE = "engine"
-    """A container of Docker or Podman: ``docker exec`` and ``docker run`` reach it from outside."""
-    TOOLBOX = "toolbox"
-    """A container of this user with the host's PIDs, whose root is nobody outside of it."""
-    LXC = "LXC"
-    """A container with an init of its own, whose root may trace what runs in it."""
-    UNKNOWN = "unknown"
-    """PIDs of its own and no mark of an engine, or one that Kubernetes drives."""
+    WSL = "WSL"  # a virtual machine whose distributions have PIDs of their own; root is root
+    ENGINE = "engine"  # Docker or Podman: ``docker exec`` and ``docker run`` reach it from outside
+    TOOLBOX = "toolbox"  # a container of this user with the host's PIDs; its root is nobody outside
+    LXC = "LXC"  # a container with an init of its own, whose root may trace what runs in it
+    UNKNOWN = "unknown"  # PIDs of its own without a mark of an engine, or driven by Kubernetes
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimePlace:
-    """Say in what tpmon runs, and whether PIDs are its own there: two things, see ``--pid=host``."""
+    """Say what tpmon runs in, and whether it has its own PIDs there: ``--pid=host`` makes it two things."""
 
     runtime: RuntimeKind = RuntimeKind.HOST
     own_pids: bool = False
@@ -66,7 +58,7 @@ class RuntimePlace:
 def parse_place(
     marks: frozenset[str], manager: str, release: str, *, pods: bool, own_pids: bool
 ) -> RuntimePlace:
-    """Tell what tpmon runs in by files of engines, the ``container`` variable of its init, osrelease."""
+    """Tell what tpmon runs in by files of engines, its init's variable ``container``, and osrelease."""
     if _TOOLBOX in marks:
         return RuntimePlace(RuntimeKind.TOOLBOX, own_pids)
     if marks and not pods:
@@ -104,7 +96,7 @@ def parse_pythons(maps: bytes) -> tuple[str, ...]:
 
 
 def find_unreadable(pid: int, proc: str = PROC) -> str:
-    """Return the path of a process's Python that tpmon may not open, "" where there is none."""
+    """Return the path of a process's Python that tpmon may not open; "" for none."""
     maps = read_or(b"", lambda: read_file(f"{proc}/{pid}/maps", _MOST_MAPS_BYTES))
     refused = (path for path in parse_pythons(maps) if _is_refused(f"{proc}/{pid}/root{path}"))
     return admit_text(next(refused, ""), _PATH_CHARS)
@@ -113,7 +105,7 @@ def find_unreadable(pid: int, proc: str = PROC) -> str:
 def _is_refused(path: str) -> bool:
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-    except OSError as error:  # else it was deleted, or is gone with its process
+    except OSError as error:  # any other: it was deleted, or is gone with its process
         return isinstance(error, PermissionError)
     return False
 
@@ -122,17 +114,13 @@ ON_HOST = "  # on the host"
 ELSEWHERE = "  # in a shell that may become root: this one may not"
 NEXT_TIME = "  # at its next start"
 LIFT_YAMA = "sysctl kernel.yama.ptrace_scope=0"
-ADD_CAPABILITY = "docker run --cap-add SYS_PTRACE"
-"""Its seccomp profile then lets process_vm_readv and ptrace pass, too. Only root has what is added."""
+ADD_CAPABILITY = "docker run --cap-add SYS_PTRACE"  # for root alone; seccomp then permits ptrace too
 _CONTAINED = (RuntimeKind.ENGINE, RuntimeKind.TOOLBOX, RuntimeKind.LXC, RuntimeKind.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Say who calls tpmon, and from where.
-
-    ``program`` starts it also under sudo. ``root_may``: sudo may still give CAP_SYS_PTRACE here.
-    """
+    """Say who calls tpmon and where; ``program`` also starts it under sudo (``root_may``: it helps here)."""
 
     uid: int = 1000
     runtime: RuntimeKind = RuntimeKind.HOST
@@ -140,32 +128,31 @@ class Caller:
     root_may: bool = True
 
 
-USUAL = Caller()
-"""A user at the host itself."""
+USUAL = Caller()  # a user on the host itself
 
 
 def administer(caller: Caller, command: str) -> str:
-    """Return a command that changes the kernel of the machine, which no container may."""
+    """Return a command that changes the machine's kernel, which no container may."""
     if caller.runtime in _CONTAINED:
         return f"sudo {command}{ON_HOST}" if caller.uid else f"{command}{ON_HOST}, as root"
     if caller.uid == 0:
         return command
-    # Under no_new_privs (Apptainer, a hardened service) sudo refuses, whoever may call it elsewhere.
+    # Under no_new_privs (Apptainer, a hardened service) sudo refuses everybody.
     return f"sudo {command}" if caller.root_may else f"sudo {command}{ELSEWHERE}"
 
 
 def lift_yama(caller: Caller) -> str:
-    """Return the command that lets every user look into their own processes, until the next start.
+    """Return the command that lets users trace their own processes until the next boot.
 
     The kernel asks for CAP_SYS_PTRACE over the whole machine (yama_dointvec_minmax of security/yama).
     """
     if caller.uid == 0 and caller.runtime not in _CONTAINED:
-        return ""  # the shell of this root lacks it
+        return ""  # this root's shell lacks it
     return administer(caller, LIFT_YAMA)
 
 
 def call_with_capability(caller: Caller, arguments: str) -> str:
-    """Return the call of tpmon that has CAP_SYS_PTRACE, which leaves the run and the machine alone."""
+    """Return the call of tpmon with CAP_SYS_PTRACE, which changes neither the run nor the machine."""
     if caller.runtime is RuntimeKind.ENGINE:
         privileged = "" if caller.root_may else " --privileged"
         return f"docker exec -it{privileged} -u 0 CONTAINER {caller.program} {arguments}{ON_HOST}"
@@ -175,7 +162,7 @@ def call_with_capability(caller: Caller, arguments: str) -> str:
 
 
 def pass_yama(caller: Caller, scope: int, arguments: str) -> tuple[str, ...]:
-    """Return what gets past a ptrace_scope while the run goes on, what fits best first."""
+    """Return what gets past a ptrace_scope while the run goes on, the best first."""
     found = [lift_yama(caller), call_with_capability(caller, arguments)]
     if scope > 1 or caller.runtime is RuntimeKind.LXC:
         found.reverse()
@@ -183,12 +170,12 @@ def pass_yama(caller: Caller, scope: int, arguments: str) -> tuple[str, ...]:
 
 
 def start_with(caller: Caller, flags: str) -> str:
-    """Return the flags that a container of an engine needs from its start on: none helps a live one."""
+    """Return the flags that an engine's container needs from its start: none helps a running one."""
     return f"{flags}{NEXT_TIME}" if caller.runtime is RuntimeKind.ENGINE else ""
 
 
 def call_as_user(caller: Caller, uid: int, gid: int, arguments: str) -> str:
-    """Return the call of tpmon as the user of a job: root changes to that user, others ask for root."""
+    """Return the call of tpmon as a job's user: root changes to that user, others ask for root."""
     if caller.uid == 0:
         return f"setpriv --reuid={uid} --regid={gid} --clear-groups {caller.program} {arguments}"
     if caller.runtime is RuntimeKind.ENGINE:
@@ -201,8 +188,7 @@ OUTSIDE_USERS = "it is outside of tpmon's user namespace: run tpmon outside of i
 UNCONFINED = "docker run --security-opt apparmor=unconfined"
 UNLABELLED = "docker run --security-opt label=disable"
 LET_PTRACE = "setsebool deny_ptrace off"
-_FORBIDS_NOTHING = (" (unconfined)", " (complain)")
-"""Modes of an AppArmor profile (apparmor(7)); complain only writes down what it would forbid."""
+_FORBIDS_NOTHING = (" (unconfined)", " (complain)")  # modes of AppArmor (apparmor(7)); complain only logs
 _DENY_PTRACE = "/sys/fs/selinux/booleans/deny_ptrace"
 _ALL_USERS = "0 0 4294967295"
 _NOT_READ = Missing("not read")
@@ -211,9 +197,9 @@ _HIDDEN = Missing("the process is hidden")
 
 @dataclass(frozen=True, slots=True)
 class AccessStanding:
-    """Hold what decides whether one process may be looked into.
+    """Hold what decides whether one process may be read; ``confined``: a security profile binds tpmon.
 
-    ``call_works``: process_vm_readv works on tpmon itself. ``confined``: a security profile that binds tpmon.
+    ``call_works``: process_vm_readv works on tpmon itself.
     """
 
     ptrace_scope: Known[int]
@@ -223,27 +209,23 @@ class AccessStanding:
     call_works: bool = True
     dumpable: Known[bool] = _NOT_READ
     confined: str = ""
-    more_capabilities: bool = False
-    """The process has capabilities that tpmon has not."""
-    all_users: bool = True
-    """tpmon is in no user namespace of its own, where its capabilities would end."""
-    gid: int = 0
-    """The group of the process, which whoever becomes its user takes on as well."""
+    more_capabilities: bool = False  # the process has capabilities that tpmon lacks
+    all_users: bool = True  # tpmon is in no user namespace of its own, where its capabilities would end
+    gid: int = 0  # of the process; whoever becomes its user takes this group too
     caller: Caller = USUAL
-    deny_ptrace: bool = False
-    """SELinux forbids all looking into processes."""
+    deny_ptrace: bool = False  # SELinux forbids all tracing
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Say why a process may not be looked into, and the one command that would change it; "" for none."""
+    """Say why a process may not be read, and the one command that would change it; "" for none."""
 
     why: str
     fix: str
 
 
 def parse_capabilities(status: bytes, name: bytes = b"CapEff") -> int:
-    """Return a set of capabilities of /proc/PID/status as a bit mask; 0 where it is not there."""
+    """Return a capability set of /proc/PID/status as a bit mask; 0 where it is absent."""
     return int(parse_field(status, name) or b"0", 16)
 
 
@@ -270,7 +252,7 @@ def read_profile(proc: str = "/proc") -> str:
 
 
 def read_deny_ptrace(path: str = _DENY_PTRACE) -> bool:
-    """Tell whether SELinux forbids all looking; its file holds the present value and the pending one."""
+    """Tell whether SELinux forbids all tracing; its file holds the present and the pending value."""
     return read_or(False, lambda: read_file(path, 64).strip()[:1] == b"1")  # no SELinux
 
 
@@ -281,9 +263,10 @@ def read_ptrace_scope(proc: str = "/proc") -> Known[int]:
 
 
 def read_dumpable(pid: int, proc: str = "/proc") -> Known[bool]:
-    """Tell whether a process lets others of its user look into it (PR_SET_DUMPABLE).
+    """Tell by PR_SET_DUMPABLE whether others of its user may read a process.
 
-    Its files in /proc then belong to its user, else to root (proc(5)): of root's own nothing is told.
+    Its files in /proc belong to its user then, else to root (proc(5)); of root's own processes nothing shows
+    it.
     """
     try:
         uid = read_status(pid, proc).uid
@@ -300,7 +283,7 @@ def may_root_trace(status: bytes) -> bool:
 
 
 def read_caller(proc: str = "/proc") -> Caller:
-    """Read who calls tpmon, from where, and what root may do there."""
+    """Read who calls tpmon, from where, and what root may do."""
     root_may = read_or(True, lambda: may_root_trace(read_file(f"{proc}/self/status", 65536)))
     return Caller(os.geteuid(), read_place(proc).runtime, own_program(), root_may)
 
@@ -316,13 +299,13 @@ def _read_status(pid: int | str, proc: str) -> bytes:
 
 
 def read_all_users(proc: str = "/proc") -> bool:
-    """Tell whether tpmon is in the first user namespace, or in one that has every user of it."""
+    """Tell whether tpmon is in the first user namespace, or in one that maps all its users."""
     words = read_text(f"{proc}/self/uid_map").split()  # none in a kernel without user namespaces
     return " ".join(words) in ("", _ALL_USERS)
 
 
 def read_standing(pid: int, proc: str = "/proc") -> AccessStanding:
-    """Read what decides whether tpmon may look into ``pid``."""
+    """Read what decides whether tpmon may read ``pid``."""
     own, wanted = _read_status("self", proc), parse_capabilities(_read_status(pid, proc), b"CapPrm")
     return AccessStanding(
         ptrace_scope=read_ptrace_scope(proc),
@@ -341,7 +324,7 @@ def read_standing(pid: int, proc: str = "/proc") -> AccessStanding:
 
 
 def judge_refusal(standing: AccessStanding, pid: int) -> Refused:
-    """Say why a process may not be looked into and the one command that would permit it. Pure."""
+    """Say why a process may not be read and the one command that would permit it. Pure."""
     scope = known_or(standing.ptrace_scope, 0)
     uid = known_or(standing.uid, standing.own_uid)
     caller = standing.caller
@@ -364,7 +347,7 @@ def judge_refusal(standing: AccessStanding, pid: int) -> Refused:
         why = "a sandbox forbids it although tpmon has CAP_SYS_PTRACE"
         return Refused(why, capable if standing.own_uid else "")
     if uid != standing.own_uid:
-        # Where Yama is strict, the user of the job may not look either.
+        # Where Yama is strict, even the job's user may not trace.
         fix = capable if scope else call_as_user(caller, uid, standing.gid, attach)
         return Refused(f"{root}it is a process of uid {uid}", fix)
     if is_known(standing.dumpable) and not standing.dumpable:
@@ -386,23 +369,23 @@ def _blame_profile(profile: str, caller: Caller) -> Refused:
 
 
 def free_profile(profile: str, caller: Caller) -> str:
-    """Return what starts a container without its security profile; elsewhere the profile is the machine's."""
+    """Return what starts a container without its security profile; on a host the profile is the machine's."""
     return start_with(caller, UNLABELLED if _is_selinux(profile) else UNCONFINED)
 
 
 def _is_selinux(profile: str) -> bool:
-    """Tell SELinux's names from AppArmor's: user:role:type:level."""
+    """Tell by its form an SELinux name (user:role:type:level) from AppArmor's."""
     return profile.count(":") >= 2 and " " not in profile
 
 
 def explain_refusal(refused: Refused) -> str:
-    """Say in one line why it is not permitted, what would permit it, and who knows more. Pure."""
+    """Say in one line why reading is not permitted, what would permit it, and what tells more. Pure."""
     fix = f"; {refused.fix}" if refused.fix else ""
     return point_to(f"{NOT_PERMITTED}: {refused.why}", "stacks") + fix
 
 
 def read_refusal(pid: int, proc: str = "/proc") -> Refused:
-    """Find out why a process may not be looked into, and the one command that would permit it."""
+    """Find why a process may not be read, and the one command that would permit it."""
     standing = read_standing(pid, proc)
     if is_known(try_memory(pid)) and (path := find_unreadable(pid, proc)):
         return judge_file(standing, path, pid)
@@ -410,7 +393,7 @@ def read_refusal(pid: int, proc: str = "/proc") -> Refused:
 
 
 def judge_file(standing: AccessStanding, path: str, pid: int) -> Refused:
-    """Say that not the process is closed to py-spy but a file of its Python, open to the job's user. Pure."""
+    """Say that py-spy may not open a file of the process's Python, which the job's user may. Pure."""
     uid = known_or(standing.uid, standing.own_uid)
     who = "root" if standing.own_uid == 0 else f"uid {standing.own_uid}"
     why = f"py-spy may not read {path} as {who}"
@@ -425,7 +408,7 @@ _ELSEWHERE = Missing("its tracer is in another container: its PID is not visible
 
 
 def read_tracer(pid: int, tid: int, proc: str = PROC) -> Known[Tracer]:
-    """Read who traces one thread of a process; each thread may have a tracer of its own."""
+    """Read who traces one thread; each thread may have its own tracer."""
     try:
         tracer = parse_tracer(read_file(f"{proc}/{pid}/task/{tid}/status", 65_536))
     except (OSError, ValueError) as error:
@@ -434,7 +417,7 @@ def read_tracer(pid: int, tid: int, proc: str = PROC) -> Known[Tracer]:
 
 
 def name_tracer(pid: int, proc: str = PROC) -> Tracer:
-    """Name a tracer by its PID, its name and its command line."""
+    """Name a tracer by PID, name and command line."""
     name = admit_text(read_text(f"{proc}/{pid}/comm").strip(), 32)
     return Tracer(pid, name or "?", _read_command(pid, proc))
 

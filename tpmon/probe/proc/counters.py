@@ -1,9 +1,8 @@
 """Read the hot /proc files of many processes once a second, and turn counters into rates.
 
-A cached descriptor of /proc costs a third of opening the file again and is immune to PID
-reuse: after the death of its process every read answers ESRCH, also when the PID lives again.
-Each one that was read keeps about 6.4 KiB of kernel memory, so their number is bounded by
-whoever opens them.
+A cached descriptor of /proc costs a third of opening the file again and is immune to PID reuse: after the
+death of its process every read answers ESRCH, even when the PID is used again. Each one that was read keeps
+about 6.4 KiB of kernel memory, so whoever opens them bounds their number.
 """
 
 from __future__ import annotations
@@ -18,12 +17,9 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 
 NO_DESCRIPTOR = frozenset((errno.EMFILE, errno.ENFILE))
-LEAST_DESCRIPTORS = 96
-"""What tpmon needs beside the processes is 52 with the screen (measured), and some more for a moment."""
-KEPT_THREADS = 1536
-"""About 10 MB of kernel memory; threads beyond it are opened for each reading."""
-KEPT_PROCESSES = 256
-"""Seven descriptors each: another 11 MB."""
+LEAST_DESCRIPTORS = 96  # beside the processes tpmon needs 52 with the screen (measured), briefly more
+KEPT_THREADS = 1536  # about 10 MB of kernel memory; further threads are opened for each reading
+KEPT_PROCESSES = 256  # seven descriptors each: another 11 MB
 _PER_PROCESS = 5
 _PER_MEMBER = 2
 _RESERVED_DESCRIPTORS = 128
@@ -51,7 +47,7 @@ class ProcFile:
 
 
 class OnceFile:
-    """Open one /proc file anew for each look: three times the CPU, but no descriptor between."""
+    """Open one /proc file for each read: three times the CPU, but no descriptor in between."""
 
     __slots__ = ("_path", "_size")
 
@@ -72,7 +68,7 @@ class OnceFile:
 
 
 def open_file(path: str, size: int, *, keep: bool) -> ProcFile | OnceFile:
-    """Open a file to be read often, on a descriptor of its own where ``keep`` asks and one is left."""
+    """Open a file to be read often; keep its descriptor where ``keep`` asks and one is left."""
     if keep:
         try:
             return ProcFile(path, size)
@@ -84,7 +80,7 @@ def open_file(path: str, size: int, *, keep: bool) -> ProcFile | OnceFile:
 
 @dataclass(frozen=True, slots=True)
 class Io:
-    """Hold the byte counters of /proc/PID/io, and how many reads were asked for."""
+    """Hold the byte counters of /proc/PID/io and the number of read calls."""
 
     asked_read: int
     asked_write: int
@@ -130,20 +126,16 @@ def parse_schedstat(raw: bytes) -> SchedStat:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Say for how many members, processes and threads descriptors may stay open.
-
-    A member costs two (its children and a pidfd), a process five, a thread one.
-    """
+    """Say for how many members (two descriptors each), processes (five) and threads (one) files stay open."""
 
     members: int
     processes: int
     threads: int
-    limit: int
-    """The limit of open files that this was reckoned from."""
+    limit: int  # of open files, from which this was computed
 
 
 def share_descriptors(limit: int, held: int) -> Shares:
-    """Divide what a limit of open files leaves beside those held now and those of other sources. Pure."""
+    """Divide what a limit of open files leaves beside those held now and other sources. Pure."""
     reserved = max(_LEAST_RESERVED, min(_RESERVED_DESCRIPTORS, limit // 2))
     room = max(0, limit - held - reserved)
     threads = min(KEPT_THREADS, room // 3)
@@ -152,12 +144,12 @@ def share_descriptors(limit: int, held: int) -> Shares:
 
 
 def read_shares() -> Shares:
-    """Raise the limit of open files as far as it goes and divide it."""
+    """Raise the limit of open files to its maximum and divide it."""
     return share_descriptors(raise_descriptor_limit(), len(os.listdir("/proc/self/fd")))
 
 
 def require_descriptors() -> None:
-    """Raise the limit of open files; UsageError where it is too low for tpmon to work at all."""
+    """Raise the limit of open files; UsageError where it is too low for tpmon to work."""
     limit = raise_descriptor_limit()
     if limit < LEAST_DESCRIPTORS:
         raise UsageError(
@@ -167,17 +159,16 @@ def require_descriptors() -> None:
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit of open files to the hard one and return what it is now."""
+    """Raise the soft limit of open files to the hard one and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with suppress(OSError, ValueError):  # a container may forbid it; the soft limit then bounds the cache
+        with suppress(OSError, ValueError):  # a container may forbid it; the soft limit then holds
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
     return soft
 
 
 NEEDS_SECOND = Missing("needs a second reading")
-"""Why a rate is not known at the first look."""
 
 
 class CounterRates:
@@ -187,9 +178,9 @@ class CounterRates:
         self._last: dict[str, tuple[float, int]] = {}
 
     def rate(self, name: str, value: Known[float], now_ns: int) -> Known[float]:
-        """Return the growth of counter ``name`` per second since its last reading; ``now_ns`` is monotonic.
+        """Return the growth of counter ``name`` per second since the last reading (monotonic ``now_ns``).
 
-        Missing when the counter went back, too: its group, interface or port was made anew.
+        Missing also when it went back: its group, interface or port was made anew.
         """
         if isinstance(value, Missing):
             self._last.pop(name, None)
@@ -204,5 +195,5 @@ class CounterRates:
         return grown * 1e9 / (now_ns - last[1])
 
     def keep_only(self, names: set[str]) -> None:
-        """Forget every counter that is not in ``names``."""
+        """Forget all other counters."""
         self._last = {name: last for name, last in self._last.items() if name in names}

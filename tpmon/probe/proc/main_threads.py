@@ -1,8 +1,8 @@
-"""Look often at what each rank's main thread does: running, waiting for a batch, a lock, a disk.
+"""Sample often what each rank's main thread does: running, waiting for a batch, a lock, a disk.
 
-Sources: /proc/PID/task/PID/syscall, and where that does not decide, stat and wchan, on cached
-descriptors, told by ``waits``. Stacks say where a thread is; these looks are cheaper, so they
-come more often, and they see what a stack does not: whether it runs, and what lock it waits for.
+Sources: /proc/PID/task/PID/syscall and, where that does not decide, stat and wchan, on cached descriptors,
+classified by ``wchan``. Stacks show where a thread is; these samples are cheaper, so they come more often,
+and show whether it runs and what lock it waits for.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ from tpmon.probe.proc.wchan import Syscall, parse_syscall, read_wait
 
 MOST_HZ = 10.0
 LEAST_HZ = 2.5
-LOOKS_PER_S = 20.0
-"""Of all ranks together, as long as each has ``LEAST_HZ``."""
-MOST_RANKS = 16
-"""Each holds three descriptors; 16 ranks are 40 looks a second."""
+LOOKS_PER_S = 20.0  # of all ranks together, as long as each has ``LEAST_HZ``
+MOST_RANKS = 16  # three descriptors each; 16 ranks make 40 looks a second
 _FILES = ("stat", "wchan", "syscall")
 _GOLDEN = 0.618033988749895
 _MACHINE = os.uname().machine
@@ -53,11 +51,11 @@ _COUNTER_OF = {
 
 
 _WAITS_BY_CALL = {202: "futex", 7: "poll_schedule"}
-"""Kernel functions in which these system calls of x86-64 wait."""
+"""Kernel functions in which these x86-64 system calls wait."""
 
 
 def classify_call(call: Known[Syscall]) -> str | None:
-    """Say what a look found where the call alone decides; a thread whose state is R has none. Pure."""
+    """Classify a look by the call alone, if that decides; a thread in state R has no call. Pure."""
     if not is_known(call):
         return "running"
     wchan = _WAITS_BY_CALL.get(call.number) if _MACHINE == "x86_64" else None
@@ -65,7 +63,7 @@ def classify_call(call: Known[Syscall]) -> str | None:
 
 
 def classify_look(state: str, wchan: Known[str], call: Known[Syscall], machine: str = _MACHINE) -> str:
-    """Say what one look found. Pure."""
+    """Classify what one look found. Pure."""
     if state == "D":
         return "io"
     wait = read_wait(state, wchan, call, Role.RANK, machine)
@@ -73,7 +71,7 @@ def classify_look(state: str, wchan: Known[str], call: Known[Syscall], machine: 
 
 
 def pick_rate(ranks: int, pace: Pace) -> float:
-    """Return how often a second each rank is looked at."""
+    """Return how many looks a second each rank gets."""
     rate = min(max(LOOKS_PER_S / max(ranks, 1), LEAST_HZ), MOST_HZ)
     return rate if pace is Pace.FULL else max(rate / 2, LEAST_HZ / 2)
 
@@ -85,13 +83,13 @@ def stretch(look: int) -> float:
 
 @dataclass(slots=True)
 class _MainThread:
-    """Hold the descriptors of one rank's main thread; () once there is nothing to look at."""
+    """Hold the descriptors of one rank's main thread; () where there is nothing to read."""
 
     files: tuple[ProcFile, ...] = ()
     refused: bool = False
 
     def look(self) -> str | None:
-        """Look once; None when the process is gone or may not be looked at."""
+        """Read the thread once; None when it is gone or may not be read."""
         if not self.files:
             return None
         stat_file, wchan_file, syscall_file = self.files
@@ -130,7 +128,7 @@ def _meet(pid: int, tid: int, proc: str) -> _MainThread:
 
 
 class MainThreadProbe:
-    """Look at the main threads in one daemon thread, which alone touches files; nobody waits for it."""
+    """Sample main threads in one daemon thread, which alone touches files; nobody waits for it."""
 
     def __init__(self, proc: str = "/proc", machine: str = _MACHINE) -> None:
         self._proc = proc
@@ -140,8 +138,8 @@ class MainThreadProbe:
         self._pace = Pace.FULL
         self._loops: Mapping[Identity, int] = {}
         self._threads: dict[tuple[Identity, int], _MainThread] = {}
-        """By process and by thread: the one that runs its loop."""
-        # Held for moments only, never while a file is read.
+        """By process and TID of the thread that runs its loop."""
+        # Held for moments, never while a file is read.
         self._lock = threading.Lock()
         self._counts: dict[Identity, Counter[str]] = {}
         self._refused: frozenset[Identity] = frozenset()
@@ -152,7 +150,7 @@ class MainThreadProbe:
         self._worker.begin(self._run, self._close)
 
     def stop(self) -> None:
-        """End the thread after the look it is in; never waits."""
+        """End the thread after the current look; never waits."""
         self._worker.stop()
 
     def watch(
@@ -161,11 +159,11 @@ class MainThreadProbe:
         pace: Pace = Pace.FULL,
         loops: Mapping[Identity, int] = MappingProxyType({}),
     ) -> None:
-        """Name the ranks, and the threads of training loops that are no main threads."""
+        """Name the ranks, and the loop threads that are not main threads."""
         self._named, self._pace, self._loops = dict(islice(ranks, MOST_RANKS)), pace, loops
 
     def look(self) -> None:
-        """Look at every rank's main thread once. For one thread alone."""
+        """Read every rank's main thread once; only for the probe's own thread."""
         loops = self._loops
         named = {(identity, loops.get(identity, identity.pid)) for identity in self._named}
         for gone in self._threads.keys() - named:
@@ -183,7 +181,7 @@ class MainThreadProbe:
                     self._counts.setdefault(identity, Counter())[doing] += 1
 
     def take(self) -> Known[tuple[MainThreadSample, ...]]:
-        """Return what was counted since the last call, one sample a rank, or why nothing can be told."""
+        """Return the counts since the last call, one sample a rank, or why there are none."""
         with self._lock:
             counts, self._counts = self._counts, {}
             refused, off = self._refused, self._off

@@ -1,8 +1,7 @@
 """Ration the expensive memory readings, and tell what memory is left.
 
-PSS costs the kernel 11 ms per GiB of 4 KiB pages and stalls the target's own mmap and munmap
-meanwhile, so one small process is read every ten seconds, in turn (every thirty while the verdict is
-settled), and large ones never.
+PSS costs the kernel 11 ms per GiB of 4 KiB pages and stalls the target's mmap and munmap meanwhile. So one
+small process in turn is read every ten seconds (thirty while the verdict is settled), and a large one never.
 """
 
 from __future__ import annotations
@@ -22,10 +21,8 @@ from tpmon.probe.base.procread import PAGE_BYTES, parse_field, read_file, read_s
 from tpmon.probe.base.worker import Background, Pace
 
 PSS_EVERY_S = 10.0
-PSS_SETTLED_S = 25.0
-"""While the verdict is settled every third turn is used: the stall is the target's."""
-PSS_MAX_RSS_BYTES = 1 << 30
-"""About 11 ms of stall; beyond it the price is the target's."""
+PSS_SETTLED_S = 25.0  # while the verdict is settled every third turn is used: the stall is the target's
+PSS_MAX_RSS_BYTES = 1 << 30  # about 11 ms of stall for the target; more is too much
 SLOPE_SPAN_NS = 60_000_000_000
 SLOPE_MIN_POINTS = 10
 SLOPE_MAX_POINTS = 60
@@ -95,7 +92,7 @@ class PssRation:
             newest_ns = max(self._tried_ns.values(), default=0)
             if time.monotonic_ns() - newest_ns < PSS_SETTLED_S * 1e9:
                 return
-        # Refused attempts have their turn too: one foreign process must not starve the others.
+        # Failed attempts count as turns too: one unreadable process must not starve the others.
         process = min(small, key=lambda one: (self._tried_ns.get(one, 0), one.pid))
         self._tried_ns[process] = time.monotonic_ns()
         self._known[process] = self._read(process)
@@ -103,7 +100,7 @@ class PssRation:
     def _read(self, process: Identity) -> Known[Pss]:
         try:
             with open(f"{self._proc}/{process.pid}/smaps_rollup", "rb") as file:
-                # The file stays that of the process that had the PID when it was opened.
+                # The open file stays that of the process that had the PID at the time.
                 if read_stat(process.pid, self._proc).start_ticks != process.start_ticks:
                     return Missing("PSS: the process is gone")
                 return Pss(parse_pss(file.read()), time.monotonic_ns())
@@ -115,7 +112,7 @@ class PssRation:
 def fit_slope(points: Sequence[tuple[int, float]]) -> float:
     """Return the median slope per second of all pairs of (ns, value) points (Theil-Sen).
 
-    One outlier (a checkpoint, a freed cache) does not move it. ValueError for fewer than two moments.
+    It withstands one outlier (a checkpoint, a freed cache). ValueError for fewer than two moments.
     """
     slopes = [
         (later[1] - earlier[1]) / (later[0] - earlier[0])
@@ -132,7 +129,7 @@ def fit_slope(points: Sequence[tuple[int, float]]) -> float:
 
 
 class MemoryGrowth:
-    """Keep the last minute of one figure and tell its slope, refitted every fifth reading."""
+    """Keep the last minute of one figure, and fit its slope at every fifth reading."""
 
     def __init__(self) -> None:
         self._points: deque[tuple[int, float]] = deque(maxlen=SLOPE_MAX_POINTS)
@@ -153,7 +150,7 @@ class MemoryGrowth:
 
 @dataclass(frozen=True, slots=True)
 class AnonMemory:
-    """Hold the anonymous memory of a job and its growth; ``is_summed`` where its processes told it."""
+    """Hold a job's anonymous memory and its growth; ``is_summed``: over its processes."""
 
     anon_bytes: Known[int]
     growth_bytes_s: Known[float]
@@ -161,9 +158,9 @@ class AnonMemory:
 
 
 class AnonReader:
-    """Measure anonymous memory and its growth: the control group's, else the sum of the processes'.
+    """Measure anonymous memory and its growth: the control group's, else the sum over the processes.
 
-    The sum of RSS would not do: it grows with each page of a mapped data set that is touched.
+    RSS would not do: it grows with each touched page of a mapped data set.
     """
 
     def __init__(self, proc: str = "/proc") -> None:
@@ -179,7 +176,7 @@ class AnonReader:
         return AnonMemory(anon, growth, is_summed)
 
     def _add(self, processes: Sequence[ProcessSample]) -> Known[int]:
-        """Return the sum over processes; one whose resident bytes are as before is not read again."""
+        """Return the sum over processes; one with unchanged resident bytes is not read again."""
         known: dict[Identity, tuple[int, int]] = {}
         for process in processes:
             identity = Identity(process.pid, process.start_ticks)
@@ -198,15 +195,14 @@ class AnonReader:
         return sum(anon for _, anon in known.values()) if known else Missing("no process of the job was read")
 
 
-_NOWHERE = 64
-"""An address in the first page, which no process has mapped (vm.mmap_min_addr)."""
+_NOWHERE = 64  # an address in the first page, which no process has mapped (vm.mmap_min_addr)
 
 
 def try_memory(pid: int) -> Known[int]:
     """Call process_vm_readv(2) for one byte; return 1 where it is permitted, else Missing with the reason.
 
-    The kernel asks for permission before it looks at the address, which leads nowhere on purpose:
-    EFAULT means "permitted", and no page of the process was touched.
+    The kernel checks permission before the address, which leads nowhere: EFAULT means "permitted", and no
+    page of the process was touched.
     """
     library = ctypes.CDLL(None, use_errno=True)
     try:
@@ -225,7 +221,7 @@ def try_memory(pid: int) -> Known[int]:
 
 
 def read_memory(pid: int, address: int, size: int, proc: str) -> Known[bytes]:
-    """Read some bytes of the target's memory; nothing is stopped for it."""
+    """Read some bytes of the target's memory without stopping it."""
     try:
         fd = os.open(f"{proc}/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:

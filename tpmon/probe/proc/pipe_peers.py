@@ -1,8 +1,7 @@
-"""Find the processes at the other end of a pipe or a socket that somebody waits on.
+"""Find the processes at the other end of a pipe or a socket that a thread waits on.
 
-The links in /proc/PID/fd say who has what open; the kernel's tables say which socket is connected to
-which. The processes of the job are looked through first, all others of the machine only where none of
-them has the other end. Each table is read once in a round.
+/proc/PID/fd says who has what open, the kernel's tables which sockets are connected. The job's processes are
+searched first, all others of the machine only where none has the other end. Each table is read once a round.
 """
 
 from __future__ import annotations
@@ -24,11 +23,9 @@ from tpmon.model.results.doctor import point_to, say_refusal
 from tpmon.model.text.redaction import admit_text
 from tpmon.probe.base.procread import PROC, list_pids, read_file, read_or
 
-MOST_ENDS = 3
-"""Processes that are named: what forks after opening a pipe passes it on to all its children."""
+MOST_ENDS = 3  # named processes: one that forks after opening a pipe passes it on to all its children
 MOST_PROCESSES = 4096
-SEARCH_S = 0.5
-"""How long all processes of the machine are looked through for one that has the other end."""
+SEARCH_S = 0.5  # for the search of all processes of the machine
 _MOST_NET_BYTES = 4 << 20
 _NAME_CHARS = 64
 _LISTENS = b"0A"
@@ -60,15 +57,14 @@ class TcpRow:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Say what a socket is connected to: an address or a path, and the processes that have the other end."""
+    """Say what a socket is connected to: an address or a path, and the processes at the other end."""
 
     unix: bool
     peer: Applicable[str]
     others: Applicable[tuple[OtherEnd, ...]]
 
 
-_Table = Mapping[str, list[tuple[int, int]]]
-"""Who has which link open, by PID, each in a mode."""
+_Table = Mapping[str, list[tuple[int, int]]]  # by link: the PIDs that have it open, each with the mode
 
 
 def parse_tcp(table: bytes) -> tuple[TcpRow, ...]:
@@ -82,7 +78,7 @@ def parse_tcp(table: bytes) -> tuple[TcpRow, ...]:
 
 
 def parse_address(text: bytes) -> str:
-    """Write an address that the kernel prints as words in the machine's byte order; else ValueError. Pure."""
+    """Write an address that the kernel prints as words in native byte order; else ValueError. Pure."""
     address, _, port = text.partition(b":")
     raw = bytes.fromhex(address.decode("ascii"))
     packed = struct.pack(f">{len(raw) // 4}I", *struct.unpack(f"={len(raw) // 4}I", raw))
@@ -108,7 +104,7 @@ def parse_unix(answer: bytes) -> tuple[str, int]:
 
 
 def walk_attributes(message: bytes, at: int) -> Iterator[tuple[int, bytes]]:
-    """Yield kind and value of each attribute of a netlink message from ``at`` on, up to one that is cut."""
+    """Yield kind and value of each attribute of a netlink message from ``at`` on, until one is cut."""
     while at + _ATTRIBUTE.size <= len(message):
         length, kind = _ATTRIBUTE.unpack_from(message, at)
         if length < _ATTRIBUTE.size:
@@ -127,7 +123,7 @@ def ask_sock_diag(request: bytes, flags: int, timeout_s: float) -> Iterator[sock
 
 
 class OtherEnds:
-    """Answer in any thread who has the other end, for one round; ``names`` are the job's processes."""
+    """Find who has the other end, for one round and in any thread; ``names`` are the job's processes."""
 
     def __init__(self, names: Mapping[int, str], proc: str = PROC) -> None:
         self._names = names
@@ -139,12 +135,12 @@ class OtherEnds:
         self._tcp: dict[str, Known[tuple[TcpRow, ...]]] = {}
 
     def find_pipe(self, pid: int, fd: int, link: str) -> Known[tuple[OtherEnd, ...]]:
-        """Find who has the other end of a pipe or FIFO that ``pid`` has open as ``fd``."""
+        """Find who has the other end of the pipe or FIFO that ``pid`` has open as ``fd``."""
         try:
             mode = os.lstat(f"{self._proc}/{pid}/fd/{fd}").st_mode
         except OSError as error:
             return Missing(f"descriptor {fd}: {say_refusal(error, 'fd')}")
-        # A FIFO that was opened both ways waits for somebody else all the same.
+        # A FIFO opened for both still waits for somebody else.
         wanted = _WRITES if mode & _READS else _READS
         return self._find((link,), wanted, pid)
 
@@ -169,7 +165,7 @@ class OtherEnds:
         except (ValueError, struct.error) as error:
             return Missing(f"connections: {error}")
         ends = [one.inode for one in rows if (one.local, one.remote) == (row.remote, row.local)]
-        # On another machine, or in another network namespace: the address is all there is to know.
+        # On another machine or in another network namespace only the address is known.
         others = self._find([f"socket:[{one}]" for one in ends if one], 0, 0) if ends else NOT_APPLICABLE
         return Connection(unix=False, peer=peer, others=others)
 
@@ -187,7 +183,7 @@ class OtherEnds:
         return Connection(unix=True, peer=shown, others=self._find((f"socket:[{peer}]",), 0, 0))
 
     def _find(self, links: Iterable[str], mode: int, but: int) -> Known[tuple[OtherEnd, ...]]:
-        """Return who else has one of ``links`` open in ``mode``; () where nobody of the machine has."""
+        """Return who else has one of ``links`` open in ``mode``; () where nobody on the machine has."""
         wanted = tuple(links)
         with self._lock:
             if self._of_job is None:
@@ -212,7 +208,7 @@ class OtherEnds:
         return list(dict.fromkeys(pid for pid, own in found if pid != but and own & mode == mode))
 
     def name(self, pid: int) -> str:
-        """Say what a process is: its part in the job, else the kernel's name."""
+        """Name a process: its part in the job, else the kernel's name."""
         if pid in self._names:
             return self._names[pid]
         try:
@@ -222,7 +218,7 @@ class OtherEnds:
         return admit_text(raw.decode("utf-8", "replace").strip(), _NAME_CHARS)
 
     def _read_open(self, pids: Iterable[int], limit_s: float) -> tuple[_Table, bool]:
-        """Read who has which pipe, FIFO and socket open; also whether somebody was left out."""
+        """Read who has which pipe, FIFO and socket open, and whether any process was left out."""
         found: dict[str, list[tuple[int, int]]] = {}
         incomplete = False
         end_s = time.monotonic() + limit_s
@@ -240,7 +236,7 @@ class OtherEnds:
             for name in names:
                 with contextlib.suppress(OSError):  # closed since it was listed
                     link = os.readlink(f"{folder}/{name}")
-                    # Whether it is a FIFO is told by opening it alone, which may block on a dead mount.
+                    # Only opening it would tell a FIFO from a file, and may block on a dead mount.
                     if link.startswith(("pipe:", "socket:", "/")) and not link.startswith(_NO_FIFOS):
                         mode = os.lstat(f"{folder}/{name}").st_mode
                         found.setdefault(link, []).append((pid, mode))

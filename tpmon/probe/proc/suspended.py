@@ -1,8 +1,8 @@
 """Tell which processes a freezer or a signal keeps from running.
 
-Nothing else tells it: a process frozen under cgroup v1 is in state D with the kernel function of the wait
-that was interrupted, under v2 in state S in ``get_signal`` (Linux 6.18), whatever it did before. Both
-freezers are looked at, as a machine may have v1 controllers beside the unified hierarchy.
+The state does not show it: frozen under cgroup v1 it is D with the kernel function of the interrupted wait,
+under v2 it is S in ``get_signal`` (Linux 6.18). Both freezers are read, as a machine may have v1 controllers
+beside the unified hierarchy.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from tpmon.probe.base.cgroup_tree import (
 from tpmon.probe.base.procread import PROC, read_file, read_or, read_text
 from tpmon.probe.proc.access import read_tracer
 
-REFRESH_EVERY_NS = 10_000_000_000
-"""How often the groups of a process are looked up again; whether they are frozen is read each time."""
+REFRESH_EVERY_NS = 10_000_000_000  # to find groups again; whether they are frozen is read each time
 _DIRECTORY_CHARS = 1024
 _V1 = "freezer"
 _ABOVE = Missing("a group above what can be seen here was frozen: thaw it outside")
@@ -38,17 +37,16 @@ _FILE_BYTES = 256
 def parse_frozen(version: int, raw: bytes) -> bool:
     """Tell from freezer.state (v1) or cgroup.events (v2) whether every process of a group is frozen.
 
-    "FREEZING" is a group of which one cannot be frozen yet, as it is in a call that nothing interrupts:
-    that one says what it waits for itself.
+    "FREEZING": one process cannot be frozen yet, as it is in an uninterruptible call; it shows its own wait.
     """
     return raw.strip() == b"FROZEN" if version == 1 else b"frozen 1" in raw.splitlines()
 
 
 def read_group(group: Group) -> Applicable[Freezer]:
-    """Read whether a group is frozen, and which one up the tree was told to be; else not applicable."""
+    """Read whether a group is frozen and which group above caused it; else not applicable."""
 
     def read(one: Group, v1: str, v2: str) -> bytes:
-        # b"" where the group is gone, or the kernel has no freezer: nothing is frozen by it.
+        # b"": the group is gone or the kernel has no freezer, so nothing is frozen.
         path = f"{one.directory}/{v1 if group.version == 1 else v2}"
         return read_or(b"", lambda: read_file(path, _FILE_BYTES))
 
@@ -63,10 +61,7 @@ def read_group(group: Group) -> Applicable[Freezer]:
 
 
 def find_groups(pid: int, mounts: Sequence[Mount], proc: str = PROC) -> Applicable[tuple[Group, ...]]:
-    """Find the groups whose freezer can hold a process; missing where one of them cannot be looked at.
-
-    The root of a hierarchy cannot be frozen and is left out.
-    """
+    """Find the groups whose freezer can hold a process, without roots; Missing where one cannot be read."""
     try:
         paths = parse_groups(read_file(f"{proc}/{pid}/cgroup", 16_384).decode("utf-8", "surrogateescape"))
     except OSError:
@@ -84,12 +79,11 @@ def find_groups(pid: int, mounts: Sequence[Mount], proc: str = PROC) -> Applicab
 
 
 Processes = tuple[ProcessSample, ...]
-Found = dict[int, Applicable[Freezer]]
-"""What freezes processes, by PID."""
+Found = dict[int, Applicable[Freezer]]  # what freezes processes, by PID
 
 
 class SuspendedReader:
-    """Tell what holds the processes of a job; opens a file or two of each group of a rank."""
+    """Find what holds the processes of a job; opens a file or two for each group of a rank."""
 
     def __init__(self, proc: str = PROC) -> None:
         self._proc = proc
@@ -98,9 +92,9 @@ class SuspendedReader:
         self._refresh_ns = 0
 
     def read(self, ranks: Iterable[int], others: Iterable[int], now_ns: int) -> Found:
-        """Return of each frozen process what freezes it, and of a rank also why that could not be read.
+        """Return what freezes each frozen process, and for a rank also why that could not be read.
 
-        ``others`` are asked only while a rank is frozen: they are nearly always in its group.
+        ``others`` are read only while a rank is frozen: they are nearly always in its group.
         """
         if now_ns >= self._refresh_ns:
             self._refresh_ns = now_ns + REFRESH_EVERY_NS
@@ -113,7 +107,7 @@ class SuspendedReader:
         return found
 
     def mark(self, processes: Processes, loops: Mapping[Identity, int], now_ns: int) -> Processes:
-        """Return ``processes`` with what holds them; ``loops`` are threads that stand for their processes."""
+        """Return ``processes`` with what holds them; ``loops`` stand for their processes."""
         ranks = [one.pid for one in processes if one.role is Role.RANK]
         frozen = self.read(ranks, (one.pid for one in processes), now_ns)
         traced = [Identity(one.pid, one.start_ticks) for one in processes if one.state == "t"]
@@ -140,9 +134,9 @@ class SuspendedReader:
 def mark_held(
     processes: Processes, frozen: Mapping[int, Applicable[Freezer]], tracers: Mapping[int, Known[Tracer]]
 ) -> Processes:
-    """Say of processes by PID which are frozen and who traces them. Pure.
+    """Mark by PID which processes are frozen and who traces them. Pure.
 
-    The kernel's word for the wait of a frozen process is where it was interrupted, or the freezer itself.
+    The kernel function of a frozen process is that of the interrupted wait, or of the freezer itself.
     """
     if not frozen and not tracers:
         return processes
@@ -158,7 +152,7 @@ def mark_held(
 def leave_out_frozen(
     looks: Known[tuple[MainThreadSample, ...]], processes: Processes
 ) -> Known[tuple[MainThreadSample, ...]]:
-    """Leave out looks at main threads that were frozen: those of v1 look blocked in I/O (state D). Pure."""
+    """Drop samples of main threads that were frozen: under v1 they look blocked in I/O (state D). Pure."""
     frozen = {one.pid for one in processes if is_known(one.frozen)}
     if isinstance(looks, Missing) or not frozen:
         return looks
@@ -166,7 +160,7 @@ def leave_out_frozen(
 
 
 def are_all_suspended(processes: Processes) -> bool:
-    """Tell whether no rank of the job may run: a signal, a debugger or a freezer holds each."""
+    """Tell whether no rank may run: a signal, a debugger or a freezer holds each."""
     ranks = [one for one in processes if one.role is Role.RANK]
     return bool(ranks) and all(one.state in "Tt" or is_known(one.frozen) for one in ranks)
 

@@ -1,7 +1,7 @@
-"""Measure the demand of threads for CPUs, and translate thread numbers.
+"""Measure how many CPUs threads demand, and translate thread numbers.
 
-Source: /proc/PID/task/TID/schedstat. Demand = (d run + d wait)/dt summed over threads is exact
-and hardly changes with noisy neighbours, unlike CPU %, PSI and involuntary switches.
+Source: /proc/PID/task/TID/schedstat. Demand = (d run + d wait)/dt summed over threads is exact and, unlike
+CPU %, PSI and involuntary switches, hardly changes with noisy neighbours.
 """
 
 from __future__ import annotations
@@ -21,25 +21,19 @@ from tpmon.probe.base.procread import PROC, read_status
 from tpmon.probe.proc.counters import NO_DESCRIPTOR, ProcFile, SchedStat, parse_schedstat
 from tpmon.probe.proc.memory import read_memory
 
-BUSY_DEMAND = 0.25
-"""A thread with at least this demand counts as one compute thread (exact for 2-32 OMP threads)."""
+BUSY_DEMAND = 0.25  # at least this makes one compute thread (exact for 2-32 OMP threads)
 RELIST_NS = 10_000_000_000
-QUIET_RELIST_NS = 60_000_000_000
-"""A process that used no CPU has hardly swapped one thread for another."""
-QUIET_TICKS = 5
-"""A quiet process is read at least every fifth tick: a thread that waits but never runs shows no CPU."""
-RESTING_SAMPLES = 3
-"""A thread unchanged this often rests: it is read with those of quiet processes, not each tick."""
+QUIET_RELIST_NS = 60_000_000_000  # a process that used no CPU has hardly replaced a thread
+QUIET_TICKS = 5  # a quiet process is read at least so often: a thread that waits but never runs uses no CPU
+RESTING_SAMPLES = 3  # a thread unchanged so often is read with those of quiet processes, not each tick
 UNSEEN_S = 0.025
-"""More CPU of a process than its read threads used shows that one has stopped to rest. The two are
-counted in clock ticks of 10 ms, each cut off."""
-NAMES_PER_TICK = 250
-"""1000 in the first tick of a large job took a sixteenth of its first picture."""
+"""More CPU of a process than its read threads used means that a resting one runs; both count 10 ms ticks."""
+NAMES_PER_TICK = 250  # 1000 in the first tick of a large job took a sixteenth of its first picture
 
 
 @dataclass(slots=True)
 class Allowance:
-    """Bound what all processes together may keep open, and how many names a tick may read."""
+    """Bound the descriptors that all processes keep open, and the names that one tick reads."""
 
     descriptors: int
     names: int = NAMES_PER_TICK
@@ -80,14 +74,14 @@ NO_SCHEDSTAT = Missing("this kernel has no schedstat")
 def leave_unread(
     taken_ns: int, why: Missing = _UNREAD, counts: Mapping[ThreadKind, int] = MappingProxyType({})
 ) -> ThreadReading:
-    """Return the reading of a process whose threads are read later, or are counted alone."""
+    """Return the reading of a process whose threads are only counted, or read later."""
     groups = tuple(ThreadGroup(kind, counts[kind], why) for kind in ThreadKind if kind in counts)
     return ThreadReading(*(why,) * 6, groups, taken_ns)
 
 
 @dataclass(slots=True)
 class _Sums:
-    """Add up what the threads of one process did, each over its own time since it was last read."""
+    """Add up what one process's threads did, each since its own last reading."""
 
     read: int = 0
     run_ns: int = 0
@@ -100,7 +94,7 @@ class _Sums:
     demand_of: dict[ThreadKind, float] = field(default_factory=dict)
 
     def add(self, thread: _Thread, old: SchedStat, new: SchedStat, elapsed_ns: int, *, is_main: bool) -> None:
-        """Add what a thread did within ``elapsed_ns``; 0: not known since when."""
+        """Add what a thread did within ``elapsed_ns``; 0: since an unknown time."""
         thread.demand = 0.0
         if elapsed_ns <= 0:
             return
@@ -117,9 +111,9 @@ class _Sums:
         self.demand_of[thread.kind] = self.demand_of.get(thread.kind, 0.0) + thread.demand
 
     def close(self, counts: Mapping[ThreadKind, int], taken_ns: int, *, first: bool) -> ThreadReading:
-        """Return the reading; ``counts`` are all threads of the process, read or not."""
+        """Return the reading; ``counts`` are all threads of the process, also unread ones."""
         if first or not self.filled:
-            # Every thread that ever ran was put on a CPU once: all zero means the kernel does not count.
+            # A thread that ran was put on a CPU at least once: all zero means the kernel does not count.
             return leave_unread(taken_ns, _UNREAD if self.filled else _NOT_FILLED, counts)
         kinds = [kind for kind in ThreadKind if kind in counts]
         return ThreadReading(
@@ -136,16 +130,14 @@ class _Sums:
 
 @dataclass(slots=True)
 class ThreadSet:
-    """Follow the threads of one process. Call ``read`` each tick; it decides what to look at."""
+    """Follow the threads of one process. Call ``read`` each tick; it decides what to read."""
 
     pid: int
     kind_of: Callable[[str], ThreadKind]
     allowance: Allowance
     proc: str = "/proc"
-    born_after_ns: int = 0
-    """A moment at which the process did not exist yet: all its threads' time came after it."""
-    keep_folder: bool = True
-    """False where descriptors are short: the task folder is then opened for each reading."""
+    born_after_ns: int = 0  # the process did not exist yet, so all its threads' time came later
+    keep_folder: bool = True  # False where descriptors are short: it is opened for each reading
     _loop_tid: int = 0
     _threads: dict[int, _Thread] = field(default_factory=dict)
     _task_fd: int = -1
@@ -153,15 +145,11 @@ class ThreadSet:
     _read_ns: int = 0
     _ticks: int = 0
     _was_moving: bool = True
-    _all_read_cpu_s: float = 0.0
-    """CPU time of the process when all its threads were last read."""
-    _seen_run_ns: int = 0
-    """What the threads that were read since then used of it."""
-    _all_cached: bool = True
-    """False when descriptors ran out: opening a file for each look costs three times as much."""
+    _all_read_cpu_s: float = 0.0  # CPU time of the process when all its threads were last read
+    _seen_run_ns: int = 0  # what the threads that were read since then used of it
+    _all_cached: bool = True  # False when descriptors ran out: opening anew costs three times as much
     _count: int = -1
-    _has_schedstat: bool = True
-    """False once a thread was met that lives and has none: then the kernel has it for no thread."""
+    _has_schedstat: bool = True  # False once a living thread had none: then the kernel has it for none
     _latest: ThreadReading = field(default_factory=lambda: ThreadReading(*(_UNREAD,) * 6, (), 0))
 
     def __post_init__(self) -> None:
@@ -174,13 +162,13 @@ class ThreadSet:
         """Return the newest reading, taking a new one unless the process is quiet or ``skip`` is set.
 
         ``threads`` is num_threads of the same tick, ``moved`` whether the process used CPU since the last.
-        With ``cpu_s``, all that it has used, resting threads are left out while the others account for it.
-        OSError when the process is gone.
+        With its total ``cpu_s``, resting threads are left out while the others account for it. OSError when
+        it is gone.
         """
         quiet = not moved and not self._was_moving and threads == self._count
         self._was_moving = moved
         self._ticks += 1
-        # By PID, so that quiet processes are not all read in the same tick.
+        # Spread by PID, so that quiet processes are not all read in the same tick.
         period = QUIET_TICKS if self._all_cached else 2 * QUIET_TICKS
         due = (self._ticks + self.pid) % period == 0
         if self._read_ns and (skip or quiet) and not due:
@@ -216,7 +204,7 @@ class ThreadSet:
             self._task_fd = -1
 
     def follow(self, tid: int) -> None:
-        """Take another thread for the one of kind MAIN: it runs the training loop."""
+        """Make another thread the one of kind MAIN: it runs the training loop."""
         for one in {self._loop_tid, tid} & self._threads.keys():
             self._threads[one].kind = ThreadKind.UNREAD
         self._loop_tid = tid
@@ -235,7 +223,7 @@ class ThreadSet:
         born = [_Thread(tid, taken_ns) for tid in tids - self._threads.keys()]
         self._threads.update((thread.tid, thread) for thread in born)
         for thread in self._threads.values():
-            # A thread inherits its creator's name and takes its own a moment later.
+            # A thread inherits its creator's name and sets its own a moment later.
             named_early = thread.first_seen_ns >= self._listed_ns
             if (thread.kind is ThreadKind.UNREAD or named_early) and self.allowance.names > 0:
                 self.allowance.names -= 1
@@ -276,7 +264,7 @@ class ThreadSet:
             self.allowance.descriptors += 1
 
     def _read_threads(self, threads: Iterable[_Thread]) -> tuple[list[tuple[_Thread, SchedStat]], bool]:
-        """Read each thread now; also tells whether any was gone."""
+        """Read each thread now; also return whether any was gone."""
         readings = []
         any_gone = False
         for thread in threads:
@@ -294,11 +282,11 @@ class ThreadSet:
         if elapsed_ns <= 0:
             return new
         if old is None:
-            # Born within the interval: all its time belongs to it. One that has more time than
-            # that took the place of a dead thread earlier, unseen, and starts to count now.
+            # Born within the interval: all its time counts. One with more time than that replaced a dead
+            # thread earlier, unseen, and starts to count now.
             born_within = thread.first_seen_ns > self._read_ns and new.run_ns + new.wait_ns <= elapsed_ns
             return SchedStat(0, 0, 0) if born_within else new
-        # By exec another thread takes this TID over, with its own, smaller counters.
+        # After exec by another thread this TID has that thread's smaller counters.
         back = new.run_ns < old.run_ns or new.wait_ns < old.wait_ns or new.slices < old.slices
         return new if back else old
 
@@ -309,14 +297,14 @@ class ThreadSet:
         any_gone = self._add(sums, awake, taken_ns)
         unseen_s = cpu_s - self._all_read_cpu_s - (self._seen_run_ns + sums.run_ns) / 1e9
         if not everyone and unseen_s > UNSEEN_S:
-            # They rested until the tick before, so what they used since is of this one.
+            # They rested until the last tick, so what they used since belongs to this one.
             resting = [one for one in self._threads.values() if one.read_ns != taken_ns]
             for one in resting:
                 one.read_ns = self._read_ns
             any_gone = self._add(sums, resting, taken_ns) or any_gone
             everyone = True
         if any_gone:
-            # As many may have been born in their place, which the number of threads does not show.
+            # Others may have been born in their place, which the number of threads does not show.
             self._add(sums, self._list(taken_ns), taken_ns)
         if not sums.read:
             self._has_schedstat = not self._lacks_schedstat()
@@ -335,7 +323,7 @@ class ThreadSet:
         self._latest = sums.close(counts, taken_ns, first=elapsed_ns <= 0)
 
     def _lacks_schedstat(self) -> bool:
-        """Tell whether a thread lives that has no schedstat: no CONFIG_SCHED_INFO, or a sandbox's /proc."""
+        """Tell whether a living thread has no schedstat: no CONFIG_SCHED_INFO, or a sandbox's /proc."""
         for tid in self._threads:
             try:
                 os.close(os.open(f"{tid}/schedstat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._task_fd))
@@ -355,7 +343,7 @@ class ThreadSet:
         return leave_unread(taken_ns, NO_SCHEDSTAT, counts)
 
     def _add(self, sums: _Sums, threads: Iterable[_Thread], taken_ns: int) -> bool:
-        """Read threads and add what they did to the sums; tells whether any was gone."""
+        """Read threads and add what they did to the sums; return whether any was gone."""
         readings, any_gone = self._read_threads(threads)
         for thread, new in readings:
             since_ns = thread.read_ns or self._read_ns
@@ -377,34 +365,31 @@ class ThreadSet:
 
 _MACHINE = os.uname().machine
 _TID_AT = {"x86_64": 720, "aarch64": 208}
-"""Where glibc keeps the kernel's number of a thread, behind the address that pthread_self() returns."""
+"""Offset of the kernel's TID in glibc's struct pthread, to which pthread_self() points."""
 _LOWEST_ADDRESS = 1 << 32
 
 
 def number_stacks(
     pid: int, stacks: Sequence[StackCount], here: set[int], proc: str = PROC, machine: str = _MACHINE
 ) -> list[tuple[int, StackCount]]:
-    """Give each stack our number of its thread; one that cannot be told keeps what py-spy said.
+    """Give each stack our number of its thread; an unknown one keeps py-spy's.
 
-    py-spy tells the number of the target's PID namespace, and before Python 3.11 an address alone.
-    ``here`` are the threads of the process as /proc lists them.
+    py-spy has the number of the target's PID namespace, and before Python 3.11 only an address. ``here`` are
+    the process's threads in /proc.
     """
     said = {stack.tid for stack in stacks}
     unknown = said - here
     outer: dict[int, int] = _read_inner_numbers(pid, here, proc) if unknown else {}
     for tid in unknown - outer.keys():
         number = _read_number(pid, tid, here, proc, machine)
-        # One thread is never two: a number that is taken is somebody else's.
+        # No two stacks share a thread: a number that is taken means another one.
         if number is not None and number not in said and number not in outer.values():
             outer[tid] = number
     return [(stack.tid if stack.tid in here else outer.get(stack.tid, stack.tid), stack) for stack in stacks]
 
 
 def _read_number(pid: int, pthread: int, here: set[int], proc: str, machine: str) -> int | None:
-    """Read the kernel's number of a thread out of what glibc keeps of it (struct pthread, field tid).
-
-    It counts only where it is the number of a living thread of that process: other C libraries differ.
-    """
+    """Read a thread's TID from glibc's struct pthread; only a living one, as other C libraries differ."""
     at = _TID_AT.get(machine)
     if at is None or pthread < _LOWEST_ADDRESS:
         return None
@@ -416,7 +401,7 @@ def _read_number(pid: int, pthread: int, here: set[int], proc: str, machine: str
 
 
 def _read_inner_numbers(pid: int, tids: Iterable[int], proc: str) -> dict[int, int]:
-    """Map the numbers that threads have in their container to ours; {} where there is no container."""
+    """Map the TIDs that threads have in their container to ours; {} without a container."""
     try:
         if len(read_status(pid, proc).ns_pids) < 2:
             return {}

@@ -1,7 +1,7 @@
 """Find what a blocked system call waits on: file, pipe, socket, lock, mount or process.
 
-The call's arguments (/proc/PID/task/TID/syscall) name descriptors or point to a path; /proc/PID/fd,
-fdinfo and mountinfo say what they are. None of them touches the file itself: a dead mount cannot block here.
+The call's arguments (/proc/PID/task/TID/syscall) name descriptors or point to a path; /proc/PID/fd, fdinfo
+and mountinfo describe them. The file itself is never touched, so a dead mount cannot block here.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class FileLock:
-    """Hold one row of /proc/locks. Rows of one ``number`` are a lock and those that wait for it."""
+    """Hold one row of /proc/locks; rows of one ``number`` are a lock and those waiting for it."""
 
     number: int
     waits: bool
@@ -102,9 +102,9 @@ def parse_locks(raw: bytes) -> tuple[FileLock, ...]:
 
 
 def pick_holders(locks: tuple[FileLock, ...], pid: int, inode: int | None) -> tuple[int, ...]:
-    """Return the processes that hold what ``pid`` waits for; of several files that with ``inode``. Pure.
+    """Return who holds what ``pid`` waits for, of several files that with ``inode``. Pure.
 
-    A holder of another PID namespace, or of an open file description alone, has no PID here.
+    A holder that is in another PID namespace, or only an open file description (OFD lock), has no PID here.
     """
     waits = {one.number for one in locks if one.waits and one.pid == pid and inode in (None, one.inode)}
     holders = (one.pid for one in locks if not one.waits and one.number in waits and one.pid > 0)
@@ -112,19 +112,18 @@ def pick_holders(locks: tuple[FileLock, ...], pid: int, inode: int | None) -> tu
 
 
 def find_lock_holders(pid: int, fd: int, proc: str = PROC) -> Known[tuple[int, ...]]:
-    """Find the processes that hold the lock that ``pid`` waits for on ``fd``; the file is not touched."""
+    """Find the processes that hold the lock for which ``pid`` waits on ``fd``; the file is not touched."""
     try:
         locks = parse_locks(read_file(f"{proc}/locks", _MOST_BYTES))
     except OSError as error:
         return Missing(f"locks: {error.strerror}")
     fdinfo = read_or(b"", lambda: read_file(f"{proc}/{pid}/fdinfo/{fd}", 4096))
-    inode = read_or(None, lambda: int(parse_field(fdinfo, b"ino")))  # told since Linux 5.14
+    inode = read_or(None, lambda: int(parse_field(fdinfo, b"ino")))  # since Linux 5.14
     return pick_holders(locks, pid, inode)
 
 
 _FIFO_WAITS = (WaitReason.PIPE_READ, WaitReason.PIPE_WRITE, WaitReason.FIFO)
-_MOST_FOLLOWED = 16
-"""Descriptors of one call whose other end is looked for."""
+_MOST_FOLLOWED = 16  # descriptors of one call whose other end is searched
 _NOUNS = {
     WaitKind.PIPE: ("pipe", "pipes"),
     WaitKind.SOCKET: ("socket", "sockets"),
@@ -135,7 +134,7 @@ _NOUNS = {
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """Hold the thread that waits; ``waits_for`` is what its kernel function tells."""
+    """Hold the thread that waits; ``waits_for`` is what its kernel function shows."""
 
     pid: int
     tid: int
@@ -203,13 +202,13 @@ def _target_of_one(waiter: Waiter, ends: OtherEnds, fd: int) -> Applicable[WaitT
 def _find_others_of_file(
     waiter: Waiter, ends: OtherEnds, fd: int, link: str
 ) -> Applicable[tuple[OtherEnd, ...]]:
-    """Find who has the other end of a FIFO, or holds the lock of a file; other files have neither."""
+    """Find who has the other end of a FIFO or holds a file's lock; other files have neither."""
     if waiter.name in LOCK_CALLS:
         holders = find_lock_holders(waiter.pid, fd, waiter.proc)
         if isinstance(holders, Missing):
             return holders
         return tuple(OtherEnd(pid, NOT_APPLICABLE, ends.name(pid)) for pid in holders[:MOST_ENDS])
-    # It is a FIFO where the kernel function that waits on it says so: no file is touched for it.
+    # The kernel function of the wait shows a FIFO: no file is touched for it.
     is_fifo = is_known(waiter.waits_for) and waiter.waits_for.reason in _FIFO_WAITS
     return ends.find_pipe(waiter.pid, fd, link) if is_fifo else NOT_APPLICABLE
 
@@ -220,7 +219,7 @@ def _follow(
     """Find the other end of a pipe or a socket; other things have none."""
     kind = _kind_of(link)
     if kind is WaitKind.PIPE:
-        # Who feeds a loader queue is known by the parts of the job; looking for it costs a scan.
+        # The parts of the job show who feeds a loader queue; searching costs a scan.
         if is_known(waiter.waits_for) and waiter.waits_for.reason in QUEUES:
             return kind, NOT_APPLICABLE, NOT_APPLICABLE
         return kind, NOT_APPLICABLE, ends.find_pipe(waiter.pid, fd, link)
@@ -233,11 +232,11 @@ def _follow(
 
 
 def _target_of_several(waiter: Waiter, ends: OtherEnds, fds: tuple[int, ...]) -> Applicable[WaitTarget]:
-    """Say what a call watches: how many of what, and who has the other ends."""
+    """Describe what a call watches: how many of what, and who has the other ends."""
     kinds: Counter[WaitKind] = Counter()
     met: list[OtherEnd] = []
     complete = True
-    path = f"{waiter.proc}/{waiter.pid}/fd/%d"  # one that is closed while it is watched ends no wait
+    path = f"{waiter.proc}/{waiter.pid}/fd/%d"  # one that is closed meanwhile ends no wait
     for fd, link in each_process(fds[:_MOST_FOLLOWED], lambda fd: os.readlink(path % fd)).items():
         kind, _, others = _follow(waiter, ends, fd, known_or(link, ""))
         kinds[kind] += 1
@@ -270,7 +269,7 @@ def _target_of_path(waiter: Waiter, path: str) -> WaitTarget:
 
 
 def _target_of_child(waiter: Waiter, ends: OtherEnds, child: int) -> WaitTarget:
-    """Name the process that is waited for; where its number here is not told, by the container's."""
+    """Name the process that is awaited; by the container's number where ours is unknown."""
     here = translate_child(waiter.pid, child, waiter.proc)
     others: Applicable[tuple[OtherEnd, ...]] = Missing("which process of this machine it is, is not known")
     name = f"process {child} of its container"
@@ -280,7 +279,7 @@ def _target_of_child(waiter: Waiter, ends: OtherEnds, child: int) -> WaitTarget:
 
 
 def _target_of_lock(waiter: Waiter, call: Syscall) -> Applicable[WaitTarget]:
-    """Name the thread that holds a lock, or that is waited for, where the lock itself says so."""
+    """Name the thread that holds a lock or is joined, where the lock itself shows it."""
     holder = find_holder(call, waiter.machine, waiter.pid, waiter.tid, waiter.proc)
     if holder is None:
         return NOT_APPLICABLE

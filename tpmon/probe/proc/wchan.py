@@ -1,7 +1,7 @@
-"""Tell what a thread waits for, from its state, kernel function and system call, and what the call was given.
+"""Tell what a thread waits for by its state, kernel function and system call, and read the call's arguments.
 
 Kernel function names differ by version (futex_do_wait, futex_wait_queue), so prefixes are matched. What
-the arguments of a call point to is read from the target's memory, which stops nothing.
+arguments point to is read from the target's memory, which stops nothing.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from tpmon.model.waits import RUNNING, Wait, WaitReason
 from tpmon.probe.base.procread import PROC, each_process, read_file, read_status
 from tpmon.probe.proc.memory import read_memory
 
-ON_CPU = Missing("running")
-"""What the kernel says of the wait and the call of a thread that runs."""
-LOADER_POLL_MS = 5000
-"""MP_STATUS_CHECK_INTERVAL of torch.utils.data: both ends of a loader queue poll this long."""
+ON_CPU = Missing("running")  # the kernel's answer for wait and call of a running thread
+LOADER_POLL_MS = 5000  # MP_STATUS_CHECK_INTERVAL of torch.utils.data: both ends of a loader queue poll so
 _LOADER_WAITS = {Role.RANK: WaitReason.BATCH, Role.WORKER: WaitReason.WORK}
 
 
@@ -47,13 +45,10 @@ def parse_syscall(raw: bytes) -> Known[Syscall]:
 
 
 PATH_CHARS = 400
-MOST_WATCHED = 64
-"""Descriptors of one call that are told; a call that watches more is said to watch so many."""
+MOST_WATCHED = 64  # descriptors of one call that are listed; of more only the number is told
 _POLLFD = struct.Struct("=ihh")
-_MUTEX = struct.Struct("=iIi")
-"""What glibc keeps of a mutex: lock word, count, and the thread that holds it (pthreadtypes.h)."""
-_CONTENDED = 2
-"""Value of a lock word that somebody waits for."""
+_MUTEX = struct.Struct("=iIi")  # glibc's mutex: lock word, count, TID of the holder (pthreadtypes.h)
+_CONTENDED = 2  # value of a lock word with a waiter
 _PI_TID = 0x3FFFFFFF
 
 # arch/x86/entry/syscalls/syscall_64.tbl
@@ -157,13 +152,13 @@ _INPUTS = {
     WaitReason.UNIX_SOCKET: WaitReason.INPUT_SOCKET,
     WaitReason.SOCKET_OR_TTY: WaitReason.TERMINAL,
 }
-"""Waits that a read of descriptor 0 makes one for input; nobody gives a training a TCP socket for it."""
+"""Waits that become input when descriptor 0 is read; nobody gives a training a TCP socket for it."""
 
 
 _FILE_LOCKS = re.compile(r"lock_inode_wait|lock_file_wait|fcntl_setlk")
-"""Kernel functions in which flock and fcntl wait for a lock on a file."""
+"""Kernel functions in which flock and fcntl wait for a file lock."""
 _DRIVERS = re.compile(r"\b(?:nvidia_|nvkms_|nv_|_nv\d|uvm_|os_acquire_|amdgpu_|kfd_)")
-"""Those of the drivers of cards (nvidia.ko, nvidia-uvm.ko, amdgpu.ko)."""
+"""Those of the card drivers (nvidia.ko, nvidia-uvm.ko, amdgpu.ko)."""
 
 
 def _tell_futex(call: Known[Syscall]) -> WaitReason:
@@ -181,17 +176,16 @@ _OF_STATE = {
 
 
 def is_in_driver(wchan: str) -> bool:
-    """Tell whether a kernel function is of the driver of a card."""
+    """Tell whether a kernel function is a card driver's."""
     return _DRIVERS.search(wchan) is not None
 
 
 def read_wait(state: str, wchan: Known[str], call: Known[Syscall], role: Role, machine: str) -> Known[Wait]:
-    """Tell what a thread waits for, an unknown function by its name; missing where the kernel hides wchan."""
+    """Tell what a thread waits for, or the function's name; Missing where the kernel hides wchan."""
     if state in _OF_STATE:
         return _OF_STATE[state]
     if call == ON_CPU and (not is_known(wchan) or wchan in ("0", "") or wchan.startswith("futex")):
-        # It woke up between the reading of its state and of its wait. Which lock that was, with a time-out or
-        # without one, its call would have told.
+        # It woke up between the readings of its state and of its wait; only its call would show the lock.
         return RUNNING
     if not is_known(wchan):
         return wchan
@@ -204,8 +198,8 @@ def read_wait(state: str, wchan: Known[str], call: Known[Syscall], role: Role, m
     for prefix, reason in _BY_PREFIX:
         if wchan.startswith(prefix):
             if reason in _INPUTS and role is Role.RANK and name == "read" and arguments[:1] == (0,):
-                reason = _INPUTS[reason]  # noqa: PLW2901  # what it reads is its standard input
-            # arm64 has ppoll alone, whose time-out is behind a pointer.
+                reason = _INPUTS[reason]  # noqa: PLW2901  # it reads its standard input
+            # arm64 has only ppoll, whose time-out is behind a pointer.
             elif reason is WaitReason.POLL and name == "poll" and arguments[1:3] == (1, LOADER_POLL_MS):
                 reason = _LOADER_WAITS.get(role, reason)  # noqa: PLW2901
             return Wait(reason)
@@ -222,7 +216,7 @@ def read_wait(state: str, wchan: Known[str], call: Known[Syscall], role: Role, m
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Name the thread that a futex wait is for: the holder of a lock, or one that is joined."""
+    """Name the thread that a futex wait is for: a lock's holder, or a joined thread."""
 
     tid: int
     joined: bool
@@ -231,7 +225,7 @@ class Holder:
 def find_descriptors(
     call: Syscall, machine: str, pid: int, proc: str = PROC
 ) -> Known[tuple[int, ...]] | None:
-    """Return the descriptors that a call waits on; None for a call that waits on none."""
+    """Return the descriptors that a call waits on; None for other calls."""
     name = name_call(call.number, machine)
     if not call.arguments:
         return None
@@ -269,7 +263,7 @@ def _read_pollfds(pid: int, address: int, count: int, proc: str) -> Known[tuple[
 
 
 def _read_sets(pid: int, count: int, addresses: tuple[int, ...], proc: str) -> Known[tuple[int, ...]]:
-    """Read the sets of descriptors to read from and to write to, of select(2)."""
+    """Read the descriptor sets of select(2), to read from and to write to."""
     size = -(-min(_signed(count), 1024) // (8 * _LONG)) * _LONG
     found: set[int] = set()
     for address in filter(None, addresses):
@@ -282,7 +276,7 @@ def _read_sets(pid: int, count: int, addresses: tuple[int, ...], proc: str) -> K
 
 
 def read_path(pid: int, call: Syscall, machine: str, proc: str) -> Known[str] | None:
-    """Read the path that a call was given; None for a call that takes none, or an empty one."""
+    """Read the path argument of a call; None for a call without one, or an empty one."""
     at = _PATH_AT.get(name_call(call.number, machine))
     if at is None or len(call.arguments) <= at:
         return None
@@ -294,7 +288,7 @@ def read_path(pid: int, call: Syscall, machine: str, proc: str) -> Known[str] | 
 
 
 def find_child(call: Syscall, machine: str) -> int | None:
-    """Return the process whose end a call waits for, as the caller counts; None for other calls. Pure."""
+    """Return the child, as the caller numbers it, for whose end a call waits; None for other calls. Pure."""
     name = name_call(call.number, machine)
     if name == "wait4" and call.arguments:
         child = _signed(call.arguments[0])
@@ -306,10 +300,7 @@ def find_child(call: Syscall, machine: str) -> int | None:
 
 
 def translate_child(pid: int, child: int, proc: str = PROC) -> int | None:
-    """Return the number that a child of ``pid`` has here; None where it is not told.
-
-    A process in a PID namespace of its own (a container) names its children by the numbers in there.
-    """
+    """Return our number of a child of ``pid``, which a container numbers itself; None where it is unknown."""
     try:
         depth = len(read_status(pid, proc).ns_pids) - 1
         if not depth:
@@ -326,9 +317,9 @@ def translate_child(pid: int, child: int, proc: str = PROC) -> int | None:
 
 
 def find_holder(call: Syscall, machine: str, pid: int, tid: int, proc: str = PROC) -> Holder | None:
-    """Find the thread of ``pid`` that a futex wait is for; None where the lock does not tell.
+    """Find the thread of ``pid`` that a futex wait is for; None where the lock does not show it.
 
-    A mutex of C names its holder, and so does a join. Locks of Python, conditions and semaphores name nobody.
+    C mutexes and joins name their thread; Python locks, conditions and semaphores name nobody.
     """
     if name_call(call.number, machine) != "futex" or len(call.arguments) < 3:
         return None
@@ -352,7 +343,7 @@ def find_holder(call: Syscall, machine: str, pid: int, tid: int, proc: str = PRO
     elif operation in (_FUTEX_LOCK_PI, _FUTEX_LOCK_PI2):
         found = word & _PI_TID
     else:
-        # The kernel clears the word of a thread that ends, which is what a join waits for.
+        # The kernel clears the TID word of a thread that ends, which is what a join waits for.
         found, joined = (word, True) if word == value else (0, False)
     if found in (0, tid) or not os.path.exists(f"{proc}/{pid}/task/{found}"):
         return None
