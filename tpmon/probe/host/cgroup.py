@@ -1,11 +1,9 @@
-"""Read a job's control groups once a second: which files tell of it, its CPU budget, throttling, memory.
+"""Read a job's control groups once a second: where its readings are, its CPU budget, throttling, memory.
 
-Throttling is counted where the quota is set, which is often above the job's own group, so every
-group with a quota up the tree is read. cgroup v1 and v2 count the same things under other names
-(Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst). What a job without a group of its own
-shares with the whole machine (pressure, refaults, OOM kills) is the host's, from /proc.
-
-Affinity already includes cpusets, taskset and Slurm core binding, but never the quota.
+Throttling is counted where the quota is set, often above the job's own group, so every group with a quota up
+the tree is read. cgroup v1 and v2 count the same under other names (Documentation/admin-guide/cgroup-v1 and
+cgroup-v2.rst). What a job without its own group shares with the machine (pressure, refaults, OOM kills) is
+the host's, from /proc. Affinity includes cpusets, taskset and Slurm core binding, but never the quota.
 """
 
 from __future__ import annotations
@@ -23,8 +21,7 @@ from tpmon.probe.base.cgroup_tree import NOT_USED, V2, Group, JobGroups
 from tpmon.probe.base.procread import PAGE_BYTES, each_process, read_or, read_text
 from tpmon.probe.proc.counters import CounterRates, ProcFile
 
-THREADS_READ = 256
-"""Threads of one process whose mask is read: bounds the cost of a pinned job."""
+THREADS_READ = 256  # of one process, for their masks: bounds the cost of a pinned job
 
 HIDDEN_ABOVE = "limits above this container are not visible"
 
@@ -39,7 +36,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class CpuBudget:
-    """Hold the CPUs that the job may use at once, an upper bound where outer groups are hidden, and why."""
+    """Hold how many CPUs the job may use at once (an upper bound where outer groups are hidden), and why."""
 
     cores: Known[float]
     reason: str
@@ -68,7 +65,7 @@ def read_quotas(group: Group) -> Iterator[Quota]:
             else:
                 cores = parse_cpu_max(_read(one, "cpu.max"))
         except (FileNotFoundError, NotADirectoryError):
-            # The root has no quota, nor has a v2 group without the cpu controller.
+            # The root has no quota, nor has a v2 group without the CPU controller.
             continue
         if cores is not None:
             yield Quota(cores, one)
@@ -100,12 +97,12 @@ def read_affinity(
 ) -> Known[int]:
     """Count the CPUs on which any thread of ``pids`` may run.
 
-    Where the main threads cannot reach every CPU the others are asked too: OMP_PROC_BIND and KMP_AFFINITY
-    pin the main thread to one core and the rest of its pool to others.
+    If the main threads cannot reach every CPU, the others are read too: OMP_PROC_BIND and KMP_AFFINITY pin
+    the main thread to one core and the rest of its pool to others.
     """
 
     def join(tids: Iterable[int]) -> set[int]:
-        masks = each_process(tids, mask_of).values()  # one that ended since it was listed can run nowhere
+        masks = each_process(tids, mask_of).values()  # without those that ended meanwhile
         return set[int]().union(*(mask for mask in masks if is_known(mask)))
 
     reachable = join(pids)
@@ -141,8 +138,7 @@ def read_cpu_budget(
     return combine_budget(read_affinity(pids, proc, mask_of), read_quota(group))
 
 
-NO_LIMIT = 1 << 60
-"""cgroup v1 writes "no limit" as the largest page count, 2^63 rounded down to a page."""
+NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as the largest page count, 2^63 cut to whole pages
 
 _USAGE = {1: "memory.usage_in_bytes", 2: "memory.current"}
 NO_GROUP = Missing("no control group of its own")
@@ -162,21 +158,17 @@ class Limit:
 class Layout:
     """Hold where the readings of a job come from."""
 
-    quotas: Known[tuple[Group, ...]]
-    """Groups whose quota can throttle the job."""
-    local: Applicable[Group]
-    """The job's CPU group, where no quota is in view but one may be set above the view."""
+    quotas: Known[tuple[Group, ...]]  # whose quota can throttle the job
+    local: Applicable[Group]  # the job's CPU group, where a quota may be set above what is in view
     memory: Known[Group]
     limit: Applicable[Limit]
-    leaves: tuple[Group, ...]
-    """Groups that hold processes of the job: v1 counts an OOM kill only there."""
-    pressure: tuple[Known[str], ...]
-    """Pressure files in the order of PRESSURES."""
+    leaves: tuple[Group, ...]  # hold processes of the job: v1 counts an OOM kill only there
+    pressure: tuple[Known[str], ...]  # files in the order of PRESSURES
     pressure_source: str
 
 
 def memory_group(group: Known[Group]) -> Known[Group]:
-    """Find the group whose memory is counted: the nearest that has the controller, never the root."""
+    """Find the group whose memory is counted: the nearest with the controller, never the root."""
     if isinstance(group, Missing):
         return group
     for one in group.lineage():
@@ -198,12 +190,12 @@ def read_limit(group: Known[Group]) -> Applicable[Limit]:
             found = Limit(limit, one)
     if found is not None:
         return found
-    # v1 tells of limits above the view in memory.stat (hierarchical_memory_limit).
+    # v1 shows limits above the view in memory.stat (hierarchical_memory_limit).
     return NOT_APPLICABLE if group.version == 1 or group.sees_root() else Missing(HIDDEN_ABOVE)
 
 
 def find_pressure(groups: JobGroups, proc: str) -> tuple[tuple[Known[str], ...], str]:
-    """Find the three pressure files: the job's v2 group, the host where the job has no group."""
+    """Find the three pressure files: the job's v2 group's, or the host's where it has none."""
     unified = groups.common(V2)
     if is_known(unified) and not unified.is_root():
         return tuple(f"{unified.directory}/{name}.pressure" for name in PRESSURES), unified.label()
@@ -238,13 +230,11 @@ def _find_quotas(cpu: Known[Group]) -> tuple[Known[tuple[Group, ...]], Applicabl
     return quotas, (NOT_APPLICABLE if quotas or cpu.sees_root() else cpu)
 
 
-REFRESH_EVERY_NS = 10_000_000_000
-"""How often groups, quotas and limits are looked up again; they change seldom."""
+REFRESH_EVERY_NS = 10_000_000_000  # for groups, quotas and limits, which change seldom
 
 T = TypeVar("T")
 
-READ_BYTES = 16_384
-"""Holds /proc/vmstat, the longest file read here."""
+READ_BYTES = 16_384  # enough for /proc/vmstat, the longest file read here
 
 _REASONS = {
     errno.EOPNOTSUPP: "switched off in this kernel",
@@ -257,11 +247,11 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class CgroupReading:
-    """Hold one look at the job's control groups; ``*_source`` names the group, or "host".
+    """Hold one reading of the job's control groups; ``*_source`` names the group, or "host".
 
-    ``used_bytes`` is usage less the page cache (active_file and inactive_file, which the kernel gives back
-    before it kills) of the group that sets the limit, else of the job's own: the two belong together.
-    ``throttled_s`` counts every CPU. ``oom_kills`` and ``swap_bytes`` are totals.
+    ``used_bytes`` is usage less the page cache (active_file and inactive_file, which the kernel reclaims
+    before it kills), of the group that sets the limit, else of the job's own. ``throttled_s`` sums all CPUs;
+    ``oom_kills`` and ``swap_bytes`` are totals.
     """
 
     throttled_ratio: Known[float]
@@ -296,7 +286,7 @@ def parse_pressure_us(raw: bytes) -> int:
 
 
 def _pick(stat: Known[dict[bytes, int]], *names: bytes) -> Known[int]:
-    """Return the first of ``names`` that is counted."""
+    """Return the first of ``names`` that exists."""
     if isinstance(stat, Missing):
         return stat
     for name in names:
@@ -318,7 +308,7 @@ class CgroupReader:
         self._refresh_ns: int | None = None
 
     def follow(self, pids: Sequence[int]) -> None:
-        """Take ``pids`` as the job from the next read on; does nothing when they are the same."""
+        """Read the groups of ``pids`` from the next read on."""
         if tuple(pids) != self._pids:
             self._pids = tuple(pids)
             self._refresh_ns = 0
@@ -365,17 +355,17 @@ class CgroupReader:
     def _refresh(self) -> None:
         groups = JobGroups(self._pids, self._proc)
         if not groups.paths:
-            return  # the job ended: its last groups still tell of an OOM kill
+            return  # the job ended: its last groups still show an OOM kill
         layout = find_layout(groups, self._proc)
         if layout != self._layout:
             self._layout = layout
             self.close()
         else:
-            # What could not be opened may be there now.
+            # What could not be opened may exist now.
             self._files = {path: file for path, file in self._files.items() if isinstance(file, ProcFile)}
 
     def _parsed(self, parse: Callable[[bytes], T], path: str) -> Known[T]:
-        """Read and parse one file; a file that cannot be read or parsed costs one value."""
+        """Read and parse one file; a failure costs one value."""
         try:
             return map_known(parse, self._bytes(path))
         except ValueError as error:
@@ -397,13 +387,13 @@ class CgroupReader:
         return self._parsed(parse_counters, path)
 
     def _throttling(self, now_ns: int) -> tuple[Known[float], Known[float], str]:
-        """Return throttled periods / periods, seconds per second, and the group that throttles most."""
+        """Return throttled periods / periods, seconds per second, and the most throttled group."""
         groups = self._layout.quotas
         if isinstance(groups, Missing):
             return groups, groups, ""
         if is_known(self._layout.local):
             seconds = self._local_throttling(self._layout.local, now_ns)
-            # Without the period counters of the group that throttles only "not at all" is certain.
+            # Without the period counters of the throttling group only "not at all" is certain.
             return (0.0 if seconds == 0.0 else Missing(HIDDEN_ABOVE)), seconds, self._layout.local.label()
         worst: tuple[Known[float], Known[float], str] = (0.0, 0.0, "no quota")
         for group in groups:
@@ -414,7 +404,7 @@ class CgroupReader:
             seconds = self._rates.rate(f"{name} time", _throttled_s(stat), now_ns)
             if isinstance(periods, Missing) or isinstance(throttled, Missing):
                 return throttled, seconds, group.label()
-            # A group that is idle has no periods, and none of them was throttled.
+            # An idle group has no periods, so none was throttled.
             ratio = min(1.0, throttled / periods) if periods > 0 else 0.0
             if worst[2] == "no quota" or (is_known(worst[0]) and ratio > worst[0]):
                 worst = (ratio, seconds, group.label())
@@ -441,7 +431,7 @@ class CgroupReader:
         if group != memory:
             stat = self._counters(f"{group.directory}/memory.stat")
         usage = self._parsed(int, f"{group.directory}/{_USAGE[group.version]}")
-        # A data set that is read again is in active_file. /dev/shm is in neither: it is swapped or stays.
+        # A data set that is read again is in active_file; /dev/shm is in neither, as it is swapped or stays.
         idle = _pick(stat, b"total_inactive_file", b"inactive_file")
         warm = _pick(stat, b"total_active_file", b"active_file")
         if isinstance(usage, Missing):
@@ -466,7 +456,7 @@ class CgroupReader:
             return memory
         if memory.version == 2:
             return _pick(self._counters(f"{memory.directory}/memory.events"), b"oom_kill")
-        # v1 counts a kill in the victim's own group only; a group that was removed keeps its count.
+        # v1 counts a kill only in the victim's own group; a removed group keeps its count.
         for group in (memory, *self._layout.leaves):
             kills = _pick(self._counters(f"{group.directory}/memory.oom_control"), b"oom_kill")
             if is_known(kills):

@@ -1,7 +1,7 @@
-"""Read what the whole machine does beside the job, the memory that is left, and what tpmon itself costs.
+"""Read what the whole machine does beside the job, the memory that is left, and tpmon's own cost.
 
-/proc/stat, /proc/loadavg and /proc/meminfo tell of the host, also inside a container. Where its own cost is
-over the budget, tpmon reads less often.
+/proc/stat, /proc/loadavg and /proc/meminfo show the host, even inside a container. When tpmon's own cost
+exceeds its budget, it reads less often.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tpmon.probe.proc.counters import NEEDS_SECOND, ProcFile
 
 T = TypeVar("T")
 
-SHM = "/dev/shm"  # noqa: S108  # where every torch loader puts its batches
+SHM = "/dev/shm"  # noqa: S108  # where torch loaders put their batches
 
 
 @dataclass(frozen=True, slots=True)
 class HostReading:
-    """Hold one look at the machine. ``used_cores`` and ``steal_pct`` need a second look."""
+    """Hold one reading of the machine. ``used_cores`` and ``steal_pct`` need a second one."""
 
     cores: int
     used_cores: Known[float]
@@ -76,10 +76,9 @@ def parse_meminfo(raw: bytes, name: bytes) -> Known[int]:
 
 
 class _HostFile:
-    """Keep one file of the machine open; where it cannot be read, say why and open it anew at the next look.
+    """Keep one file of the machine open; where it cannot be read, say why and open it anew next time.
 
-    A lxcfs that crashed answers ENOTCONN until it is mounted again, and a /proc that is mounted with
-    subset=pid has no such files at all.
+    A crashed lxcfs answers ENOTCONN until it is mounted again; a /proc with subset=pid has no such files.
     """
 
     def __init__(self, path: str, size: int) -> None:
@@ -107,13 +106,13 @@ class _HostFile:
 
 
 def _measure_stat(path: str) -> int:
-    """Return how many bytes of /proc/stat are read: without its interrupt counters, ten times as long."""
+    """Return how many bytes of /proc/stat to read: those before its interrupt counters, ten times as long."""
     with open(path, "rb") as file:
         return len(file.read().partition(b"\nintr")[0]) * 2 + 1024
 
 
 class HostReader:
-    """Read the machine on descriptors that stay open; a file that cannot be read costs its figures alone."""
+    """Read the machine on descriptors that stay open; an unreadable file costs only its own figures."""
 
     def __init__(self, proc: str = "/proc") -> None:
         self._stat = _HostFile(f"{proc}/stat", 0)
@@ -122,7 +121,7 @@ class HostReader:
         self._last: CpuTicks | None = None
 
     def read(self) -> HostReading:
-        """Read once. Shares are of the ticks counted since the last read, so no clock is needed."""
+        """Read once. Shares are of the ticks since the last read, so no clock is needed."""
         ticks = self._stat.read(parse_ticks)
         used: Known[float]
         steal: Known[float]
@@ -155,17 +154,14 @@ def _shares(last: CpuTicks | None, ticks: CpuTicks) -> tuple[Known[float], Known
     if last is None or ticks.total <= last.total:
         return NEEDS_SECOND, NEEDS_SECOND
     total = ticks.total - last.total
-    # The kernel lets single counters step back by a tick; a share is never below 0.
+    # The kernel lets single counters step back by a tick; a share must not be negative.
     busy = max(0, ticks.busy - last.busy) / total
     steal = max(0, ticks.steal - last.steal) / total
     return min(1.0, busy) * ticks.cores, min(1.0, steal) * 100.0
 
 
 def read_shm(pid: int, proc: str = "/proc") -> Known[ShmSample]:
-    """Read how full the /dev/shm of process ``pid`` is, on its own mount; a dead one can block.
-
-    torch unlinks its shared memory files at once, so statvfs is the only truth.
-    """
+    """Read how full ``pid``'s /dev/shm is, by statvfs as torch unlinks its files at once; it can block."""
     root = f"{proc}/{pid}/root"
     try:
         if os.path.islink(root + SHM):
@@ -185,10 +181,7 @@ def read_shm(pid: int, proc: str = "/proc") -> Known[ShmSample]:
 
 
 def read_memory_left(pid: int, proc: str = "/proc") -> Known[int]:
-    """Return the bytes that are left, by the smallest limit up the tree, or why nobody knows.
-
-    Where a limit is not in view or not readable, what the machine has left is all that is known.
-    """
+    """Return the bytes left by the smallest limit up the tree, else the machine's, or why that is unknown."""
     groups, host = CgroupReader((pid,), proc), HostReader(proc)
     with contextlib.closing(groups), contextlib.closing(host):
         group = groups.read(time.monotonic_ns())
@@ -223,12 +216,12 @@ def _call(action: int, buffer: int | None, size: int) -> int:
 
 
 def try_log() -> Known[int]:
-    """Ask for the size of the log, in bytes, which the same permission guards as its text."""
+    """Ask for the size of the log in bytes, which needs the same permission as its text."""
     return read_apart(lambda: _call(_SIZE, None, 0))
 
 
 def read_log() -> Known[str]:
-    """Read the newest part of the log; nothing of it is taken away (syslog(2), SYSLOG_ACTION_READ_ALL)."""
+    """Read the newest part of the log without consuming it (syslog(2), SYSLOG_ACTION_READ_ALL)."""
 
     def read() -> str:
         size = min(_call(_SIZE, None, 0), _MOST_BYTES)
@@ -240,22 +233,20 @@ def read_log() -> Known[str]:
 
 
 def pick_lines(log: str) -> tuple[str, ...]:
-    """Return the lines that tell of GPUs, killed processes, hung tasks, storage and broken hardware; pure."""
+    """Return the lines about GPUs, killed processes, hung tasks, storage and broken hardware. Pure."""
     lines = [_LEVEL.sub("", line) for line in log.splitlines()]
     found = [line for line in lines if _CONCERNS.search(line)]
     return tuple(admit_text(line, _LINE_CHARS) for line in found[-MOST_LINES:])
 
 
-BUDGET_MS_PER_S = 15.0
-"""CPU of collecting alone; with screen, judge and NVML child the whole stays below 2.5 % of a core."""
-RELIEF = 0.5
-"""Full rates come back below this share of the budget, so that the mode does not flicker."""
+BUDGET_MS_PER_S = 15.0  # CPU of collecting; with screen, judge and NVML child all stay below 2.5 % of a core
+RELIEF = 0.5  # full rates return below this share of the budget, so that the mode does not flicker
 SMOOTHING = 0.2
 COUNT_EVERY_NS = 30_000_000_000
 
 
 class OwnCostMeter:
-    """Sum the CPU and memory of this process and its children; watch the cost of collecting."""
+    """Sum CPU and memory of this process and its children, and watch the cost of collecting."""
 
     def __init__(self) -> None:
         self._last: tuple[int, float, dict[int, float]] | None = None
@@ -266,10 +257,7 @@ class OwnCostMeter:
         self.shedding = False
 
     def add_tick(self, tick_ms: float, interval_s: float) -> None:
-        """Record the CPU that one Frame took, and turn shedding on over budget, off well below it.
-
-        The first one is left out: it opens every file, which is no rate.
-        """
+        """Record the CPU of a Frame, but the first, which opens all files; turn shedding on or off by it."""
         if not self._met:
             self._met = True
             return
@@ -285,21 +273,21 @@ class OwnCostMeter:
     ) -> OwnCost:
         """Return the cost since the last call; ``children`` are PIDs of tpmon's own processes.
 
-        ``stacks`` are the CPU seconds of every py-spy so far, and the RSS of the present one.
+        ``stacks``: CPU seconds of every py-spy so far, RSS of the present one.
         """
         now_ns = time.monotonic_ns()
         cpu_s = time.process_time()
-        # In a /proc of another PID namespace our number is somebody else's.
+        # In the /proc of another PID namespace our number is another process's.
         own = read_apart(lambda: read_stat("self"))
         stacks_s, children_rss = stacks
-        # One that is being restarted is left out.
+        # A child that is being restarted is left out.
         told = {pid: one for pid, one in each_process(children, read_stat).items() if is_known(one)}
         children_s = {pid: one.cpu_s for pid, one in told.items()}
         children_rss += sum(one.rss_bytes for one in told.values())
         cpu_pct: Known[float] = Missing("needs two readings")
         if self._last is not None and now_ns > self._last[0]:
             last_ns, last_s, last_children_s = self._last
-            # A new child counts from its second reading, a dead one no more.
+            # A new child counts from its second reading, a dead one no longer.
             used_s = cpu_s - last_s
             used_s += stacks_s - self._stacks_s
             used_s += sum(new - last_children_s.get(pid, new) for pid, new in children_s.items())

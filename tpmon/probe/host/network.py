@@ -1,11 +1,11 @@
 """Read what interfaces and InfiniBand ports carry, and the TCP connections of the job.
 
-/proc/PID/net/dev tells of the target's own network namespace. A host that runs containers has hundreds of
-virtual interfaces; only those with hardware behind them and those that the job uses are shown. Some drivers
-ask their firmware for each counter: call this off the tick.
+/proc/PID/net/dev is of the target's own network namespace. A host of containers has hundreds of virtual
+interfaces, so only those with hardware and those that the job uses are shown. Some drivers ask their firmware
+for each counter: call this off the tick.
 
-sock_diag(7) answers for every socket of our network namespace in one dump; the job's are told by the
-inodes behind its descriptors. The target is not touched, nothing is opened in it, nothing is connected to.
+sock_diag(7) answers for every socket of our network namespace in one dump; the inodes behind the job's
+descriptors pick its own. The target is not touched, and nothing in it is opened or connected to.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ REFRESH_EVERY_NS = 10_000_000_000
 MOST_INTERFACES = 16
 NAME_LENGTH = 32
 
-IB_DATA_UNIT = 4
-"""port_rcv_data and port_xmit_data count four bytes each (IBTA, PortCounters)."""
+IB_DATA_UNIT = 4  # bytes that port_rcv_data and port_xmit_data count by (IBTA, PortCounters)
 
 
 class InterfaceCounters(NamedTuple):
@@ -70,10 +69,10 @@ def same_network_namespace(pid: int, proc: str = "/proc") -> Known[bool]:
 def choose_interfaces(
     counters: dict[str, InterfaceCounters], hardware: Collection[str], used: Collection[str]
 ) -> list[str]:
-    """Choose the interfaces to show: those the job uses and those with hardware behind them.
+    """Choose the interfaces that the job uses and those with hardware, at most ``MOST_INTERFACES``.
 
-    Where none has hardware (inside a container) every one with traffic counts; the loopback
-    counts only when the job uses it. At most ``MOST_INTERFACES``, the busiest.
+    The busiest come first. Without hardware (in a container) every one with traffic counts, the loopback only
+    when the job uses it.
     """
 
     def carried(name: str) -> int:
@@ -86,10 +85,7 @@ def choose_interfaces(
 
 
 class NetworkReader:
-    """Read the interfaces of a network namespace and the InfiniBand ports of the host.
-
-    The namespace is that of the process that ``find_pid`` names at each look; a descriptor would pin it.
-    """
+    """Read the interfaces of ``find_pid``'s network namespace and the InfiniBand ports of the host."""
 
     def __init__(self, find_pid: Callable[[], int], proc: str = "/proc", sys: str = "/sys") -> None:
         self._find_pid = find_pid
@@ -131,7 +127,7 @@ class NetworkReader:
         return tuple(samples)
 
     def _look(self) -> None:
-        # Another namespace's interfaces are not in our /sys; there the busy ones are shown.
+        # Our /sys lacks another namespace's interfaces; of those the busy ones are shown.
         same = same_network_namespace(self._pid, self._proc)
         self._hardware = frozenset(find_hardware(self._sys)) if is_known(same) and same else frozenset()
         self._ports = tuple(find_ports(self._sys))[:MOST_INTERFACES]
@@ -146,10 +142,7 @@ def find_hardware(sys: str) -> Iterator[str]:
 
 
 def find_ports(sys: str) -> Iterator[tuple[str, str]]:
-    """Yield the active InfiniBand and RoCE ports, each with the directory of its counters.
-
-    Source: Documentation/ABI sysfs-class-infiniband.
-    """
+    """Yield active InfiniBand and RoCE ports with their counters' directory (ABI sysfs-class-infiniband)."""
     root = f"{sys}/class/infiniband"
     for device in _listed(root):
         for port in _listed(f"{root}/{device}/ports"):
@@ -159,7 +152,7 @@ def find_ports(sys: str) -> Iterator[tuple[str, str]]:
 
 
 def read_port(directory: str) -> InterfaceCounters:
-    """Read the counters of one port; one that the device does not have is Missing."""
+    """Read the counters of one port; Missing for those that the device lacks."""
 
     def number(name: str) -> Known[int]:
         text = _text(f"{directory}/{name}")
@@ -182,18 +175,15 @@ def _text(path: str) -> str:
     return read_text(path, 256).strip()  # some answer EINVAL while the link is down
 
 
-DESCRIPTORS_READ = 4096
-"""Descriptors of one process that are looked at: bounds the cost of a job with many open files."""
+DESCRIPTORS_READ = 4096  # of one process: bounds the cost of a job with many open files
 
 SCAN_EVERY_NS = 10_000_000_000
-MOST_CONNECTIONS = 20_000
-"""Connections of the whole host that are gone through before the answer is given up."""
+MOST_CONNECTIONS = 20_000  # of the whole host, after which the answer is given up
 
 TIMEOUT_S = 2.0
 
 REFUSED = "connections may not be read here: a seccomp filter or a security module refuses sock_diag"
-NOT_TOLD = Missing("this kernel does not tell it")
-"""Why a field of tcp_info is not known: an older kernel answers with a shorter one."""
+NOT_TOLD = Missing("this kernel does not tell it")  # an older kernel has a shorter tcp_info
 
 _NLM_F_REQUEST_DUMP = 0x301
 _NLMSG_DONE = 3
@@ -211,7 +201,7 @@ _LAST_SENT_AT, _LAST_RECEIVED_AT, _RETRANSMITS_AT, _UNSENT_AT = 44, 52, 100, 144
 
 @dataclass(frozen=True, slots=True)
 class TcpSocket:
-    """Hold what the kernel tells of one established connection; ages in milliseconds."""
+    """Hold what the kernel says of one established connection; ages in milliseconds."""
 
     inode: int
     local_address: str
@@ -224,7 +214,7 @@ class TcpSocket:
 
 @dataclass(frozen=True, slots=True)
 class JobDescriptors:
-    """Hold the socket inodes of the job and the InfiniBand devices that it has open."""
+    """Hold the job's socket inodes and open InfiniBand devices."""
 
     inodes: frozenset[int]
     devices: frozenset[str]
@@ -232,7 +222,7 @@ class JobDescriptors:
 
 @dataclass(frozen=True, slots=True)
 class SocketReading:
-    """Hold the job's connections, and the interfaces and InfiniBand devices that they go through."""
+    """Hold the job's connections, and the interfaces and InfiniBand devices that carry them."""
 
     sample: SocketSample
     interfaces: frozenset[str]
@@ -265,7 +255,7 @@ def _parse_socket(message: bytes) -> TcpSocket:
 
 
 def parse_messages(data: bytes) -> tuple[list[bytes], bool]:
-    """Cut one datagram of a dump into its sockets (inet_diag_msg), and tell whether it was the last.
+    """Cut one datagram of a dump into sockets (inet_diag_msg), and tell whether it was the last.
 
     OSError with the kernel's number; ValueError where a message is cut.
     """
@@ -292,7 +282,7 @@ def parse_messages(data: bytes) -> tuple[list[bytes], bool]:
 
 
 def _ask_kernel(states: int, attributes: int) -> Iterator[list[bytes]]:
-    """Dump the TCP sockets of our network namespace that are in one of ``states``, a datagram at a time.
+    """Dump the TCP sockets of our network namespace in one of ``states``, a datagram at a time.
 
     OSError when the kernel refuses or is silent for ``TIMEOUT_S``; ValueError for another answer.
     """
@@ -311,7 +301,7 @@ def parse_sockets(messages: Iterable[bytes], inodes: Container[int]) -> list[Tcp
 
 
 def read_established(inodes: Container[int]) -> list[TcpSocket]:
-    """Read the established TCP connections that ``inodes`` name; OSError also for ``MOST_CONNECTIONS``."""
+    """Read the established TCP connections of ``inodes``; OSError also for ``MOST_CONNECTIONS``."""
     mine: list[TcpSocket] = []
     gone_through = 0
     for messages in _ask_kernel(_ESTABLISHED, 1 << (_INET_DIAG_INFO - 1)):
@@ -334,11 +324,11 @@ def read_descriptors(pids: Sequence[int], proc: str = "/proc", sys: str = "/sys"
             refused = True
             continue
         except OSError:
-            continue  # the process ended; its connections ended with it
+            continue  # the process ended, and its connections with it
         read = True
         inodes.update(int(link[8:-1]) for link in links if link.startswith("socket:["))
         verbs = (os.path.basename(link) for link in links if link.startswith("/dev/infiniband/uverbs"))
-        # Of a device of another container the name is not known here.
+        # The name of another container's device is unknown here.
         devices.update(filter(None, (_text(f"{sys}/class/infiniband_verbs/{name}/ibdev") for name in verbs)))
     if read:
         return JobDescriptors(frozenset(inodes), frozenset(devices))
@@ -346,7 +336,7 @@ def read_descriptors(pids: Sequence[int], proc: str = "/proc", sys: str = "/sys"
 
 
 def sum_up(connections: Sequence[TcpSocket]) -> SocketSample:
-    """Sum up the connections of the job: the newest movement, all losses, all that waits."""
+    """Sum up the job's connections: the newest transfer, all losses, all that waits."""
     unknown = NOT_TOLD if connections else Missing("no connection")
 
     def newest(ages_ms: Iterable[Known[int]]) -> Known[float]:
@@ -367,7 +357,7 @@ def sum_up(connections: Sequence[TcpSocket]) -> SocketSample:
 
 
 class SocketReader:
-    """Read the TCP connections of a job; made to be called every few seconds off the tick."""
+    """Read the TCP connections of a job; call it every few seconds, off the tick."""
 
     def __init__(self, proc: str = "/proc", sys: str = "/sys") -> None:
         self._proc = proc
@@ -378,10 +368,7 @@ class SocketReader:
         self._interface_of: dict[str, str] = {}
 
     def read(self, pids: Sequence[int], now_ns: int) -> Known[SocketReading]:
-        """Read the connections of ``pids``, the launcher first.
-
-        Descriptors and addresses are scanned anew every ten seconds, and when ``pids`` change.
-        """
+        """Read the connections of ``pids``, launcher first; scan all every 10 s and when ``pids`` change."""
         if not pids:
             return Missing("the job has no process")
         same = same_network_namespace(pids[0], self._proc)
@@ -408,7 +395,7 @@ class SocketReader:
 
 
 def find_interface(connection: TcpSocket, interface_of: Mapping[str, str]) -> str:
-    """Name the interface that carries a connection; of two addresses of this machine the loopback."""
+    """Name the interface that carries a connection: the loopback between two addresses of this machine."""
     local, remote = connection.local_address, connection.remote_address
     if local.startswith("127.") or remote in interface_of:
         return LOOPBACK
@@ -416,8 +403,8 @@ def find_interface(connection: TcpSocket, interface_of: Mapping[str, str]) -> st
 
 
 def read_addresses() -> dict[str, str]:
-    """Read which interface of our network namespace has which address."""
-    # Imported where it is needed: 15 ms that a job without connections never pays.
+    """Read the interface of each address in our network namespace."""
+    # Imported here: 15 ms that a job without connections never pays.
     import psutil  # noqa: PLC0415
 
     return {
@@ -433,7 +420,7 @@ _LISTEN = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class ListeningSocket:
-    """Hold one listening TCP socket; ``backlog`` is what the program asked for, capped by the kernel."""
+    """Hold a listening TCP socket; ``backlog`` is what the program asked for, capped by the kernel."""
 
     inode: int
     port: int
@@ -459,7 +446,7 @@ def parse_listener(message: bytes) -> ListeningSocket:
 
 
 def read_all_listeners() -> tuple[ListeningSocket, ...]:
-    """Read the listening TCP sockets of our network namespace, as many as ``MOST_CONNECTIONS``."""
+    """Read the listening TCP sockets of our network namespace, at most ``MOST_CONNECTIONS``."""
     every = (one for messages in _ask_kernel(_LISTEN, 0) for one in messages)
     return tuple(map(parse_listener, islice(every, MOST_CONNECTIONS)))
 
@@ -467,9 +454,9 @@ def read_all_listeners() -> tuple[ListeningSocket, ...]:
 def read_listeners(
     pid: int, everything: tuple[ListeningSocket, ...], proc: str = PROC
 ) -> Known[tuple[ListeningSocket, ...]]:
-    """Pick out of ``everything`` on what one process listens, by its descriptors.
+    """Pick from ``everything`` where one process listens, without ports that another shares on IPv4 or IPv6.
 
-    No port on which another one listens at the address of another family: that one would be asked.
+    A request to such a port would reach the other one.
     """
     same = same_network_namespace(pid, proc)
     if isinstance(same, Missing):
