@@ -1,11 +1,11 @@
-"""Hold a card's readings against what can be and each other, and list the driver's cards.
+"""Check a card's readings against what is possible and each other, and list the driver's cards.
 
-What cannot be is Missing with what was said and why it is not believed. Drivers hand out values that nobody
-set (4294967295), placeholders (generation 1 x1 of a card without PCIe: nvtop#426) and zeros for what they do
-not measure (utilisation under WSL: nvtop#109; shares of processes: HAMi-core#218).
+A reading that cannot be true becomes Missing with its value and the reason. Drivers hand out values that
+nobody set (4294967295), placeholders (generation 1 x1 of a card without PCIe: nvtop#426) and zeros for what
+they do not measure (utilisation under WSL: nvtop#109; shares of processes: HAMi-core#218).
 
-Such a file names a card also while NVML does not answer. Reading it goes into the driver, which may
-block: never in the tick. In a container it may list fewer cards, in a Slurm step more than NVML does.
+The driver's files name a card even while NVML does not answer. Reading them goes into the driver, which may
+block: never in the tick. In a container they may list fewer cards than NVML, in a Slurm step more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tpmon.model.units import clean_text
 POWER_RATIO = 1.3  # over the limit: a limiter takes some tenths of a second
 CLOCK_RATIO = 1.5  # over the highest: the table of a driver can lag behind its card
 APART_PCT, APART_AT_WORK_PCT = 25.0, 40.0
-"""SM activity over U, of which it is a part, below ``REST_PCT`` and from it: they are of other moments."""
+"""SM activity over U, which includes it, below ``REST_PCT`` and from it: the two are of different moments."""
 REST_PCT = 20.0  # U below which a card mostly rests; from it on some process computed
 FULL_POWER_RATIO, LEAST_FULL_W = 0.75, 50.0  # over the limit: no card that rests draws both
 WORK_CLOCK_RATIO = 0.5  # over the highest: a card below it may rest
@@ -42,7 +42,7 @@ LIMITS = (
     (("ecc_uncorrected",), "errors", 0, 1e9),
     (("recovery_action",), "", 0, 255),
 )
-"""Readings, their unit, the least and the most that they can be: first those that bound others, or none."""
+"""Readings, their unit, their least and most; first those that bound others, or none."""
 READINGS = (
     (("sm_pct", "memory_busy_pct", "sm_active_pct", "occupancy_pct", "tensor_pct", "dram_pct"), "%", 0, 100),
     (("sm_idle_ratio", "sm_busy_ratio"), "", 0, 1),
@@ -57,11 +57,11 @@ READINGS = (
     (("pcie_width",), "lanes", 1, 32),
 )
 LIVE = tuple(name for names, *_ in READINGS for name in names)
-"""What a card that answers no more cannot be said to do now."""
+"""What cannot be said of a card that no longer answers."""
 
 
 def bound(value: Known[Any], unit: str, least: float, most: float) -> Known[Any]:
-    """Return a reading, or Missing with what it said where that cannot be."""
+    """Return a reading, or Missing with its value where that is impossible."""
     if isinstance(value, Missing) or least <= value <= most:
         return value
     limit = f"at most {most:.6g}" if value > most else f"at least {least:.6g}"
@@ -69,12 +69,12 @@ def bound(value: Known[Any], unit: str, least: float, most: float) -> Known[Any]
 
 
 def most_power_w(limit_w: Known[float]) -> float:
-    """Return the most that a card can draw."""
+    """Return the most power that a card can draw."""
     return min(_MOST_W, POWER_RATIO * limit_w) if is_known(limit_w) and limit_w >= 1 else _MOST_W
 
 
 def _link_bytes_s(generation: Known[int], width: Known[int]) -> float:
-    """Return the most that a PCIe link moves in one direction."""
+    """Return the most bytes a second that a PCIe link moves in one direction."""
     if not is_known(generation) or not is_known(width):
         return math.inf
     return LANE_BYTES_S * 2.0 ** (generation - 1) * width
@@ -96,7 +96,7 @@ def _list_limits(sample: GpuSample) -> dict[str, float]:
 
 
 def bound_sample(sample: GpuSample) -> GpuSample:
-    """Take out of a sample what cannot be at all."""
+    """Remove the impossible from a sample."""
     limits: dict[str, float] = {}
     for table in (LIMITS, READINGS):
         changes: dict[str, Any] = {}
@@ -120,7 +120,7 @@ def _bound_instance(one: MigInstance) -> MigInstance:
 
 
 def _bound_processes(sample: GpuSample) -> GpuSample:
-    """Check the list of processes; where one PID is garbled (drivers 530: nvitop#75) all may be."""
+    """Check the list of processes; if one PID is garbled (drivers 530: nvitop#75) all may be."""
     most = known_or(sample.memory_total_bytes, _MOST_BYTES)
     listed: list[GpuProcess] = []
     for one in known_or(sample.processes, ()):
@@ -134,15 +134,15 @@ def _bound_processes(sample: GpuSample) -> GpuSample:
 def hold_against(
     sample: GpuSample, sensor_w: Sequence[Known[float]], is_pcie: Known[bool], computed: bool
 ) -> GpuSample:
-    """Take out of a bounded sample what other readings of the same second contradict.
+    """Remove from a bounded sample what other readings of the same second contradict.
 
-    ``sensor_w``: the power now and a second ago, for a sensor tells of the second before too.
-    ``computed``: the driver ever told of a process that had a share of it.
+    ``sensor_w``: the power now and a second ago, as a sensor lags. ``computed``: the driver has reported a
+    process's share before.
     """
     changes = _deny_link(sample, is_pcie)
     against = _deny_rest(sample, sensor_w)
     if is_known(busy_pct := sample.sm_pct) and against:
-        # The driver has all of these from one buffer.
+        # The driver takes all of these from one buffer.
         names = ("sm_pct", "sm_idle_ratio", "sm_busy_ratio", "memory_busy_pct")
         denied = Missing(f"the driver says {busy_pct:.0f} %, but {against}")
         changes |= dict.fromkeys(names, denied) | {"sm_samples": 0}
@@ -152,13 +152,13 @@ def hold_against(
 
 
 def _deny_rest(sample: GpuSample, sensor_w: Sequence[Known[float]]) -> str:
-    """Say what denies that the card rests as much as its utilisation says, "" for nothing."""
+    """Say what contradicts the low utilisation of a card; "" for nothing."""
     busy_pct, active_pct = known_or(sample.sm_pct, 100.0), known_or(sample.sm_active_pct, 0.0)
     if active_pct > busy_pct + (APART_PCT if busy_pct < REST_PCT else APART_AT_WORK_PCT):
         return f"SMs were active {active_pct:.0f} % of the time"
     watts = min((one for one in (sample.power_w, *sensor_w) if is_known(one)), default=0.0)
     limit_w = known_or(sample.power_limit_w, math.inf)
-    # A limit may be set so low that a card at rest draws it, at the clock of one.
+    # A limit may be so low that an idle card draws it, at the clock of one.
     slow = known_or(sample.sm_clock_mhz, math.inf) < WORK_CLOCK_RATIO * known_or(sample.sm_clock_max_mhz, 0.0)
     if busy_pct >= REST_PCT or watts < max(FULL_POWER_RATIO * limit_w, LEAST_FULL_W) or slow:
         return ""
@@ -191,7 +191,7 @@ _MAX_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class DriverCard:
-    """Hold a card as the kernel's driver names it; ``uuid`` is "" for one that never came up."""
+    """Hold a card as the kernel's driver names it; ``uuid`` is "" where it never came up."""
 
     minor: int
     uuid: str = ""
@@ -199,7 +199,7 @@ class DriverCard:
 
 
 Listed = Known[tuple[DriverCard, ...]]
-"""The cards of the kernel's driver in the order of their PCI addresses, which is that of NVML."""
+"""The cards of the kernel's driver by PCI address, which is NVML's order."""
 
 
 def parse_information(text: str) -> tuple[DriverCard, ...]:
@@ -213,7 +213,7 @@ def parse_information(text: str) -> tuple[DriverCard, ...]:
 
 
 def read_driver_cards(proc: str = "/proc") -> tuple[DriverCard, ...]:
-    """Read the cards of the kernel's driver; raises OSError where it lists none."""
+    """Read the cards of the kernel's driver; OSError where it lists none."""
     root = f"{proc}/driver/nvidia/gpus"
     found: list[DriverCard] = []
     for bus in sorted(os.listdir(root))[:MAX_CARDS]:

@@ -1,6 +1,6 @@
-"""Keep what the NVML child said, and answer with ages: live, stale and lost cards. Pure of I/O.
+"""Keep what the NVML child reported, and answer with ages: live, stale and lost cards. Pure of I/O.
 
-Owned by ``GpuProbe``, which holds a lock around every call. Times are CLOCK_MONOTONIC, ns.
+``GpuProbe`` owns it and holds a lock around every call. Times are CLOCK_MONOTONIC in ns.
 """
 
 from __future__ import annotations
@@ -29,22 +29,18 @@ from tpmon.probe.gpu.mapping import (
 from tpmon.probe.gpu.rates import CardTrack, make_silent_sample, without_live
 from tpmon.probe.gpu.wire import CardLine, DriverLine, FailureLine, Line
 
-GRACE_S = 2.0
-"""A card whose line is this late is stale: twice what a call may take on a healthy card."""
+GRACE_S = 2.0  # a card whose line is later is stale: twice what a call takes at most on a healthy card
 PATIENCE_S = 3.0
-OTHERS_S = 0.5
-"""How long a card may stay without a first answer when another has one: all are asked at the same time."""
+OTHERS_S = 0.5  # a card may lack a first answer for so long after another's: all are asked at once
 MAX_PERIOD_S = 30.0
-MAX_LINES = 64
-"""Lines kept of one card; 10 s have 10."""
+MAX_LINES = 64  # kept of one card; 10 s have 10
 MAX_EVENTS = 100
 MAX_NOTES = 20
-PASSING_S = 180.0
-"""A passing note is said again after 30 s while it is so."""
+PASSING_S = 180.0  # a passing note is repeated every 30 s while it holds
 MAX_CARDS = 64
 NOT_VISIBLE = "GPUs not visible from this shell (container or Slurm step)"
 
-# What a shell without access to the cards gets, on a machine that has some.
+# What a shell without access to the cards gets on a machine that has some.
 _MAY_HIDE = frozenset((4, 9, 12, 999))
 _FAILURES = {
     4: point_to("no permission to use the NVIDIA driver", "nvml"),
@@ -65,9 +61,9 @@ _NOT_LISTED = "NVML does not list it: it is lost, or of another container or Slu
 class GpuReading:
     """Hold all that is known of the GPUs at one moment.
 
-    ``of_job`` is ``gpus``, but where NVML does not answer it says whether the job can have a card at all.
-    ``age_s`` is the age of the newest line of any card; each card has its own age too.
-    ``events`` are new since the reading before; ``notes`` are true as long as they are there.
+    ``of_job`` is ``gpus``, but where NVML does not answer it says whether the job can have a card. ``age_s``
+    is of the newest line of any card. ``events`` are new since the last reading; ``notes`` hold as long as
+    they are listed.
     """
 
     driver: Known[Driver]
@@ -86,16 +82,14 @@ class _Slot:
 
 
 class Board:
-    """Collect the lines of one child after the other and keep the cards across restarts."""
+    """Collect the lines of one child after another, and keep the cards across restarts."""
 
     def __init__(self, now_ns: int) -> None:
         self._slots: dict[str, _Slot] = {}
         self._driver: Known[Driver] = Missing("NVML has not answered yet")
         self._failure = ""
-        self.refused = False
-        """Whether NVML could not be opened at all in the child that ended last."""
-        self._crashed = False
-        """Whether the child that ended last did so without a word."""
+        self.refused = False  # NVML could not be opened at all in the last child that ended
+        self._crashed = False  # the last child that ended did so without a word
         self._hidden = False
         self._expected: int | None = None
         self._seen: set[str] = set()
@@ -104,17 +98,17 @@ class Board:
         self._ended: tuple[str, int] | None = None
         self._events: deque[str] = deque(maxlen=MAX_EVENTS)
         self._notes: dict[str, int | None] = {}
-        """When those that pass came last, None for those that do not; the first to come first."""
+        """When a passing note last came, None for lasting ones; in the order in which they first came."""
 
     def on_start(self, now_ns: int) -> None:
-        """Note that a new child was started."""
+        """Record that a new child was started."""
         self._asked_ns = now_ns
         self._expected = None
         self.refused = False
         self._seen.clear()
 
     def on_line(self, line: Line, now_ns: int) -> None:
-        """Take a line that the child wrote."""
+        """Take a line of the child."""
         if is_known(line.driver):
             self._on_driver(line.driver, now_ns)
         elif is_known(line.failure):
@@ -124,13 +118,13 @@ class Board:
         elif is_known(line.xid):
             self._on_xid(line.xid.uuid, line.xid.xid)
         elif is_known(line.note):
-            # One that comes again keeps its place: lines must not jump.
+            # A repeated note keeps its place, so that lines do not jump.
             self._notes[admit_text(line.note.text)] = now_ns if line.note.passing else None
             if len(self._notes) > MAX_NOTES:
                 del self._notes[next(iter(self._notes))]
 
     def on_end(self, how: str, now_ns: int, retry_s: float) -> None:
-        """Note how the child ended, and that the next one starts in ``retry_s``."""
+        """Record how the child ended, and that the next one starts in ``retry_s``."""
         if self.answered:
             self._ended = (how, now_ns)
             self._events.append(f"GPU child ended ({how}); next try in {retry_s:g} s")
@@ -154,9 +148,9 @@ class Board:
         *,
         driver_cards: Listed = (),
     ) -> GpuReading:
-        """Answer with every card's age, and the job's processes on each.
+        """Return every card with its age and the job's processes on it.
 
-        ``has_driver`` says whether the kernel, or WSL, has a driver for cards at all, ``driver_cards`` which.
+        ``has_driver``: the kernel or WSL has a driver for cards; ``driver_cards``: which cards that lists.
         """
         held_by_job = held_minors(job, held)
         silent_s = (now_ns - self._driver_ns) / 1e9
@@ -200,7 +194,7 @@ class Board:
             cuda_version=map_known(lambda text: admit_text(text, 40), line.cuda_version),
         )
         if self.answered:
-            return  # the versions came later than the cards
+            return  # the versions came after the cards
         if self._ended:
             how, ended_ns = self._ended
             last_ns = max((slot.track.last_answer_ns() for slot in self._slots.values()), default=ended_ns)
@@ -212,7 +206,7 @@ class Board:
         self._crashed = False
         self._failure = ""
         self._hidden = False
-        self._notes.clear()  # a new child says anew what it cannot do
+        self._notes.clear()  # a new child repeats what it cannot do
         self._expected = max(0, min(line.cards, MAX_CARDS))
         self._driver_ns = now_ns
 
@@ -244,7 +238,7 @@ class Board:
             self._events.append(admit_text(f"GPU {line.index} ({sample.name}) {what}"))
 
     def _key_of(self, index: int) -> str:
-        """Name a card that gave no UUID: the one last seen under this index is most likely it."""
+        """Name a card without a UUID: most likely the last one seen under this index."""
         same = [
             (slot.track.window[-1].taken_ns, key)
             for key, slot in self._slots.items()
@@ -275,7 +269,7 @@ class Board:
         line = slot.track.window[-1]
         sample = slot.sample
         age_s = max(0.0, (now_ns - slot.track.last_answer_ns()) / 1e9)
-        # One that a new child has not read yet: silent only since that began.
+        # A card that a new child has not read yet counts as silent only since that child began.
         waited_s = (now_ns - self._driver_ns) / 1e9 if key not in self._seen else math.inf
         late_s = (now_ns - line.taken_ns) / 1e9 - min(line.next_s, MAX_PERIOD_S)
         if self._expected and key not in self._seen and len(self._seen) >= self._expected:
@@ -290,10 +284,10 @@ class Board:
         )
 
     def _describe_failure(self, job: Mapping[int, int], held: Held, has_driver: Known[bool]) -> str:
-        """Say why NVML does not answer, or that there is no card for it to answer of."""
+        """Say why NVML does not answer, or that there is no card."""
         if not self._failure or not is_known(has_driver):
             return self._failure
-        if not has_driver:  # nothing is kept from tpmon, so that the doctor knows no more
+        if not has_driver:  # tpmon is refused nothing, so the doctor could not say more
             why = drop_pointers(self._failure)
             return why if is_no_card(why) else f"{NO_DRIVER} on this machine ({why})"
         why = _LIBRARY_MISSING if is_no_card(self._failure) else self._failure
@@ -301,7 +295,7 @@ class Board:
         return why if untold or held_minors(job, held) else f"{NO_CARD_OPEN} ({drop_pointers(why)})"
 
     def _is_wedged(self, now_ns: int) -> bool:
-        """Tell whether NVML says nothing at all: its child ended without a word, or waits in the driver."""
+        """Tell whether NVML says nothing at all: its child ended without a word, or hangs in the driver."""
         waits = (now_ns - self._asked_ns) / 1e9 > PATIENCE_S
         return not self.answered and not self.refused and (self._crashed or waits)
 

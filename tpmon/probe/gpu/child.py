@@ -1,8 +1,8 @@
 """The child process that talks to NVML: one daemon thread a card, JSON lines on stdout.
 
-NVML calls hang for good when a card dies, and NVML has crashed its host process on lost cards
-and at exit. Here that costs one card, or a restart. The process ends when its stdin does, by
-``os._exit``: no nvmlShutdown (it crashes while a thread is inside NVML), nothing to wait for.
+NVML calls hang for good when a card dies, and NVML has crashed its process on lost cards and at exit. Here
+that costs one card, or a restart. The process ends with its stdin, by ``os._exit``: nvmlShutdown crashes
+while a thread is inside NVML, and nothing needs waiting for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tpmon.probe.gpu.wire import DriverLine, FailureLine, Line, NoteLine, XidLin
 
 MAX_CARDS = 64
 _VERSIONS_WAIT_S, _LOOK_S = 0.5, 0.25
-_STUCK_S = 1.5  # with _LOOK_S shorter than it takes a card without lines to be called stale
+_STUCK_S = 1.5  # with _LOOK_S less than the time after which a card without lines is called stale
 _MOST_STUCK = 3
 _OPENING = (
     "nvmlDeviceGetHandleByIndex"  # nothing is read without it, and of a card that slept it takes seconds
@@ -32,16 +32,11 @@ _XID_EVENTS = 0x8
 _XID_WAIT_MS = 1000
 _TIMEOUT = 10
 
-_Opened = queue.SimpleQueue[tuple[int, str, Any]]
-"""Cards that their threads have opened: index, UUID, handle."""
+_Opened = queue.SimpleQueue[tuple[int, str, Any]]  # cards that their threads opened: index, UUID, handle
 
 
 def load_pynvml() -> Any:
-    """Import the module of the nvidia-ml-py package.
-
-    Raises:
-        ImportError: where it is not installed.
-    """
+    """Import the module of the nvidia-ml-py package; ImportError where it is not installed."""
     import pynvml  # noqa: PLC0415  # 30 ms, and only the child needs it
 
     return pynvml
@@ -55,7 +50,7 @@ class _Pipe:
         self._lock = threading.Lock()
 
     def send(self, line: Line) -> None:
-        """Write one line; without a reader, end the process."""
+        """Write one line; end the process if nobody reads it."""
         raw = memoryview(encode_line(line))
         with self._lock:
             try:
@@ -65,7 +60,7 @@ class _Pipe:
                 os._exit(0)
 
     def end(self, failure: FailureLine) -> NoReturn:
-        """Say why the child ends, and end it."""
+        """Report why the child ends, and end it."""
         self.send(Line(failure=failure))
         os._exit(1)
 
@@ -90,7 +85,7 @@ def _run(load: Callable[[], Any], pipe: _Pipe) -> None:
         pipe.end(FailureLine(0, _describe_import_error(error)))
     try:
         _serve(nvml, pipe)
-    except Exception as error:  # noqa: BLE001  # said to the parent, which has no other word of it
+    except Exception as error:  # noqa: BLE001  # reported to the parent, which learns it no other way
         file = getattr(nvml, "__file__", "a module without a file")
         pipe.end(FailureLine(0, f"asking NVML failed: {describe_error(error)} (by {file})"))
 
@@ -105,7 +100,7 @@ def _describe_import_error(error: Exception) -> str:
 def _serve(nvml: Any, pipe: _Pipe) -> None:
     try:
         nvml.nvmlInit()
-    except Exception as error:  # noqa: BLE001  # the parent shows whatever it is
+    except Exception as error:  # noqa: BLE001  # the parent shows any
         pipe.end(FailureLine(max(code_of(error), 0), describe_error(error)))
     calls = Calls(nvml)
     cards = calls.ask("nvmlDeviceGetCount")
@@ -140,10 +135,10 @@ def _send_versions(nvml: Any, cards: int, pipe: _Pipe) -> None:
 
 
 class _CardWatch:
-    """Read one card in a thread of its own, and in one more beside each call that does not return.
+    """Read one card in its own thread, and in another one beside each call that hangs.
 
-    A call that hangs alone costs its readings. A card of which several hang does not answer: no more threads
-    are spent on it, and its lines stop.
+    A call that hangs alone costs only its readings. A card with several hanging calls does not answer: it
+    gets no more threads, and its lines stop.
     """
 
     def __init__(self, nvml: Any, index: int, pipe: _Pipe, opened: _Opened) -> None:
@@ -156,7 +151,7 @@ class _CardWatch:
         self._go_on()
 
     def look(self, now_ns: int) -> None:
-        """Leave a reader whose call does not return to itself, and read on without that call."""
+        """Abandon a reader whose call does not return, and read on without that call."""
         asking = self._reader.calls.asking
         if asking is None or len(self._stuck) >= _MOST_STUCK:
             return
@@ -185,13 +180,13 @@ class _CardWatch:
         del self._stuck[self._left.pop(reader)]
 
     def _read(self, reader: CardReader) -> float:
-        """Send a line of the card, and return in how many seconds the next one is due."""
+        """Send a line of the card; return the seconds until the next is due."""
         try:
             line = reader.read()
             gone = reader.calls.gone_code()
             if not gone and reader is self._reader:
                 self._pipe.send(Line(card=line))
-        except Exception as error:  # noqa: BLE001  # said to the parent; the other cards go on
+        except Exception as error:  # noqa: BLE001  # reported to the parent; the other cards go on
             text = f"reading card {self._index} failed: {type(error).__name__}: {error}"
             self._pipe.send(Line(note=NoteLine(text, passing=True)))
             reader.close()

@@ -1,10 +1,8 @@
-"""Watch the GPUs through the NVML child: start it, read its lines and clocks, start it again when it ends.
+"""Watch the GPUs through the NVML child: start it, read its lines and clocks, restart it when it ends.
 
-Nothing here waits for a driver: ``start`` and ``stop`` return at once whatever NVML does, and
-``read`` answers from memory (docs/adr/0002-nvml-in-a-child-process.md).
-
-A child that hangs is left alone: killing does not free a thread in the driver, and a second
-child would hang the same way. What it writes is bounded: lines, lines a second, bytes a second.
+Nothing here waits for a driver: ``start`` and ``stop`` return at once, and ``read`` answers from memory
+(docs/adr/0002-nvml-in-a-child-process.md). A child that hangs is left alone: killing frees no thread in the
+driver, and a second child would hang too. Its output is bounded: line length, lines and bytes a second.
 """
 
 from __future__ import annotations
@@ -34,12 +32,10 @@ from tpmon.probe.gpu.mapping import DeviceFiles, open_device_indices
 from tpmon.probe.gpu.wire import decode_line
 
 BACKOFF_S = (1.0, 5.0, 30.0)
-STEADY_S = 60.0
-"""A child that lived this long failed anew, not again."""
+STEADY_S = 60.0  # the end of a child that lived so long counts as a first failure again
 MAX_LINE_BYTES = 256 * 1024
 MAX_LINES_PER_S = 512
-MAX_BYTES_PER_S = 512 * 1024
-"""16 cards with 200 processes each write 180 KB."""
+MAX_BYTES_PER_S = 512 * 1024  # 16 cards with 200 processes each write 180 KB
 _READ_BYTES = 65536
 _NO_CHILD = Missing("the GPU child does not run")
 _END_WAIT_S = 0.5
@@ -61,7 +57,7 @@ class LineSplitter:
         self.dropped = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that ``data`` completes, without their newlines."""
+        """Return the lines that ``data`` completes, without newlines."""
         *ready, self._rest = (self._rest + data).split(b"\n")
         if self._skipping and ready:
             # The end of a line whose beginning was dropped.
@@ -80,10 +76,10 @@ class LineSplitter:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Name what is called, all from the link's own thread.
+    """Hold what the link calls, all from its own thread.
 
-    ``on_end(how, attempt)`` returns after how many seconds to start again; ``attempt`` counts
-    from 1 the ends that followed each other closely.
+    ``on_end(how, attempt)`` returns the seconds until the restart; ``attempt`` counts ends in close
+    succession from 1.
     """
 
     on_start: Callable[[], None]
@@ -100,8 +96,7 @@ class ChildLink:
         self._worker = Worker[None]("gpu")
         self._attempt = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self.pid: Known[int] = _NO_CHILD
-        """Of the running child."""
+        self.pid: Known[int] = _NO_CHILD  # of the running child
         self.dropped_lines = 0
 
     def start(self) -> None:
@@ -109,13 +104,13 @@ class ChildLink:
         self._worker.repeat(self._run, self._fail)
 
     def stop(self) -> None:
-        """Kill the child and return, at the latest after half a second."""
+        """Kill the child; return within half a second."""
         self._worker.stop()
         if (process := self._process) is not None:
             _kill(process)
 
     def _run(self) -> float:
-        """Run one child to its end; return in how many seconds the next one is started."""
+        """Run one child to its end; return the seconds until the next start."""
         started_s = time.monotonic()
         self._listener.on_start()
         how = read_apart(self._run_once)
@@ -138,7 +133,7 @@ class ChildLink:
                 # Libraries write there, and it is the screen's terminal.
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
-                # The keys and hang-ups of our terminal are ours.
+                # Ctrl-C and hang-ups of our terminal are not for the child.
                 start_new_session=True,
             )
         except OSError as error:
@@ -152,7 +147,7 @@ class ChildLink:
         finally:
             code = _kill(process)
             self.pid = _NO_CHILD
-            # Closed by this thread alone: a descriptor closed under a read may be another file by then.
+            # Closed by this thread alone: a descriptor closed during a read may be another file by then.
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     pipe.close()
@@ -162,7 +157,7 @@ class ChildLink:
         if process.stdout is None:
             raise AssertionError("the child was started with a pipe")
         descriptor = process.stdout.fileno()
-        # Not select(): tpmon itself keeps more than 1,024 descriptors open on a large job.
+        # Not select(): tpmon keeps more than 1,024 descriptors open on a large job.
         readable = select.poll()
         readable.register(descriptor, select.POLLIN)
         splitter = LineSplitter()
@@ -172,7 +167,7 @@ class ChildLink:
         while True:
             readable.poll()
             if len(data) < _READ_BYTES:
-                # The cards write within milliseconds: waking once for all of them halves the cost.
+                # The cards write within milliseconds: waking once for all halves the cost.
                 self._worker.stopped.wait(_GATHER_S)
             data = os.read(descriptor, _READ_BYTES)
             if not data:
@@ -214,19 +209,17 @@ def _describe(code: int | None) -> str:
 
 
 SCAN_EVERY_S = 0.9
-LIST_EVERY_S = 30.0
-"""Cards of the kernel's driver seldom change; those of one that is wedged were read before."""
+LIST_EVERY_S = 30.0  # cards of the kernel's driver seldom change, and a wedged one was listed before
 ABSENT_RETRY_S = 30.0
 MAX_ABSENT_RETRY_S = 300.0
-"""Where there is no driver, one will not come within seconds. A try costs 0.1 s of CPU: each 30 s
-that would be 0.4 % of a core for ever, so the wait doubles up to this."""
+"""A missing driver will not appear within seconds, and a try costs 0.1 s of CPU: 0.4 % of a core for ever
+if repeated each 30 s. So the wait doubles up to this."""
 
 
 class GpuProbe:
-    """Own the NVML child and what it said. ``read`` may be called from any one thread."""
+    """Own the NVML child and its readings; any one thread may call ``read``."""
 
     def __init__(self, command: Sequence[str] | None = None, backoff_s: Sequence[float] = BACKOFF_S) -> None:
-        """Keep the settings; ``command`` replaces the child in tests."""
         self._backoff_s = tuple(backoff_s)
         self._lock = threading.Lock()
         self._board = Board(time.monotonic_ns())
@@ -262,7 +255,7 @@ class GpuProbe:
         return replace(reading, notes=(*reading.notes, *told)) if told else reading
 
     def stop(self) -> None:
-        """End the child and return, at the latest after half a second."""
+        """End the child; return within half a second."""
         self._held.stop()
         self._listed.stop()
         self._link.stop()
@@ -295,15 +288,14 @@ class GpuProbe:
 
 
 NO_GPU = Missing("the processes use no NVIDIA GPU")
-_WAIT_S = 3.0
-"""NVML is opened in a child, which takes a second; a reading that does not come then is not there."""
+_WAIT_S = 3.0  # NVML is opened in a child, which takes a second; a later reading counts as missing
 
 _AGAIN_S = 0.05
 
 
 @contextmanager
 def watch_clocks(processes: Sequence[Identity]) -> Iterator[ClockWatch]:
-    """Hold NVML open around a window; where none of the processes has a card open, nothing is started."""
+    """Keep NVML open during a window; start nothing where no process has a card open."""
     job = {one.pid: one.start_ticks for one in processes}
     if not any(known_or(open_device_indices(pid), ()) for pid in job):
         yield ClockWatch(job, None)
@@ -317,17 +309,15 @@ def watch_clocks(processes: Sequence[Identity]) -> Iterator[ClockWatch]:
 
 
 class ClockWatch:
-    """Read the clocks of the cards that some processes are on."""
+    """Read the clocks of the cards that processes (PID to start ticks) use; no reader: they use none."""
 
     def __init__(self, job: dict[int, int], reader: GpuProbe | None) -> None:
-        """Watch the processes of ``job``, PID to start ticks; without a reader they use no card."""
         self._job = job
         self._reader = reader
-        self.busy: frozenset[int] = frozenset()
-        """The processes for which a card worked, by the last reading."""
+        self.busy: frozenset[int] = frozenset()  # for which processes a card worked, by the last reading
 
     def read(self, wait_s: float = _WAIT_S) -> Known[tuple[GpuClocks, ...]]:
-        """Return the clocks of the cards that these processes are on, as of the last second, or why not."""
+        """Return the clocks of the cards of these processes in the last second, or why not."""
         if self._reader is None:
             return NO_GPU
         limit = time.monotonic() + wait_s
@@ -353,7 +343,7 @@ class ClockWatch:
 
 
 def _works_for(card: GpuSample, pid: int) -> bool:
-    """Tell whether a card worked for a process: by its own share, else by the card's where it is alone."""
+    """Tell whether a card worked for a process: by its own share, else the card's where it is alone."""
     shares = {one.pid: one.sm_pct for one in list_processes(card)}
     share = shares.get(pid, NOT_APPLICABLE)
     if not is_known(share) and [*shares] == [pid] and not is_known(card.lists_only):

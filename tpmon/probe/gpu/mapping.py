@@ -1,8 +1,8 @@
 """Tell which cards a job uses: by the cards' process lists, else by open /dev/nvidiaN files.
 
-CUDA opens every visible card, so open files are an upper bound. A bare PID of a process list is
-believed only in the first PID namespace: elsewhere older drivers list host PIDs, which can equal
-an unrelated PID here (open-gpu-kernel-modules before 535.113), so an open device file must agree.
+CUDA opens every visible card, so open files are an upper bound. Outside the first PID namespace a listed PID
+counts only if an open device file agrees: older drivers (open-gpu-kernel-modules before 535.113) list host
+PIDs, which may equal an unrelated PID here.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from tpmon.probe.base.procread import read_file, read_or, read_text
 from tpmon.probe.gpu.bounds import DriverCard, Listed
 from tpmon.probe.gpu.rates import make_silent_sample
 
-Held = Mapping[int, Known[tuple[int, ...]]]
-"""Minor numbers of the device files that each process holds open."""
+Held = Mapping[int, Known[tuple[int, ...]]]  # minor numbers of the device files that each process holds open
 
 NVIDIA_MAJOR = 195
 DXG = "/dev/dxg"
@@ -35,11 +34,9 @@ _GONE = frozenset(("no such file or directory", "no such process"))
 _DEVICE = re.compile(r"/dev/nvidia(\d+)")
 
 RESCAN_S = 30.0
-EMPTY_RESCAN_S = 3.0
-"""A process that holds no card may open one any moment: torch does when it is used first."""
+EMPTY_RESCAN_S = 3.0  # a process without a card may open one any moment: torch does so at first use
 NEW_SCANS = 64
-OLD_SCANS = 8
-"""Rations of one round; a scan reads every descriptor link of a process, 0.1 to 1 ms."""
+OLD_SCANS = 8  # rescans a round; each reads every descriptor link of a process, 0.1 to 1 ms
 
 
 def open_device_indices(pid: int, proc: str = "/proc") -> Known[tuple[int, ...]]:
@@ -64,19 +61,19 @@ def open_device_indices(pid: int, proc: str = "/proc") -> Known[tuple[int, ...]]
 
 
 def _minor_of(path: str, by_name: int) -> int:
-    # A container may give the device another name; the number is in the node itself.
+    # A container may rename the device; the node itself has the number.
     status = read_or(None, lambda: os.stat(path))
     is_card = status and stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == NVIDIA_MAJOR
     return os.minor(status.st_rdev) if status and is_card else by_name
 
 
 def kernel_has_driver(proc: str = "/proc") -> bool:
-    """Tell whether the kernel has an NVIDIA driver, also where this shell may not see its cards."""
+    """Tell whether the kernel has an NVIDIA driver, even where this shell may not see its cards."""
     return any(words[:1] == [_MAJOR] for words in map(str.split, read_text(f"{proc}/devices").splitlines()))
 
 
 def read_has_driver(proc: str = "/proc", dxg: str = DXG) -> Known[bool]:
-    """Tell whether a card could be used here at all: the kernel has a driver, or WSL passes one through."""
+    """Tell whether a card could be used here: the kernel has a driver, or WSL passes one through."""
     if os.path.exists(dxg):
         return True
     try:
@@ -91,7 +88,7 @@ OWN_NAMESPACE = "this PID namespace"
 
 
 class DeviceFiles:
-    """Scan the open device files of a job's processes, rationed. ``scan`` runs off the tick."""
+    """Scan the open device files of a job's processes, a ration at a time. ``scan`` runs off the tick."""
 
     def __init__(self, proc: str = "/proc", dxg: str = DXG) -> None:
         self._proc = proc
@@ -100,7 +97,6 @@ class DeviceFiles:
         self._scans: dict[tuple[int, int], tuple[float, Known[tuple[int, ...]]]] = {}
         self._driver_checked_s = float("-inf")
         self.has_driver: Known[bool] = Missing("drivers not searched yet")
-        """Whether a card could be used here at all."""
 
     def watch(self, job: Mapping[int, int]) -> None:
         """Name the job's processes: PID to start ticks."""
@@ -140,9 +136,9 @@ def map_to_job(
 ) -> tuple[GpuSample, ...]:
     """Mark the job's processes on each card; ``pids_are_ours``: we are in the first PID namespace.
 
-    As soon as one card lists a process of the job, the lists are the truth for all cards that answer. Where
-    no list names it and lists are not to be believed, and of a card that does not answer, only open files
-    tell; those that were not read tell nothing.
+    Once one card lists a process of the job, lists decide for all cards that answer. If no list names one and
+    lists cannot be trusted, and for a card that does not answer, open files decide; files that were not read
+    decide nothing.
     """
     if not pids_are_ours:
         cards = tuple(replace(card, sample=replace(card.sample, lists_only=OWN_NAMESPACE)) for card in cards)
@@ -159,7 +155,7 @@ def map_to_job(
 
 
 def is_unlisted(sample: GpuSample) -> bool:
-    """Tell whether a card does not answer and has told of no process before."""
+    """Tell whether a card does not answer and has never listed a process."""
     return sample.state is not GpuState.OK and not is_known(sample.processes)
 
 
@@ -168,7 +164,7 @@ def place_silent(
 ) -> tuple[Card, ...]:
     """Find the N of /dev/nvidiaN of cards that never answered: by the kernel's driver, else by exclusion.
 
-    Exclusion: the job holds as many open that are none of the others as there are cards that do not answer.
+    Exclusion: as many cards are silent as the job holds minors that belong to no other card.
     """
     silent = [card for card in cards if not is_known(card.minor) and is_unlisted(card.sample)]
     taken = {card.minor for card in cards if is_known(card.minor)}
@@ -189,10 +185,7 @@ def place_silent(
 def list_unheard(
     driver: Listed, minors: Collection[int], first: int, age_s: float, why: str
 ) -> tuple[Card, ...]:
-    """List cards of which NVML says nothing, numbered from ``first``: those of the kernel's driver.
-
-    ``minors`` are those that the job holds open, and all that is known where the driver's files are not read.
-    """
+    """List cards unknown to NVML, from ``first``: the driver's, else the ``minors`` that the job holds."""
     named = known_or(driver, ()) or tuple(map(DriverCard, sorted(minors)))
     samples = (
         replace(make_silent_sample(index, f"minor-{one.minor}", age_s, why), unheard=why)
@@ -206,18 +199,15 @@ def _name_silent(card: Card, named: DriverCard) -> Card:
 
 
 def unlisted_minors(cards: tuple[Card, ...], job: Mapping[int, int], held: Held) -> tuple[int, ...]:
-    """Return the minors that the job holds open and that none of the cards has, ascending."""
+    """Return the minors that the job holds open and no card has, ascending."""
     known = {card.minor for card in cards if is_known(card.minor)}
     rest = held_minors(job, held) - known
-    # Some of them may be those of the cards whose number is not known.
+    # Some may belong to the cards whose number is unknown.
     return tuple(sorted(rest)) if len(rest) > sum(not is_known(card.minor) for card in cards) else ()
 
 
 def find_unread(job: Mapping[int, int], held: Held) -> Missing | None:
-    """Return why the open files of a living process of the job were not read, None when all were.
-
-    A process that was born since the last scan has no say; before the first scan nobody has one.
-    """
+    """Return why open files of a living process were not read, None when all were; newborns do not count."""
     if job and not any(pid in held for pid in job):
         return NOT_SCANNED
     missing = [one for pid in job if isinstance(one := held.get(pid), Missing) and one.reason not in _GONE]
@@ -244,7 +234,7 @@ def _mark_visible(
     card: Card, job: Mapping[int, int], held: Held, unread: Missing | None, believed: bool
 ) -> GpuSample:
     minor = card.minor
-    # A list that is believed and does not name the job says that it is not on the card.
+    # A trusted list that does not name the job says that it is not on the card.
     told = believed and is_known(card.sample.processes)
     if isinstance(minor, Missing):
         return card.sample if told or is_unlisted(card.sample) else _mark_unread(card.sample, minor)

@@ -1,11 +1,11 @@
 """Read one NVIDIA card through NVML, in tiers: each second, every 10 s, every 30 s; the first tier first.
 
-The pynvml module comes as an argument, so that tests pass a small fake. A card is asked about 15
-questions a second; calls that block (PCIe throughput: 20 ms each) are never used.
+The pynvml module comes as an argument, so that tests pass a small fake. A card is asked about 15 questions a
+second; blocking calls (PCIe throughput: 20 ms each) are never used.
 
-GPM needs neither root nor DCGM and does not collide with CUPTI. A metric is the difference of
-two samples of one card or MIG instance; nvml.h wants at least 100 ms between them. NVML utilisation does not
-exist on a MIG-enabled card. Handles go stale when instances are rebuilt, so they are fetched anew.
+GPM needs neither root nor DCGM and does not collide with CUPTI. A metric is the difference of two samples of
+one card or MIG instance, at least 100 ms apart (nvml.h). A MIG-enabled card has no NVML utilisation. Handles
+go stale when instances are rebuilt, so they are fetched anew.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ from tpmon.probe.gpu.wire import (
 T = TypeVar("T")
 
 MIN_SPAN_S = 0.1
-MAX_SPAN_S = 5.0
-"""A longer gap mixes too much into one mean; sample anew (nvidia_gpu_exporter#466)."""
+MAX_SPAN_S = 5.0  # a longer gap mixes too much into one mean: sample anew (nvidia_gpu_exporter#466)
 
 # nvml.h, nvmlGpmMetricId_t: SM active, occupancy, any tensor, DRAM; PCIe and NVLink in MiB/s.
 _METRICS = (2, 3, 5, 10, 20, 21, 61, 60)
@@ -64,10 +63,9 @@ _HIGHEST_PCT = 105.0
 
 
 class GpmSampler:
-    """Keep two GPM samples of one card, or of one of its MIG instances, and difference them."""
+    """Keep two GPM samples of one card or one of its MIG instances (``instance``), and difference them."""
 
     def __init__(self, calls: Calls, handle: Any, instance: int | None = None) -> None:
-        """Take the card's handle; with ``instance``, its GPU instance id."""
         self._calls = calls
         self._handle = handle
         self._instance = instance
@@ -77,7 +75,7 @@ class GpmSampler:
         self._old_ns = 0
 
     def read(self, now_ns: int) -> Known[Gpm]:
-        """Take a sample and return the metrics since the last one; the first returns Missing."""
+        """Take a sample and return the metrics since the last one; Missing at the first."""
         if self._off is not None:
             return self._off
         if not self._samples:
@@ -138,7 +136,7 @@ class GpmSampler:
         answer = self._calls.ask("nvmlGpmMetricsGet", request)
         if isinstance(answer, Missing):
             return answer
-        # At once: each look into a pynvml structure costs 0.5 us.
+        # At once: each access to a pynvml structure costs 0.5 us.
         raw = _METRIC.iter_unpack(memoryview(request.metrics).cast("B")[: len(_METRICS) * _METRIC.size])
         return Gpm(*(_value_of(code, value, place) for place, (code, value, *_) in enumerate(raw)))
 
@@ -175,7 +173,7 @@ class MigReader:
         found: list[_Instance] = []
         for place in range(count if is_known(count) else 0):
             handle = self._calls.ask("nvmlDeviceGetMigDeviceHandleByIndex", self._parent, place)
-            # Places without an instance answer NOT_FOUND.
+            # Slots without an instance answer NOT_FOUND.
             if is_known(handle):
                 one = self._describe(handle)
                 if one is not None:
@@ -186,14 +184,14 @@ class MigReader:
         self._instances = found
 
     def read_instances(self, now_ns: int) -> tuple[MigInstance, ...]:
-        """Return the instances with the SM activity since the last call."""
+        """Return the instances with their SM activity since the last call."""
         told = ((one.shown, one.gpm.read(now_ns)) for one in self._instances)
         return tuple(
             replace(shown, sm_active_pct=gpm.sm_active_pct if is_known(gpm) else gpm) for shown, gpm in told
         )
 
     def read_processes(self, lists: ProcessList) -> Known[tuple[CardProcessReading, ...]]:
-        """List the processes of the instances that may be read; the whole card would want privileges."""
+        """List the processes of the readable instances; listing the whole card needs privileges."""
         found: list[CardProcessReading] = []
         refused: list[Missing] = []
         for one in self._instances:
@@ -216,7 +214,7 @@ class MigReader:
         uuid = self._calls.ask("nvmlDeviceGetUUID", handle, kind=3)
         instance = self._calls.ask("nvmlDeviceGetGpuInstanceId", handle)
         if isinstance(uuid, Missing) or isinstance(instance, Missing):
-            # Rebuilt while we looked; the next refresh finds it.
+            # Rebuilt meanwhile; the next refresh finds it.
             return None
         memory = self._calls.ask("nvmlDeviceGetMemoryInfo", handle, kind=3)
         shown = MigInstance(
@@ -232,24 +230,20 @@ class MigReader:
 SLOW_S = 10.0
 HEALTH_S = 30.0
 FAST_S = 1.0
-IDLE_S = 10.0
-"""A card that nobody uses is asked this rarely: polling keeps a laptop's card awake."""
-CLOSED_S = 30.0
-"""A card that is lost or may not be opened is tried again this often."""
+IDLE_S = 10.0  # an unused card is asked so rarely: polling keeps a laptop's card awake
+CLOSED_S = 30.0  # until a card that is lost or may not be opened is tried again
 
 LOADED_PCT = 50.0
-"""SM % from which the PCIe link is read: a card that idles lowers it on purpose, and raises it under load.
-The rule of the link (``rules_link.LINK_LOAD_PCT``) judges from the same load on."""
+"""SM % from which the PCIe link is read, as an idle card lowers it on purpose. ``rules_link.LINK_LOAD_PCT``
+judges from the same load on."""
 NOT_LOADED = Missing("not read under load yet")
 
 REASON_IDLE = 0x1
-MOST_REASONS = (1 << 31) - 1
-"""All bits at once are a value that nobody set."""
+MOST_REASONS = (1 << 31) - 1  # all bits at once are a value that nobody set
 
 _IDLE_PCT = 5
 _BUSY_PCT = 80
-_FIRST_SPAN_US = 1_000_000
-"""The first read of the sample buffer returns 10 s; only its newest second is of this reading."""
+_FIRST_SPAN_US = 1_000_000  # the first read of the sample buffer returns 10 s; only its newest second counts
 
 _SAMPLES_GPU, _SAMPLES_MEMORY = 1, 2
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
@@ -272,7 +266,7 @@ _RECOVERY_ACTION = (230, 0)
 
 
 def measure_busy(values: Sequence[int]) -> Busy:
-    """Reduce utilisation samples (percent, at least one) to their mean and the ends' shares."""
+    """Reduce utilisation samples (percent, at least one) to their mean and the shares of both ends."""
     count = len(values)
     return Busy(
         mean_pct=sum(values) / count,
@@ -291,16 +285,16 @@ _OLDER_CALLS: tuple[tuple[Counter, str, tuple[int, ...], Callable[[Any], tuple[i
     (Counter.POWER_CAP, "nvmlDeviceGetViolationStatus", (_POLICY_POWER,), _read_violation),
     (Counter.THERMAL, "nvmlDeviceGetViolationStatus", (_POLICY_THERMAL,), _read_violation),
 )
-"""What tells counters to drivers without their field: the value, and its stamp or 0."""
+"""Read counters from drivers without their field: value, and stamp or 0."""
 
 
 class CardReader:
-    """Read one card. Owned by one thread; a call that hangs hangs that thread alone."""
+    """Read one card. Owned by one thread; a call that hangs holds up that thread alone."""
 
     def __init__(
         self, nvml: Any, index: int, clock: Clock = time.monotonic_ns, stuck: Stuck = NOTHING_STUCK
     ) -> None:
-        """Name the card by NVML index; nothing is called until ``read``, and nothing of what is ``stuck``."""
+        """Call nothing until ``read``, and never what is ``stuck``; ``index`` is NVML's."""
         self.calls = Calls(nvml, clock, stuck)
         self._clock = clock
         self.index = index
@@ -318,7 +312,7 @@ class CardReader:
         self._health_due_ns = 0
 
     def read(self) -> CardLine:
-        """Read what is due of the card; of a card that cannot be opened, the line says why."""
+        """Read what is due; of a card that cannot be opened, the line says why."""
         now_ns = self._clock()
         health_due = now_ns >= self._health_due_ns
         self.calls.start_round(retry_silent=health_due)
@@ -342,7 +336,7 @@ class CardReader:
         fast = self._add_users(fast)
         lost = self.calls.lost_reason(fast.is_blank)
         if lost:
-            # The handle of a lost card stays dead; a card that comes back needs a new one.
+            # A lost card's handle stays dead; if the card comes back it needs a new one.
             self.handle = None
             return self._blank_line(now_ns, lost)
         health: Applicable[Health] = NOT_APPLICABLE
@@ -372,7 +366,7 @@ class CardReader:
         return None
 
     def _read_uuid(self, handle: Any) -> str:
-        """Return the UUID, "" where it is refused: the card is known by its index then."""
+        """Return the UUID, "" where it is refused: the card then goes by its index."""
         uuid = self.calls.ask("nvmlDeviceGetUUID", handle)
         return str(uuid) if is_known(uuid) else ""
 
@@ -411,7 +405,7 @@ class CardReader:
             memory_busy_pct=map_known(lambda value: value.mean_pct, memory_busy),
             power_w=self._number("nvmlDeviceGetPowerUsage", scale=1e-3),
             sm_clock_mhz=self._number("nvmlDeviceGetClockInfo", _CLOCK_SM, kind=_CLOCK_SM),
-            # The first call leaves with CUDA 14.
+            # CUDA 14 drops the first call.
             temperature_c=self._either(
                 self._number, "nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV", _SENSOR_GPU
             ),
@@ -423,7 +417,7 @@ class CardReader:
         )
 
     def _add_users(self, fast: Fast) -> Fast:
-        """Add who uses the card, and its GPM: neither keeps back what the card itself says each second."""
+        """Add who uses the card, and its GPM, which must not delay what the card says each second."""
         instances: tuple[MigInstance, ...] = ()
         if self._mig is None:
             processes = self._processes.read(self.handle, with_busy=True)
@@ -438,7 +432,7 @@ class CardReader:
         answer = self.calls.ask("nvmlDeviceGetSamples", self.handle, kind, since_us, kind=kind)
         pairs: list[tuple[int, int]] = []
         if is_known(answer):
-            # Other values than percents are slots that the driver has not filled.
+            # Values other than percents are unfilled slots.
             read = [(one.timeStamp, one.sampleValue.uiVal) for one in answer[1]]
             pairs = [pair for pair in read if pair[0] > since_us and pair[1] <= 100]
         if not pairs:
@@ -489,7 +483,7 @@ class CardReader:
         return (both, 0) if isinstance(both, Missing) else (both[0], self.calls.place(both[1]))
 
     def _either(self, read: Callable[..., Known[T]], name: str, other: str, *args: Any) -> Known[T]:
-        """Read by the first name, else by that of older or newer drivers; the reason is that of the first."""
+        """Read by the first name, else by the other drivers' name; the reason is that of the first."""
         first = read(name, *args)
         if is_known(first):
             return first
@@ -538,7 +532,7 @@ class CardReader:
 
 
 def blank_fast(reason: str) -> Fast:
-    """Build a reading in which nothing was read."""
+    """Return a reading in which nothing was read."""
     no = Missing(reason)
     values: dict[str, Any] = {field.name: no for field in fields(Fast)}
     counters = Counters((no,) * len(Counter), (0,) * len(Counter))

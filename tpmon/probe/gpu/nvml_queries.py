@@ -1,7 +1,7 @@
 """Ask NVML one question at a time, and for the processes of a card: an answer, or Missing with the reason.
 
-The pynvml module comes as an argument. One failing call costs one field, never the card, and a
-call that the card or driver does not have is not repeated every second.
+The pynvml module comes as an argument. One failing call costs one field, never the card, and a call that the
+card or driver lacks is not repeated every second.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _FAST_COUNTERS = frozenset((138, 139, 197, 198, 202, 204))
 
 
 def describe_code(code: int) -> str:
-    """Say an NVML return code in words."""
+    """Describe an NVML return code."""
     return _WORDS.get(code, f"NVML error {code}")
 
 
@@ -77,7 +77,7 @@ def code_of(error: BaseException) -> int:
 
 
 def describe_error(error: BaseException) -> str:
-    """Say an exception of a pynvml call in words."""
+    """Describe an exception of a pynvml call."""
     code = code_of(error)
     if code >= 0:
         return describe_code(code)
@@ -88,31 +88,21 @@ def describe_error(error: BaseException) -> str:
 
 
 def to_int(value: Any) -> int:
-    """Check that an answer is a whole number.
-
-    Raises:
-        TypeError: for None and everything else, so that it costs its field.
-    """
+    """Return a whole number; TypeError for None and everything else, so that it costs only its field."""
     if not isinstance(value, int):
         raise TypeError(f"no number: {value!r:.40}")
     return value
 
 
 def to_float(value: Any) -> float:
-    """Check that an answer is a finite number.
-
-    Raises:
-        ValueError: for None, NaN and everything else.
-    """
+    """Return a finite number; ValueError for None, NaN and everything else."""
     if not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(f"no number: {value!r:.40}")
     return float(value)
 
 
-Counted = tuple[Known[int], int]
-"""A counter, and when it was so (CLOCK_MONOTONIC, ns)."""
-Question = tuple[str, int]
-"""A name of NVML, and which of the kinds that may differ is asked."""
+Counted = tuple[Known[int], int]  # a counter, and its time (CLOCK_MONOTONIC, ns)
+Question = tuple[str, int]  # a name of NVML, and the kind where answers may differ by kind
 Clock = Callable[[], int]
 Stuck = Mapping[Question, Missing]
 NOTHING_STUCK: Stuck = {}
@@ -121,13 +111,12 @@ _OLDEST_NS = 5_000_000_000  # how old a driver's own reading may be when it hand
 
 
 class Calls:
-    """Call NVML for one card, and count how many calls found the card or the driver gone."""
+    """Call NVML for one card, and count how many calls found the card or driver gone."""
 
     def __init__(self, nvml: Any, clock: Clock = time.monotonic_ns, stuck: Stuck = NOTHING_STUCK) -> None:
-        """Take the pynvml module; of the questions in ``stuck`` the driver has not returned yet."""
+        """Take the pynvml module; the driver has not yet returned from the questions in ``stuck``."""
         self.nvml = nvml
-        self.asking: tuple[Question, int] | None = None
-        """What the driver is being asked, and since when, by the clock."""
+        self.asking: tuple[Question, int] | None = None  # the question under way, and since when
         self._clock = clock
         self._span_ns = (0, 0)
         self._stuck = stuck
@@ -136,7 +125,7 @@ class Calls:
         self.start_round(retry_silent=False)
 
     def ask(self, name: str, *args: Any, kind: int = 0) -> Known[Any]:
-        """Call ``nvml.<name>(*args)``; ``kind`` tells apart calls of one name that may differ."""
+        """Call ``nvml.<name>(*args)``; ``kind`` distinguishes calls of one name that may differ."""
         key = (name, kind)
         if (refused := self._silent.get(key, self._stuck.get(key))) is not None:
             return refused
@@ -158,10 +147,10 @@ class Calls:
         return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer
 
     def place(self, stamp_us: int) -> int:
-        """Return when a counter that the last call told was so, on the clock of this object.
+        """Return the time of the counter in the last call, on this object's clock.
 
-        By its own stamp, in microseconds since 1970 (nvml.h) or since the start of the machine, where it was
-        made during the call or a little before; else that was the middle of the call.
+        That is its own stamp, in microseconds since 1970 (nvml.h) or since boot, if it lies within the call
+        or shortly before; else the middle of the call.
         """
         before_ns, after_ns = self._span_ns
         for stamp_ns in (stamp_us * 1000 - time.time_ns() + self._clock(), stamp_us * 1000):
@@ -170,23 +159,23 @@ class Calls:
         return (before_ns + after_ns) // 2
 
     def ask_fields(self, handle: Any, wanted: Sequence[tuple[int, int]]) -> list[Counted]:
-        """Read field values by (id, scope), in order, each with the time at which it was so.
+        """Read field values by (id, scope), in order, each with its time.
 
-        The last entry asked for is a guard that no caller sees: NVLink fields may write one entry
-        past their place (nvitop carries the same guard).
+        The last entry is a guard that no caller sees: NVLink fields may write one entry past their place
+        (nvitop does the same).
         """
         guard = (wanted[0][0], 0)
         answer = self.ask("nvmlDeviceGetFieldValues", handle, [*wanted, guard])
         if isinstance(answer, Missing):
             return [(answer, self.place(0))] * len(wanted)
-        # At once: each look into one of pynvml's structures costs 0.5 us.
+        # At once: each access to a pynvml structure costs 0.5 us.
         unpacked = cast("Iterator[_Entry]", _FIELD_VALUE.iter_unpack(memoryview(answer).cast("B")))
         entries = zip(unpacked, wanted, strict=False)
         told = [(_value_of(entry, field), self.place(entry[2])) for entry, (field, _) in entries]
         return told + [(Missing("no answer for this field"), self.place(0))] * (len(wanted) - len(told))
 
     def note_failure(self, error: BaseException) -> Missing:
-        """Count and describe a failure of a call that the caller made itself."""
+        """Count and describe the failure of a call that the caller made itself."""
         code = code_of(error)
         reason = describe_error(error)
         if code in LOST_CODES:
@@ -196,19 +185,19 @@ class Calls:
             self._gone += 1
             self._gone_code = code
         else:
-            # An honest refusal is an answer: the card is there.
+            # A refusal is an answer: the card is there.
             self._answered += 1
         return Missing(reason)
 
     def start_round(self, retry_silent: bool) -> None:
-        """Begin to count anew; ``retry_silent`` also asks again what was not supported."""
+        """Restart the counts; ``retry_silent`` also asks again what was not supported."""
         self._answered = self._lost = self._gone = 0
         self._lost_code = UNKNOWN
         if retry_silent:
             self._silent.clear()
 
     def lost_reason(self, is_blank: bool) -> str:
-        """Say why the card is lost if most calls of this round said so, else "". ``is_blank``: none told."""
+        """Say why the card is lost if most calls of a round said so; "" else. ``is_blank``: none came."""
         lost = self._lost > self._answered and (is_blank or self._lost_code != UNKNOWN)
         return describe_code(self._lost_code) if lost else ""
 
@@ -244,8 +233,7 @@ _INSUFFICIENT_SIZE = 7
 _NOT_AVAILABLE = 2**64 - 1
 _NO_BYTES = Missing("the driver does not say (container)")
 _BY_MPS = Missing("the server of MPS computes for it")
-_MPS_SERVER = b"nvidia-cuda-mps-server"[:15]
-"""As /proc/PID/comm cuts it (proc(5))."""
+_MPS_SERVER = b"nvidia-cuda-mps-server"[:15]  # as /proc/PID/comm cuts it (proc(5))
 _NO_ROW = Missing("no sample since the last reading")
 
 
@@ -256,7 +244,7 @@ class _ProcessV1(ctypes.Structure):
 
 
 class ProcessList:
-    """Read the process lists of one card in the version that its driver speaks."""
+    """Read the process lists of one card in the version that its driver supports."""
 
     def __init__(self, calls: Calls, proc: str = "/proc") -> None:
         self._calls = calls
@@ -266,10 +254,7 @@ class ProcessList:
         self._seen_us = 0
 
     def read(self, handle: Any, with_busy: bool) -> Known[tuple[CardProcessReading, ...]]:
-        """List the compute processes of a card or MIG device; ``with_busy`` adds their SM %.
-
-        The server of MPS computes for its clients, and their SM % is not told: it is left out.
-        """
+        """List the compute processes of a card or MIG device but MPS's server; ``with_busy`` adds SM %."""
         entries = self._list(handle)
         if isinstance(entries, Missing):
             return entries
@@ -317,8 +302,8 @@ class ProcessList:
             name = f"nvmlDeviceGetComputeRunningProcesses_{version}"
             return lambda handle: self._calls.ask(name, handle)
 
-        # Drivers 530 to 535.43 give _v3 a fifth member and so garbled PIDs (nvitop#75); they are
-        # told by the symbols they have. Their _v2 is sound.
+        # Drivers 530 to 535.43 give _v3 a fifth member and so garbled PIDs (nvitop#75); the symbols they have
+        # give them away. Their _v2 is sound.
         garbled = self._has("nvmlDeviceGetConfComputeMemSizeInfo") and not self._has(
             "nvmlDeviceGetRunningProcessDetailList"
         )
@@ -360,7 +345,7 @@ class ProcessList:
         return list(array[: count.value])
 
     def _busy(self, handle: Any) -> Known[dict[int, float]]:
-        # The older call answers 0 on Blackwell server cards (HAMi-core#218), so it is second.
+        # The older call answers 0 on Blackwell server cards (HAMi-core#218), so it comes second.
         rows = self._calls.ask("nvmlDeviceGetProcessesUtilizationInfo", handle, self._seen_us)
         if isinstance(rows, Missing) and not _nothing_ran(rows):
             rows = self._calls.ask("nvmlDeviceGetProcessUtilization", handle, self._seen_us)
@@ -386,8 +371,8 @@ def _nothing_ran(answer: Missing) -> bool:
 def _bytes_of(value: Any) -> Known[int]:
     if not isinstance(value, int) or value == _NOT_AVAILABLE:
         return Missing("the driver does not say")
-    # Drivers from 535.113 to about 560 say 0 of every process in a container; a context takes 0.3 GB and more
-    # (open-gpu-kernel-modules#614).
+    # Drivers from 535.113 to about 560 report 0 for all in a container (open-gpu-kernel-modules#614);
+    # a context takes 0.3 GB and more.
     return value or _NO_BYTES
 
 

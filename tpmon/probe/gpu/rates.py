@@ -18,8 +18,7 @@ from tpmon.probe.gpu.bounds import LEAST_W, LIVE, bound, bound_sample, hold_agai
 from tpmon.probe.gpu.wire import CardIdentity, CardLine, Counter, Counters, Fast, Gpm, Health, Slow
 
 WINDOW_S = 10.0
-MAX_SPAN_S = 15.0
-"""Two readings further apart (a child restart) say nothing about a second."""
+MAX_SPAN_S = 15.0  # readings further apart (a child restart) say nothing about a second
 MAX_XIDS = 64
 NAME_LIMIT = 80
 SLOW_COUNTER_S = 5.0  # a counter that does not move for so long stands still
@@ -48,7 +47,7 @@ _NO_HEALTH = Health(_NO, _NO, _NO, _NO)
 
 
 def name_reasons(mask: int) -> tuple[str, ...]:
-    """Say a mask of clock event reasons in words, without "idle"."""
+    """Describe a mask of clock event reasons, without "idle"."""
     words = [word for bit, word in REASONS if mask & bit]
     if mask & ~_ALL_BITS:
         words.append(f"unknown reason {mask & ~_ALL_BITS:#x}")
@@ -70,7 +69,7 @@ def difference(old: Known[int], new: Known[int]) -> Known[int]:
 
 
 def counted_s(old: CardLine, new: CardLine, counter: Counter) -> float:
-    """Return the seconds between two readings of a counter, which a call that stalls moves apart."""
+    """Return the seconds between two readings of a counter, which a stalled call delays."""
     moved_us = new.fast.counters.after_us[counter] - old.fast.counters.after_us[counter]
     return span_s(old, new) + moved_us / 1e6
 
@@ -92,9 +91,9 @@ def rate(window: Sequence[CardLine], counter: Counter) -> Known[float]:
 
 
 def _energy_power(window: Sequence[CardLine]) -> Known[float]:
-    """Return the power by the energy counter, in watts: since the reading before, where it moves each time.
+    """Return the power in watts by the energy counter, since the last reading if it moves each time.
 
-    The counters of some drivers move every few seconds: from their first move in the window to the last then.
+    Some drivers' counters move every few seconds: then from the first move in the window to the last.
     """
     told = [line.fast.counters.values[Counter.ENERGY] for line in window]
     moves = [n for n in range(1, len(told)) if is_known(told[n - 1]) and told[n - 1] != told[n]]
@@ -105,15 +104,14 @@ def _energy_power(window: Sequence[CardLine]) -> Known[float]:
 
 
 def mean_power(window: Sequence[CardLine], limit_w: Known[float]) -> tuple[Known[float], Known[str]]:
-    """Return the power in watts since the reading before, and where it comes from.
+    """Return the power in watts since the last reading, and its source.
 
-    The energy counter misses nothing; the sensor of A100 and H100 sees a quarter of the time
-    (arXiv 2312.02741). A counter that stands still (some vGPUs), or tells of more than the card can draw, is
-    not believed.
+    The energy counter misses nothing, while the sensor of A100 and H100 sees a quarter of the time (arXiv
+    2312.02741). A counter that stands still (some vGPUs) or exceeds what the card can draw is not used.
     """
     by_energy = bound(_energy_power(window), "W", LEAST_W, most_power_w(limit_w))
     sensor = window[-1].fast.power_w
-    # The first interval of a counter that moves every few seconds holds none or too many of them.
+    # The first interval of a counter that moves every few seconds holds no move or too much of one.
     is_first = len(window) == 2 and span_s(window[0], window[1]) < SLOW_COUNTER_S
     doubtful = is_first and is_known(sensor) and is_known(by_energy)
     if is_known(by_energy) and not (doubtful and not 1 / FIRST_RATIO < sensor / by_energy < FIRST_RATIO):
@@ -137,7 +135,7 @@ _EXACT = frozenset((Counter.SW_THERMAL, Counter.HW_THERMAL, Counter.POWER_BRAKE)
 
 def _share_counter(word: str, counters: Counters) -> Counter | None:
     counter = _SHARE_COUNTERS.get(word)
-    # Drivers without the new counter have one for all thermal reasons.
+    # Drivers without the new counters have one for all thermal reasons.
     older = counter is Counter.SW_THERMAL and not is_known(counters.values[counter])
     return Counter.THERMAL if older else counter
 
@@ -146,7 +144,7 @@ def _counter_share(window: Sequence[CardLine], counter: Counter) -> float:
     held_ns = 0
     seconds = 0.0
     if window[0].fast.counters.values[counter] == window[-1].fast.counters.values[counter]:
-        # Most counters never move; this is the whole cost of them.
+        # Most counters never move; this is their whole cost.
         return 0.0
     for old, new in pairwise(window):
         span = counted_s(old, new, counter)
@@ -158,10 +156,10 @@ def _counter_share(window: Sequence[CardLine], counter: Counter) -> float:
 
 
 def throttle_shares(window: Sequence[CardLine]) -> tuple[ThrottleShare, ...]:
-    """Say for which share of a window each reason held the clocks down, in the order of REASONS.
+    """Return the share of a window for which each reason held the clocks down, in the order of REASONS.
 
-    A reason's counter misses nothing; where a driver has none, or it stands still, the share of readings with
-    the bit set stands in, and beside an older counter where that is larger.
+    A reason's counter misses nothing. Without one, or if it stands still, the share of readings with the bit
+    set is used; beside an older counter the larger of both.
     """
     masks = [line.fast.reasons for line in window if is_known(line.fast.reasons)]
     shares = []
@@ -185,7 +183,7 @@ _BYTE_COUNTERS = {
     "nvlink_tx_bytes_s": Counter.NVLINK_TX,
     "nvlink_rx_bytes_s": Counter.NVLINK_RX,
 }
-"""Rates of a sample that GPM tells; on older cards their counters do."""
+"""Rates of a sample that GPM provides; on older cards counters do."""
 _COPIED = {one.name for one in fields(GpuSample)} - {
     *("name", "processes", "power_w", "memory_total_bytes"),
     *_BYTE_COUNTERS,
@@ -194,7 +192,7 @@ _COPIED_OF = {
     kind: [one.name for one in fields(kind) if one.name in _COPIED]
     for kind in (Fast, Slow, Health, CardIdentity, Gpm)
 }
-"""What a sample takes from each part of a line as it is, under the same name."""
+"""What a sample takes unchanged from each part of a line, under the same name."""
 
 
 def _margin(slow: Slow, identity: CardIdentity, temperature: Known[float]) -> Known[float]:

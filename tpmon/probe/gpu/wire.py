@@ -1,7 +1,7 @@
 """What the NVML child says to its parent: one JSON object a line, typed on both ends.
 
-A line is a ``Line`` with one of its fields set. Counters are raw and cumulative, so that a lost
-line costs a second of a rate and nothing else; slower tiers come when they were read.
+A line is a ``Line`` with one field set. Counters are raw and cumulative, so a lost line costs only a second
+of a rate; slower tiers come when they were read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, is_known
 
 @dataclass(frozen=True, slots=True)
 class DriverLine:
-    """Say that NVML answers, which versions it has, and how many cards it lists."""
+    """Report that NVML answers, its versions, and how many cards it lists."""
 
     driver_version: Known[str]
     cuda_version: Known[str]
@@ -25,7 +25,7 @@ class DriverLine:
 
 @dataclass(frozen=True, slots=True)
 class FailureLine:
-    """Say why the child ends: NVML could not be opened, or the driver went away. NVML code or 0."""
+    """Report why the child ends: NVML could not be opened, or the driver went away. NVML code or 0."""
 
     code: int
     reason: str
@@ -41,7 +41,7 @@ class XidLine:
 
 @dataclass(frozen=True, slots=True)
 class NoteLine:
-    """Report what the child cannot do, in words: once, or when ``passing`` again while it is so."""
+    """Report what the child cannot do: once, or if ``passing`` again as long as it holds."""
 
     text: str
     passing: bool = False
@@ -66,10 +66,7 @@ class Counter(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Hold the counters in the order of ``Counter``.
-
-    ``after_us`` tells how long after ``taken_ns`` each was so; a driver may hand out what it read before.
-    """
+    """Hold the counters in the order of ``Counter``; ``after_us``: how long after ``taken_ns``."""
 
     values: tuple[Known[int], ...]
     after_us: tuple[int, ...]
@@ -108,8 +105,7 @@ class Fast:
     sm_clock_mhz: Known[float]
     temperature_c: Known[float]
     memory_temperature_c: Known[float]
-    reasons: Known[int]
-    """Clock event reasons of this moment, a bit mask."""
+    reasons: Known[int]  # clock event reasons at this moment, a bit mask
     counters: Counters
     memory_used_bytes: Known[int]
     memory_total_bytes: Known[int]
@@ -148,26 +144,24 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class CardIdentity:
-    """Hold what is read of a card once, and said again every 30 s."""
+    """Hold what is read of a card once, and repeated every 30 s."""
 
     name: Known[str]
-    minor: Known[int]
-    """The N of /dev/nvidiaN."""
+    minor: Known[int]  # the N of /dev/nvidiaN
     sm_clock_max_mhz: Known[float]
     memory_clock_max_mhz: Known[float]
     pcie_generation_max: Known[int]
     pcie_width_max: Known[int]
     slowdown_c: Known[float]
-    is_pcie: Known[bool]
-    """Whether PCIe is what it is connected by; chips that hold CPU and GPU are not (GB10)."""
+    is_pcie: Known[bool]  # it is connected by PCIe; chips that hold CPU and GPU are not (GB10)
 
 
 @dataclass(frozen=True, slots=True)
 class CardLine:
     """Hold one reading of one card.
 
-    ``taken_ns`` is CLOCK_MONOTONIC before the first call; ``next_s`` is when the next line is
-    due. ``lost`` says why a card that answers nothing any more is lost.
+    ``taken_ns`` is CLOCK_MONOTONIC before the first call, ``next_s`` when the next line is due. ``lost`` says
+    why a card that no longer answers is lost.
     """
 
     index: int
@@ -193,20 +187,12 @@ class Line:
 
 
 def encode_line(line: Line) -> bytes:
-    """Encode a line with its newline.
-
-    Raises:
-        ValueError: for NaN or an infinity.
-    """
+    """Encode a line with its newline; ValueError for NaN or an infinity."""
     return encode(line).encode() + b"\n"
 
 
 def decode_line(raw: bytes) -> Line:
-    """Decode a line.
-
-    Raises:
-        CodecError: for anything that the child of this version does not write.
-    """
+    """Decode a line; CodecError for anything that the child of this version does not write."""
     if b"NaN" in raw or b"Infinity" in raw:
         raise CodecError("a number is not finite")
     try:
