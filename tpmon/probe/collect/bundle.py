@@ -1,7 +1,7 @@
-"""Read what a ticket asks for beside Frames and stacks: versions, processes, the job's log, the cards.
+"""Read what a ticket needs beside Frames and stacks: versions, processes, the job's log, the cards.
 
-Command lines and logs are redacted here, where they are read (``model.text.redaction``); of the
-environment only the variables that change training speed are known at all (``procread``).
+Command lines and logs are redacted here, where they are read (``model.text.redaction``); of the environment
+only the variables that affect training speed are read at all (``procread``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_PROCESSES = 600
 
 
 def list_versions(job: Job) -> tuple[tuple[str, Known[str]], ...]:
-    """Return the versions of what takes part, from files; nothing of the job is imported."""
+    """Return the versions of the software involved, from files; nothing of the job is imported."""
     system = os.uname()
     named = read_or("", lambda: platform.freedesktop_os_release().get("PRETTY_NAME", "?"))
     driver = read_text(f"{PROC}/driver/nvidia/version", 4096).partition("\n")[0].strip()
@@ -51,7 +51,7 @@ def list_versions(job: Job) -> tuple[tuple[str, Known[str]], ...]:
 
 
 def describe_processes(job: Job) -> Iterator[str]:
-    """Write each process of a job: its part, its command line and the environment that matters, redacted."""
+    """Describe each process of a job: its part, command line and relevant environment, redacted."""
     for member in job.members[:_MOST_PROCESSES]:
         yield f"{member.identity.pid} {_name(member)}, started {member.started.isoformat(timespec='seconds')}"
         fact = job.facts.get(member.identity.pid)
@@ -76,11 +76,7 @@ def _name(member: Member) -> str:
 
 
 def read_logs(pids: Sequence[int]) -> Iterator[str]:
-    """Read the last lines of every log file that the job itself writes.
-
-    Raises:
-        OSError: when no process of the job writes to a file.
-    """
+    """Read the last lines of every log file that the job writes itself; OSError where there is none."""
     samples = OutputReader().read(pids)
     if not samples:
         raise FileNotFoundError(2, "no process of the job writes its output to a file")
@@ -91,11 +87,7 @@ def read_logs(pids: Sequence[int]) -> Iterator[str]:
 
 
 def read_kernel_lines() -> tuple[str, ...]:
-    """Return the lines of the kernel's log that tell of GPUs, memory, storage and hung tasks.
-
-    Raises:
-        PermissionError: when the log is closed to this user.
-    """
+    """Return the kernel log's lines on GPUs, memory, storage and hung tasks, or raise PermissionError."""
     log = read_log()
     if isinstance(log, Missing):
         raise PermissionError(1, point_to(log.reason.lower(), "kernel-log"))
@@ -113,18 +105,14 @@ def _call_smi(program: str) -> str:
     try:
         output, _ = process.communicate(timeout=_SMI_S)
     except subprocess.TimeoutExpired:
-        # One that hangs in the driver cannot be killed; nobody waits for it.
+        # One that hangs in the driver cannot be killed, so it is not waited for.
         process.kill()
         raise TimeoutError(110, f"nvidia-smi gave no answer within {_SMI_S:g} s") from None
     return output[:_MOST_SMI_BYTES].decode("utf-8", "replace")
 
 
 def read_cards() -> tuple[str, ...]:
-    """Return what ``nvidia-smi -q`` says, redacted.
-
-    Raises:
-        OSError: where there is no such program, or no answer.
-    """
+    """Return what ``nvidia-smi -q`` says, redacted; OSError for no such program or no answer."""
     program = shutil.which("nvidia-smi")
     if program is None:
         raise FileNotFoundError(2, "no nvidia-smi on this machine")

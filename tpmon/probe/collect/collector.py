@@ -69,12 +69,10 @@ LAST_WORDS_S = 0.3
 SHM_EVERY_S = 2.0
 NETWORK_EVERY_S = 1.0
 SOCKETS_EVERY_S = 5.0
-_NOT_JUDGED = Missing("not judged")
-"""The session judges the Frame once it is closed."""
-_LOG_ROLES = (Role.LAUNCHER, Role.RANK)
-"""Whose output is the log of a job."""
+_NOT_JUDGED = Missing("not judged")  # until the session has judged the closed Frame
+_LOG_ROLES = (Role.LAUNCHER, Role.RANK)  # their output is the log of a job
 _NO_COST = OwnCost(Missing("not measured yet"), 0, 0, 0.0, 0, 0.0, shedding=False)
-"""Holds the place of the cost of a Frame, which is known when the Frame is closed."""
+"""Stands for the cost of a Frame, which is known only when the Frame is closed."""
 
 
 _RECORDS = (RecordSource.SERVER, RecordSource.FILE, RecordSource.RAS)
@@ -87,12 +85,12 @@ def _read_records(job: Job) -> CollectivesReading:
 
 
 class CollectivesService(Worker[DumpRecords]):
-    """Read what a job recorded of its collectives, once at a time. Every method returns at once."""
+    """Read what a job recorded of its collectives, one reading at a time. Every method returns at once."""
 
     def __init__(
         self, job: Callable[[], Job], read: Callable[[Job], CollectivesReading] = _read_records
     ) -> None:
-        """Read nothing until ``ask``; ``job`` tells, in any thread, which processes there are."""
+        """Read nothing until ``ask``; ``job`` is called in any thread."""
         super().__init__("collectives")
         self._job = job
         self._read = read
@@ -105,7 +103,7 @@ class CollectivesService(Worker[DumpRecords]):
         return fresh.reading if is_known(fresh) else NOT_APPLICABLE
 
     def ask(self, dump_ns: int) -> None:
-        """Start to read for a dump in which a rank waits; nothing while another reading runs."""
+        """Start to read for a dump in which a rank waits; do nothing while another reading runs."""
         self.begin(lambda: self._read(self._job()), partial(self._end, dump_ns))
 
     def _end(self, dump_ns: int, _: object, answer: Known[CollectivesReading]) -> DumpRecords:
@@ -163,7 +161,7 @@ class Collector:
             "output", lambda: self._log.read(pids_of(self._membership.members, *_LOG_ROLES)), OUTPUT_EVERY_S
         )
         self._written = watch_writes(self._rank_pids)
-        # InfiniBand counters come from firmware and can take their time.
+        # InfiniBand counters come from firmware and may take long.
         self._network = Background[Known[tuple[NetworkSample, ...]]](
             "network", self._read_network, NETWORK_EVERY_S
         )
@@ -189,11 +187,11 @@ class Collector:
             source.start()
 
     def set_interval(self, seconds: float) -> None:
-        """Say how often ``collect`` is called; shedding compares the cost with it."""
+        """Set how often ``collect`` is called; shedding compares the cost with it."""
         self._interval_s = seconds
 
     def set_settled(self, *, settled: bool) -> None:
-        """Say whether the verdict stands: what is dear is then looked at less often (``Pace.SETTLED``)."""
+        """Set whether the verdict stands: expensive readings then come less often (``Pace.SETTLED``)."""
         self._settled = settled
 
     def close(self) -> None:
@@ -208,7 +206,7 @@ class Collector:
         self._cgroups.close()
 
     def collect(self) -> Frame:
-        """Read the job once. After its end the last Frame is returned, marked as ended."""
+        """Read the job once; after its end return the last Frame, marked as ended."""
         started_ns = time.thread_time_ns()
         self._ticks += 1
         changes = self._membership.refresh(time.monotonic_ns(), self._loops.tids())
@@ -227,7 +225,7 @@ class Collector:
         return self._last
 
     def read_rest(self) -> None:
-        """Read what the first Frame left for later, so that the second has rates of it."""
+        """Read what the first Frame postponed, so that the second has rates of it."""
         if self._threads_later:
             self._population.begin_threads()
 
@@ -238,7 +236,7 @@ class Collector:
             make_process(one, self._pss.latest(one.member.identity), now_ns) for one in readings
         )
         processes = self._suspended.mark(processes, self._loops.tids(), now_ns)
-        # Before the ranks are named: the second Frame is the first with stacks, also for --once.
+        # Before the ranks are named: the second Frame is the first with stacks, even for --once.
         slices, looks = self._stacks.take(), self._main_threads.take()
         self._watch(readings, processes, now_ns)
         budget = self._read_budget(processes, now_ns)
@@ -341,7 +339,7 @@ class Collector:
 
     def _watch(self, readings: Sequence[Reading], processes: Sequence[ProcessSample], now_ns: int) -> None:
         pins = tuple(has_pin_thread(process) for process in processes if process.role is Role.RANK)
-        # The members are one and the same tuple until one of them comes, goes or changes.
+        # The tuple of members stays the same object until one comes, goes or changes.
         told = (self._membership.members, len(processes), pins)
         if self._watched is None or self._watched[0] is not told[0] or self._watched[1:] != told[1:]:
             self._watched = told
@@ -391,7 +389,7 @@ class Collector:
         )
 
     def _close_ended(self, changes: Changes) -> Frame:
-        """Return the last Frame marked as ended; its readings stay what they were."""
+        """Return the last Frame marked as ended; its readings stay as they were."""
         if self._last is None:
             raise NoTargetError(
                 f"the job of pid {self._job.asked_pid} ended before it could be read",

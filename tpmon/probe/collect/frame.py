@@ -18,14 +18,13 @@ from tpmon.probe.host.machine import HostReading
 from tpmon.probe.loader.queues import LoaderRank, LoaderWorker
 from tpmon.probe.proc.memory import AnonMemory, Pss
 
-POOL_THREADS = 2
-"""A process is a thread pool from two busy threads on; single-threaded loader workers are none."""
+POOL_THREADS = 2  # busy threads that make a thread pool; loader workers have one
 _SUMS = ("used_cores", "runnable", "waiting", "demand_ratio", "pool_runnable", "oversubscription")
 _SEVERAL_CARDS = Missing("it holds several cards; which one it uses is not known")
 
 
 def make_process(reading: Reading, pss: Known[Pss], now_ns: int) -> ProcessSample:
-    """Join the identity, the tick's reading and the rationed PSS of one process."""
+    """Join identity, reading and rationed PSS of one process."""
     member, now = reading.member, reading.now
     rates, threads = now.rates, now.threads
     return ProcessSample(
@@ -71,7 +70,7 @@ def make_process(reading: Reading, pss: Known[Pss], now_ns: int) -> ProcessSampl
 def add_known(
     processes: Sequence[ProcessSample], read: Callable[[ProcessSample], Known[float]]
 ) -> Known[float]:
-    """Add one figure over the processes that have it; Missing, with the first reason, when none has."""
+    """Add one figure over the processes that have it; if none has, Missing with the first reason."""
     values = [read(process) for process in processes]
     known = [value for value in values if is_known(value)]
     return sum(known) if known else next(iter(values), Missing("no process"))
@@ -139,14 +138,14 @@ def make_cpu(
 
 
 def name_place(source: str) -> str:
-    """Say in words where readings of memory come from: a control group by its path, or the host."""
+    """Describe where memory readings come from: a control group by its path, or the host."""
     if not source:
         return "no control group could be read"
     return f"control group {source}" if source.startswith(("/", "…")) else source
 
 
 def withhold_sums(cpu: CpuSample, unread: int) -> CpuSample:
-    """Return the CPU part without its sums over processes where some of them were not read."""
+    """Drop the sums over processes from the CPU part where some processes were not read."""
     if not unread:
         return cpu
     missing = Missing(f"{unread} processes of the job were not read")
@@ -157,7 +156,7 @@ def withhold_sums(cpu: CpuSample, unread: int) -> CpuSample:
 def make_rank_rows(
     processes: Sequence[ProcessSample], gpus: Known[tuple[GpuSample, ...]]
 ) -> tuple[RankRow, ...]:
-    """Return one row for each rank, by rank and PID. "where" is the kernel's word, without stacks."""
+    """Return a row for each rank, by rank and PID. "where" is the kernel's word, without stacks."""
     used = find_used(gpus) if is_known(gpus) else {}
     no_step = Missing("no hook in the training process")
     rows = []
@@ -185,10 +184,10 @@ def make_rank_rows(
 
 
 def _name_card(used: Sequence[GpuSample]) -> Known[int]:
-    """Return the index of the one card that a process works on."""
+    """Return the index of the one card that a process uses."""
     if len(used) == 1:
         return used[0].index
-    # CUDA opens every card that it may see: of several open ones none is more likely.
+    # CUDA opens every visible card: of several open ones none is more likely.
     if any(card.pids_are_visible_only for card in used):
         return _SEVERAL_CARDS
     return Missing(f"it uses several cards: {', '.join(str(card.index) for card in used)}")
@@ -200,7 +199,7 @@ def has_pin_thread(process: ProcessSample) -> bool:
 
 
 def list_loader_ranks(processes: Sequence[ProcessSample]) -> tuple[LoaderRank, ...]:
-    """Return the ranks with their workers, oldest worker first, as ``LoaderProbe`` wants them."""
+    """Return the ranks with their workers, oldest first, as ``LoaderProbe`` needs them."""
     workers: dict[int, list[ProcessSample]] = {}
     for process in processes:
         if process.role is Role.WORKER and is_known(process.rank_pid):
@@ -221,7 +220,7 @@ def list_loader_ranks(processes: Sequence[ProcessSample]) -> tuple[LoaderRank, .
 
 
 def age_output(output: OutputSample, taken: datetime) -> OutputSample:
-    """Count the age of the last write up to the Frame: the log itself is looked at less often."""
+    """Add the time up to the Frame to the age of the last write: logs are read less often."""
     if not is_known(output.last_write) or not is_known(output.last_write_age_s):
         return output
     return replace(output, last_write_age_s=max(0.0, (taken - output.last_write).total_seconds()))
@@ -234,7 +233,7 @@ def make_memory(
     shm: Known[ShmSample],
     anon: AnonMemory,
 ) -> MemorySample:
-    """Put together the memory of the job: its control group's where it has one, else its processes'."""
+    """Return the memory of the job: its control group's where it has one, else its processes'."""
     rss_bytes = sum(process.rss_bytes for process in processes)
     return MemorySample(
         rss_bytes=rss_bytes if processes else Missing("no process of the job was read"),

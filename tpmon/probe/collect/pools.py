@@ -1,15 +1,14 @@
-"""Tell whose thread pool wants more CPUs than there are, by where its threads began.
+"""Find the library whose thread pool wants more CPUs than there are, by where its threads began.
 
-Threads of OpenMP, MKL and OpenBLAS carry the name of the thread that made them, so the library is told, where
-the kernel allows, from where the threads began, else from where blocked ones entered the
-kernel (libgomp makes its futex calls itself; the others go through libc), else from what the process maps.
+Threads of OpenMP, MKL and OpenBLAS inherit their creator's name. So the library is found, where the kernel
+allows, by where the threads began, else by where blocked ones entered the kernel (libgomp makes its futex
+calls itself; the others use libc), else by what the process maps.
 
-A thread of a pool begins in its library (``gomp_thread_start``, ``blas_thread_server``, a worker of
-OpenCV), and the return address of that first function stays at the far end of its stack while the
-thread lives, wherever it runs. glibc on x86-64 puts the thread's own block above the stack, in the
-same mapping: two of its words are the block's own address, and its thread id lies 720 bytes on
-(``nptl/descr.h``: ``header.tcb``, ``header.self``, ``tid``). What does not look so (another C library,
-another architecture) is not told.
+A pool's thread begins in its library (``gomp_thread_start``, ``blas_thread_server``, a worker of OpenCV), and
+the return address of that first function stays at the far end of its stack for its whole life. glibc on
+x86-64 puts the thread's own block above the stack, in the same mapping: two of its words are the block's own
+address, and its thread id lies 720 bytes on (``nptl/descr.h``: ``header.tcb``, ``header.self``, ``tid``).
+Where that does not fit (another C library or architecture) nothing is said.
 """
 
 from __future__ import annotations
@@ -31,19 +30,16 @@ from tpmon.probe.proc.wchan import parse_syscall
 
 _TID_AT = 720
 _SELF_AT = 16
-_BLOCK_BYTES = 8192
-"""From the end of a stack, in which glibc's block of 2.3 KB lies."""
-_FAR_END_BYTES = 1 << 16
-"""Below the block: the thread-local variables of the libraries, some KB, then the first frames."""
-_STACK_BYTES = 8 << 20
-"""Default size of a stack: where its guard is no mapping of its own (glibc 2.42), neighbours are one."""
+_BLOCK_BYTES = 8192  # from the end of a stack; they hold glibc's block of 2.3 KB
+_FAR_END_BYTES = 1 << 16  # below the block: thread-local variables, some KB, then the first frames
+_STACK_BYTES = 8 << 20  # of a stack by default; if its guard is no mapping (glibc 2.42), neighbours are one
 _LEAST_STACK_BYTES = 1 << 16
 MOST_STACKS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """Hold one mapping: an executable file, or what may be the stack of a thread, or of several."""
+    """Hold one mapping: an executable file, or the possible stack of one or several threads."""
 
     start: int
     end: int
@@ -51,7 +47,7 @@ class Mapping:
 
 
 def parse_stacks(raw: bytes) -> tuple[Mapping, ...]:
-    """Return what may be stacks of threads in /proc/PID/maps: anonymous mappings behind a guard, or large."""
+    """Return the possible thread stacks in /proc/PID/maps: anonymous mappings behind a guard, or large."""
     stacks = []
     guard_end = 0
     for line in raw.splitlines():
@@ -91,13 +87,10 @@ def _tops(stacks: Iterable[Mapping]) -> Iterator[tuple[Mapping, int]]:
 def read_far_ends(
     pid: int, tids: Sequence[int], stacks: Sequence[Mapping], proc: str = "/proc"
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the words at the far end of the stacks of threads, those of each thread from its beginning on.
+    """Return the words at the far end of the threads' stacks, each thread's from its beginning on.
 
-    Threads that are not found are left out. Reads the memory of the process, which the kernel permits to whom
-    may trace it; it is not stopped.
-
-    Raises:
-        OSError: when it may not be read.
+    Threads that are not found are left out. Reads memory without stopping the process; OSError where this
+    user may not trace it.
     """
     wanted = {_read_inner_tid(pid, tid, proc) for tid in tids}
     found: list[tuple[int, ...]] = []
@@ -118,11 +111,11 @@ def read_far_ends(
 
 
 def _pread(memory: int, address: int, count: int) -> bytes:
-    return read_or(b"", lambda: os.pread(memory, count, address))  # b"": it went away since it was listed
+    return read_or(b"", lambda: os.pread(memory, count, address))  # b"": it went away meanwhile
 
 
 def _read_inner_tid(pid: int, tid: int, proc: str) -> int:
-    """Return the number that a thread has in its own PID namespace, which is what it knows itself by."""
+    """Return a thread's number in its own PID namespace, by which it knows itself."""
     status = read_or(b"", lambda: read_file(f"{proc}/{pid}/task/{tid}/status"))  # "": it has ended
     numbers = parse_field(status, b"NSpid").split()
     return int(numbers[-1]) if numbers else tid
@@ -140,8 +133,7 @@ _LIBRARIES = (
     (re.compile(r"/numexpr/"), "numexpr"),
     (re.compile(r"/libtbb"), "TBB"),
 )
-_TORCH = re.compile(r"/libtorch_cpu|/libc10[.]")
-"""Is mapped in every training: it names only a thread that began in it."""
+_TORCH = re.compile(r"/libtorch_cpu|/libc10[.]")  # every training maps it: it names only threads begun in it
 _C_LIBRARY = re.compile(r"/(libc|libpthread)[.-]")
 
 
@@ -157,7 +149,7 @@ def parse_maps(raw: bytes) -> tuple[Mapping, ...]:
 
 
 def name_library(path: str) -> str:
-    """Return a pool library's name for a mapped path, "" for any other file."""
+    """Return a pool library's name for a mapped path; "" for any other file."""
     return next((name for pattern, name in _LIBRARIES if pattern.search(path)), "")
 
 
@@ -168,10 +160,10 @@ def find_mapping(mappings: Sequence[Mapping], address: int) -> str:
 
 
 def name_start(mappings: Sequence[Mapping], words: Sequence[int]) -> str:
-    """Name the library in which a thread began, from the words at the far end of its stack; "" for none.
+    """Name the library in which a thread began, by the words at the far end of its stack; "" for none.
 
-    The first function of a thread is called by the C library. What lies before that are variables of the
-    thread, and torch keeps pointers to its own code in some.
+    The C library calls the first function of a thread. What lies before that are the thread's variables, in
+    which torch keeps pointers to its own code.
     """
     starters = [one for one in mappings if _C_LIBRARY.search(one.path)]
     named = [
@@ -189,10 +181,7 @@ def name_start(mappings: Sequence[Mapping], words: Sequence[int]) -> str:
 
 
 def choose_library(mappings: Sequence[Mapping], blocked_at: Sequence[str]) -> Known[str]:
-    """Name the library of a pool from what is mapped and where its blocked threads stand.
-
-    ``blocked_at`` are the paths in which blocked pool threads entered the kernel.
-    """
+    """Name a pool's library by what is mapped and by the paths where its blocked threads made their calls."""
     named = next(filter(None, map(name_library, blocked_at)), "")
     candidates = dict.fromkeys(filter(None, (name_library(one.path) for one in mappings)))
     return named or " or ".join(candidates) or Missing("no known pool library is mapped")
@@ -201,17 +190,14 @@ def choose_library(mappings: Sequence[Mapping], blocked_at: Sequence[str]) -> Kn
 def read_pool_library(
     pid: int, tids: Sequence[int], proc: str = "/proc", *, memory: bool = True
 ) -> Known[str]:
-    """Name the library of a pool whose busy threads are ``tids``; bounded by half a second.
-
-    Without ``memory`` nothing of the process's memory is read.
-    """
+    """Name the library of a pool with busy threads ``tids`` within half a second; ``memory``: by that too."""
 
     def read() -> Known[str]:
         raw = read_file(f"{proc}/{pid}/maps")
         mappings, some = parse_maps(raw), tids[:SAMPLED_THREADS]
         if memory and (begun := _read_starts(pid, some, raw, mappings, proc)):
             return begun
-        # One that is gone, or not permitted under Yama: the mapped libraries still tell something.
+        # A thread may be gone, or Yama forbids it: the mapped libraries still help.
         path = f"{proc}/{pid}/task/%d/syscall"
         calls = each_process(some, lambda tid: parse_syscall(read_file(path % tid, 256)))
         blocked = [find_mapping(mappings, call.user_pc) for call in calls.values() if is_known(call)]
@@ -221,24 +207,23 @@ def read_pool_library(
 
 
 def _read_starts(pid: int, tids: Sequence[int], raw: bytes, mappings: Sequence[Mapping], proc: str) -> str:
-    """Name the library in which most of the threads began, "" where none is told."""
-    # Where it is not permitted, what is mapped still tells something.
+    """Name the library in which most of the threads began; "" where that is unknown."""
+    # Where reading is not permitted, what is mapped still helps.
     ends: Sequence[Sequence[int]] = read_or((), lambda: read_far_ends(pid, tids, parse_stacks(raw), proc))
     names = Counter(filter(None, (name_start(mappings, words) for words in ends)))
     return max(names, key=lambda name: names[name], default="")
 
 
 class PoolLibraries:
-    """Tell the library of the largest pool of a job, each process's once a minute."""
+    """Find the library of a job's largest pool, each process's once a minute."""
 
     def __init__(self, busy_tids: Callable[[Identity], Sequence[int]], *, memory: bool = True) -> None:
-        """Ask ``busy_tids`` for the busy threads of a process, busiest first."""
         self._busy_tids = busy_tids
         self._memory = memory
         self._known: dict[Identity, tuple[Known[str], int]] = {}
 
     def read(self, processes: Sequence[ProcessSample], now_ns: int) -> Known[str]:
-        """Return whose pool it is that wants most; ``now_ns`` is CLOCK_MONOTONIC."""
+        """Return whose pool wants most; ``now_ns`` is CLOCK_MONOTONIC."""
         pool = find_pool(processes)
         if pool is None:
             return Missing("no thread pool is busy")

@@ -36,14 +36,11 @@ from tpmon.probe.proc.wchan import ON_CPU, Syscall, parse_syscall, read_wait
 
 T = TypeVar("T")
 
-REREAD_TICKS = 5
-"""How often the wait of a quiet process is read again."""
+REREAD_TICKS = 5  # until the wait of a quiet process is read again
 
-AFFINITY_TICKS = 10
-"""How often the CPUs on which a process may run are read again; they hardly ever change."""
+AFFINITY_TICKS = 10  # until the CPUs on which a process may run are read again; they hardly ever change
 
-MOVING_SWITCHES_S = 3.0
-"""A stuck thread is put on a CPU less often: a loader queue's own time-out wakes it every 5 s."""
+MOVING_SWITCHES_S = 3.0  # a stuck thread has fewer: a loader queue's own time-out wakes it every 5 s
 
 _MACHINE = os.uname().machine
 _ALLOWED = re.compile(rb"^Cpus_allowed_list:\t(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)$", re.MULTILINE)
@@ -68,7 +65,7 @@ class ProcessRates:
 
 @dataclass(frozen=True, slots=True)
 class ProcessReading:
-    """Hold what one tick told of one process."""
+    """Hold what one tick read of one process."""
 
     stat: StatLine
     rates: ProcessRates
@@ -78,8 +75,7 @@ class ProcessReading:
     waits_for: Known[Wait]
     waits_unchanged_s: Known[float]
     taken_ns: int
-    state: str
-    """Of the thread that runs the training loop."""
+    state: str  # of the thread that runs the training loop
     allowed_cpus: Known[str] = Missing("not read")
 
 
@@ -109,7 +105,7 @@ def measure_rates(
         if not is_known(old_io):
             return _FIRST
         if stat.children_faults != old_stat.children_faults:
-            # Reaping adds all that a child read in its life to the parent's counters at once.
+            # Reaping adds a child's whole reads and writes to the parent's counters at once.
             return _REAPED
         return rate(read(io), read(old_io), elapsed_s)
 
@@ -148,7 +144,7 @@ class _Parsed(Generic[T]):
 
 
 class _Optional:
-    """Keep a file that this user may not be allowed to read; its refusal is the reading."""
+    """Keep a file that this user may not be allowed to read; then the refusal is the reading."""
 
     def __init__(self, path: str, size: int, check: CheckName, *, keep: bool) -> None:
         self._check = check
@@ -182,8 +178,7 @@ class _Optional:
         self._refused = Missing(say_refusal(error, self._check))
 
 
-_Waits = tuple[Known[str], Known[str], Known[Wait]]
-"""The kernel function, the number of the system call, and what both tell."""
+_Waits = tuple[Known[str], Known[str], Known[Wait]]  # kernel function, system call number, their meaning
 
 
 def _parse_wait(state: str, raw: Known[bytes], raw_call: Known[bytes], role: Role) -> _Waits:
@@ -211,7 +206,7 @@ def parse_allowed_cpus(raw: bytes) -> Known[str]:
 
 
 class ProcessProbe:
-    """Read one process each tick; ``read`` raises when it is gone, ``close`` frees everything."""
+    """Read one process each tick; ``read`` raises when it is gone."""
 
     def __init__(
         self,
@@ -223,13 +218,10 @@ class ProcessProbe:
         born_after_ns: int = 0,
         keep: bool = True,
     ) -> None:
-        """Open the hot files of ``pid``; without ``keep`` they are opened anew for each reading.
+        """Open the hot files of ``pid``, without ``keep`` for each reading; OSError when it is gone.
 
-        ``born_after_ns`` is a moment (CLOCK_MONOTONIC) at which the process did not exist yet,
-        where one is known: then the first reading has rates, all it did came after that.
-
-        Raises:
-            OSError: when the process is gone.
+        ``born_after_ns`` is a known moment (CLOCK_MONOTONIC) before its birth: then the first reading has
+        rates, as all that it did came later.
         """
         self.pid = pid
         self._born_after_ns = born_after_ns
@@ -260,7 +252,7 @@ class ProcessProbe:
         self.threads.close()
 
     def follow(self, tid: int) -> None:
-        """Read from now on the state and the waits of thread ``tid``, which runs the training loop."""
+        """From now on read the state and waits of thread ``tid``, which runs the training loop."""
         if tid == self._loop_tid:
             return
         for file in (self._wchan, self._syscall, self._loop_stat):
@@ -271,7 +263,7 @@ class ProcessProbe:
         self.threads.follow(tid)
 
     def _open_loop(self, tid: int) -> None:
-        """Open what tells the waits of the thread of the loop, and its state where it is not the first."""
+        """Open the files of the loop thread's waits, and of its state where it is not the main one."""
         base = f"{self._proc}/{self.pid}{f'/task/{tid}' if tid != self.pid else ''}"
         self._loop_tid = tid
         self._wchan = _Optional(f"{base}/wchan", 128, "wchan", keep=self.keep)
@@ -279,11 +271,9 @@ class ProcessProbe:
         self._loop_stat = _Optional(f"{base}/stat", 1024, "stat", keep=self.keep) if tid != self.pid else None
 
     def read(self, role: Role, *, skip_threads: bool, threads_later: bool = False) -> ProcessReading:
-        """Read the process now, its threads perhaps later (``begin_threads``).
+        """Read the process, its threads perhaps later (``begin_threads``); OSError when it is gone.
 
-        Raises:
-            OSError: when it is gone.
-            ValueError: when the kernel's text does not parse.
+        ValueError when the kernel's text does not parse.
         """
         taken_ns = time.monotonic_ns()
         stat = self._stat.read()
@@ -306,8 +296,8 @@ class ProcessProbe:
             threads = self.threads.read(
                 time.monotonic_ns, stat.threads, moved=moved, skip=skip_threads, cpu_s=stat.cpu_s
             )
-        # A process that used no CPU and made no read or write is still where it was; look again
-        # now and then all the same, because a lock can change hands without either.
+        # A process without CPU use, reads and writes is still where it was. It is read again now and then
+        # all the same, as a lock can change hands without either.
         still = old is not None and old[0] is stat and old[1] is io
         self._looks += 1
         left = find_left(self.pid, self._loop_tid, self._proc) if stat.state == "Z" else None
@@ -334,12 +324,7 @@ class ProcessProbe:
         )
 
     def begin_threads(self) -> None:
-        """Read the threads for the first time: from now on they show demand.
-
-        Raises:
-            OSError: when the process is gone.
-            ValueError: when the kernel's text does not parse.
-        """
+        """Read the threads for the first time, so that they show demand; raises as ``read`` does."""
         stat = self._stat.read()
         if not has_ended(stat.state, stat.threads):
             self.threads.read(time.monotonic_ns, stat.threads, moved=True, skip=False, cpu_s=stat.cpu_s)
@@ -351,7 +336,7 @@ class ProcessProbe:
             return Missing(say_refusal(error, "stat"))
 
     def _read_state(self, stat: StatLine) -> str:
-        """Return the state of the thread of the loop; that of the process where the thread is gone."""
+        """Return the state of the loop's thread; that of the process where the thread is gone."""
         raw = self._loop_stat.read() if self._loop_stat is not None and stat.state not in "ZX" else b""
         if not is_known(raw) or b")" not in raw:
             return stat.state
@@ -371,20 +356,19 @@ class ProcessProbe:
         if not is_known(waits_for):
             self._wait = None
             return waits_for
-        # A rank that waits for one batch after the other looks the same each second, but moves on.
+        # A rank that waits for batch after batch looks the same each second, but moves on.
         moved_on = waits_for != RUNNING and known_or(threads.main_switches_s, 0.0) >= MOVING_SWITCHES_S
         if self._wait is None or self._wait[0] != waits_for or moved_on:
             self._wait = (waits_for, taken_ns)
         return (taken_ns - self._wait[1]) / 1e9
 
 
-MOST_PROCESSES = 2048
-"""More are not read: uncached ones cost 0.1 ms of CPU each."""
+MOST_PROCESSES = 2048  # that are read: uncached ones cost 0.1 ms of CPU each
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Join who a process is with what one tick told of it."""
+    """Join who a process is with what one tick read of it."""
 
     member: Member
     now: ProcessReading
@@ -410,10 +394,10 @@ def describe_shortage(shares: Shares, population: Population, members: int) -> t
 
 
 class Population:
-    """Read the processes of the job; opens and closes their files as members come and go."""
+    """Read the processes of the job; open and close their files as members come and go."""
 
     def __init__(self, proc: str = "/proc", shares: Shares | None = None) -> None:
-        """Keep at most the descriptors of ``shares`` open, by default a share of those free now."""
+        """Keep at most the descriptors of ``shares`` open; by default a share of those free now."""
         self._proc = proc
         self._probes: dict[Identity, ProcessProbe] = {}
         shares = shares or read_shares()
@@ -424,19 +408,17 @@ class Population:
         self._last_ns = 0
         self._last_ticks = 0
         self.left_out = 0
-        """Living members that were not read: too many, no descriptor was left, or /proc did not answer."""
-        self.unreadable = 0
-        """Those of them of which /proc did not answer, or not as it should."""
-        self.why = ""
-        """What was odd about one of these."""
+        """Living members that were not read: too many, no descriptor left, or /proc did not answer."""
+        self.unreadable = 0  # those of them of which /proc did not answer, or not as it should
+        self.why = ""  # what was odd about one of these
 
     def read(
         self, members: Sequence[Member], *, skip_threads: bool, threads_later: bool = False
     ) -> list[Reading]:
-        """Read every member that still lives, in their order; their threads perhaps by ``begin_threads``."""
+        """Read every living member in their order; their threads perhaps by ``begin_threads``."""
         self._allowance.names = NAMES_PER_TICK
         if members is not self._members:
-            # Membership gives one and the same tuple until a member comes, goes or changes.
+            # The tuple stays the same object until a member comes, goes or changes.
             self._close_all_but({member.identity for member in members})
             self._members = members
         begun = time.monotonic_ns(), now_ticks()
@@ -458,7 +440,7 @@ class Population:
                     self.unreadable += 1
                     self.why = name_failure(error)
                     continue
-                # It died in this tick; membership will say so.
+                # It died in this tick; membership will report it.
                 self._drop(member.identity)
                 continue
             if now.stat.start_ticks == member.identity.start_ticks:
@@ -473,7 +455,7 @@ class Population:
         """Read the threads of every member for the first time."""
         self._allowance.names = NAMES_PER_TICK
         for probe in self._probes.values():
-            read_apart(probe.begin_threads)  # gone, no descriptor left, or odd: the next reading says so
+            read_apart(probe.begin_threads)  # gone, no descriptor left, or odd: the next reading reports it
 
     @property
     def opened_anew(self) -> int:
@@ -512,7 +494,7 @@ class Population:
         return probe
 
     def _lives(self, identity: Identity) -> bool:
-        """Tell whether a process is still there although something of it could not be read."""
+        """Tell whether a process still lives although something of it could not be read."""
         stat = read_or(None, lambda: read_stat(identity.pid, self._proc))
         if stat is None or stat.start_ticks != identity.start_ticks:
             return False

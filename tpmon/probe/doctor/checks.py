@@ -1,6 +1,6 @@
-"""Ask each source whether tpmon may read it, each check within a deadline.
+"""Try whether tpmon may read each source, each check within a deadline.
 
-A check that hangs or fails becomes one line that says so; the others are not touched by it.
+A check that hangs or fails becomes one line that says so; the others are not affected.
 """
 
 from __future__ import annotations
@@ -65,15 +65,14 @@ from tpmon.probe.spy.failure import SpyOutcome, find_spy, install_spy
 from tpmon.probe.spy.pool import SpyChild
 
 SPY_S = 5.0
-_OLDEST_SPY = (0, 4)
-"""Python 3.13 is known from here on; tpmon's own package asks for it."""
+_OLDEST_SPY = (0, 4)  # since then it knows Python 3.13; tpmon's own package requires it
 _VERSION = re.compile(r"py-spy (\d+)\.(\d+)[\w.]*")
 _TMUX_S = 2.0
 ALLOW_CLIPBOARD = "tmux set-option -s set-clipboard on"
 
 
 def judge_spy(path: Known[str], outcome: Known[SpyOutcome], privileges: str, install: str) -> Check:
-    """Say whether py-spy is there, starts, and is new enough.
+    """Judge whether py-spy is there, starts, and is new enough.
 
     ``privileges`` are its file's own, or ""; ``install`` is the command that puts a new one there.
     """
@@ -100,14 +99,14 @@ def judge_spy(path: Known[str], outcome: Known[SpyOutcome], privileges: str, ins
 
 
 def read_privileges(path: str) -> str:
-    """Say whether the file of a program brings rights of its own: setuid root, or capabilities."""
+    """Say whether a program's file grants rights of its own: setuid root, or capabilities."""
     try:
         found = os.stat(path)
         if found.st_mode & stat.S_ISUID and found.st_uid == 0:
             return "setuid root"
         os.getxattr(path, "security.capability")
     except OSError:
-        return ""  # none, which is the rule
+        return ""  # none, which is usual
     return "with capabilities of its own"
 
 
@@ -125,10 +124,7 @@ def check_spy(find: Callable[[], Known[str]] = find_spy) -> Check:
 
 
 def judge_log(trial: Known[int], fix: str) -> Check:
-    """Say whether the kernel's log may be read, with its words on GPUs and killed processes.
-
-    ``fix`` is what reads it, "" for nothing.
-    """
+    """Judge whether the kernel's log (GPUs, killed processes) may be read, and by which ``fix`` if not."""
     what = "GPU faults (Xid) and killed processes in the kernel's log"
     if isinstance(trial, Missing):
         return make_check("kernel-log", Access.DENIED, f"{what}: {trial.reason.lower()}", fix)
@@ -136,7 +132,7 @@ def judge_log(trial: Known[int], fix: str) -> Check:
 
 
 def judge_clipboard(environment: Mapping[str, str], tmux: Known[str]) -> Check:
-    """Say whether ``y`` reaches the clipboard; ``tmux`` is the value of its set-clipboard."""
+    """Judge whether ``y`` reaches the clipboard; ``tmux`` is the value of its set-clipboard."""
     if not environment.get("TMUX"):
         if environment.get("STY"):
             why = "GNU screen passes nothing on to the clipboard; what is copied is printed on exit"
@@ -175,7 +171,7 @@ _NO_PYTHON = "not tried: it is no Python process of a training"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Name a check, how long it may take, and whether tpmon needs what it asks for."""
+    """Name a check, its time limit, and whether tpmon needs what it checks."""
 
     name: CheckName
     check: Callable[[], Check]
@@ -185,7 +181,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class CheckupSubject:
-    """Name a job, or a single process, whose sources are tried; no ``member``: its stacks are not."""
+    """Name a job or a single process whose sources are tried; without ``member`` no stacks are."""
 
     pid: int
     name: str
@@ -235,7 +231,7 @@ class NvmlOnce:
 def plan_machine(
     nvml: NvmlOnce, spy: Callable[[], Known[str]], proc: str = PROC, whom: str = ANY_JOB
 ) -> tuple[Plan, ...]:
-    """List the checks of this machine and of tpmon itself; ``whom`` is the PID that its commands name."""
+    """List the checks of this machine and of tpmon itself; its commands name the PID ``whom``."""
     own, in_tmux = partial(read_own, proc), os.environ.get("TMUX")
     perf = f"{proc}/sys/kernel/perf_event_paranoid"
     return (
@@ -244,7 +240,7 @@ def plan_machine(
         Plan("capability", lambda: judge_capability(own(), whom)),
         Plan("container", lambda: judge_container(own())),
         Plan("hidepid", partial(check_hidepid, proc)),
-        # No rule but a filter forbids process_vm_readv on tpmon itself.
+        # Only a filter can forbid process_vm_readv on tpmon itself.
         Plan("seccomp", lambda: judge_seccomp(own(), try_memory(os.getpid()))),
         Plan("lsm", partial(check_profile, proc)),
         Plan("perf", lambda: judge_perf(read_or(_NO_PERF, lambda: int(read_file(perf, 64))), own())),
@@ -309,11 +305,11 @@ def read_checkup(subjects: Sequence[CheckupSubject], *, stacks: bool = True) -> 
 
 
 _ABOUT_ACCESS: tuple[CheckName, ...] = ("yama", "capability", "container", "seccomp", "lsm")
-"""The checks of the machine that only matter for looking into processes."""
+"""The checks of the machine that matter only for reading other processes."""
 
 
 def settle_machine(machine: Sequence[Check], jobs: Sequence[JobCheckup]) -> tuple[Check, ...]:
-    """Take the remedies off rules that stood in nobody's way: every job could be looked into."""
+    """Remove the remedies of rules that prevented nothing: every job could be read."""
     if not jobs or not all(map(_could_read, jobs)):
         return tuple(machine)
     return tuple(
@@ -334,7 +330,7 @@ def make_subject(job: Job) -> CheckupSubject:
     members = sorted(job.members, key=lambda member: order.index(member.role))
     ranks = [member for member in members if member.role is Role.RANK]
     member: Applicable[Member] = ranks[0] if ranks else NOT_APPLICABLE
-    # What is no Python need not be read: slurmstepd is root's, above the ranks of every user.
+    # Only Python need be readable: slurmstepd is root's, above the ranks of every user.
     needless = {pid for pid, fact in job.facts.items() if fact.denied and not fact.python}
     pids = tuple(pid for one in members if (pid := one.identity.pid) not in needless) or (job.root.pid,)
     return CheckupSubject(job.root.pid, job.script, job.user, pids[:MOST_PROCESSES], member, job.remark)
@@ -343,9 +339,7 @@ def make_subject(job: Job) -> CheckupSubject:
 def find_subject(pid: int) -> CheckupSubject:
     """Name the job around a process, or the process alone where it is in none that may be read.
 
-    Raises:
-        NoTargetError: when there is no such process, or nothing of it is left.
-        NotPermittedError: when the process is hidden.
+    NoTargetError when nothing of it is there, NotPermittedError when it is hidden.
     """
     try:
         return make_subject(find_job(pid))
@@ -356,7 +350,7 @@ def find_subject(pid: int) -> CheckupSubject:
 
 
 def _make_lone_subject(pid: int, error: TpmonError) -> CheckupSubject | None:
-    """Name a process that is in no job that may be read; None where there is nothing to try."""
+    """Name a process that is in no readable job; None where there is nothing to try."""
     facts = read_or(None, lambda: (read_stat(pid), read_status(pid).uid, read_exe(pid, PROC)))
     if facts is None:
         return None

@@ -1,7 +1,7 @@
 """Try what tpmon reads of a job: files, memory and stacks of its processes, its groups, cards and port.
 
-Looking is the trial: files are opened as the probes open them, process_vm_readv is called without
-touching a page, and py-spy reads one rank without stopping it. Nothing attaches.
+Files are opened as the probes open them, process_vm_readv is called without touching a page, and py-spy reads
+one rank without stopping it. Nothing attaches.
 """
 
 from __future__ import annotations
@@ -48,13 +48,12 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class ProcSource:
-    """Name one file of /proc/PID that tpmon reads, what it tells, and how to try it."""
+    """Name one file of /proc/PID that tpmon reads, what it is for, and how to try it."""
 
     name: CheckName
     tells: str
     needed: bool
-    attach: bool
-    """It asks for the right to look into memory, not just for the same user."""
+    attach: bool  # it needs the right to read memory, not just the same user
     read: Callable[[str], object]
 
 
@@ -63,7 +62,7 @@ def _read_some(path: str) -> object:
 
 
 def _open(path: str) -> object:
-    """Open and close: the kernel asks for permission when smaps_rollup is opened, and reading it is dear."""
+    """Open and close: smaps_rollup checks permission when it is opened, and reading it is expensive."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     os.close(fd)
     return fd
@@ -74,7 +73,7 @@ def _list(path: str) -> object:
         try:
             os.readlink(f"{path}/{name}")
         except FileNotFoundError:
-            continue  # closed meanwhile; it was permitted
+            continue  # closed meanwhile, so it was permitted
     return path
 
 
@@ -91,7 +90,7 @@ SOURCES = (
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Hold what came of one source at one process: "" as ``refusal`` where it may be read."""
+    """Hold the result of one source at one process; ``refusal`` is "" where it may be read."""
 
     pid: int
     refusal: str
@@ -106,7 +105,7 @@ def try_source(source: ProcSource, pid: int, proc: str = PROC) -> Trial:
         gone = not os.path.exists(f"{proc}/{pid}/stat") or error.errno == errno.ESRCH
         return Trial(pid, error.strerror or str(error), gone)
     shows_none = source.name == "wchan" and answer == b"0"
-    # proc(5): to whoever may not read it, the kernel says 0 instead of refusing, as it does for io.
+    # proc(5): to those without permission the kernel shows 0 here instead of refusing, as it does for io.
     hidden = shows_none and read_or(None, lambda: read_file(f"{proc}/{pid}/io", 64)) is None
     return Trial(pid, "the kernel shows 0 to other users" if hidden else "")
 
@@ -114,7 +113,7 @@ def try_source(source: ProcSource, pid: int, proc: str = PROC) -> Trial:
 def judge_source(
     source: ProcSource, trials: Sequence[Trial], why_not: Callable[[int], tuple[str, str]]
 ) -> Check:
-    """Sum the trials of one source up; ``why_not`` says of a PID why and what would change it."""
+    """Sum up the trials of one source; ``why_not`` gives for a PID the reason and what would change it."""
     alive = [trial for trial in trials if not trial.gone]
     refused = [trial for trial in alive if trial.refusal]
     if not alive:
@@ -138,7 +137,7 @@ def _name_refused(refused: Sequence[Trial], tried: int) -> str:
 
 
 def explain_read(standing: AccessStanding, pid: int) -> tuple[str, str]:
-    """Say why a file that asks for the same user is refused, and what would change it; pure."""
+    """Say why a file that requires the same user is refused, and what would change it. Pure."""
     attach = f"attach {pid}"
     capable = call_with_capability(standing.caller, attach)
     if standing.may_ptrace:
@@ -172,7 +171,7 @@ def _read_state(pid: int, proc: str) -> str:
 
 
 def check_memory(pids: Sequence[int], proc: str = PROC) -> Check:
-    """Try process_vm_readv on every process. Where a filter forbids it alone, py-spy has /proc/PID/mem."""
+    """Try process_vm_readv on every process; if only a filter forbids it, py-spy uses /proc/PID/mem."""
     source = ProcSource("memory", "its memory, which stacks are read from", False, True, _read_some)
     trials = []
     for pid in pids:
@@ -183,7 +182,7 @@ def check_memory(pids: Sequence[int], proc: str = PROC) -> Check:
 
 
 def judge_stacks(look: DumpRound, fix: str, install: str) -> Check:
-    """Say from one dump of one process whether its stacks can be read.
+    """Judge from one dump of one process whether its stacks can be read.
 
     ``fix`` helps a denied one, ``install`` one whose py-spy is missing or too old.
     """
@@ -213,7 +212,7 @@ def check_stacks(member: Member, spy: Callable[[], Known[str]], limit_s: float, 
 
 
 SHOW_GROUPS = "docker run --cgroupns=host -v /sys/fs/cgroup:/sys/fs/cgroup:ro"
-"""With a control group namespace of its own, groups beside it are outside of its view, mounted or not."""
+"""In its own control group namespace a container cannot see the groups beside it, mounted or not."""
 
 
 def check_groups(pids: Sequence[int], proc: str = PROC) -> Check:
@@ -268,7 +267,7 @@ def judge_ras(
     port: Known[int] = PORT,
     caller: Caller = USUAL,
 ) -> Check:
-    """Say whether NCCL's status port of a job can be asked; ``port`` is what the job was told to use."""
+    """Judge whether NCCL's status port can be asked; ``port`` is what the job was told to use."""
     if isinstance(port, Missing):
         return make_check("ras", Access.ABSENT, f"NCCL's status port: {port.reason}")
     if isinstance(ports, Missing):
@@ -288,7 +287,7 @@ def _enter_network(pid: int, caller: Caller) -> str:
 
 
 def check_ras(pid: int, proc: str = PROC) -> Check:
-    """Look, without a connection, whether NCCL's status port is open where the job runs."""
+    """Check, without a connection, whether NCCL's status port is open where the job runs."""
     ports: Known[frozenset[int]]
     try:
         ports = parse_listeners(_read_table(pid, "tcp", proc))
@@ -296,7 +295,7 @@ def check_ras(pid: int, proc: str = PROC) -> Check:
             ports |= parse_listeners(_read_table(pid, "tcp6", proc))
     except (OSError, ValueError) as error:
         ports = Missing(str(error))
-    told = read_or({}, lambda: read_environment(pid, proc))  # then NCCL's own port is looked for
+    told = read_or({}, lambda: read_environment(pid, proc))  # {}: NCCL's default port is tried
     return judge_ras(ports, is_same_network(pid, proc), pid, find_port([told]), read_caller(proc))
 
 
@@ -315,10 +314,7 @@ def is_same_network(pid: int, proc: str = PROC) -> Known[bool]:
 def judge_inside(
     ns_pids: Sequence[int], pid: int, same_network: Known[bool] = True, caller: Caller = USUAL
 ) -> Check:
-    """Say whether the process has PIDs of its own (a container), or a network of its own.
-
-    With PIDs of its own its files lie elsewhere, too.
-    """
+    """Judge whether the process has its own PIDs (a container, whose files lie elsewhere) or own network."""
     why = "the job runs in the same PID namespace as tpmon"
     if len(ns_pids) > 1:
         why = f"the job runs in a container below: {pid} is {ns_pids[-1]} inside; stacks may need root here"
@@ -329,7 +325,7 @@ def judge_inside(
 
 
 def check_inside(pid: int, proc: str = PROC) -> Check:
-    """Read whether a process is in a container below tpmon, or in a network namespace of its own."""
+    """Check whether a process is in a container below tpmon, or in its own network namespace."""
     ns_pids = read_status(pid, proc).ns_pids
     return judge_inside(ns_pids, pid, is_same_network(pid, proc), read_caller(proc))
 
@@ -344,10 +340,7 @@ def parse_step(environ: bytes) -> str:
 
 
 def judge_cards(held: Known[frozenset[int]], shown: Known[frozenset[int]], expose: str) -> Check:
-    """Say whether the cards that a job holds open are among those that NVML shows to this shell.
-
-    ``expose`` is what shows the others.
-    """
+    """Judge whether NVML shows this shell the cards that a job holds open; ``expose`` shows the others."""
     if isinstance(held, Missing):
         return make_check("cards", Access.UNKNOWN, f"which cards the job holds: {held.reason}")
     if not held:

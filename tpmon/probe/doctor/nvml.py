@@ -20,8 +20,7 @@ from tpmon.probe.gpu.nvml_queries import NO_PERMISSION, describe_code
 from tpmon.probe.gpu.wire import CardLine, DriverLine, FailureLine, Line, decode_line
 from tpmon.probe.proc.access import Caller, RuntimeKind, administer, parse_capability, read_caller
 
-DEADLINE_S = 6.0
-"""The child needs 0.2 s; opening a driver that was asleep takes seconds."""
+DEADLINE_S = 6.0  # the child needs 0.2 s; opening a sleeping driver takes seconds
 _NEVER_S = 3600.0
 EXPOSE_CARDS = "docker run --gpus all"
 _NO_LIBRARY, _NOT_LOADED, _MISMATCH = 12, 9, 18
@@ -34,7 +33,7 @@ _OPEN_COUNTERS = (
 
 @dataclass(frozen=True, slots=True)
 class NvmlAnswer:
-    """Hold what NVML said within the deadline: its versions and cards, or why it ended; neither when late."""
+    """Hold NVML's versions and cards, or why it ended; neither if it was late."""
 
     driver: Known[DriverLine]
     failure: Known[FailureLine]
@@ -45,7 +44,7 @@ NOT_ASKED = NvmlAnswer(Missing("not asked"), Missing("not asked"), ())
 
 
 def ask_nvml(limit_s: float = DEADLINE_S, command: Sequence[str] | None = None) -> NvmlAnswer:
-    """Start the NVML child, wait for its first word of every card, at most ``limit_s``, and end it."""
+    """Start the NVML child, await its first word of every card for ``limit_s``, and end it."""
     lines: queue.SimpleQueue[Line] = queue.SimpleQueue()
     ended: list[str] = []
 
@@ -54,7 +53,7 @@ def ask_nvml(limit_s: float = DEADLINE_S, command: Sequence[str] | None = None) 
             try:
                 lines.put(decode_line(one))
             except CodecError:
-                continue  # not of this version; the deadline tells
+                continue  # another version's; the deadline decides
 
     def on_end(how: str, _attempt: int) -> float:
         ended.append(how)
@@ -88,10 +87,7 @@ def ask_nvml(limit_s: float = DEADLINE_S, command: Sequence[str] | None = None) 
 
 
 def find_cards(caller: Caller, step: str, whom: str) -> str:
-    """Return what shows cards that are there but not to this shell, or where to look for lost ones.
-
-    ``step`` is the number of the Slurm job whose cards they are, "" outside of Slurm.
-    """
+    """Return a command to show hidden cards (of Slurm job ``step``, if not ""), or to look for lost ones."""
     if step:
         return f"srun --overlap --pty --jobid={step} {caller.program} attach {whom}"
     if caller.runtime is RuntimeKind.ENGINE:
@@ -100,10 +96,7 @@ def find_cards(caller: Caller, step: str, whom: str) -> str:
 
 
 def judge_nvml(answer: NvmlAnswer, kernel_driver: bool, caller: Caller, expose: str) -> Check:
-    """Say whether the cards of this machine may be read.
-
-    ``kernel_driver``: the kernel has loaded it. ``expose``: what shows cards that this shell does not see.
-    """
+    """Judge whether this machine's cards may be read; ``expose`` shows cards that this shell does not see."""
     xids = administer(caller, "dmesg | grep -i xid")
     if is_known(answer.failure):
         return _judge_failure(answer.failure, kernel_driver, caller)
@@ -120,7 +113,7 @@ def judge_nvml(answer: NvmlAnswer, kernel_driver: bool, caller: Caller, expose: 
         why = f"{words}: {silent} of {answer.driver.cards} cards gave no answer in time"
         if lost:
             return make_check("nvml", Access.UNKNOWN, why, xids)
-        # Each opening sets an unused card up anew, which takes seconds, unless somebody keeps it open.
+        # Each opening initialises an unused card, which takes seconds, unless something keeps it open.
         why += f": persistence mode may be off, and opening a card takes seconds then; if it is on: {xids}"
         return make_check("nvml", Access.UNKNOWN, why, administer(caller, "nvidia-smi -pm 1"))
     if lost:
@@ -158,7 +151,7 @@ def _as_root(caller: Caller) -> str:
 
 
 def _name_refused(cards: Sequence[CardLine]) -> str:
-    """Name what a card refuses for want of permission; "" for nothing."""
+    """Name what a card refuses for lack of permission; "" for nothing."""
     reason = describe_code(NO_PERMISSION)
     for card in cards:
         readings = {
@@ -182,7 +175,7 @@ def list_minors(answer: NvmlAnswer) -> Known[frozenset[int]]:
 
 
 def parse_admin_only(parameters: str) -> Known[bool]:
-    """Tell from /proc/driver/nvidia/params whether profiling counters are for administrators alone."""
+    """Tell from /proc/driver/nvidia/params whether profiling counters are for administrators only."""
     for line in parameters.splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "RmProfilingAdminOnly":
@@ -191,7 +184,7 @@ def parse_admin_only(parameters: str) -> Known[bool]:
 
 
 def judge_counters(admin_only: Known[bool], privileged: bool) -> Check:
-    """Say whether profilers may read hardware counters, which nsys and ncu ask for; tpmon does not."""
+    """Judge whether profilers may read hardware counters, as nsys and ncu need; tpmon does not."""
     if isinstance(admin_only, Missing):
         return make_check("counters", Access.ABSENT, f"hardware counters for profilers: {admin_only.reason}")
     if not admin_only or privileged:
@@ -208,7 +201,7 @@ def check_counters(own: Own, proc: str = PROC) -> Check:
 
 
 def check_nvml(answer: NvmlAnswer, proc: str = PROC, whom: str = ANY_JOB) -> Check:
-    """Judge what NVML said beside what the kernel has loaded."""
+    """Judge NVML's answer beside what the kernel has loaded."""
     caller = read_caller(proc)
     expose = find_cards(caller, os.environ.get("SLURM_JOB_ID", ""), whom)
     return judge_nvml(answer, kernel_has_driver(proc), caller, expose)

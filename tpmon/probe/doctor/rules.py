@@ -1,7 +1,7 @@
-"""Say which rules of this machine and of tpmon's own process stand in the way of looking at a job.
+"""Judge which rules of this machine and of tpmon's own process prevent reading a job.
 
-Each rule has a pure half (``parse_``, ``judge_``) on captured text. "allowed" means: it forbids nothing
-here. Whether a certain process may be read is tried in ``job``.
+Each rule has a pure half (``parse_``, ``judge_``) on captured text. "allowed" means that it forbids nothing
+here; whether a certain process may be read is tried in ``job``.
 """
 
 from __future__ import annotations
@@ -38,13 +38,12 @@ from tpmon.probe.spy.failure import find_spy
 
 CAP_SYS_ADMIN, CAP_SYSLOG, CAP_PERFMON = 21, 34, 38  # linux/capability.h
 HOST_PIDS = "docker run --pid=host"
-ANY_JOB = "--job"
-"""What a command names where there is no PID to name: the only job of the user."""
+ANY_JOB = "--job"  # in commands without a PID: the only job of the user
 _HIDING = {"1": 1, "noaccess": 1, "2": 2, "invisible": 2, "4": 4, "ptraceable": 4}
 
 
 def make_check(name: CheckName, access: Access, why: str, fix: str = "") -> Check:
-    """Build a check; "" as ``fix`` means that nothing is to be done. Whether it is needed its plan says."""
+    """Build a check; an empty ``fix``: nothing is to be done. Its plan says whether it is needed."""
     command: Applicable[str] = fix or NOT_APPLICABLE
     return Check(name, access, needed=False, why=drop_pointers(why), fix=command)
 
@@ -54,21 +53,14 @@ class Own:
     """Hold what decides on tpmon's side: its user, capabilities, container and namespaces."""
 
     caller: Caller
-    capable: bool
-    """CAP_SYS_PTRACE is effective."""
-    own_pids: bool
-    """Its PIDs are not the machine's, which a container may have and need not (``--pid=host``)."""
-    all_users: bool
-    """tpmon is in no user namespace of its own."""
+    capable: bool  # CAP_SYS_PTRACE is effective
+    own_pids: bool  # PIDs are not the machine's, as in a container without ``--pid=host``
+    all_users: bool  # it is in no user namespace of its own
     status: bytes
 
 
 def read_own(proc: str = PROC) -> Own:
-    """Read what decides on tpmon's side.
-
-    Raises:
-        OSError: when /proc cannot be read.
-    """
+    """Read what decides on tpmon's side; OSError when /proc cannot be read."""
     status = read_file(f"{proc}/self/status", 65536)
     place = read_place(proc)
     return Own(
@@ -81,10 +73,10 @@ def read_own(proc: str = PROC) -> Own:
 
 
 def judge_yama(scope: Known[int], own: Own, spy: Known[str], whom: str) -> Check:
-    """Say what kernel.yama.ptrace_scope allows (Documentation/admin-guide/LSM/Yama.rst).
+    """Judge what kernel.yama.ptrace_scope allows (Documentation/admin-guide/LSM/Yama.rst).
 
-    ``spy`` is the file of the py-spy that tpmon starts: it can be given the right alone. ``whom`` is the
-    PID to attach to, or the option in its place.
+    ``spy`` is the py-spy that tpmon starts, which alone can be given the right; ``whom`` is the PID or option
+    to attach to.
     """
     if isinstance(scope, Missing):
         why = f"{scope.reason}: nothing beyond the same user is asked for"
@@ -97,7 +89,7 @@ def judge_yama(scope: Known[int], own: Own, spy: Known[str], whom: str) -> Check
         return make_check("yama", Access.ALLOWED, f"{words}: the same user may read")
     if own.capable:
         return make_check("yama", Access.ALLOWED, f"{words}, and tpmon has CAP_SYS_PTRACE")
-    # A run may open itself: scope 1 asks for it (tpmon.hook.installation), the stricter ones do not.
+    # A run may permit it itself under scope 1 (tpmon.hook.installation), not under stricter ones.
     ancestors = "only a process's own ancestors, or all where tpmon run --allow-stacks started it,"
     who = ancestors if scope == 1 else "only who has CAP_SYS_PTRACE"
     ways = pass_yama(own.caller, scope, f"attach {whom}")
@@ -112,7 +104,7 @@ def judge_yama(scope: Known[int], own: Own, spy: Known[str], whom: str) -> Check
 
 
 def judge_capability(own: Own, whom: str) -> Check:
-    """Say whether tpmon has CAP_SYS_PTRACE, which only other users' jobs and strict machines ask for."""
+    """Judge whether tpmon has CAP_SYS_PTRACE, which only other users' jobs and strict machines need."""
     if own.capable:
         where = "" if own.all_users else ", inside its own user namespace"
         return make_check("capability", Access.ALLOWED, f"tpmon has CAP_SYS_PTRACE{where}")
@@ -127,7 +119,7 @@ def judge_capability(own: Own, whom: str) -> Check:
 
 
 def judge_container(own: Own) -> Check:
-    """Say what a container or a user namespace around tpmon takes away."""
+    """Judge what a container or a user namespace around tpmon prevents."""
     runtime = own.caller.runtime
     if not own.all_users:
         why = "tpmon is in a user namespace: root and capabilities reach no process outside of it"
@@ -160,7 +152,7 @@ def parse_hidepid(mountinfo: str) -> tuple[int, int | None]:
 
 
 def judge_hidepid(hidden: int, group: int | None, own: Own, groups: frozenset[int]) -> Check:
-    """Say whether /proc hides other users' processes (proc(5), hidepid)."""
+    """Judge whether /proc hides other users' processes (proc(5), hidepid)."""
     if not hidden:
         return make_check("hidepid", Access.ALLOWED, "/proc shows the processes of all users")
     if own.capable or (group is not None and group in groups and hidden != 4):
@@ -171,7 +163,7 @@ def judge_hidepid(hidden: int, group: int | None, own: Own, groups: frozenset[in
 
 
 def judge_seccomp(own: Own, trial: Known[int]) -> Check:
-    """Say whether a filter forbids process_vm_readv; ``trial`` is what the call said of tpmon itself."""
+    """Judge whether a filter forbids process_vm_readv; ``trial`` is its result on tpmon itself."""
     filtered = parse_field(own.status, b"Seccomp") == b"2"
     if isinstance(trial, Missing):
         why = f"process_vm_readv fails even on tpmon itself ({trial.reason}): " + (
@@ -183,7 +175,7 @@ def judge_seccomp(own: Own, trial: Known[int]) -> Check:
 
 
 def judge_profile(modules: str, profile: str, caller: Caller, *, deny_ptrace: bool) -> Check:
-    """Say whether AppArmor or SELinux binds tpmon; what they forbid is only seen when it is tried."""
+    """Judge whether AppArmor or SELinux binds tpmon; only a trial shows what they forbid."""
     if deny_ptrace:
         why = "SELinux forbids all looking into processes (deny_ptrace is on)"
         return make_check("lsm", Access.DENIED, why, administer(caller, LET_PTRACE))
@@ -195,7 +187,7 @@ def judge_profile(modules: str, profile: str, caller: Caller, *, deny_ptrace: bo
 
 
 def judge_perf(paranoid: Known[int], own: Own) -> Check:
-    """Say whether perf may count one's own processes; tpmon does without it."""
+    """Judge whether perf may count one's own processes; tpmon does not need it."""
     if isinstance(paranoid, Missing):
         return make_check("perf", Access.ABSENT, "this kernel has no perf events; tpmon does without")
     words = f"kernel.perf_event_paranoid is {paranoid}"
@@ -209,7 +201,7 @@ def judge_perf(paranoid: Known[int], own: Own) -> Check:
 
 def check_yama(proc: str = PROC, whom: str = ANY_JOB) -> Check:
     """Read and judge kernel.yama.ptrace_scope."""
-    # setcap takes no link, and an installer may have put one on PATH.
+    # setcap does not follow links, and an installer may have put one on PATH.
     spy = map_known(os.path.realpath, find_spy())
     return judge_yama(read_ptrace_scope(proc), read_own(proc), spy, whom)
 

@@ -1,6 +1,6 @@
-"""Read the steps that the hook counts inside training processes: find its page, believe its owner's alone.
+"""Read the steps that the hook counts inside training processes, from a page that its owner alone wrote.
 
-A page is mapped once and read without a system call after that; what has none is looked at ever more rarely.
+A page is mapped once and then read without a system call; a process without one is checked ever more rarely.
 """
 
 from __future__ import annotations
@@ -40,24 +40,20 @@ NO_HOOK = "no hook in this process"
 NO_OPTIMIZER = Missing("no optimizer's step was seen: all were skipped, or the hook does not see them")
 NO_SCALER = Missing("the hook watches no GradScaler in this torch")
 
-_MOST_RECORDS = 128
-"""Of so many new records the detail is read, 3 us each; totals need only the newest."""
+_MOST_RECORDS = 128  # new ones whose detail is read, 3 us each; totals need only the newest
 
 _MOST_DESCRIPTORS = 65_536
-_MOST_PAGES = 64
-"""A fork has those of its parents too; whoever makes thousands of that name hides his own."""
-# include/uapi/linux/fcntl.h; Pythons that were built on an old system (conda) do not name them.
+_MOST_PAGES = 64  # a fork has its parents' too; a process with thousands of that name hides only its own
+# include/uapi/linux/fcntl.h; Pythons built on an old system (conda) do not name them.
 _GET_SEALS = 1034
 _SEAL_SHRINK = 0x2
 
 _LINK = f"/memfd:{wire.TELEMETRY_NAME} (deleted)"
 
 _FIRST_WAIT_S = 2.0
-_LONGEST_WAIT_S = 30.0
-"""Listing a process's descriptors takes 20 to 300 us; who has no hook now seldom gets one."""
+_LONGEST_WAIT_S = 30.0  # listing descriptors takes 20 to 300 us, and a process seldom gets a hook later
 
-_CHECK_S = 10.0
-"""How often a page is asked for: a program may have exec'd, and its hook has one of the same number."""
+_CHECK_S = 10.0  # between checks of a page: after an exec the new program's hook has one of the same number
 
 _RULES = {
     wire.RULE_NONE: StepRule.NONE,
@@ -92,7 +88,7 @@ _NOTHING = (0,) * wire.RECORD_WORDS
 
 @dataclass(frozen=True, slots=True)
 class PageSeen:
-    """Hold what was read of a page: how many records, and the last of them at the end of a step, if known."""
+    """Hold the count of a page's records, and the last one at the end of a step, if known."""
 
     count: int = 0
     ended: tuple[int, ...] | None = None
@@ -100,7 +96,7 @@ class PageSeen:
 
 @dataclass(slots=True)
 class _OpenPage:
-    """Hold a mapped page of one process, and what of its records was read."""
+    """Hold the mapped page of one process, and what was read of its records."""
 
     mapped: mmap.mmap
     view: memoryview
@@ -119,7 +115,7 @@ class _OpenPage:
 
 @dataclass(slots=True)
 class _Absent:
-    """Remember that a process has no page that can be read, why, and when to look again."""
+    """Remember that a process has no readable page, why, and when to look again."""
 
     reason: str
     wait_s: float
@@ -127,21 +123,21 @@ class _Absent:
 
 
 class StepReader:
-    """Read the hooks of a job's processes; keep a mapping for each page, give back those not asked for."""
+    """Read the hooks of a job's processes; keep a mapping for each page, release unneeded ones."""
 
     def __init__(self) -> None:
         self._open: dict[Identity, _OpenPage] = {}
         self._absent: dict[Identity, _Absent] = {}
 
     def read_steps(self, processes: Iterable[Identity]) -> dict[Identity, Known[StepReading]]:
-        """Read the hook of each process: mostly the ranks. Without a hook: why there is no reading."""
+        """Read the hook of each process, mostly ranks; Missing where there is none."""
         asked = list(processes)
         now = time.monotonic()
         self._forget_others(set(asked))
         return each_process(asked, lambda process: self._read_one(process, now))
 
     def close(self) -> None:
-        """Give back all mappings."""
+        """Release all mappings."""
         self._forget_others(set())
 
     def _forget_others(self, asked: set[Identity]) -> None:
@@ -179,7 +175,7 @@ class StepReader:
         return read_or(quiet, lambda: quiet and not os.path.samestat(os.stat(page.link), page.stat))
 
     def _find(self, process: Identity, now: float) -> _OpenPage | Missing:
-        """Map the page that belongs to this process and to no parent of it."""
+        """Map the page that belongs to this process and not to a parent."""
         pid, reason = process.pid, NO_HOOK
         try:
             links = _list_links(f"{PROC}/{pid}/fd")
@@ -198,7 +194,7 @@ class StepReader:
                 reason = "not permitted to read the hook's page"
                 continue
             except (OSError, ValueError):
-                continue  # closed meanwhile, or not written yet, or somebody else's memfd of that name
+                continue  # closed meanwhile, not written yet, or a foreign memfd of that name
             if page.header.pid == inner_pid and page.header.start_ticks == process.start_ticks:
                 return self._confirm(process, page)
             page.close()
@@ -215,10 +211,7 @@ class StepReader:
 
 
 def explain_absence(pid: int, proc: str = PROC) -> str:
-    """Say why a process that has a hook has no page of it, "" where nothing says so.
-
-    By the word that the hook left, or by a page that is mapped and has no descriptor any more.
-    """
+    """Say why a process has no page, by the hook's word or a page mapped without descriptor; "" else."""
     lines = read_text(f"{proc}/{pid}/maps").splitlines()
     mapped = [(line.partition("-")[0], line.split(maxsplit=5)[5:]) for line in lines]
     if any(at == f"{wire.WORD_ADDRESS:x}" for at, _ in mapped):
@@ -229,9 +222,9 @@ def explain_absence(pid: int, proc: str = PROC) -> str:
 
 
 def _read_word(pid: int, proc: str = PROC) -> str:
-    """Return what a hook left where it could make no page: of its own page alone, and without a stop."""
+    """Return what a hook left where it could make no page; read from its own page alone, without a stop."""
     data = b""
-    with suppress(OSError), open(f"{proc}/{pid}/mem", "rb", buffering=0) as file:  # none, or not to be read
+    with suppress(OSError), open(f"{proc}/{pid}/mem", "rb", buffering=0) as file:  # none, or unreadable
         data = os.pread(file.fileno(), wire.WORD_BYTES, wire.WORD_ADDRESS)
     magic, text = data[: len(wire.WORD_MAGIC)], data[len(wire.WORD_MAGIC) :].rstrip(b"\0")
     return admit_text(text.decode("utf-8", "replace"), 240) if magic == wire.WORD_MAGIC else ""
@@ -245,15 +238,10 @@ def _list_links(folder: str) -> list[str]:
 
 
 def _map(link: str, owner: Owner, now: float) -> _OpenPage:
-    """Map one page for reading.
-
-    Raises:
-        OSError: when it cannot be opened.
-        ValueError: when it is no page of the hook, or of a layout that is not ours.
-    """
+    """Map one page for reading; OSError when it cannot be opened, ValueError for a foreign page or layout."""
     descriptor = open_foreign(link, owner, follows=True)
     try:
-        # A page that could shrink under us would end tpmon with SIGBUS.
+        # A page that could shrink would end tpmon with SIGBUS.
         told = os.fstat(descriptor)
         if told.st_size < wire.TELEMETRY_BYTES or not _is_size_sealed(descriptor):
             raise wire.NotABusError("not sealed")

@@ -1,4 +1,4 @@
-"""Parse the blocks of the hook's page that hold settings and device times. Pure; believes no number."""
+"""Parse the blocks of the hook's page with settings and device times. Pure; checks every number."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _SDPA = (
 
 
 def parse_settings(page: memoryview, taken_ns: int) -> Known[TrainSettings]:
-    """Parse the settings of a page whose header is believed."""
+    """Parse the settings of a page with a trusted header."""
     words = wire.parse_settings(page)
     if not words:
         return NO_SETTINGS
@@ -86,7 +86,7 @@ def parse_settings(page: memoryview, taken_ns: int) -> Known[TrainSettings]:
 
 
 def parse_device(page: memoryview, taken_ns: int) -> Known[DeviceTimes]:
-    """Parse the device times of a page whose header is believed."""
+    """Parse the device times of a page with a trusted header."""
     words = wire.parse_device(page)
     if not words or not words[wire.DEV_STEPS]:
         return TOO_LONG if words and words[wire.DEV_TOO_LONG] else NO_DEVICE
@@ -125,7 +125,7 @@ def _parse_allocator(words: Sequence[int]) -> Known[AllocatorFigures]:
 
 
 def _parse_phases(words: Sequence[int]) -> Known[PhaseMemory]:
-    # 0 is not told either: an older hook has nothing there.
+    # 0 means unknown too: an older hook has nothing there.
     turns = words[wire.SET_ALLOCATED_AFTER_BATCH : wire.SET_ALLOCATED_AFTER_UPDATE + 1]
     peaks = words[wire.SET_PEAK_IN_FORWARD : wire.SET_PEAK_IN_OTHER + 1]
     if max(*turns, *peaks) <= 0:

@@ -32,27 +32,21 @@ NO_HOOK_IN_JOB = Missing("no hook in the training process")
 ONE_STEP = Missing("one step ended so far")
 NO_STEP = Missing("no training step lately")
 
-SPAN_NS = 10_000_000_000
-"""Rates and shares are of this span, that of the rules (docs/thresholds.md), or of three steps."""
-LEAST_STEPS = 3
-"""So many tell a share however long they take, as the rules ask for (docs/thresholds.md)."""
+SPAN_NS = 10_000_000_000  # of rates and shares, as in the rules (docs/thresholds.md), or three steps
+LEAST_STEPS = 3  # enough for a share however long they take, as in the rules (docs/thresholds.md)
 TIMED_NS = 60_000_000_000
 MOST_TIMED = 512
-LEAST_TIMED = 20
-"""So many steps are timed however old they are: of steps of half a minute a minute holds two."""
-UNSEEN_BACKWARDS = 64
-"""So many backwards without an optimizer: from here on the hook takes each batch for a step."""
-HOOKS_LAST = (2, 3)
-"""The torch since which torch.compile leaves the hooks of optimizers in their place."""
-STALLED_STEPS = 2.0
-"""A step that takes so many times the mean makes the rate fall: time since the last one counts then."""
+LEAST_TIMED = 20  # so many steps are timed however old: a minute holds two steps of half a minute
+UNSEEN_BACKWARDS = 64  # without an optimizer; from here on the hook takes each batch for a step
+HOOKS_LAST = (2, 3)  # the torch since which torch.compile leaves optimizers' hooks in place
+STALLED_STEPS = 2.0  # means without a step, after which the time since the last one lowers the rate
 
 
 _PHASES = attrgetter("data_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns")
 
 
 def _subtract(late: StepSpan, early: StepSpan) -> StepSpan:
-    """Return the steps between two ends, by the totals at both, or what precedes a later part of a span."""
+    """Return the steps between two ends by their totals, or a span without its later part."""
     return StepSpan(
         late.ended_ns,
         late.steps - early.steps,
@@ -64,7 +58,7 @@ def _subtract(late: StepSpan, early: StepSpan) -> StepSpan:
 
 
 def _find_earlier_total(last: StepSpan, spans: Sequence[StepSpan]) -> StepSpan | None:
-    """Return the totals at the end of an earlier step, ten seconds or three steps ago, by the spans since."""
+    """Return the totals at an earlier step's end, ten seconds or three steps ago, by the spans since."""
     if len(spans) < 2:
         return None
     first = 0
@@ -76,7 +70,7 @@ def _find_earlier_total(last: StepSpan, spans: Sequence[StepSpan]) -> StepSpan |
 
 
 class RankPace:
-    """Follow one rank: its totals of the last ten seconds, and how long its last steps took."""
+    """Follow one rank: its totals of the last ten seconds, and the times of its last steps."""
 
     def __init__(self) -> None:
         self._totals: deque[StepSpan] = deque()
@@ -85,7 +79,7 @@ class RankPace:
         self._open_ns = 0
 
     def add(self, reading: StepReading, rank: Applicable[int]) -> Known[StepPace]:
-        """Take one reading and return the pace; Missing before the ends of two are known."""
+        """Take one reading and return the pace; Missing before the ends of two steps are known."""
         if reading.state is HookState.DISABLED:
             return Missing(f"the hook turned itself off: {reading.error or 'it does not say why'}")
         if reading.state is not HookState.RUNNING:
@@ -100,13 +94,13 @@ class RankPace:
         return self._say(reading, rank, age_s, slowest)
 
     def _time_steps(self, reading: StepReading) -> Known[float]:
-        """Note how long the new steps took; return the longest of them in ms."""
+        """Record how long the new steps took; return the longest in ms."""
         new = []
         if reading.lost_records:
             self._open_ns = 0
         for span in reading.spans:
             self._open_ns += span.train.total_ns
-            if span.steps > 0:  # 0: a validation within a step; below, parts of an accumulation taken back
+            if span.steps > 0:  # 0: a validation within a step; below: parts of an accumulation taken back
                 new.append((span.ended_ns, self._open_ns / span.steps / 1e6))
                 self._open_ns = 0
         self._timed.extend(new)
@@ -122,7 +116,7 @@ class RankPace:
     def _keep(self, last: StepSpan, reading: StepReading) -> None:
         totals = self._totals
         if totals and last.steps < totals[-1].steps:
-            totals.clear()  # it counts anew
+            totals.clear()  # its count restarted
         if not totals:
             earlier = _find_earlier_total(last, reading.spans)
             totals.extend((earlier, last) if earlier is not None else (last,))
@@ -153,7 +147,7 @@ class RankPace:
         span_s = between_s + (age_s if age_s > STALLED_STEPS * mean_s else 0.0)
         total_ns = made.train.total_ns
         shares = [100 * one / total_ns if total_ns > 0 else NO_STEP for one in _PHASES(made.train)]
-        # Of a loop whose steps no batch ends, a batch now and then is not what it trains on.
+        # In a loop whose steps do not end with a batch, an occasional batch is not what it trains on.
         samples = made.samples if reading.rule is not StepRule.UPDATE else 0
         return StepPace(
             pid=reading.process.pid,
@@ -191,21 +185,18 @@ class StepsRead:
     steps: Known[StepPace]
     age_s: Known[float]
     source: str
-    missing: Mapping[int, Missing]
-    """Why a rank has no reading, by PID."""
-    blind: tuple[str, ...] = ()
-    """Which hook sees no optimizer, in a sentence."""
-    world_size: Applicable[int] = NOT_APPLICABLE
-    """Ranks of the whole job, as the process groups of its ranks have them."""
+    missing: Mapping[int, Missing]  # by PID, why a rank has no reading
+    blind: tuple[str, ...] = ()  # sentences on hooks that see no optimizer
+    world_size: Applicable[int] = NOT_APPLICABLE  # ranks of the whole job by its process groups
 
     def size_job(self, told: Applicable[int], here: int) -> Applicable[int]:
-        """Return how many ranks a job has: as its environment tells, else by hooks, if no fewer are here."""
+        """Return the ranks of a job, by its environment (``told``), else by hooks, if no fewer are here."""
         fits = is_known(self.world_size) and self.world_size >= here
         return self.world_size if not is_known(told) and fits else told
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Say which hooks turned themselves off or are blind: silently for the program, not for who looks."""
+        """Say which hooks turned themselves off or are blind, which the program itself does not show."""
         off = next((one for one in known_or(self.hook, ()) if one.state is HookState.DISABLED), None)
         if off is None:
             return self.blind
@@ -215,7 +206,7 @@ class StepsRead:
         return (note, *self.blind)
 
     def put(self, rows: Iterable[RankRow]) -> tuple[RankRow, ...]:
-        """Put each rank's last step into its row of the rank table."""
+        """Add each rank's last step to its row of the rank table."""
         paces = {one.pid: one.pace for one in known_or(self.hook, ())}
         return tuple(_put(row, paces.get(row.pid, self.missing.get(row.pid, NO_HOOK_IN_JOB))) for row in rows)
 
@@ -233,10 +224,10 @@ def _name(rank: Applicable[int], pid: int) -> str:
 
 
 def _describe_blind(reading: StepReading, rank: Applicable[int]) -> str:
-    """Say that torch took the hook off the optimizers, or never let it there; "" where nothing tells of that.
+    """Say that torch removed the hook from the optimizers, or never let it there; "" where nothing shows it.
 
-    Until torch 2.2 ``torch.compile`` removes all hooks of ``Optimizer.step`` (its ``TorchPatcher``); before
-    2.0 there are none.
+    Until torch 2.2 ``torch.compile`` removes all hooks of ``Optimizer.step`` (``TorchPatcher``); before 2.0
+    there are none.
     """
     counts = reading.counts
     if (
@@ -249,7 +240,7 @@ def _describe_blind(reading: StepReading, rank: Applicable[int]) -> str:
     try:
         version = tuple(int(part) for part in reading.torch_version.split(".")[:2])
     except ValueError:
-        return ""  # a torch of somebody's own
+        return ""  # a custom build of torch
     if version >= HOOKS_LAST:
         return ""
     name = _name(rank, reading.process.pid)
@@ -268,11 +259,11 @@ class StepProbe:
         self._paces: dict[Identity, RankPace] = {}
 
     def close(self) -> None:
-        """Give back the pages."""
+        """Release the pages."""
         self._reader.close()
 
     def read(self, processes: Iterable[ProcessSample]) -> StepsRead:
-        """Read the hooks of the ranks among ``processes``; most calls are a few memory reads for each."""
+        """Read the hooks of the ranks among ``processes``; mostly a few memory reads each."""
         ranks = {Identity(one.pid, one.start_ticks): one.rank for one in processes if one.role is Role.RANK}
         readings = self._reader.read_steps(ranks)
         for gone in self._paces.keys() - ranks.keys():
@@ -311,19 +302,13 @@ def _describe(reading: StepReading, rank: Applicable[int], pace: Known[StepPace]
     )
 
 
-TRAINED_STEPS = 10
-"""What is compiled before so many steps is the start: the first batches tell torch which sizes change."""
-GATHER_S = 6.0
-"""A hook reads the counters every five seconds at most: by then all ranks have told of the same rise."""
-AGAIN_S = 60.0
-"""A loop that compiles all the time is told of once a minute, not with each reading."""
+TRAINED_STEPS = 10  # compilation before is the start: the first batches show torch which sizes change
+GATHER_S = 6.0  # hooks read the counters every five seconds at most: then all ranks show the same rise
+AGAIN_S = 60.0  # a loop that always compiles is reported once a minute, not with each reading
 
 
 class CompileTracker:
-    """Remember the counters of each rank, and word their rises: one event a rise, for all ranks together.
-
-    What was compiled before is no news.
-    """
+    """Remember each rank's counters, and report a rise after the start as one event for all ranks."""
 
     def __init__(self) -> None:
         self._trains_ns: dict[int, int] = {}
@@ -356,7 +341,7 @@ class CompileTracker:
             self._told.pop(gone, None)
 
     def _find_rise(self, hook: HookSample, now_ns: int) -> CompileCounts | None:
-        """Return the counters of a rank where one rose since they were told last, or since it trains."""
+        """Return a rank's counters where one rose since the last report, or since it trains."""
         if hook.counts.steps < TRAINED_STEPS or not is_known(hook.settings):
             return None
         trains_ns = self._trains_ns.setdefault(hook.pid, now_ns)
@@ -366,17 +351,17 @@ class CompileTracker:
         figures = _figures(counts)
         told = self._told.setdefault(hook.pid, figures)
         if any(now < before for now, before in zip(figures, told, strict=True)):
-            self._told[hook.pid] = told = figures  # the program cleared torch's counters: they begin anew
+            self._told[hook.pid] = told = figures  # the program cleared torch's counters
         return counts if figures > told else None
 
 
 def _figures(counts: CompileCounts) -> tuple[int, int, int]:
-    """Return what a compilation raises; with ``fullgraph=True`` torch counts graphs alone."""
+    """Return what a compilation raises; with ``fullgraph=True`` torch counts only graphs."""
     return counts.frames_ok, counts.graphs, counts.limit_hits
 
 
 def _word(risen: Sequence[tuple[HookSample, CompileCounts]]) -> str:
-    """Word the rise: "rank 0 compiled again: 14 frames, 3 at the recompile limit"."""
+    """Describe the rise: "rank 0 compiled again: 14 frames, 3 at the recompile limit"."""
     numbers = [one.rank for one, _ in risen if is_known(one.rank)]
     if len(numbers) == len(risen):
         who = f"{'ranks' if len(risen) > 1 else 'rank'} {list_numbers(numbers)}"

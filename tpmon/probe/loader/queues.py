@@ -1,9 +1,8 @@
-"""Find the pipes of a loader's queues, and follow them: how many batches wait, how often none does.
+"""Find the pipes of a loader's queues and follow them: how many batches wait, how often none does.
 
-A rank and its workers share the pipes of multiprocessing queues: one data queue a loader, made
-first, and an index queue a worker, made just before that worker. Seen for fork, spawn and
-forkserver workers. Depths are read from outside, by FIONREAD. Needs the same user or root; nothing is
-written or consumed, no ptrace.
+A rank and its workers share the pipes of multiprocessing queues: one data queue a loader, made first, and one
+index queue a worker, made just before it (seen with fork, spawn and forkserver). FIONREAD reads depths from
+outside. That needs the same user or root, but no ptrace; nothing is written or consumed.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ from tpmon.probe.base.worker import Background
 
 T = TypeVar("T")
 
-MAX_DESCRIPTORS_READ = 4096
-"""A rank with more open files than this is not searched for pipes."""
+MAX_DESCRIPTORS_READ = 4096  # a rank with more open files is not searched for pipes
 _PIPE = re.compile(r"pipe:\[(\d+)\]")
 _SPLICE_F_NONBLOCK = 2
 _AMBIGUOUS = Missing("a dead worker leaves open which pipe is the data queue")
@@ -41,7 +39,7 @@ _AMBIGUOUS = Missing("a dead worker leaves open which pipe is the data queue")
 
 @dataclass(frozen=True, slots=True)
 class PipeEnds:
-    """Hold the descriptors by which a process holds a pipe; -1 for an end that it does not hold."""
+    """Hold the descriptors of a process for a pipe's ends; -1 for an end that it does not hold."""
 
     inode: int
     read_fd: int
@@ -50,21 +48,14 @@ class PipeEnds:
 
 @dataclass(frozen=True, slots=True)
 class QueueMap:
-    """Say by which pipes of the rank the queues of each worker are looked at, in birth order.
-
-    ``data`` is the data queue of the worker's loader: workers of one loader share it.
-    """
+    """Hold each worker's pipes of the rank, in birth order; workers of one loader share its ``data``."""
 
     data: tuple[Known[PipeEnds], ...]
     index: tuple[Known[PipeEnds], ...]
 
 
 def read_pipes(pid: int) -> dict[int, PipeEnds]:
-    """Return the pipes that a process holds, by inode.
-
-    Raises:
-        OSError: when the process is gone or its descriptors may not be read.
-    """
+    """Return the pipes that a process holds, by inode; OSError when it is gone or may not be read."""
     base = f"/proc/{pid}/fd"
     names = os.listdir(base)
     if len(names) > MAX_DESCRIPTORS_READ:
@@ -86,13 +77,10 @@ def read_pipes(pid: int) -> dict[int, PipeEnds]:
 
 
 def read_queue_pipes(pid: int) -> dict[int, PipeEnds]:
-    """Return the pipes that can be queues of multiprocessing, by inode.
+    """Return the pipes that can be queues of multiprocessing, by inode; OSError as in ``read_pipes``.
 
-    Those are held at both ends, block, and are closed on exec. Gloo and libuv hold both ends of
-    pipes too, which forked workers inherit, but theirs do not block.
-
-    Raises:
-        OSError: when the process is gone or its descriptors may not be read.
+    These are held at both ends, block, and close on exec. Gloo and libuv also hold both ends of pipes, which
+    forked workers inherit, but those do not block.
     """
     pipes = [pipe for pipe in read_pipes(pid).values() if pipe.read_fd >= 0 and pipe.write_fd >= 0]
     path = f"/proc/{pid}/fdinfo/%d"
@@ -102,7 +90,7 @@ def read_queue_pipes(pid: int) -> dict[int, PipeEnds]:
 
 
 def parse_flags(raw: bytes) -> int:
-    """Return the open flags of /proc/PID/fdinfo/FD (octal), 0 when there are none."""
+    """Return the open flags of /proc/PID/fdinfo/FD (octal); 0 without them."""
     return next((int(line.split()[1], 8) for line in raw.splitlines() if line.startswith(b"flags:")), 0)
 
 
@@ -111,13 +99,12 @@ def map_queues(
 ) -> QueueMap:
     """Find the data queue and the index queue of each worker of a rank. Pure.
 
-    ``rank`` are its queue pipes, ``workers`` what each holds in birth order (nothing when it is
-    dead, Missing when that may not be read), ``before`` the inodes of their data queues at the
-    last look, -1 for one that was not known. A loader makes its data queue, then the index queue of
-    its first worker, then that worker: of what a worker is the first to hold, these are the last
-    two; of the next workers of that loader it is the index queue alone. Forked workers also hold
-    all that is older. The order is that of descriptors, because inode numbers come from a pool for
-    each CPU.
+    ``rank`` are its queue pipes, ``workers`` what each holds in birth order (nothing when it is dead, Missing
+    when that is unreadable), ``before`` the inodes of their last known data queues or -1. A loader makes its
+    data queue, then the first worker's index queue, then that worker: of the pipes that this worker is the
+    first to hold they are the last two, for the loader's later workers the index queue alone. Forked workers
+    also hold all older ones. The order is that of descriptors, as inode numbers come from a pool for each
+    CPU.
     """
     missing = Missing("no pipe with both ends in the rank matches")
     order = sorted(rank.values(), key=lambda pipe: pipe.read_fd)
@@ -138,7 +125,7 @@ def map_queues(
         shares = is_known(current) and current.inode in held
         if known in rank and known in held:
             current = rank[known]
-        # A forked worker also holds the index queues of its elders that were not seen.
+        # A forked worker also holds the index queues of elders that were not seen.
         elif shares and len(fresh) > 1 + unseen_before:
             current = fresh[-2] if not unseen_before else _AMBIGUOUS
         elif not shares:
@@ -147,7 +134,7 @@ def map_queues(
         data.append(current)
         index.append(fresh[-1] if is_known(current) and fresh and fresh[-1] != current else missing)
         unseen_before = 0
-    # The first ones, where they were not seen, belong to the loader of those that came after them.
+    # First workers whose data queue was not seen belong to the loader of the next ones.
     for number, held in enumerate(workers):
         if is_known(held) and held:
             data[:number] = [data[number]] * number
@@ -156,11 +143,11 @@ def map_queues(
 
 
 def _read_pipe(pid: int, pipe: PipeEnds, read: Callable[[int], T]) -> Known[T]:
-    """Open a pipe of another process for one reading: a reader that stayed would hide EPIPE from the job."""
+    """Open another process's pipe for one reading: a reader that stayed would hide EPIPE from the job."""
     path = f"/proc/{pid}/fd/{pipe.read_fd}"
     try:
         if os.readlink(path) != f"pipe:[{pipe.inode}]":
-            # The number was given to another file, which may be a device: opening that has effects.
+            # The number is another file's now, perhaps a device, which opening would affect.
             raise FileNotFoundError(0, "closed since it was found")
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -178,10 +165,10 @@ def read_pending(pid: int, pipe: PipeEnds) -> Known[int]:
 
 
 def read_message_bytes(pid: int, pipe: PipeEnds) -> Known[int]:
-    """Return the size of the first message in a queue of another process, its header included.
+    """Return the size of the first message in another process's queue, its header included.
 
-    multiprocessing writes the length of a message in 4 bytes before it (connection.py). tee(2)
-    copies those without consuming them.
+    multiprocessing writes the length in 4 bytes before a message (connection.py); tee(2) copies them without
+    consuming.
     """
     header = _read_pipe(pid, pipe, _copy_head)
     if isinstance(header, Missing):
@@ -195,7 +182,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def _copy_head(pipe: int) -> bytes:
-    """Copy the first 4 bytes of a pipe, less when it holds less."""
+    """Copy the first 4 bytes of a pipe, or fewer."""
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         copied = _libc().tee(pipe, writer, ctypes.c_size_t(4), _SPLICE_F_NONBLOCK)
@@ -213,10 +200,9 @@ SAMPLE_SPAN_NS = 10_000_000_000
 RETRY_NS = 10_000_000_000
 BIRTH_SPAN_NS = 60_000_000_000
 INDEX_SAMPLES = 24
-"""Work queues read at one look, 15 us each; where there are more, each has its turn. Those of 128
-workers are at most 3 s old; data queues, from which "empty" is told, are read at every look."""
-MESSAGE_EVERY_NS = 5_000_000_000
-"""How often the size of a batch is read again: it takes twice as long as a look, and seldom changes."""
+"""Work queues read each time, 15 us each, in turn if there are more: with 128 workers at most 3 s old. Data
+queues, which show "empty", are read every time."""
+MESSAGE_EVERY_NS = 5_000_000_000  # reading a batch's size costs two readings, and it seldom changes
 _WAITING = Missing("not read yet")
 
 
@@ -241,7 +227,7 @@ class LoaderRank:
 
 @dataclass(slots=True)
 class _Loader:
-    """Remember the queues of one loader of a rank and the looks of the last 10 s."""
+    """Remember the queues of one loader and the readings of the last 10 s."""
 
     workers: tuple[LoaderWorker, ...]
     data: Known[PipeEnds] = _WAITING
@@ -271,7 +257,7 @@ class _RankQueues:
 
 
 class LoaderProbe:
-    """Look at the queues of every rank twice a second in a daemon thread of its own."""
+    """Read the queues of every rank twice a second in a daemon thread."""
 
     def __init__(self) -> None:
         self._ranks: tuple[LoaderRank, ...] = ()
@@ -281,15 +267,15 @@ class LoaderProbe:
         self._source = Background("loader", lambda: self.look(time.monotonic_ns()), LOOK_EVERY_S)
 
     def start(self) -> None:
-        """Start looking."""
+        """Start the thread."""
         self._source.start()
 
     def stop(self) -> None:
-        """End the thread after the look it is in."""
+        """End the thread after the current reading."""
         self._source.stop()
 
     def watch(self, ranks: tuple[LoaderRank, ...], now_ns: int) -> None:
-        """Name the ranks that have workers; counts the births of workers on the way."""
+        """Name the ranks with workers, and count the births of workers."""
         with self._lock:
             if ranks == self._ranks:
                 for queues in self._queues.values():
@@ -309,7 +295,7 @@ class LoaderProbe:
                 queues.forget_births(now_ns)
 
     def latest(self) -> tuple[LoaderSample, ...]:
-        """Return one sample for each loader of each rank that has workers, the rank's oldest first."""
+        """Return a sample for each loader of each rank with workers, the rank's oldest first."""
         with self._lock:
             return tuple(
                 self._sample(rank, queues, number, loader)
@@ -319,7 +305,7 @@ class LoaderProbe:
             )
 
     def look(self, now_ns: int) -> None:
-        """Look at every data queue once, and at the work queues whose turn it is."""
+        """Read every data queue once, and the work queues whose turn it is."""
         self._turn += 1
         self._place = 0
         self._turns = -(-sum(len(rank.workers) for rank in self._ranks) // INDEX_SAMPLES)
@@ -333,7 +319,7 @@ class LoaderProbe:
     def _look_at(self, rank: LoaderRank, now_ns: int) -> None:
         queues = self._queues.get(rank.pid) or _RankQueues()  # its workers ended meanwhile
         pids = tuple(worker.pid for worker in rank.workers)
-        # What was found is checked at every look, so only what was not found is searched again.
+        # Known pipes are checked at every reading, so only unknown ones are searched again.
         if pids != queues.pids or (not queues.complete and now_ns - queues.mapped_ns > RETRY_NS):
             loaders = self._map(rank, queues.loaders)
             with self._lock:
@@ -354,7 +340,7 @@ class LoaderProbe:
         if due and is_known(data) and is_known(ready) and ready > 0:
             loader.message_ns = now_ns
             seen = read_message_bytes(pid, data)
-            # A look between a reader's two reads finds no header at the head.
+            # Between a reader's two reads there is no header at the head.
             if not is_known(seen) or 4 < seen <= ready:
                 message = seen
         with self._lock:
@@ -365,7 +351,7 @@ class LoaderProbe:
                 loader.looks.popleft()
 
     def _look_for_work(self, pid: int, loader: _Loader) -> tuple[Known[int], ...]:
-        """Read the work queues whose turn it is; the others keep what was last read of them."""
+        """Read the work queues whose turn it is; the others keep their last reading."""
         before = loader.pending if len(loader.pending) == len(loader.index) else ()
         pending: list[Known[int]] = []
         for number, pipe in enumerate(loader.index):
@@ -380,7 +366,7 @@ class LoaderProbe:
         return tuple(pending)
 
     def _map(self, rank: LoaderRank, before: Sequence[_Loader]) -> tuple[_Loader, ...]:
-        """Find the loaders of a rank; one whose data queue was known before goes on as it was."""
+        """Find the loaders of a rank; one whose data queue was known before goes on."""
         known = {
             worker: loader.data.inode
             for loader in before
@@ -393,7 +379,7 @@ class LoaderProbe:
             return (_refuse(rank, Missing(say_refusal(error, "fd"))),)
         held: list[Known[dict[int, PipeEnds]]] = []
         for worker in rank.workers:
-            # The place of one that cannot be read stays, so that numbers stay with their workers.
+            # An unreadable one keeps its place, so that numbers stay with their workers.
             try:
                 held.append(read_pipes(worker.pid))
             except (FileNotFoundError, ProcessLookupError):
@@ -434,9 +420,9 @@ def _refuse(rank: LoaderRank, why: Missing) -> _Loader:
 
 
 def _living(queues: _RankQueues, rank: LoaderRank) -> list[_Loader]:
-    """List the loaders that have a living worker; before the first look at any, one without figures.
+    """List the loaders with a living worker; before the first reading one without figures.
 
-    Whose a worker is that was born since the last look is told by the next one, half a second later.
+    A worker born since the last reading gets its loader at the next, half a second later.
     """
     if len(queues.loaders) == 1 and queues.loaders[0].workers == rank.workers:
         return list(queues.loaders)
@@ -447,7 +433,7 @@ def _living(queues: _RankQueues, rank: LoaderRank) -> list[_Loader]:
 def _group(
     workers: Sequence[LoaderWorker], mapped: QueueMap, before: Sequence[_Loader]
 ) -> tuple[_Loader, ...]:
-    """Put the workers that share a data queue together, in the order of their eldest."""
+    """Group the workers that share a data queue, in the order of their eldest."""
     kept = {loader.data.inode: loader for loader in before if is_known(loader.data)}
     places: dict[int, list[int]] = {}
     for place, data in enumerate(mapped.data):

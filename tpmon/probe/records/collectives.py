@@ -1,9 +1,8 @@
 """Find what a job itself recorded of its collectives, and read it.
 
-In this order for each rank: its debug server (now), else the file of its FlightRecorder (at the last
-timeout). NCCL's RAS once a host. Nothing is opened in the job, and nothing is asked that is not its own.
-
-Nothing is written into a pipe of the job here: that is for a person to ask for.
+For each rank first its debug server (now), else the file of its FlightRecorder (at the last timeout); NCCL's
+RAS once a host. Nothing is opened in the job, and only the job's own servers are asked. Pipes of the job are
+written to only when a person asks for it.
 """
 
 from __future__ import annotations
@@ -46,12 +45,9 @@ PIPE_PRICE = (
     "--fr-pipe: a byte is written into the pipe of each rank, and its NCCL watchdog writes its record into a"
     " file of up to some MB; for the Python lines in it the watchdog waits for the GIL"
 )
-NCCL_THREAD = "pt_nccl_watchdg"
-"""What torch calls the thread of NCCL's watchdog (comm is cut at 15 characters)."""
-SERVERS_S = 6.0
-"""For all servers together; one answers within 5 ms."""
-FILES_S = 15.0
-"""For all files together; reading one of 2,000 calls takes 0.3 s of CPU."""
+NCCL_THREAD = "pt_nccl_watchdg"  # torch's name for NCCL's watchdog thread (comm is cut at 15 characters)
+SERVERS_S = 6.0  # for all servers together; one answers within 5 ms
+FILES_S = 15.0  # for all files together; one of 2,000 calls takes 0.3 s of CPU
 MOST_AT_ONCE = 16
 _READ_S = 2.0
 _REASON_CHARS = 200
@@ -62,7 +58,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """Hold one rank with what its start says of its records."""
+    """Hold one rank with what its start environment says of its records."""
 
     pid: int
     number: int
@@ -79,9 +75,9 @@ class _Rank:
 def read_collectives(job: Job, *, someone_waits: bool, ask_pipes: bool = False) -> CollectivesReading:
     """Read the records of every rank of this host, and NCCL's RAS report.
 
-    NCCL's recorder is asked only when ``someone_waits``: its answer queries CUDA events, which a rank that
-    captures a CUDA graph at this moment would not survive. ``ask_pipes`` writes into the pipes of the
-    ranks first: only on a person's request.
+    NCCL's recorder is asked only if ``someone_waits``: its answer queries CUDA events, which would kill a
+    rank that is capturing a CUDA graph. ``ask_pipes`` first writes into the ranks' pipes: only when a person
+    asks for it.
     """
     host = os.uname().nodename
     ranks = _find_ranks(job)
@@ -113,7 +109,7 @@ def read_collectives(job: Job, *, someone_waits: bool, ask_pipes: bool = False) 
 
 
 def _find_ranks(job: Job) -> list[_Rank]:
-    """Return the ranks of this host, none where there is no other anywhere."""
+    """Return the ranks of this host; none where there is no other anywhere."""
     members = [one for one in job.members if one.role is Role.RANK]
     if len(members) < 2 and not (is_known(job.world_size) and job.world_size > 1):
         return []  # a lone process waits for nobody
@@ -125,7 +121,7 @@ def _find_ranks(job: Job) -> list[_Rank]:
 
 
 def _read_each(ranks: Sequence[_Rank], read: Callable[[_Rank], T], seconds: float) -> dict[int, Known[T]]:
-    """Read of every rank, some at once; one that blocks costs its own answer alone."""
+    """Read of every rank, several at once; one that blocks costs only its own answer."""
     reads = [(partial(_try, partial(read, one)), seconds) for one in ranks]
     answers = read_all("records", reads, MOST_AT_ONCE)
     found = zip(ranks, answers, strict=True)
@@ -139,7 +135,7 @@ def _try(read: Callable[[], Known[T]]) -> Known[T]:
     except (OSError, PlainError, RecordError) as error:
         words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         return Missing(admit_text(words or type(error).__name__, _REASON_CHARS))
-    except Exception as error:  # noqa: BLE001  # the reason stands where the record would be
+    except Exception as error:  # noqa: BLE001  # the reason takes the record's place
         return Missing(admit_text(f"not understood: {type(error).__name__}: {error}", _REASON_CHARS))
 
 
@@ -187,7 +183,7 @@ def _read_ras(ranks: Sequence[_Rank], listening: Known[tuple[ListeningSocket, ..
 
 
 def _describe_missed(answers: Sequence[Known[object]]) -> str:
-    """Say why answers are missing, the commonest reason, and of how many; "" for none."""
+    """Say why answers are missing, by the commonest reason, and of how many; "" for none."""
     reasons = Counter(one.reason for one in answers if isinstance(one, Missing))
     if not reasons:
         return ""

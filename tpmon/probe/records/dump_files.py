@@ -1,4 +1,4 @@
-"""Read the dumps that ``tpmon dump`` wrote as JSON, also where srun cut and mixed their lines."""
+"""Read the dumps that ``tpmon dump`` wrote as JSON, even where srun cut and mixed their lines."""
 
 from __future__ import annotations
 
@@ -17,22 +17,18 @@ from tpmon.model.text.redaction import clean_value
 from tpmon.model.units import clean_text
 from tpmon.probe.base.procread import read_file
 
-MOST_BYTES = 256 << 20
-"""Of all files together; the dump of a job of 72 processes has 0.2 MB."""
+MOST_BYTES = 256 << 20  # of all files together; the dump of a job of 72 processes has 0.2 MB
 _STDIN = "-"
-_LABEL = re.compile(rb"^\s*(\d{1,9}): ")
-"""What srun --label puts before each line, and before each piece of one that it cuts."""
-_BEGINS = b'{"schema":'
-"""How a dump begins, and nothing within one."""
+_LABEL = re.compile(rb"^\s*(\d{1,9}): ")  # from srun --label, before each line and each piece of one
+_BEGINS = b'{"schema":'  # begins a dump, and occurs nowhere within one
 _MOST_REFUSED = 4
 _REFUSED_CHARS = 200
 
 
 def read_dumps(paths: Iterable[str], tell: Callable[[str], None] = lambda _: None) -> list[Dump]:
-    """Read the Dumps of files, one JSON object a line, cleaned; ``tell`` is told each line that is none.
+    """Read the Dumps of files, one JSON object a line, cleaned; ``tell`` gets each line that is none.
 
-    Raises:
-        UsageError: for a file that cannot be read, and naming file and line where no line is a Dump.
+    UsageError for a file that cannot be read or has no Dump, with file and line.
     """
     room = MOST_BYTES
     dumps: list[Dump] = []
@@ -64,7 +60,7 @@ def read_dumps(paths: Iterable[str], tell: Callable[[str], None] = lambda _: Non
 
 
 def _parse_lines(data: bytes, name: str) -> tuple[list[Dump], list[UsageError]]:
-    """Parse the lines of one file into Dumps, and what the others are refused for."""
+    """Parse the lines of one file into Dumps, and the reasons why others are refused."""
     dumps: list[Dump] = []
     refused: list[UsageError] = []
     for number, line in _join_labelled(data.removeprefix(codecs.BOM_UTF8).split(b"\n")):
@@ -80,9 +76,9 @@ def _parse_lines(data: bytes, name: str) -> tuple[list[Dump], list[UsageError]]:
 
 
 def _join_labelled(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield lines with their numbers; a dump that srun --label has cut into lines of one label is one again.
+    """Yield lines with their numbers; join a dump that srun --label has cut into lines of one label.
 
-    srun passes on at most 1,024 bytes at a time (SLURM_IO_MAX_MSG_LEN) and writes each as a line of its own.
+    srun passes on at most 1,024 bytes at a time (SLURM_IO_MAX_MSG_LEN) and writes each as its own line.
     """
     begun: dict[int, list[tuple[int, bytes]]] = {}
     for number, raw in enumerate(lines, 1):
@@ -99,7 +95,7 @@ def _join_labelled(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def _join(pieces: Sequence[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Join the pieces of one dump; where the first is whole, the others are something else."""
+    """Join the pieces of one dump; if the first is whole, the others are something else."""
     if len(pieces) > 1 and pieces[0][1].startswith(_BEGINS) and not _is_whole(pieces[0][1]):
         yield pieces[0][0], b"".join(piece for _, piece in pieces)
     else:

@@ -1,15 +1,15 @@
-"""Read the files into which torch writes its FlightRecorder, and turn a dump of it into typed records.
+"""Read the files of torch's FlightRecorder, and turn a dump of it into typed records.
 
-The dumps differ by version: sizes and names are the same since 2.5; gloo (2.9) tells "retired" where
-NCCL tells a state, and names no members. Whatever does not fit is left out, never guessed.
+Dumps differ by version: sizes and names are the same since 2.5; gloo (2.9) has "retired" instead of NCCL's
+state, and names no members. What does not fit is left out, never guessed.
 
-torch writes down each call of a batch (batch_isend_irecv, coalesced collectives) and one entry that closes
-it, all with one number of a collective. The state of the closing entry alone is kept up; the calls before it
-stay "scheduled" for ever. A batch of sends and receives takes a number of a collective, too, and ranks of a
-pipeline make different numbers of batches.
+torch records each call of a batch (batch_isend_irecv, coalesced collectives) and one entry that closes it,
+all with one collective number. Only the closing entry's state is updated; the calls before it stay
+"scheduled" for ever. A batch of sends and receives uses a collective number too, and the ranks of a pipeline
+make different numbers of batches.
 
-Where the files lie is told by the environment that the rank was started with, as torch itself decides it:
-<prefix><rank>. A file that is older than the rank is of an earlier run and is not read.
+The rank's start environment says where the files are, as torch decides it: <prefix><rank>. A file that is
+older than the rank is of an earlier run and is not read.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _GLOO = "gloo:"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Hold what decides whether an entry is shown: most are done long ago, and only counted.
+    """Hold what decides whether an entry is shown; ``collective`` is the number of its batch.
 
-    ``sequence`` counts collectives, or transfers where it is one; ``collective`` is the number of the batch.
+    Most entries are done and only counted. ``sequence`` counts collectives, or transfers where it is one.
     """
 
     group: tuple[str, str]
@@ -57,7 +57,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Hold the calls of one process group, how many batches of transfers there were, and the last entry."""
+    """Hold the calls of one process group, the number of its transfer batches, and the last entry."""
 
     entries: tuple[Entry, ...]
     batches: int
@@ -65,10 +65,10 @@ class Settled:
 
 
 def settle_batches(entries: Sequence[Entry], *, renumber: bool) -> Settled:
-    """Give the calls of each batch the state of the entry that closes it; ``entries`` are of one group.
+    """Give the calls of each batch the state of its closing entry; ``entries`` are of one group.
 
-    A batch of collectives becomes the entry that closes it. With ``renumber`` collectives are counted
-    without the batches of transfers.
+    A batch of collectives becomes its closing entry. With ``renumber`` batches of transfers are left out of
+    the count.
     """
     settled: list[Entry] = []
     batches = 0
@@ -76,7 +76,7 @@ def settle_batches(entries: Sequence[Entry], *, renumber: bool) -> Settled:
         same = list(run)
         end = next((index for index, one in enumerate(same) if one.name.endswith(_CLOSES)), None)
         if end is None:
-            # The last one may be on its way: its end is recorded when all calls of it are made.
+            # The last one may be under way: its end is recorded when all its calls are made.
             found, dropped = (same, []) if same[-1] is entries[-1] else _divide_unclosed(same)
             number = len({one.sequence for one in dropped if one.is_transfer})
         else:
@@ -99,10 +99,7 @@ def _close(members: Sequence[Entry], closing: Entry) -> Iterable[Entry]:
 
 
 def _divide_unclosed(same: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
-    """Return single calls, and those of a batch that was not closed, which nothing tells to be done or not.
-
-    Within a CUDA graph the end of a batch is not recorded.
-    """
+    """Return single calls, and those of an unclosed batch, which may be done: CUDA graphs record no end."""
     counts = Counter((one.is_transfer, one.sequence) for one in same if not one.name.startswith(_GLOO))
     single = [one for one in same if counts[one.is_transfer, one.sequence] < 2]
     return single, [one for one in same if counts[one.is_transfer, one.sequence] >= 2]
@@ -114,11 +111,9 @@ def _shift(entry: Entry, batches: int) -> Entry:
 
 MOST_ENTRIES = 20_000
 MOST_GROUPS = 256
-CALLS_BEFORE, CALLS_AFTER = 4, 28
-"""Calls of a group that are kept around the first that is not done."""
+CALLS_BEFORE, CALLS_AFTER = 4, 28  # calls of a group that are kept around its first that is not done
 MOST_CALLS = CALLS_BEFORE + CALLS_AFTER
-_LAST_NS = 1 << 62
-"""Of the year 2116: later is no time at which a call was made."""
+_LAST_NS = 1 << 62  # in the year 2116: no call is later
 _LIMITS = Limits(file_bytes=64 << 20, values=4_000_000)
 _MOST_SIZES, _MOST_DIMENSIONS, _MOST_RANKS = 16, 16, 16_384
 _NO_RANKS = Missing("the record does not name its members")
@@ -131,22 +126,16 @@ class RecordError(ValueError):
 
 
 def parse_pickle(data: bytes, origin: RankRecord) -> RankRecord:
-    """Parse a dump as the FlightRecorder writes it into a file; ``origin`` is an empty record of the rank.
+    """Parse a FlightRecorder file's dump; ``origin`` is an empty record of the rank.
 
-    Raises:
-        PlainError: when it is no pickle of plain containers.
-        RecordError: when it is no dump of a FlightRecorder.
+    PlainError when it is no pickle of plain containers, RecordError when it is no such dump.
     """
     return parse_record(load_plain(data, _LIMITS), origin)
 
 
 def parse_json(data: bytes, origin: RankRecord) -> RankRecord:
-    """Parse a dump as the debug server answers.
-
-    Raises:
-        RecordError: when it is no JSON, no dump of a FlightRecorder, or too large.
-    """
-    # Each value has a comma or the begin of its container before it; those within texts count as well.
+    """Parse a dump as the debug server answers; RecordError when it is none, no JSON, or too large."""
+    # Each value follows a comma or the start of its container; those within texts count as well.
     if sum(data.count(sign) for sign in b",[{") > _LIMITS.values:
         raise RecordError(f"more than {_LIMITS.values} values")
     try:
@@ -157,11 +146,7 @@ def parse_json(data: bytes, origin: RankRecord) -> RankRecord:
 
 
 def parse_record(value: object, origin: RankRecord) -> RankRecord:
-    """Parse a dump that was loaded already.
-
-    Raises:
-        RecordError: when it is no dump of a FlightRecorder.
-    """
+    """Parse a loaded dump; RecordError when it is none of a FlightRecorder."""
     dump = _mapping(value)
     if "version" not in dump or not ("entries" in dump or "pg_status" in dump):
         raise RecordError("it has no version or no entries: no dump of a FlightRecorder")
@@ -173,7 +158,7 @@ def parse_record(value: object, origin: RankRecord) -> RankRecord:
         entry = _read_entry(raw)
         if entry is not None and (entry.group in groups or len(groups) < MOST_GROUPS):
             groups.setdefault(entry.group, []).append(entry)
-    # The numbers of entries begin at 0, and the buffer overwrites the oldest.
+    # Entry numbers begin at 0, and the buffer overwrites the oldest.
     from_start = all(_integer(_mapping(raw).get("record_id")) == 0 for raw in entries[:1])
     made = (
         _make_group(settle_batches(those, renumber=from_start), members, status) for those in groups.values()
@@ -188,7 +173,7 @@ def _read_entry(value: object) -> Entry | None:
     sequence = _integer(raw.get("p2p_seq_id" if is_transfer else "collective_seq_id"))
     if len(group) != 2 or sequence is None or _read_created(raw) is None:
         return None
-    # gloo leaves the state as it was, and retires a call when it is done.
+    # gloo does not update the state, and retires a call when it is done.
     done = raw.get("retired") is True or raw.get("state") == CallState.COMPLETED.value
     name, description = group
     return Entry(
@@ -203,7 +188,7 @@ def _read_entry(value: object) -> Entry | None:
 
 
 def _read_created(raw: Mapping[object, object]) -> float | None:
-    """Return when a call was made in seconds since 1970; None for what is no time of this age."""
+    """Return when a call was made in seconds since 1970; None for an impossible time."""
     created_ns = _integer(raw.get("time_created_ns"))
     return created_ns / 1e9 if created_ns is not None and 0 < created_ns < _LAST_NS else None
 
@@ -260,7 +245,7 @@ def _make_call(entry: Entry) -> CollectiveCall:
 
 
 def _read_members(config: Mapping[object, object]) -> dict[str, tuple[int, ...]]:
-    """Read the ranks of each group, which stand there as text: "[0, 1, 2]"."""
+    """Read the ranks of each group, written there as text: "[0, 1, 2]"."""
     members: dict[str, tuple[int, ...]] = {}
     for name, raw in config.items():
         words = _text(_mapping(raw).get("ranks"), _MOST_RANKS * 8).strip("[] ").split(",")
@@ -282,7 +267,7 @@ def _read_types(raw: object) -> tuple[str, ...]:
 
 
 def _find_line(frames: Sequence[object]) -> Applicable[StackFrame]:
-    """Return the innermost frame outside of installed packages; frames come innermost first."""
+    """Return the innermost frame outside installed packages; frames come innermost first."""
     for raw in frames:
         frame = _mapping(raw)
         file, line = _text(frame.get("filename"), 400), _integer(frame.get("line"))
@@ -300,7 +285,7 @@ def _sequence(value: object) -> Sequence[object]:
 
 
 def _integer(value: object) -> int | None:
-    """Return a number; the JSON of torch writes some as text."""
+    """Return a number; torch's JSON writes some as text."""
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -319,11 +304,9 @@ PIPE_VARIABLES = ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_FR_DEBUG_INFO_PIPE_F
 DEFAULT_NAME = "torch/comm_lib_trace_rank_"
 OLD_PREFIX = "/tmp/nccl_trace_rank_"  # noqa: S108  # where torch before 2.8 wrote it
 MOST_BYTES = 64 << 20
-WRITTEN_S = 20.0
-"""How long a file is waited for after it was asked for: NCCL looks at its pipe every few seconds."""
+WRITTEN_S = 20.0  # for a file that was asked for: NCCL checks its pipe every few seconds
 _SETTLED_S = 0.3
-_CLOCK_STEP = timedelta(seconds=0.05)
-"""File times come from a clock that ticks, so a new file can look a little older than it is."""
+_CLOCK_STEP = timedelta(seconds=0.05)  # file times come in ticks, so a new file can look a little older
 _LOOK_AGAIN_S = 0.1
 _NAMES = re.compile(
     rb"(?:\A|\0)(HOME|XDG_CACHE_HOME|TORCH_FR_\w+|TORCH_NCCL_\w+|NCCL_RAS_\w+|TORCH_WORKER_SERVER_SOCKET)"
@@ -340,17 +323,13 @@ class RecordFile:
 
 
 def read_environment(pid: int, proc: str = PROC) -> dict[str, str]:
-    """Read the variables that say where a rank puts its records; those of its start, not set later.
-
-    Raises:
-        OSError: when it may not be read, or the process is gone.
-    """
+    """Read the variables of a rank's start that say where its records are; OSError if unreadable."""
     data = read_file(f"{proc}/{pid}/environ")
     return {name.decode(): value.decode("utf-8", "surrogateescape") for name, value in _NAMES.findall(data)}
 
 
 def list_paths(environment: Mapping[str, str], rank: int) -> tuple[str, ...]:
-    """List where the file of a rank may lie, as the rank sees it, the likeliest first. Pure."""
+    """List where a rank's file may be, as the rank sees it, the likeliest first. Pure."""
     told = next((environment[name] for name in PREFIX_VARIABLES if environment.get(name)), "")
     if told:
         return (f"{told}{rank}",) if told.startswith("/") else ()
@@ -359,7 +338,7 @@ def list_paths(environment: Mapping[str, str], rank: int) -> tuple[str, ...]:
 
 
 def pipe_path(environment: Mapping[str, str], rank: int) -> str:
-    """Return the named pipe of a rank that asks for a dump when it is written to; "" for none. Pure."""
+    """Return a rank's named pipe that asks for a dump when written to; "" for none. Pure."""
     stem = next((environment[name] for name in PIPE_VARIABLES if environment.get(name)), "")
     return f"{stem}{rank}.pipe" if stem.startswith("/") else ""
 
@@ -367,11 +346,7 @@ def pipe_path(environment: Mapping[str, str], rank: int) -> str:
 def read_record_file(
     pid: int, rank: int, environment: Mapping[str, str], started: datetime, proc: str = PROC
 ) -> RecordFile:
-    """Read the newest file of one rank that is not older than the rank.
-
-    Raises:
-        OSError: when there is none, or it cannot be read; the words say why.
-    """
+    """Read a rank's newest file that is not older than it; OSError with the reason where there is none."""
     paths = list_paths(environment, rank)
     if not paths:
         raise FileNotFoundError("the path of its record is relative to a folder that is not known")
@@ -397,11 +372,7 @@ def _read_newer(seen: str, started: datetime, owner: Owner) -> RecordFile | None
 
 
 def ask_pipe(pid: int, rank: int, environment: Mapping[str, str], proc: str = PROC) -> None:
-    """Write a byte into the pipe of a rank: its NCCL watchdog then writes its record to the file.
-
-    Raises:
-        OSError: when it has no pipe, or nobody reads it.
-    """
+    """Write a byte to a rank's pipe, so that NCCL's watchdog writes the file; OSError without a reader."""
     path = pipe_path(environment, rank)
     if not path:
         raise FileNotFoundError(f"it has no pipe: start the job with {PIPE_VARIABLES[0]}=/tmp/fr_pipe_")
@@ -423,11 +394,7 @@ def wait_for_record(
     *,
     seconds: float = WRITTEN_S,
 ) -> RecordFile:
-    """Wait until a rank has written its record after ``asked``, and has written all of it.
-
-    Raises:
-        OSError: when it did not within ``seconds``.
-    """
+    """Wait until a rank has written its whole record after ``asked``; OSError after ``seconds``."""
     end_s = time.monotonic() + seconds
     since = asked - _CLOCK_STEP
     size = -1

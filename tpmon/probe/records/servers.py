@@ -1,12 +1,12 @@
 """Ask the servers of a job over the loopback: torch's debug server for records, NCCL's RAS for dead ranks.
 
-torch.distributed.debug and elastic's control plane start a small HTTP server in C++ threads of each
-rank, which write the FlightRecorder down without the GIL, in a few milliseconds. Only a socket that is
-told for certain is spoken to: other servers of a rank (gloo, the store) listen too.
+torch.distributed.debug and elastic's control plane start a small HTTP server in C++ threads of each rank,
+which writes out the FlightRecorder without the GIL, in a few milliseconds. Only a socket that is certainly
+its own is used: other servers of a rank (gloo, the store) listen too.
 
-RAS (NCCL 2.24, on by default) tells which ranks lag, are silent or are dead. Every NCCL process tries to
-listen on one port, of IPv4 or of IPv6, and one of a host gets it. It is asked only where a process of this
-job has the port. Its own threads gather the answer over their own connections; the training is not touched.
+RAS (NCCL 2.24, on by default) reports which ranks lag, are silent or are dead. Every NCCL process tries to
+listen on one port, of IPv4 or IPv6, and one of a host gets it. It is asked only where that is a process of
+this job. Its own threads gather the answer over their own connections; the training is not touched.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ from tpmon.probe.host.network import ListeningSocket, read_listeners
 from tpmon.probe.records.flight_recorder import parse_json
 
 LOOPBACK = "127.0.0.1"
-_CREDENTIALS = struct.Struct("iII")
-"""struct ucred: PID, user, group."""
+_CREDENTIALS = struct.Struct("iII")  # struct ucred: PID, user, group
 _CHUNK = 1 << 16
 
 
 class LocalConnection:
-    """Hold one conversation; every method raises OSError once its time is over."""
+    """Hold one conversation; every method raises OSError when its time is over."""
 
     def __init__(self, link: socket.socket, seconds: float) -> None:
         self._link = link
@@ -56,7 +55,7 @@ class LocalConnection:
         self._link.connect(address)
 
     def check_peer(self, pid: int) -> None:
-        """Look who listens at the other end of a socket in the file system, before the first byte."""
+        """Check who listens at a socket in the file system, before the first byte."""
         told = self._link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         if _CREDENTIALS.unpack(told)[0] != pid:
             raise PermissionError(errno.EACCES, f"another process than {pid} listens there")
@@ -67,7 +66,7 @@ class LocalConnection:
         self._link.sendall(data)
 
     def read_line(self, limit: int) -> bytes:
-        """Read up to the end of a line, and without it."""
+        """Read up to the end of a line, without it."""
         while b"\n" not in self._read:
             if len(self._read) > limit:
                 raise OSError("a line of the answer is too long")
@@ -91,23 +90,21 @@ class LocalConnection:
         return bool(data)
 
 
-THREAD_NAME = "pt_workerserver"
-"""Threads of the server (torch/csrc/distributed/c10d/control_plane/WorkerServer.cpp)."""
-SERVER_BACKLOG = 5
-"""What its HTTP library asks for; gloo and the store ask for hundreds."""
+THREAD_NAME = "pt_workerserver"  # torch/csrc/distributed/c10d/control_plane/WorkerServer.cpp
+SERVER_BACKLOG = 5  # what its HTTP library asks for; gloo and the store ask for hundreds
 SOCKET_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
 ANSWER_S = 3.0
 MOST_BYTES = 64 << 20
 NO_SERVER = Missing("no debug server in it (torch.distributed.debug.start_debug_server)")
 _RECORDERS = ("fr_trace_json", "dump_nccl_trace_json")
-"""Handlers of the server: the recorder of gloo and others, and that of NCCL, which has one of its own."""
+"""Handlers of the server: the recorder of gloo and others, and NCCL's own."""
 _LENGTH_DIGITS = 12
 _ANY_IPV6 = "::"
 
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Say where the server of one rank is reached: a port of the loopback, or the path of its socket."""
+    """Say where the server of one rank is: a port of the loopback, or the path of its socket."""
 
     port: int
     path: str = ""
@@ -115,10 +112,10 @@ class Door:
 
 
 def pick_door(listeners: Sequence[ListeningSocket]) -> Known[Door]:
-    """Tell which of a process's sockets is that of its debug server."""
+    """Find the socket of a process's debug server among its sockets."""
     fitting = [one for one in listeners if one.is_everywhere and one.backlog == SERVER_BACKLOG]
     if len(fitting) > 1:
-        # Servers written in Python listen with the same backlog, mostly on IPv4 alone.
+        # Python servers listen with the same backlog, mostly on IPv4 only.
         fitting = [one for one in fitting if one.address == _ANY_IPV6]
     if len(fitting) == 1:
         return Door(fitting[0].port)
@@ -146,11 +143,9 @@ def find_door(
 
 
 def ask_records(door: Door, origin: RankRecord, *, with_nccl: bool, seconds: float = ANSWER_S) -> RankRecord:
-    """Ask a rank for its record, and for that of NCCL where it may be asked; the groups of both in one.
+    """Ask a rank for its record, and NCCL's where it may be asked; join the groups of both.
 
-    Raises:
-        OSError: when the first cannot be had.
-        RecordError: when it is none.
+    OSError when the first cannot be had, RecordError when it is none.
     """
     record = parse_json(ask_server(door, _RECORDERS[0], seconds), origin)
     if not with_nccl:
@@ -159,12 +154,12 @@ def ask_records(door: Door, origin: RankRecord, *, with_nccl: bool, seconds: flo
         other = parse_json(ask_server(door, _RECORDERS[1], seconds), origin)
     except OSError:
         if record.groups:
-            # One of both is better than none, but what it lacks may have been called all the same.
+            # One of the two is better than none, but what it lacks may still have been called.
             return replace(record, from_start=False)
         raise
     newest: dict[tuple[str, str, str], GroupRecord] = {}
     for group in (*record.groups, *other.groups):
-        # A group of "cpu:gloo,cuda:nccl" has two backends, and each numbers its own collectives.
+        # A group of "cpu:gloo,cuda:nccl" has two backends, which number their own collectives.
         key = (group.name, group.description, group.backend)
         if key not in newest or newest[key].last_called < group.last_called:
             newest[key] = group
@@ -172,14 +167,10 @@ def ask_records(door: Door, origin: RankRecord, *, with_nccl: bool, seconds: flo
 
 
 def ask_server(door: Door, handler: str = _RECORDERS[0], seconds: float = ANSWER_S) -> bytes:
-    """Return what one handler of the server answers.
-
-    Raises:
-        OSError: when it cannot be reached, does not answer in time, refuses, or says too much.
-    """
+    """Return a handler's answer; OSError for no connection, no answer in time, a refusal, or too much."""
     if not door.path:
         return _ask((LOOPBACK, door.port), door, handler, seconds)
-    # The name of a socket may have 107 bytes, and the way through /proc makes it longer.
+    # A socket's name may have 107 bytes, and the way through /proc makes it longer.
     fd = os.open(door.path, os.O_PATH | os.O_CLOEXEC)
     try:
         return _ask(f"/proc/self/fd/{fd}", door, handler, seconds)
@@ -200,11 +191,7 @@ def _ask(address: str | tuple[str, int], door: Door, handler: str, seconds: floa
 
 
 def parse_answer(data: bytes) -> bytes:
-    """Return the body of an HTTP answer that was read to its end.
-
-    Raises:
-        OSError: when it is none, is cut, or is a refusal.
-    """
+    """Return the body of a complete HTTP answer; OSError when it is none, is cut, or is a refusal."""
     head, gap, body = data.partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
     words = lines[0].split()
@@ -221,8 +208,7 @@ def parse_answer(data: bytes) -> bytes:
 
 PORT = 28028
 ADDRESS_VARIABLE, ENABLE_VARIABLE = "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"
-GATHER_S = 2
-"""How long NCCL waits for its other processes; it says which did not answer."""
+GATHER_S = 2  # NCCL waits so long for its other processes, and reports which did not answer
 RAS_S = GATHER_S + 2.0
 RAS_BYTES = 4 << 20
 MOST_RANKS = 1024
@@ -260,8 +246,7 @@ def find_port(environments: Sequence[Mapping[str, str]]) -> Known[int]:
 def read_ras(port: int, seconds: float = RAS_S, address: str = LOOPBACK) -> RasReport:
     """Ask the service on a port of this host, at most for ``seconds``; ``address`` is where it listens.
 
-    Raises:
-        OSError: when nobody answers in time, or not as NCCL does.
+    OSError when nobody answers in time, or not as NCCL does.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as link:
@@ -279,7 +264,7 @@ def read_ras(port: int, seconds: float = RAS_S, address: str = LOOPBACK) -> RasR
 
 @dataclass(slots=True)
 class _Place:
-    """Hold where in the report a line stands: of which communicator, about what, and after which count."""
+    """Hold where in the report a line stands: its communicator, subject, and count."""
 
     communicator: str = ""
     problem: str = ""
@@ -304,11 +289,7 @@ class _Found:
 
 
 def parse_ras(text: str) -> RasReport:
-    """Parse the answer to VERBOSE STATUS: only what is wrong is listed rank by rank.
-
-    Raises:
-        OSError: when it is no such report.
-    """
+    """Parse the answer to VERBOSE STATUS, which lists by rank only what is wrong; OSError for other text."""
     found = _Found()
     place = _Place()
     for line in text.splitlines():
@@ -350,7 +331,7 @@ def _list_numbers(text: str, most: int) -> list[int]:
 
 
 def _name_processes(found: _Found) -> list[RasRank]:
-    """Give missing ranks their processes, where the report names them elsewhere or there is but one."""
+    """Give missing ranks their processes, where the report names them elsewhere or there is only one."""
     known = {(one.communicator, one.rank): one for one in found.ranks if is_known(one.process)}
     missing = {one.rank for one in found.ranks if not is_known(one.process) and one.problem == "no answer"}
     lost = {(one.process, one.node) for one in found.lost}
@@ -383,7 +364,7 @@ def _read_head(line: str, found: _Found) -> None:
 
 
 def _move(line: str, place: _Place, found: _Found) -> _Place:
-    """Return where the lines after this one stand."""
+    """Return the place of the lines after this one."""
     if head := _COMMUNICATOR.match(line):
         return _Place(head[1], head[2])
     if line and not line[0].isspace():
@@ -398,7 +379,7 @@ def _move(line: str, place: _Place, found: _Found) -> _Place:
 
 
 def _read_launched(line: str, place: _Place, found: _Found) -> Applicable[int]:
-    """Return after which count a line stands, and note the highest of its communicator."""
+    """Return the count at which a line stands, and record the highest of its communicator."""
     launched = place.launched
     if count := _LAUNCHED.search(line):
         launched = int(count[1])

@@ -1,11 +1,11 @@
 """Dump the stacks of every process of a job with py-spy, and measure how long each is held.
 
-Each process has a deadline of its own: one that does not answer costs its own stack alone. A stop
-happens only with ``block``, for a process that could not be read without one; it is timed, rather too long
-than too short.
+Each process has its own deadline, so one that does not answer costs only its own stacks. A process is stopped
+only with ``block`` and if it could not be read otherwise; the time is measured, rather too long than too
+short.
 
-A service runs one dump at a time, for the key and for the watch; nobody waits for it. The dumps grow in its
-state, so that a screen shows what has come; finished ones of the whole job are handed to the next Frame.
+A service runs one dump at a time, for the key and for the watch; nobody waits for it. Its state grows with
+the dump, so that a screen shows what has come; finished dumps of the whole job go to the next Frame.
 """
 
 from __future__ import annotations
@@ -57,23 +57,23 @@ _JOIN_S = 1.0
 
 @dataclass(slots=True)
 class Pause:
-    """Add up for how long the process was held, and keep the longest time in which nobody looked."""
+    """Add up how long the process was held, and keep the longest gap between two checks."""
 
     paused_ms: float = 0.0
     gap_ms: float = 0.0
 
     @property
     def most_ms(self) -> float:
-        """Return the most that a stop can have taken, also one that no look met: it lay between two."""
+        """Return the most that a stop can have taken, even one that fell between two checks."""
         return self.paused_ms or self.gap_ms
 
 
 @contextmanager
 def watch_pause(pid: int, proc: str = PROC) -> Iterator[Pause]:
-    """Look at the main thread of a process every half millisecond, in a thread of its own.
+    """Check every half millisecond, in a thread, whether a tracer holds a process's main thread.
 
-    The time from the look before one that finds it held to the look after it counts as held, so a look
-    that comes late makes the pause longer and never shorter. A stop that no look meets is not in it.
+    Held counts from the check before the first held one to the check after the last: a late check makes the
+    pause longer, never shorter. A stop between two checks is missed.
     """
     pause = Pause()
     stop = threading.Event()
@@ -87,7 +87,7 @@ def watch_pause(pid: int, proc: str = PROC) -> Iterator[Pause]:
 
 
 def _watch(pid: int, proc: str, pause: Pause, stop: threading.Event, begun_ns: int) -> None:
-    """Look until ``stop``: whoever may hold it begins after ``begun_ns`` and ends before the last look."""
+    """Check until ``stop``; any stop begins after ``begun_ns`` and ends before the last check."""
     try:
         file = ProcFile(f"{proc}/{pid}/task/{pid}/stat")
     except OSError:
@@ -117,26 +117,18 @@ def is_held(stat: bytes) -> bool:
     return stat[stat.rindex(b")") + 2 :].startswith(b"t")
 
 
-MOST_AT_ONCE = 8
-"""Beside a job that keeps every core busy, 72 processes take 5 s four at a time, 3 to 4 s eight at a time."""
-DEADLINE_S = 5.0
-"""For one py-spy; it needs 10 to 40 ms of CPU, and many times that on a crowded machine."""
-ROUND_S = 30.0
-"""For a whole round; a job of 72 processes takes 2 s on an idle machine."""
-NATIVE_ROUND_S = 300.0
-"""With native frames, which take 0.1 to 1 s of CPU a process."""
+MOST_AT_ONCE = 8  # on busy cores 72 processes take 5 s four at a time, 3 to 4 s eight at a time
+DEADLINE_S = 5.0  # for one py-spy, which needs 10 to 40 ms of CPU: many times that on a crowded machine
+ROUND_S = 30.0  # a job of 72 processes takes 2 s on an idle machine
+NATIVE_ROUND_S = 300.0  # native frames take 0.1 to 1 s of CPU a process
 GRACE_S = 1.0
-PROGRESS_S = 0.25
-"""Between two pictures of a round that is still read."""
-MOST_NATIVE_AT_ONCE = 2
-"""A py-spy that reads the symbols of torch takes up to 0.6 GB of memory."""
+PROGRESS_S = 0.25  # between two pictures of a round under way
+MOST_NATIVE_AT_ONCE = 2  # a py-spy that reads the symbols of torch takes up to 0.6 GB of memory
 NATIVE_DEADLINE_S = 20.0
-NATIVE_CPU_S = 15
-"""The symbols of a CUDA build of torch; those of a CPU build take 0.3 to 0.7 s."""
+NATIVE_CPU_S = 15  # for the symbols of a CUDA build of torch; those of a CPU build take 0.3 to 0.7 s
 _PROC_S = 0.5
 _LATE_S = 0.5
-_TRIES = 3
-"""A process that runs changes its stack while it is read without a stop: the next try mostly works."""
+_TRIES = 3  # a running process changes its stack while it is read; the next try mostly works
 
 
 def dumpable(job: Job) -> tuple[Member, ...]:
@@ -152,7 +144,7 @@ def dumpable(job: Job) -> tuple[Member, ...]:
 
 
 def name_member(member: Member) -> str:
-    """Say in words which part of the job a process is: "rank 0", "worker 1 of rank 0"."""
+    """Name a process by its part in the job: "rank 0", "worker 1 of rank 0"."""
     rank = f"rank {member.rank}" if is_known(member.rank) else ""
     if member.role is Role.RANK:
         return rank or member.label
@@ -166,22 +158,19 @@ WITHOUT_STOP = DumpRequest(Asker.KEY)
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """Hold what belongs to one round: py-spy, those of others, who has what open, and its stops."""
+    """Hold the state of one round: our py-spy, those of others, who has what open, and stops."""
 
     spy: Known[str]
     spies: Mapping[int, tuple[Spy, ...]]
     ends: OtherEnds
-    late: set[Member]
-    """Those whose answer is not waited for any more and has not come: nothing new is started at them."""
-    pauses_ms: list[float]
-    """Of each stop of the round."""
+    late: set[Member]  # given up, and still without an answer: nothing new is started at them
+    pauses_ms: list[float]  # of each stop of the round
 
     def of(self, member: Member) -> tuple[Spy, ...]:
         return self.spies.get(member.identity.pid, ())
 
 
-_Answer = tuple["ProcessLook | None", "Failure | None"]
-"""What one process gave; no look where it is gone."""
+_Answer = tuple["ProcessLook | None", "Failure | None"]  # of one process; no look where it is gone
 
 
 class Dumper:
@@ -196,10 +185,7 @@ class Dumper:
         spy: Callable[[], Known[str]] = find_spy,
         others: Sequence[Member] = (),
     ) -> None:
-        """Read the processes of ``members``, in this order, as deep as ``how`` says.
-
-        ``others`` are the other processes of the job, to name who has the other end of a pipe.
-        """
+        """Read ``members`` in this order, as deep as ``how`` says; ``others`` only name the ends of pipes."""
         self._members = tuple(members)
         self._how = how
         self._stops = how.block or how.native
@@ -211,15 +197,15 @@ class Dumper:
         self._dead: tuple[DeadChild, ...] = ()
 
     def stop(self) -> None:
-        """End the round that is read, and every py-spy of it, from any thread; never waits."""
+        """End the current round and every py-spy of it, from any thread; never waits."""
         self._pool.close(kill=True)
 
     def read_round(
         self, limit_s: float = ROUND_S, progress: Callable[[DumpRound, int], None] | None = None
     ) -> DumpRound:
-        """Look at every process once; those that are not done within ``limit_s`` become errors.
+        """Read every process once; those not done within ``limit_s`` become errors.
 
-        ``progress`` gets what has come so far, and of how many processes, a few times a second.
+        ``progress`` gets what has come so far, and the number of processes, a few times a second.
         """
         before_s = self._pool.cost()[0]
         self._dead = find_dead({member.identity.pid for member in self._members}, self._proc)
@@ -246,7 +232,7 @@ class Dumper:
                 while waiting and len(turns.active) < most:
                     member = waiting.popleft()
                     turns.begin(member, now_s + self._timeout_s(now.of(member)))
-                # What has come is told also while the rest takes its time.
+                # Show what has come while the rest takes its time.
                 tell_s = told_s + PROGRESS_S if progress is not None and len(got) > told else end_s
                 if (answered := turns.wait(min(end_s, tell_s, *turns.active.values()))) is not None:
                     member, answer = answered
@@ -256,7 +242,7 @@ class Dumper:
         for member in waiting:
             got[member] = self._give_up(member, now, f"not reached within {limit_s:g} s")
         late_s = time.monotonic() + _LATE_S
-        # Of those that were given up py-spy has just been killed: their stops count too.
+        # py-spy was just killed at those that were given up: their stops count too.
         while self._stops and turns.late and time.monotonic() < late_s:
             turns.wait(late_s)
         return self._close(got, now, before_s)
@@ -282,13 +268,13 @@ class Dumper:
         return NATIVE_DEADLINE_S if self._how.native else DEADLINE_S
 
     def _timeout_s(self, others: Sequence[Spy]) -> float:
-        """Say how long one process may take, its tries and the wait for somebody else's py-spy included."""
+        """Return the time for one process, its tries and the wait for somebody else's py-spy included."""
         tries = 2 if self._stops and not self._how.native else 1
         yield_s = yield_time_s(others, stops=self._stops) * tries if others else 0.0
         return self._deadline_s() * tries + GRACE_S + (SLEEPS_S if self._stops else 0.0) + yield_s
 
     def _give_up(self, member: Member, now: _Round, reason: str) -> _Answer:
-        """Tell of a process whose stacks did not come what /proc tells."""
+        """Describe from /proc a process whose stacks did not come."""
         look = read_within(_PROC_S, lambda: self._look(member, Missing(reason), now.ends))
         return (look if is_known(look) else None), Failure(ErrorKind.LATE, reason)
 
@@ -304,7 +290,7 @@ class Dumper:
             loop_tid=loop_tid,
             ends=ends,
             frozen=held,
-            # The watch does not ask where in the kernel native threads are.
+            # The watch does not need the kernel functions of native threads.
             waits=self._how.asker is Asker.KEY,
             proc=self._proc,
         )
@@ -332,7 +318,7 @@ class Dumper:
         return self._look(member, Missing(failure.reason), now.ends), failure
 
     def _read_stacks(self, member: Member, now: _Round) -> Sequence[StackCount] | Failure:
-        """Run py-spy where nothing speaks against it, with a stop only where nothing else is left."""
+        """Run py-spy where nothing prevents it, with a stop only as the last resort."""
         if isinstance(now.spy, Missing):
             return Failure(ErrorKind.NO_SPY, now.spy.reason)
         pid, how = member.identity.pid, self._how
@@ -346,7 +332,7 @@ class Dumper:
             found = self._run(pid, now.spy, nonblocking=True)
             if not (found.torn if isinstance(found, Failure) else is_torn(found)):
                 return found
-        # A stack that is lost each time may be that of C++, which has no frame: no reason for a stop.
+        # A stack that is lost each time may be of C++ and without a frame: no reason for a stop.
         named = not how.block_pids or pid in how.block_pids
         if not isinstance(found, Failure) or not (how.native or (how.block and named)):
             return found
@@ -378,10 +364,8 @@ class Dumper:
 
 ALREADY = "a dump is being read already"
 NOBODY = "no process to read"
-EARLIER_S = 600.0
-"""A dump that is older tells of another part of the run."""
-APART_S = 1.0
-"""Even a thread that works is still for less."""
+EARLIER_S = 600.0  # an older dump shows another part of the run
+APART_S = 1.0  # even a working thread may stand still for less
 
 Suspend = Callable[[], AbstractContextManager[None]]
 MakeDumper = Callable[[Sequence[Member], DumpRequest], Dumper]
@@ -396,29 +380,28 @@ class DumpService(Worker[DumpState]):
         make: MakeDumper = Dumper,
         suspends: Sequence[Suspend] = (),
     ) -> None:
-        """Read nothing until ``ask``; ``members`` tells, in any thread, whose stacks there are.
+        """Read nothing until ``ask``; ``members`` is called in any thread.
 
-        ``suspends`` keep every other py-spy of ours away from a process while a dump may stop it.
+        ``suspends`` keep our other py-spys away from a process while a dump may stop it.
         """
         super().__init__("dump-service")
-        self.paused_ms = 0.0
-        """For how long processes of the job were stopped by all dumps so far."""
+        self.paused_ms = 0.0  # how long all dumps so far have stopped processes
         self._members = members
         self._make = make
         self._suspends = tuple(suspends)
         self._finished: list[DumpRound] = []
         self._kept: tuple[frozenset[Identity], DumpRound] | None = None
-        """Whom the last dump that was finished was of."""
+        """The members of the last finished dump, and that dump."""
         self._dumper: Dumper | None = None
 
     def take(self) -> Applicable[tuple[DumpRound, ...]]:
-        """Return the dumps that ended since the last call and tell of the job as a whole."""
+        """Return the dumps of the whole job that ended since the last call."""
         with self._lock:
             finished, self._finished = tuple(self._finished), []
         return finished or NOT_APPLICABLE
 
     def ask(self, request: DumpRequest) -> None:
-        """Start to dump, or say in ``state`` why not: one dump at a time."""
+        """Start a dump, or say in ``state`` why not: one runs at a time."""
         wanted = [one for one in self._members() if not request.pids or one.identity.pid in request.pids]
         earlier, refused = self._find_earlier(request, wanted), "" if wanted else NOBODY
         first = DumpState(request, (), 0, len(wanted), bool(wanted), refused, earlier)
@@ -429,10 +412,7 @@ class DumpService(Worker[DumpState]):
                 self.change(lambda _: replace(first, running=False))
 
     def _find_earlier(self, request: DumpRequest, members: Sequence[Member]) -> Applicable[DumpRound]:
-        """Return the dump to compare a single one with; several tell among themselves what moves now.
-
-        Frames of C make other stacks of the same place.
-        """
+        """Return the dump to compare a single one with; several are compared mutually, native never."""
         if self._kept is None or request.rounds > 1 or request.native:
             return NOT_APPLICABLE
         kept, dump = self._kept
@@ -440,7 +420,7 @@ class DumpService(Worker[DumpState]):
         return dump if fits and kept.issuperset(one.identity for one in members) else NOT_APPLICABLE
 
     def stop(self) -> None:
-        """End what runs, with every py-spy of it."""
+        """End what runs, with all its py-spys."""
         super().stop()
         if (dumper := self._dumper) is not None:
             dumper.stop()

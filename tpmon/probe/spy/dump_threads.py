@@ -23,8 +23,7 @@ from tpmon.probe.proc.wait_object import Waiter, read_target
 from tpmon.probe.proc.wchan import ON_CPU, Syscall, name_call, parse_syscall, read_wait
 from tpmon.probe.spy.text import DumpedStack, is_torn
 
-MOST_NATIVE = 64
-"""Native threads of one process that are listed; the rest is counted."""
+MOST_NATIVE = 64  # native threads of one process that are listed; the rest is counted
 MOST_THREADS = 4096
 _MACHINE = os.uname().machine
 _LISTED = frozenset((ThreadKind.MAIN, ThreadKind.PIN, ThreadKind.AUTOGRAD, ThreadKind.COMM))
@@ -36,7 +35,7 @@ _NOT_READ = Missing("not read of native threads")
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """Hold the threads of one process; ``idle`` counts the native ones that are not listed."""
+    """Hold the threads of one process; ``idle`` counts native ones that are not listed."""
 
     looks: tuple[ThreadLook, ...]
     idle: int
@@ -53,18 +52,14 @@ def read_threads(
     waits: bool = True,
     proc: str = PROC,
 ) -> Threads:
-    """Read every thread of a process and give it its stack; where there are none, why.
+    """Read every thread of a process with its stack, or why there is none; OSError when it is gone.
 
-    ``loop_tid`` is the thread that runs the training loop; 0: told from the stacks.
-    ``ends`` answers who has the other end of what a thread waits on, for a whole round. ``frozen``: a
-    control group keeps the process from running, so that its threads wait for that alone. With ``waits``
-    the kernel function and the system call of native threads are read too.
-
-    Raises:
-        OSError: when the process is gone.
+    ``loop_tid`` runs the training loop; 0: found by the stacks. ``ends`` knows for a whole round who has the
+    other end of what a thread waits on. ``frozen``: a control group holds the process, so its threads wait
+    for that alone. With ``waits`` the kernel function and system call of native threads are read too.
     """
     tids = [int(name) for name in os.listdir(f"{proc}/{pid}/task") if name.isdigit()][:MOST_THREADS]
-    loop_tid = loop_tid if loop_tid in tids else 0  # it ended: nobody else may take its place unseen
+    loop_tid = loop_tid if loop_tid in tids else 0  # it ended: no other thread may silently take its place
     reader = _Reader(pid, role, loop_tid or pid, ends or OtherEnds({}, proc), proc, frozen, waits)
     if isinstance(stacks, Missing):
         first = reader.loop_tid
@@ -93,7 +88,7 @@ def read_threads(
 
 
 def read_toll(pid: int, proc: str = PROC) -> Known[ProcessToll]:
-    """Read what a process used since it began."""
+    """Read what a process has used since it began."""
     try:
         stat = parse_stat(read_file(f"{proc}/{pid}/stat", 4096))
         moved = parse_io(read_file(f"{proc}/{pid}/io", 1024))
@@ -130,7 +125,7 @@ class _Reader:
         if self.frozen:
             waits_for = FROZEN
         waits_on: Applicable[WaitTarget] = NOT_APPLICABLE
-        if stat.state != "R":  # what runs has left its call
+        if stat.state != "R":  # a running thread has left its call
             waits_on = read_target(Waiter(self.pid, tid, call, waits_for, _MACHINE, self.proc), self.ends)
         return ThreadLook(
             tid=tid,
@@ -148,7 +143,7 @@ class _Reader:
         )
 
     def read_native(self, tids: Iterable[int]) -> tuple[list[ThreadLook], int]:
-        """Read the threads without a Python stack: those with a purpose and those that do not sleep."""
+        """Read the threads without a Python stack that have a purpose or do not sleep; count the others."""
         listed: list[ThreadLook] = []
         idle = 0
         for tid in tids:
@@ -156,7 +151,7 @@ class _Reader:
             try:
                 stat = parse_stat(read_file(f"{folder}/stat", 4096))
             except (OSError, ValueError):
-                continue  # it ended between listing and reading
+                continue  # it ended since it was listed
             kind = thread_kind(stat.name, main=False)
             rests = stat.state in "SI" or (self.frozen and stat.state == "D")
             if (rests and kind not in _LISTED) or len(listed) >= MOST_NATIVE:
@@ -168,7 +163,7 @@ class _Reader:
         return listed, idle
 
     def _read_cheaply(self, tid: int, stat: StatLine, kind: ThreadKind, folder: str) -> ThreadLook:
-        """Make the look of a native thread that nothing holds: what it waits on is its own affair."""
+        """Describe a native thread that nothing holds, without what it waits on."""
         run_ns, delay_ns = _read_times(folder)
         call = _read_call(folder) if self.waits else _NOT_READ
         return ThreadLook(

@@ -1,7 +1,7 @@
 """Say why py-spy must not be started at a process, or what went wrong.
 
-py-spy opens the file that /proc/PID/maps names, among the job's own mounts; of a deleted one the kernel names
-"PATH (deleted)". What is still mapped can be copied back to that very name, in the job's root folder.
+py-spy opens the file that /proc/PID/maps names, in the job's mounts; a deleted one is named "PATH (deleted)".
+What is still mapped can be copied back to that very name, in the job's root folder.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ from tpmon.probe.job.process_facts import find_left
 from tpmon.probe.proc.access import explain_refusal, name_tracer, parse_tracer, read_refusal
 from tpmon.probe.spy.text import Refusal, Sampled, parse_complaint
 
-CPU_LIMIT_S = 2
-"""The kernel ends a py-spy that used so much; a slice of 10 s uses some 0.08 s."""
+CPU_LIMIT_S = 2  # after which the kernel ends a py-spy; a slice of 10 s uses some 0.08 s
 NO_ANSWER = point_to("py-spy gave no answer in time", "stacks")
 _NAME = "py-spy"
 PID_FLAGS = ("--pid", "-p")
@@ -51,21 +50,19 @@ _DIGITS = 10
 
 @dataclass(frozen=True, slots=True)
 class SpyOutcome:
-    """Hold what one run of py-spy gave. ``cpu_s`` is its user and system time, from rusage."""
+    """Hold what one run of py-spy gave; ``cpu_s`` is its user and system time, from rusage."""
 
     output: bytes
     errors: bytes
     status: int
     cpu_s: float
     wall_s: float
-    late: bool
-    """It was killed at its deadline."""
-    flooded: bool
-    """It was killed because it wrote more than ``MAX_OUTPUT_BYTES``."""
+    late: bool  # it was killed at its deadline
+    flooded: bool  # it was killed because it wrote more than ``MAX_OUTPUT_BYTES``
 
 
 def find_spy() -> Known[str]:
-    """Find the py-spy program: beside the Python that runs tpmon, else on PATH."""
+    """Find the py-spy program beside tpmon's Python, else on PATH."""
     beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
     found = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
     missing = point_to("py-spy is not installed beside tpmon or on PATH", "py-spy")
@@ -79,10 +76,7 @@ def install_spy() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Spy:
-    """Hold one py-spy; ``nonblocking``: it reads memory and never stops its target.
-
-    ``seconds`` is how long it was told to look, 0 where that is not told.
-    """
+    """Hold one py-spy; ``nonblocking``: it never stops its target; ``seconds``: its length, 0 if unknown."""
 
     pid: int
     start_ticks: int
@@ -90,7 +84,7 @@ class Spy:
     seconds: int = 0
 
     def left_s(self) -> float:
-        """Tell how long it goes on by what it was told; 0 where that is over or not known."""
+        """Return how long it should still run; 0 where that is over or unknown."""
         return max(0.0, self.seconds - (now_ticks() - self.start_ticks) / TICKS_PER_S)
 
     def lives(self, proc: str = PROC) -> bool:
@@ -100,9 +94,9 @@ class Spy:
 
 
 def parse_number(argv: Sequence[str], flags: Sequence[str]) -> int | None:
-    """Return the number that a py-spy command line has for an option; None where it has none. Pure.
+    """Return the number that a py-spy command line has for an option; None for none. Pure.
 
-    One without ``PID_FLAGS`` starts a program itself.
+    A py-spy without ``PID_FLAGS`` starts a program itself.
     """
     for at, word in enumerate(argv):
         flag, _, value = word.partition("=")
@@ -115,7 +109,7 @@ def parse_number(argv: Sequence[str], flags: Sequence[str]) -> int | None:
 
 
 def find_spies(proc: str = PROC) -> dict[int, tuple[Spy, ...]]:
-    """Return the py-spy processes by the PID that they look at."""
+    """Return the py-spy processes by the PID that they read."""
     found: dict[int, tuple[Spy, ...]] = {}
     for pid in list_pids(proc):
         try:
@@ -138,26 +132,23 @@ _REASON_CHARS = 400
 
 
 def parse_deleted(maps: bytes) -> tuple[str, str] | None:
-    """Return name and first range of a deleted Python in /proc/PID/maps, the library before the program.
-
-    None where there is none. Pure.
-    """
+    """Return name and first range of a deleted Python in /proc/PID/maps, library first; else None. Pure."""
     found = None
     for line in maps.decode("utf-8", "replace").splitlines():
         fields = line.split(None, 5)
         if len(fields) == 6 and _PYTHON.search(fields[5]):
             begin, _, end = fields[0].partition("-")
-            # The names in map_files have no leading zeros.
+            # Names in map_files have no leading zeros.
             one = fields[5], f"{int(begin, 16):x}-{int(end, 16):x}"
             if "/libpython" in fields[5]:
-                # Where there is a library, the program is a stub, and py-spy can do without.
+                # With a library the program is a stub, which py-spy can do without.
                 return one
             found = found or one
     return found
 
 
 def explain_deleted(pid: int, proc: str = PROC) -> str:
-    """Say that the Python of a process is not there any more; "" where it is, or nothing can be told."""
+    """Say that the Python of a process was deleted; "" where it was not, or nothing can be told."""
     found = read_or(None, lambda: parse_deleted(read_file(f"{proc}/{pid}/maps", _MOST_MAPS_BYTES)))
     if found is None:
         return ""
@@ -165,18 +156,15 @@ def explain_deleted(pid: int, proc: str = PROC) -> str:
     copy = f"cp --remove-destination {proc}/{pid}/map_files/{span} {shlex.quote(f'{proc}/{pid}/root{name}')}"
     gone = f"{name.removesuffix(_DELETED)} was deleted or replaced while it runs"
     whole = f"{gone}; as root: {copy}"
-    # A command that is cut, or has other characters than the name, would do something else.
+    # A command that is cut or has other characters than the name would do something else.
     return whole if admit_text(whole, _REASON_CHARS) == whole else admit_text(gone, _REASON_CHARS)
 
 
-YIELD_S = 2.0
-"""How long another py-spy that is in the way is waited for; one that reads, from the end of its slice on."""
-LONGEST_SLICE_S = 11.0
-"""Of tpmon's screen, which begins the next one soon: one that takes longer is not waited for."""
+YIELD_S = 2.0  # wait for a py-spy that is in the way; for one that reads, from the end of its slice on
+LONGEST_SLICE_S = 11.0  # of tpmon's screen, which soon begins the next; a longer one is not waited for
 _LOOK_AGAIN_S = 0.1
 ENDING_S = 0.3
-SLEEPS_S = 1.0
-"""A thread that sleeps uninterruptibly for so long may do so for ever; a disk answers in milliseconds."""
+SLEEPS_S = 1.0  # an uninterruptible sleep so long may last for ever; a disk answers in milliseconds
 _SPYS_OWN = (b"py-spy>", b"[]")
 _NO_FILE = "No such file or directory"
 
@@ -189,12 +177,11 @@ class Failure:
     reason: str
     torn: bool = False
     is_final: bool = False
-    cpu_s: float = 0.0
-    """What py-spy used for nothing."""
+    cpu_s: float = 0.0  # what py-spy used in vain
 
 
 def report_failure(host: str, member: Member, failure: Failure) -> DumpError:
-    """Say of which process there are no stacks, and why."""
+    """Name a process without stacks, and say why."""
     return DumpError(
         host=host,
         pid=member.identity.pid,
@@ -207,7 +194,7 @@ def report_failure(host: str, member: Member, failure: Failure) -> DumpError:
 
 
 def find_gone(identity: Identity, proc: str = PROC) -> Failure | None:
-    """Say that a process ended, or that it lives without its first thread; None where py-spy may look."""
+    """Say that a process ended, or lives without its first thread; None where py-spy may read it."""
     stat = read_or(None, lambda: read_stat(identity.pid, proc))
     if stat is None:
         return Failure(ErrorKind.GONE, "it ended")
@@ -225,13 +212,13 @@ def find_gone(identity: Identity, proc: str = PROC) -> Failure | None:
 def confirm(identity: Identity, failure: Failure, proc: str = PROC) -> Failure:
     """Return why a process gave no stacks: that it ended, or what py-spy said."""
     if failure.torn:
-        time.sleep(ENDING_S)  # one that is just ending takes a moment to be gone
+        time.sleep(ENDING_S)  # one that is ending takes a moment to be gone
     gone = find_gone(identity, proc)
     return failure if gone is None else replace(gone, cpu_s=failure.cpu_s)
 
 
 def yield_time_s(others: Sequence[Spy], *, stops: bool) -> float:
-    """Say how long other py-spys are waited for; ``stops`` as for ``find_obstacle``."""
+    """Return how long to wait for other py-spys; ``stops`` as in ``find_obstacle``."""
     left_s = max((one.left_s() for one in others if stops and one.nonblocking), default=0.0)
     return YIELD_S + (left_s if left_s <= LONGEST_SLICE_S else 0.0)
 
@@ -239,12 +226,9 @@ def yield_time_s(others: Sequence[Spy], *, stops: bool) -> float:
 def find_obstacle(
     pid: int, others: Sequence[Spy], proc: str = PROC, *, stops: bool = False
 ) -> Failure | None:
-    """Say why py-spy must not be started at a process now; a py-spy that may stop it is waited for.
+    """Say why py-spy must not be started at a process now, after waiting for one that may stop it.
 
-    ``stops``: ours will stop it, so one that only reads is in the way as well.
-
-    Raises:
-        OSError: when the process is gone.
+    ``stops``: ours will stop it, so one that only reads is in the way as well. OSError when it is gone.
     """
     tracer = parse_tracer(read_file(f"{proc}/{pid}/status", 65536))
     if tracer:
@@ -261,12 +245,10 @@ def find_obstacle(
 
 
 def find_sleeper(pid: int, proc: str = PROC) -> Failure | None:
-    """Say that a thread cannot be stopped now: a tracer waits for it, and holds the others meanwhile.
+    """Say that a thread cannot be stopped now, so that a tracer would wait and hold the others meanwhile.
 
-    In the state "D" (proc(5)) a thread takes no signal and no PTRACE_INTERRUPT (ptrace(2)) before it wakes.
-
-    Raises:
-        OSError: when the process is gone.
+    In state "D" (proc(5)) a thread takes no signal and no PTRACE_INTERRUPT (ptrace(2)) before it wakes.
+    OSError when the process is gone.
     """
     end_s = time.monotonic() + SLEEPS_S
     asleep = _list_asleep(pid, proc)
@@ -286,7 +268,7 @@ def _list_asleep(pid: int, proc: str) -> set[int]:
 
 
 def explain_empty(sampled: Sampled, output: bytes) -> str:
-    """Say why a py-spy that ended well gave no stack: it saw none, or ``output`` is nothing of py-spy's."""
+    """Say why a py-spy that ended well gave no stack: there was none, or ``output`` is not py-spy's."""
     lines = [line for line in output.splitlines() if line.strip() and not line.startswith(_SPYS_OWN)]
     if sampled.lost or lines:
         return point_to("py-spy printed what tpmon does not understand", "py-spy")
@@ -296,7 +278,7 @@ def explain_empty(sampled: Sampled, output: bytes) -> str:
 def explain_outcome(
     pid: int, outcome: SpyOutcome, deadline_s: float, proc: str = PROC, cpu_limit_s: int = CPU_LIMIT_S
 ) -> Failure | None:
-    """Say what went wrong in a run of py-spy, None where nothing did."""
+    """Say what went wrong in a run of py-spy; None for nothing."""
     if outcome.late:
         return _fail(ErrorKind.LATE, f"py-spy gave no answer within {deadline_s:g} s")
     if outcome.status == -signal.SIGXCPU:

@@ -1,9 +1,9 @@
 """Decide whose stacks are sampled next, how fast and for how long, within a budget of CPU time. Pure.
 
-One py-spy at a time. Each rank is dumped once when it is met; then slices of the ranks in turn,
-short ones when there are many, and now and then one of a loader worker that computes or sleeps. What each run
-really cost is charged, and where the credit is used up the plan waits, so that a target that is
-dear to look at (thousands of mappings) is looked at less.
+One py-spy runs at a time. Each new rank is dumped once; then ranks take turns in slices, short ones when
+there are many, with now and then one of a loader worker that computes or sleeps. The real cost of each run is
+charged, and the plan waits when the credit is used up, so an expensive target (thousands of mappings) is
+sampled less.
 """
 
 from __future__ import annotations
@@ -18,57 +18,47 @@ from tpmon.model.waits import LOCKS, RUNNING, WaitReason
 from tpmon.probe.base.worker import Pace
 
 BUDGET_MS_PER_S = 8.0
-LESS = 0.5
-"""The share of that budget at any lower pace."""
+LESS = 0.5  # the share of that budget at any lower pace
 LEAST = 0.25
-"""The same of a lone rank whose verdict is settled: a slice in half a minute tells that it stands. Of several
-each needs one within the minute that is judged."""
-CREDIT_MS = 120.0
-"""In any minute at most 60 * 8 + 120 = 600 ms, which is 1 % of one core."""
-MET_MS = 15.0
-"""Credit that a rank brings when it is met, for its dump; a dump costs 9 to 14 ms."""
+"""The share of a lone rank whose verdict is settled: a slice in half a minute confirms it. Several
+ranks need one each within the minute that is judged."""
+CREDIT_MS = 120.0  # so any minute costs at most 60 * 8 + 120 = 600 ms, 1 % of one core
+MET_MS = 15.0  # credit of a new rank for its dump, which costs 9 to 14 ms
 MOST_MET = 16
 FIRST_SECONDS = 2
 FIRST_RATE_HZ = 20
 EARLY_SLICES = 3
 EARLY_SECONDS = 4
 EARLY_MS = 60.0
-"""The first slices of each of two ranks are short, and dearer than their seconds' share. Of 40 samples a
-share of 75 % has its lower end below 50 % one time in ten, and a slice of 9 s would end after the 15 s in
+"""The first slices of each of two ranks are short, and cost more than their seconds' share. Of 40 samples a
+share of 75 % has its lower bound below 50 % one time in ten, and a slice of 9 s would end after the 15 s at
 which a verdict is due."""
-SHAKEN_MS = 40.0
-"""Credit for one early slice when a settled verdict is shaken, of what was left unused meanwhile."""
-RATES_HZ = (17, 13, 11, 7, 5, 3)
-"""Primes: no step time is a multiple of all of them, and py-spy draws its sampling times at random."""
+SHAKEN_MS = 40.0  # unused credit for one early slice when a settled verdict is shaken
+RATES_HZ = (17, 13, 11, 7, 5, 3)  # primes: no step time is a multiple of all; py-spy adds random jitter
 LENGTHS_S = (10, 9, 11)
 MANY_RANKS = 3
 SHORT_SECONDS = 2
-"""From three ranks on all take turns in short slices: who waits for whom needs every rank within a
-minute, and eight of these cost what the budget gives in about 40 s."""
+"""From three ranks on all take turns in short slices: who waits for whom needs every rank within a minute,
+and eight of these cost what the budget gives in about 40 s."""
 WORKER_SECONDS = 3
-WORKER_EVERY = 4
-"""The second slice of all and every fourth after it are of a worker: what it does changes seldom."""
-WORKING_DEMAND = 0.5
-"""Of a worker that computes: beside a busy neighbour it runs less, but it wants to run as much."""
+WORKER_EVERY = 4  # the second slice and every fourth after it: what a worker does changes seldom
+WORKING_DEMAND = 0.5  # of a computing worker; CPU time would be lower beside a busy neighbour
 START_MS = 20.0
 SAMPLE_MS = 0.2
 FRAME_MS = 0.018
-"""What a slice costs before the first one was measured: 20 ms to start, and for each sample 0.2 ms and
-18 us a frame, of all threads together: 0.8 ms with one thread 40 deep, 5.7 ms with ten more 30 deep."""
+"""The cost of a slice before one was measured: 20 ms to start, and a sample 0.2 ms and 18 us a frame of any
+thread: 0.8 ms with one thread 40 deep, 5.7 ms with ten more 30 deep."""
 SMOOTHING = 0.4
 RETRY_S = 60.0
-RETRIES_S = (1.0, 3.0, 10.0)
-"""A stack that changes while it is read fails now and then; one of a process that starts up for a while."""
-HELD_S = 5.0
-"""Whether another tracer is gone is asked again so soon; asking costs nothing."""
+RETRIES_S = (1.0, 3.0, 10.0)  # a changing stack fails now and then, one of a starting process for a while
+HELD_S = 5.0  # until it is checked again whether another tracer is gone, which costs nothing
 _LONGEST_WAIT_S = 60.0
-_SLEEPS = LOCKS | {WaitReason.SLEEP}
-"""Waits of a worker of which its stacks tell the reason."""
+_SLEEPS = LOCKS | {WaitReason.SLEEP}  # waits of a worker whose reason its stacks show
 
 
 @dataclass(frozen=True, slots=True)
 class SpySubject:
-    """Name a process to look at: a rank, or a loader worker of one."""
+    """Name a process to sample: a rank, or one of its loader workers."""
 
     identity: Identity
     rank: Applicable[int]
@@ -76,9 +66,9 @@ class SpySubject:
 
 
 def find_working_worker(processes: Iterable[ProcessSample]) -> list[SpySubject]:
-    """Return the loader worker that wants a CPU most; where none wants one half of the time, one asleep.
+    """Return the loader worker that wants a CPU most; if none does half of the time, one asleep.
 
-    Its stacks alone tell whether that is at a lock or for threads of its own; a wait for work is neither.
+    Only its stacks tell a sleep at a lock from one for its own threads; a wait for work is neither.
     """
     workers = [one for one in processes if one.role is Role.WORKER and is_known(one.runnable)]
     best = max(workers, key=lambda one: known_or(one.runnable, 0.0), default=None)
@@ -99,18 +89,17 @@ class SliceTurn:
 
     @property
     def is_dump(self) -> bool:
-        """Tell whether its subject is looked at once."""
+        """Tell whether this is a dump."""
         return not self.seconds
 
 
 @dataclass(slots=True)
 class _Standing:
-    """Remember of one rank what was done and what it cost."""
+    """Remember what was done at one rank and what it cost."""
 
     subject: SpySubject
     dumped: bool = False
-    shaken: bool = False
-    """Whether its next slice is to tell soon."""
+    shaken: bool = False  # its next slice is to come soon
     slices: int = 0
     last_ns: int = 0
     start_ms: float = START_MS
@@ -131,11 +120,10 @@ class StackPlan:
 
     now_ns: int
     pace: Pace = Pace.FULL
-    _settled_ns: int = 0
-    """Since when the pace is ``SETTLED``."""
+    _settled_ns: int = 0  # since when the pace is ``SETTLED``
     _standings: dict[Identity, _Standing] = field(default_factory=dict)
     _refused: dict[Identity, _Standing] = field(default_factory=dict)
-    """Workers that are not named at present and could not be sampled a moment ago."""
+    """Workers that are not named now and could not be sampled a moment ago."""
     _credit_ms: float = CREDIT_MS
     _met: int = 0
     _slices: int = 0
@@ -143,16 +131,16 @@ class StackPlan:
 
     @property
     def budget_ms_per_s(self) -> float:
-        """Return how much CPU may be used for each second that passes."""
+        """Return how much CPU may be used each second."""
         if self.pace is Pace.FULL:
             return BUDGET_MS_PER_S
         is_lone = self.pace is Pace.SETTLED and len(self._ranks()) == 1
         return BUDGET_MS_PER_S * (LEAST if is_lone else LESS)
 
     def set_pace(self, pace: Pace) -> bool:
-        """Set how much may be spent; tells whether more may be than before, so that a turn may be due.
+        """Set the pace; return whether more may be spent than before, so that a turn may be due.
 
-        After a settled verdict was shaken the next slice is an early one: it tells soon what is now.
+        After a settled verdict was shaken the next slice comes early, to show what is now.
         """
         slower_ms, before, self.pace = self.budget_ms_per_s, self.pace, pace
         if before is pace or Pace.SETTLED not in (before, pace):
@@ -167,7 +155,7 @@ class StackPlan:
         return True
 
     def watch(self, subjects: Iterable[SpySubject]) -> bool:
-        """Name the ranks there are, and workers worth a look; tells whether one of the ranks is new."""
+        """Name the ranks and the workers worth sampling; return whether a rank is new."""
         before = self._standings
         ordered = sorted(subjects, key=_order)
         known = {**self._refused, **before}
@@ -190,7 +178,7 @@ class StackPlan:
         return bool(born)
 
     def next(self, now_ns: int) -> SliceTurn | float:
-        """Return what to run now, or how many seconds to wait before asking again."""
+        """Return what to run now, or the seconds to wait before asking again."""
         self._pass(now_ns)
         ready = [one for one in self._standings.values() if now_ns >= one.refused_until_ns]
         if not ready:
@@ -204,7 +192,7 @@ class StackPlan:
         one = self._pick(ready)
         turn = self._shape(one)
         short_ms = self._price(one, turn) - turn.seconds * self.budget_ms_per_s
-        # What a slice costs beyond its own seconds' share must have been saved before it.
+        # What a slice costs beyond its own seconds' share must be saved before it.
         short_ms = min(short_ms, CREDIT_MS) - self._credit_ms
         if short_ms > 0:
             return max(short_ms / self.budget_ms_per_s, 0.1)
@@ -212,7 +200,7 @@ class StackPlan:
         return turn
 
     def settle(self, turn: SliceTurn, cpu_ms: float, samples: int, frames: int, now_ns: int) -> None:
-        """Charge a run that worked; py-spy looked ``samples`` times and found ``frames`` frames in all."""
+        """Charge a run that worked: ``samples`` of py-spy found ``frames`` frames in all."""
         one = self.charge(turn, cpu_ms, now_ns)
         if one is None:
             return
@@ -230,7 +218,7 @@ class StackPlan:
             one.measured = True
 
     def refuse(self, turn: SliceTurn, cpu_ms: float, reason: str, now_ns: int, *, final: bool) -> None:
-        """Charge a run that failed; tried again after 1, 3 and 10 s, later or if ``final`` after 60 s."""
+        """Charge a run that failed; retry after 1, 3 and 10 s, later or if ``final`` after 60 s."""
         one = self.charge(turn, cpu_ms, now_ns)
         if one is None:
             return
@@ -247,15 +235,15 @@ class StackPlan:
             one.refused_until_ns = now_ns + round(HELD_S * 1e9)
 
     def forget(self, turn: SliceTurn) -> None:
-        """Leave out a rank that is gone; that is no failure."""
+        """Leave out a rank that is gone, which is no failure."""
         self._standings.pop(turn.subject.identity, None)
 
     def refusals(self) -> tuple[tuple[Applicable[int], str], ...]:
-        """Return rank and reason of each rank that could not be sampled when it was last tried."""
+        """Return rank and reason of each rank whose last try failed."""
         return tuple((one.subject.rank, one.reason) for one in self._ranks() if one.reason)
 
     def all_refused(self) -> bool:
-        """Tell whether no rank can be sampled at present."""
+        """Tell whether no rank can be sampled now."""
         ranks = self._ranks()
         return bool(ranks) and all(one.reason for one in ranks)
 
@@ -270,7 +258,7 @@ class StackPlan:
             self._credit_ms = min(self._credit_ms + earned_ms, CREDIT_MS)
 
     def charge(self, turn: SliceTurn, cpu_ms: float, now_ns: int) -> _Standing | None:
-        """Take what a run cost from the credit; return whom it looked at, None where that is gone."""
+        """Deduct the cost of a run from the credit; return whom it sampled, None where that is gone."""
         self._pass(now_ns)
         self._credit_ms -= cpu_ms
         if not turn.is_dump and not turn.subject.is_worker:
@@ -284,7 +272,7 @@ class StackPlan:
         return next(iter(self._standings), NOT_APPLICABLE) == subject.identity
 
     def _pick(self, ready: list[_Standing]) -> _Standing:
-        """Take the rank that was not looked at for longest; of two, rank 0 every second time."""
+        """Take the rank that was not sampled for longest; of two, rank 0 every second time."""
         workers = [one for one in ready if one.subject.is_worker]
         ready = [one for one in ready if not one.subject.is_worker]
         if workers and (not ready or self._slices % WORKER_EVERY == 1):

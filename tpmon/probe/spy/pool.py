@@ -1,11 +1,10 @@
-"""Run py-spy, each with a deadline, a cap on its output and on a lead; hold and end all that run.
+"""Run py-spy, each with a deadline, a cap on its output and a lead; stop all that run, or keep them waiting.
 
-A request says the command line and how to parse what comes. There are three kinds: a slice of stacks over
-time, a dump, a slice of a sampling. None stops its target, but for a dump where somebody asked for that.
+A request holds the command line and the parser of the output, for one of three kinds: a slice of stacks, a
+dump, a slice of a sampling. None stops its target but a dump that was asked to.
 
-The lead is a pipe that is py-spy's stdin: when its other end closes, because this process ended in
-whatever way, the kernel kills py-spy. That needs no code between fork and exec, which a process
-with threads must not run.
+The lead is a pipe that is py-spy's stdin: when its other end closes, however this process ended, the kernel
+kills py-spy. That needs no code between fork and exec, which a process with threads must not run.
 """
 
 from __future__ import annotations
@@ -36,10 +35,8 @@ MAX_OUTPUT_BYTES = 4 << 20
 MAX_ERROR_BYTES = 16 << 10
 NICENESS = 5
 REAP_S = 1.0
-"""How long a py-spy may take to end once it was killed or wrote all: the kernel keeps one that reads from a
-mount that does not answer."""
-MOST_KEPT = 3
-"""Of those at a time; no further py-spy is started then."""
+"""How long a killed or finished py-spy may take to end: a read from a silent mount keeps it in the kernel."""
+MOST_KEPT = 3  # so many of those at a time; then no further py-spy is started
 _kept: list[subprocess.Popen[bytes]] = []
 _READ_BYTES = 65536
 
@@ -51,7 +48,8 @@ def dump_arguments(
 ) -> tuple[str, ...]:
     """Return the arguments for one sample of every thread, as JSON.
 
-    ``native`` adds the frames of C, which py-spy reads of a stopped process alone; ``variables`` adds theirs.
+    ``native`` adds frames of C, for which py-spy must stop the process; ``variables`` adds those of each
+    frame.
     """
     words = (("--nonblocking", nonblocking and not native), ("--native", native), ("--locals", variables))
     how = (word for word, wanted in words if wanted)
@@ -59,7 +57,7 @@ def dump_arguments(
 
 
 def record_arguments(pid: int, rate_hz: int, seconds: int) -> tuple[str, ...]:
-    """Return the arguments for folded stacks, idle threads included; rate and length are whole numbers."""
+    """Return the arguments for folded stacks with idle threads; rate and length are whole numbers."""
     how = ("--nonblocking", "--full-filenames", "--idle", "--threads", "--format", "raw")
     length = ("--rate", str(rate_hz), "--duration", str(seconds))
     return ("record", *how, *length, "--output", "/dev/stdout", "--pid", str(pid))
@@ -67,7 +65,7 @@ def record_arguments(pid: int, rate_hz: int, seconds: int) -> tuple[str, ...]:
 
 def _tie(lead: int, pid: int) -> None:
     """Have the kernel kill ``pid`` when the writing end of its stdin closes (fcntl(2), F_SETSIG)."""
-    # A sandbox may not know it: py-spy then ends by itself at the end of its slice.
+    # A sandbox may not support it: py-spy then ends by itself after its slice.
     with contextlib.suppress(OSError):
         fcntl.fcntl(lead, fcntl.F_SETOWN, pid)
         fcntl.fcntl(lead, fcntl.F_SETSIG, signal.SIGKILL)
@@ -75,21 +73,20 @@ def _tie(lead: int, pid: int) -> None:
 
 
 def _kill(pid: int, number: int = signal.SIGKILL) -> None:
-    """Send a signal to a child that is not reaped yet. Not Popen.kill, which may reap it on the way."""
-    # A py-spy that was made setuid is not ours to kill; its slice ends by itself. Where SIGCHLD is
-    # ignored the kernel reaps it, and it may be gone.
+    """Send a signal to a child that is not reaped yet; Popen.kill may reap it on the way."""
+    # A setuid py-spy is not ours to kill; its slice ends by itself. Where SIGCHLD is ignored the kernel has
+    # reaped it, and it may be gone.
     with contextlib.suppress(PermissionError, ProcessLookupError):
         os.kill(pid, number)
 
 
 class SpyChild:
-    """Run one py-spy at a time in the caller's thread; every other thread may stop it and ask its cost."""
+    """Run one py-spy at a time in the caller's thread; other threads may stop it and ask its cost."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pid = 0
-        self.stopped = False
-        """Whether it was told to end: one that is started later is killed."""
+        self.stopped = False  # one that is started later is killed
         self._ended_cpu_s = 0.0
 
     def run(
@@ -99,13 +96,10 @@ class SpyChild:
         cpu_limit_s: int = CPU_LIMIT_S,
         niceness: int = NICENESS,
     ) -> SpyOutcome:
-        """Run a command to its end, at the latest ``deadline_s`` after its start.
+        """Run a command to its end, at most ``deadline_s`` after its start; OSError if it cannot start.
 
-        After ``cpu_limit_s`` of CPU the kernel ends it. One that stops its target is given niceness 0: the
-        longer it waits for a CPU, the longer the target stands still.
-
-        Raises:
-            OSError: when it cannot be started.
+        After ``cpu_limit_s`` of CPU the kernel ends it. One that stops its target gets niceness 0: the longer
+        it waits for a CPU, the longer the target stands still.
         """
         _kept[:] = [one for one in _kept if one.poll() is None]
         if len(_kept) >= MOST_KEPT:
@@ -120,7 +114,7 @@ class SpyChild:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                # The keys and hang-ups of our terminal are ours.
+                # Ctrl-C and hang-ups of our terminal are not for it.
                 start_new_session=True,
                 env={**os.environ, "RUST_BACKTRACE": "0"},
             )
@@ -137,30 +131,27 @@ class SpyChild:
             status, cpu_s = self._reap(process)
         finally:
             with self._lock:
-                self._pid = 0  # what might still run is on the lead
+                self._pid = 0  # what may still run is on the lead
             os.close(reader)
             os.close(writer)
         return SpyOutcome(output, errors, status, cpu_s, time.monotonic() - started_s, late, flooded)
 
     def stop(self) -> None:
-        """Kill the py-spy that runs, and any that is started later; never waits."""
+        """Kill the py-spy that runs and any that is started later; never waits."""
         with self._lock:
             self.stopped = True
             if self._pid:
                 _kill(self._pid)
 
     def finish(self, *, for_good: bool = False) -> None:
-        """Ask a recording py-spy to end now and print what it has; it does at its next sample.
-
-        ``for_good``: one that is started later is killed, as after ``stop``.
-        """
+        """Ask one that records to print what it has and end; ``for_good``: kill later ones, like ``stop``."""
         with self._lock:
             self.stopped = self.stopped or for_good
             if self._pid:
                 _kill(self._pid, signal.SIGINT)
 
     def cost(self) -> tuple[float, int]:
-        """Return the CPU seconds of all runs so far, the present one included, and the RSS of that one."""
+        """Return the CPU seconds of all runs, the present one included, and its RSS."""
         with self._lock:
             if not self._pid:
                 return self._ended_cpu_s, 0
@@ -174,7 +165,7 @@ class SpyChild:
         parts: dict[int, list[bytes]] = {output: [], errors: []}
         room = {output: MAX_OUTPUT_BYTES, errors: MAX_ERROR_BYTES}
         late = flooded = False
-        # Not select(): tpmon itself keeps more than 1,024 descriptors open on a large job.
+        # Not select(): tpmon keeps more than 1,024 descriptors open on a large job.
         readable = select.poll()
         for fd in parts:
             readable.register(fd, select.POLLIN)
@@ -200,8 +191,8 @@ class SpyChild:
         return b"".join(parts[output]), b"".join(parts[errors]), late, flooded
 
     def _reap(self, process: subprocess.Popen[bytes]) -> tuple[int, float]:
-        """Wait for the end outside the lock, reap inside, so that ``stop`` never hits a reused PID."""
-        # Where SIGCHLD is ignored the kernel reaps it, and its status is lost: its output then has to tell.
+        """Wait for the end outside the lock and reap inside, so that ``stop`` never hits a reused PID."""
+        # Where SIGCHLD is ignored the kernel reaps it and its status is lost; its output decides then.
         returncode, cpu_s = 0, 0.0
         has_ended = _await_end(process.pid)
         with self._lock:
@@ -222,7 +213,7 @@ class SpyChild:
 
 
 def _await_end(pid: int) -> bool:
-    """Wait for the end of a child, at most ``REAP_S``, without reaping it; tell whether it came."""
+    """Wait for the end of a child at most ``REAP_S``, without reaping it; return whether it came."""
     end_s = time.monotonic() + REAP_S
     with contextlib.suppress(ChildProcessError):
         while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
@@ -235,10 +226,7 @@ def _await_end(pid: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SpyRequest:
-    """Say what py-spy is to do at one process, and how what it prints is parsed.
-
-    ``may_be_empty``: no stack at all is an answer, too.
-    """
+    """Say what py-spy is to do at one process and how to parse it; ``may_be_empty``: no stack is fine."""
 
     pid: int
     arguments: tuple[str, ...]
@@ -251,7 +239,7 @@ class SpyRequest:
 
 @dataclass(frozen=True, slots=True)
 class SpyAnswer:
-    """Hold what py-spy saw of a process, and what it took."""
+    """Hold what py-spy saw of a process, and its cost."""
 
     sampled: Sampled
     outcome: SpyOutcome
@@ -268,7 +256,7 @@ def guard(read: Callable[[], T | Failure]) -> T | Failure:
 
 
 class SpyPool:
-    """Run the requests of one service, each in its caller's thread, and end them from any other."""
+    """Run the requests of one service, each in its caller's thread; any thread may end them."""
 
     def __init__(self, proc: str = PROC) -> None:
         self._proc = proc
@@ -279,7 +267,7 @@ class SpyPool:
         self.is_ending = False
 
     def run(self, spy: str, request: SpyRequest) -> SpyAnswer | Failure:
-        """Run py-spy to its end, at the latest at its deadline; say why there is nothing of it."""
+        """Run py-spy to its end, at the latest at its deadline; say why nothing came of it."""
         child = SpyChild()
         with self._lock:
             if self.is_ending:
@@ -310,7 +298,7 @@ class SpyPool:
 
     @contextlib.contextmanager
     def suspend(self, *, kill: bool) -> Iterator[None]:
-        """Begin nothing within, and end what runs; unless it is killed, what it has so far counts."""
+        """Start nothing within, and end what runs; unless killed, it delivers what it has."""
         with self._lock:
             self.suspended += 1
             self._end(kill=kill)
@@ -321,13 +309,13 @@ class SpyPool:
                 self.suspended -= 1
 
     def close(self, *, kill: bool) -> None:
-        """Begin nothing any more, and end what runs; unless it is killed, what it has so far counts."""
+        """Start nothing any more, and end what runs; unless killed, it delivers what it has."""
         with self._lock:
             self.is_ending = True
             self._end(kill=kill)
 
     def shorten(self) -> None:
-        """Ask what records to end now and to print what it has."""
+        """Ask recordings to end now and print what they have."""
         with self._lock:
             for child in self._children:
                 child.finish()
@@ -342,7 +330,7 @@ class SpyPool:
             child.stop() if kill else child.finish(for_good=True)
 
     def cost(self) -> tuple[float, int]:
-        """Return the CPU seconds of every py-spy so far, and the RSS of those that run."""
+        """Return the CPU seconds of every py-spy so far, and the RSS of the running ones."""
         with self._lock:
             costs = [child.cost() for child in self._children]
             return self._spent_s + sum(cpu_s for cpu_s, _ in costs), sum(rss for _, rss in costs)

@@ -1,10 +1,8 @@
 """Sample the stacks of processes for some seconds with py-spy.
 
-Each process is sampled in slices of whole seconds, one after the other, so that results come while it
-goes on; where there are more than four, those that were sampled least have the next turn.
-
-A service samples one thing at a time, for the key; nobody waits for it. What was sampled grows in its
-state, so that a screen shows hot functions while it goes on.
+Each process is sampled in slices of whole seconds, so that results come meanwhile; of more than four, those
+sampled least come next. A service runs one sampling at a time, for the key; nobody waits for it. Its state
+grows, so that a screen shows hot functions as they come.
 """
 
 from __future__ import annotations
@@ -54,36 +52,35 @@ from tpmon.probe.spy.failure import (
 from tpmon.probe.spy.pool import SpyPool, SpyRequest, guard, record_arguments
 from tpmon.probe.spy.text import Remarks, Sampled, parse_raw, parse_remarks
 
-MOST_STACKS = 2000
-"""Different stacks that are kept of one process; later ones count without their frames."""
+MOST_STACKS = 2000  # different ones kept of a process; later ones count without their frames
 _NOT_WATCHED = Missing("the main thread's CPU time could not be read")
 
 
 @dataclass(frozen=True, slots=True)
 class SampleSlice:
-    """Hold one slice of one process. ``looks`` is how often py-spy looked, with and without success."""
+    """Hold one slice of one process; ``looks`` counts samples, also failed ones."""
 
     sampled: Sampled
     remarks: Remarks
     looks: int
     wall_s: float
     tid: int
-    """The thread of which ``before`` and ``after`` are: the one of the loop, as far as it was known."""
+    """The thread of ``before`` and ``after``: that of the loop, as far as it was known."""
     before: Known[SchedStat]
     after: Known[SchedStat]
 
 
 def read_thread(pid: int, tid: int, proc: str = PROC) -> Known[SchedStat]:
-    """Read for how long a thread ran and waited for a CPU since it began."""
+    """Read for how long a thread has run and waited for a CPU."""
     path = f"{proc}/{pid}/task/{tid}/schedstat"
     return read_or(_NOT_WATCHED, lambda: parse_schedstat(read_file(path, 128)))
 
 
 def count_samples(sampled: Sampled, remarks: Remarks, counted: CountedFunction, planned: int) -> int:
-    """Tell how often py-spy looked at the process.
+    """Return how often py-spy sampled the process.
 
-    With idle threads every look finds the main thread, or is an error; without them only the plan
-    tells, which py-spy keeps also when it is late.
+    With idle threads every sample finds the main thread or is an error; without them only the plan tells,
+    which py-spy keeps even when it is late.
     """
     seen = sampled.samples + remarks.errors
     return seen if counted is CountedFunction.ALL else max(seen, planned)
@@ -96,12 +93,11 @@ class SampleTally:
         self.member = member
         self.loop = member.loop
         self.turns = 0
-        self.tries = 0
-        """Failures since the last slice."""
+        self.tries = 0  # failures since the last slice
         self.looks = 0
         self.failure: Failure | None = None
         self.refusal: Failure | None = None
-        """What its last try ended with, while there may be another."""
+        """What its last try ended with, while another may come."""
         self._lost = 0
         self._behind_s = 0.0
         self._watched_s = 0.0
@@ -133,11 +129,11 @@ class SampleTally:
 
     @property
     def loop_tid(self) -> int:
-        """Return the number of the thread that runs the loop."""
+        """Return the TID of the thread that runs the loop."""
         return self.loop.thread.tid if is_known(self.loop) else self.member.identity.pid
 
     def _learn(self, stacks: Sequence[StackCount]) -> None:
-        """Learn from a slice which thread runs the loop, where nobody knows it yet."""
+        """Learn from a slice which thread runs the loop, where that is unknown."""
         member = self.member
         if member.role is not Role.RANK or member.is_loop_told or is_known(self.loop):
             return
@@ -145,10 +141,10 @@ class SampleTally:
         if found is not None:
             self.loop = read_loop(member.identity.pid, found)
         if is_known(self.loop):
-            self._watched_s, self._run_ns, self._delay_ns = 0.0, 0, 0  # those of the main thread
+            self._watched_s, self._run_ns, self._delay_ns = 0.0, 0, 0  # these were the main thread's
 
     def total(self, rate_hz: int) -> SampledProcess:
-        """Return all that was sampled so far."""
+        """Return all samples so far."""
         member = self.member
         watched = self._watched_s > 0
         return SampledProcess(
@@ -174,20 +170,14 @@ class SampleTally:
         )
 
 
-GRACE_S = 5.0
-"""A py-spy that is not done so long after the end of its slice is killed; it starts in 0.05 s."""
-FINISH_S = 2.0
-"""How long slices that were asked to end are waited for."""
-LEAST_LEFT_S = 0.5
-"""With less than this left no slice is begun: the shortest takes a second."""
-TRIES = 3
-"""A start can fail because the interpreter changed while it was looked for, or the machine is crowded."""
-HELD_S = 1.0
-"""Before a process that somebody traces is tried again: a dump with a stop holds it for an instant."""
+GRACE_S = 5.0  # after the end of its slice, before py-spy is killed; it starts in 0.05 s
+FINISH_S = 2.0  # for slices that were asked to end
+LEAST_LEFT_S = 0.5  # with less left no slice is begun: the shortest takes a second
+TRIES = 3  # a start can fail as the interpreter changed meanwhile, or the machine is crowded
+HELD_S = 1.0  # until a traced process is tried again: a dump with a stop holds it only for an instant
 _PASSING = (ErrorKind.LATE, ErrorKind.TRACED, ErrorKind.BUSY)
 _LOOK_S = 0.25
-_TICK_S = 1.0
-"""Between two calls of ``progress``, which adds up all that there is."""
+_TICK_S = 1.0  # between two calls of ``progress``, which adds everything up
 
 REFRESH_EVERY_S = 1.0
 MOST_PROCESSES = 4096
@@ -206,7 +196,7 @@ def fix_request(members: Sequence[Member], request: SampleRequest) -> SampleRequ
 
 
 def choose_members(members: Sequence[Member], request: SampleRequest) -> tuple[Member, ...]:
-    """Return the processes that a request names; a rank stands for its loader workers too."""
+    """Return the processes that a request names; a rank includes its loader workers."""
     pids = request.pids
     return tuple(
         one
@@ -216,7 +206,7 @@ def choose_members(members: Sequence[Member], request: SampleRequest) -> tuple[M
 
 
 def sample_arguments(pid: int, rate_hz: int, seconds: int, counted: CountedFunction) -> tuple[str, ...]:
-    """Return the arguments for one slice, in which the samples of ``counted`` count."""
+    """Return the arguments for one slice in which samples of ``counted`` count."""
     arguments = record_arguments(pid, rate_hz, seconds)
     if counted is CountedFunction.RUNNING:
         return tuple(one for one in arguments if one != "--idle")
@@ -234,10 +224,7 @@ class Sampler:
         proc: str = PROC,
         spy: Callable[[], Known[str]] = find_spy,
     ) -> None:
-        """Sample what ``find`` tells, the first ones first; nothing runs until ``run``.
-
-        ``find`` is asked once a second in the thread that runs, for workers that are started anew.
-        """
+        """Sample what ``find`` returns, the first first; ``run`` calls it each second, for new workers."""
         self._find = find
         self._tallies: dict[Identity, SampleTally] = {}
         self._request = request
@@ -246,13 +233,12 @@ class Sampler:
         self._host = os.uname().nodename
         self._pool = SpyPool(proc)
         self._began_s = 0.0
-        self._last_s = math.inf
-        """When everything that still runs is given up."""
+        self._last_s = math.inf  # when everything that still runs is given up
         self._stopped = False
 
     @contextmanager
     def suspend(self) -> Iterator[None]:
-        """Begin no slice within, and end those that run; what they have counts."""
+        """Start no slice within, and end those that run; they deliver what they have."""
         with self._pool.suspend(kill=False):
             yield
 
@@ -263,12 +249,12 @@ class Sampler:
         self._pool.close(kill=False)
 
     def stop(self) -> None:
-        """End now, from any thread, with every py-spy; never waits."""
+        """End now with every py-spy, from any thread; never waits."""
         self._stopped = True
         self._pool.close(kill=True)
 
     def run(self, progress: Progress | None = None) -> SampleReading:
-        """Sample until the time is over, nobody is left, or ``finish``; bounded by a grace beyond that.
+        """Sample until time is over, nobody is left, or ``finish``, and a grace beyond that.
 
         ``progress`` gets what there is so far, once a second.
         """
@@ -319,7 +305,7 @@ class Sampler:
                 tally.failure = tally.refusal
 
     def _meet(self) -> None:
-        """Add the processes that are new."""
+        """Add new processes."""
         for member in self._find()[: MOST_PROCESSES - len(self._tallies)]:
             if member.identity not in self._tallies:
                 self._tallies[member.identity] = SampleTally(member)
@@ -344,7 +330,7 @@ class Sampler:
         )
 
     def _choose(self, active: Mapping[SampleTally, float], end_s: float) -> dict[SampleTally, int]:
-        """Return whose slice begins now, and how many seconds it takes."""
+        """Return whose slices begin now, and their seconds."""
         left_s = end_s - time.monotonic()
         if self._pool.is_ending or self._pool.suspended or left_s < LEAST_LEFT_S:
             return {}
@@ -352,9 +338,9 @@ class Sampler:
         waiting = [tally for tally in living if tally not in active]
         slice_s = slice_seconds(len(living))
         chosen: dict[SampleTally, int] = {}
-        # sorted() is stable: of those that were sampled least, the first named comes first.
+        # sorted() is stable: of those sampled least, the first named comes first.
         for tally in sorted(waiting, key=lambda one: one.turns)[: MOST_AT_ONCE - len(active)]:
-            # The first slice is short, so that something is there soon.
+            # The first slice is short, so that something shows soon.
             chosen[tally] = max(1, min(slice_s if tally.turns else 1, round(left_s)))
             tally.turns += 1
         return chosen
@@ -392,7 +378,7 @@ class Sampler:
             sample_arguments(pid, asked.rate_hz, seconds, asked.counted),
             partial(parse_raw, pid=pid),
             seconds + GRACE_S,
-            CPU_LIMIT_S + seconds,  # one whose looks take all of their time is bounded by its deadline
+            CPU_LIMIT_S + seconds,  # one whose samples take all of their time is bounded by its deadline
             may_be_empty=True,
         )
         before = read_thread(pid, tid, self._proc)
@@ -403,7 +389,7 @@ class Sampler:
             return confirm(identity, answer, self._proc)
         sampled, outcome = answer.sampled, answer.outcome
         remarks = parse_remarks(outcome.output)
-        # py-spy counts the look after which it ends.
+        # py-spy counts the sample after which it ends.
         planned = round(min(seconds, outcome.wall_s) * asked.rate_hz) - 1
         looks = count_samples(sampled, remarks, asked.counted, planned)
         if not looks:
@@ -422,10 +408,10 @@ MakeSampler = Callable[[FindMembers, SampleRequest], Sampler]
 
 
 class SampleService(Worker[SampleState]):
-    """Sample one thing at a time. Every method returns at once."""
+    """Run one sampling at a time. Every method returns at once."""
 
     def __init__(self, members: FindMembers, make: MakeSampler = Sampler, *, enabled: bool = True) -> None:
-        """Sample nothing until ``ask``; ``members`` tells, in any thread, whose stacks there are."""
+        """Sample nothing until ``ask``; ``members`` is called in any thread."""
         super().__init__("sample-service")
         self._members = members
         self._make = make
@@ -434,7 +420,7 @@ class SampleService(Worker[SampleState]):
         self._suspended = 0
 
     def ask(self, request: SampleRequest) -> None:
-        """Start to sample, or say in ``state`` why not, beside what was sampled before: one at a time."""
+        """Start to sample beside what was sampled before, or say in ``state`` why not: one at a time."""
         members = self._members() if self._enabled else ()
         fixed = fix_request(members, request)
         first = SampleState(request, NOTHING_YET, running=True, refused="")
@@ -457,7 +443,7 @@ class SampleService(Worker[SampleState]):
     def _end(
         self, request: SampleRequest, state: Applicable[SampleState], answer: Known[SampleReading]
     ) -> SampleState:
-        self._sampler = None  # with all the stacks that it counted
+        self._sampler = None  # releases all the stacks that it counted
         if is_known(answer):
             return SampleState(request, answer, running=False, refused="")
         reading = state.reading if is_known(state) else NOTHING_YET  # what was sampled before the failure
@@ -482,7 +468,7 @@ class SampleService(Worker[SampleState]):
                 self._suspended -= 1
 
     def stop(self) -> None:
-        """End what runs, with every py-spy of it, for good."""
+        """End what runs for good, with all its py-spys."""
         super().stop()
         if (sampler := self._sampler) is not None:
             sampler.stop()

@@ -1,7 +1,7 @@
 """Sample the Python stacks of the ranks with py-spy, without ever stopping them.
 
-py-spy reads the target's memory (process_vm_readv) and never attaches. One daemon thread runs one
-py-spy at a time; what it may cost is in ``plan``.
+py-spy reads the target's memory (process_vm_readv) and never attaches. One daemon thread runs one py-spy at a
+time; ``plan`` bounds its cost.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from tpmon.probe.spy.pool import SpyAnswer, SpyPool, SpyRequest, dump_arguments,
 from tpmon.probe.spy.text import parse_dump, parse_raw
 
 OFF = Missing("stacks are off (--no-stacks)")
-GRACE_S = 10.0
-"""A py-spy that is not done so long after the end of its slice is killed."""
+GRACE_S = 10.0  # after the end of its slice, before py-spy is killed
 _HELD_S = 0.2
 WAITING_SLICES = 64
 SOURCE = "py-spy, without a stop, one slice at a time"
@@ -41,17 +40,13 @@ class StackSampler:
     """Own the daemon thread and its py-spy. Every method returns at once."""
 
     def __init__(self, *, enabled: bool = True, loops: LoopThreads | None = None) -> None:
-        """Sample nothing until ``start`` and ``watch``; never, when not ``enabled``.
-
-        ``loops`` learns from each slice which thread of a rank runs its loop.
-        """
+        """Sample nothing until ``start`` and ``watch``; ``loops`` learns which thread runs a rank's loop."""
         self._enabled = enabled
         self._loops = loops or LoopThreads()
         self._plan = StackPlan(time.monotonic_ns())
         self._pool = SpyPool()
         self._worker = Worker[None]("stacks")
-        self._slicing = False
-        """Whether the turn that is taken now is a slice."""
+        self._slicing = False  # the current turn is a slice
         self._lock = threading.Lock()
         self._slices: deque[StackSlice] = deque(maxlen=WAITING_SLICES)
         self._last_ns: Known[int] = _NO_SLICE
@@ -85,7 +80,7 @@ class StackSampler:
             news = self._plan.watch(named)
             more = self._plan.set_pace(pace)
             if more and self._slicing:
-                self._pool.shorten()  # it began before what has changed
+                self._pool.shorten()  # it began before the change
         if news or more:
             self._worker.wake()
 
@@ -121,7 +116,7 @@ class StackSampler:
         return "; ".join((SOURCE, *told))
 
     def cost(self) -> tuple[float, int]:
-        """Return the CPU seconds of every py-spy so far, and the RSS of the one that runs."""
+        """Return the CPU seconds of every py-spy so far, and the RSS of the running one."""
         return self._pool.cost()
 
     def _fail(self, reason: str) -> float:
@@ -130,7 +125,7 @@ class StackSampler:
         return 1.0
 
     def _step(self) -> float:
-        """Take one turn, or return how many seconds to wait before the next."""
+        """Take one turn, or return the seconds to wait before the next."""
         spy = find_spy()
         if not is_known(spy):
             with self._lock:
@@ -196,7 +191,7 @@ class StackSampler:
             self._last_ns = ended_ns
 
     def _refuse(self, turn: SliceTurn, failure: Failure) -> None:
-        """Charge a run that gave nothing; on a process that ended or is held meanwhile it is no failure."""
+        """Charge a run that gave nothing; where the process ended or is held that is no failure."""
         now_ns, cpu_ms = time.monotonic_ns(), failure.cpu_s * 1000
         with self._lock:
             if failure.kind is ErrorKind.TRACED:

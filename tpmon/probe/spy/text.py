@@ -1,7 +1,6 @@
-"""Parse what py-spy prints: folded stacks, dumps, samples and complaints.
+"""Parse what py-spy prints: folded stacks, dumps, samples and complaints. Pure.
 
-Pure. All of it is text of somebody else's program: nothing in it may raise, and everything is cleaned and
-capped before it leaves this module.
+It is text of another program: nothing in it may raise, and all is cleaned and capped before it leaves here.
 """
 
 from __future__ import annotations
@@ -27,14 +26,12 @@ T = TypeVar("T")
 
 MAX_STACKS = 200
 MAX_FRAMES = 80
-OUTER_FRAMES = 30
-"""Of a deeper stack the outermost 30 and the innermost 50 stay: both ends say what it does."""
+OUTER_FRAMES = 30  # a deeper stack keeps its outermost 30 and innermost 50: both ends say what it does
 MAX_THREADS = 512
 _NAME_CHARS = 120
 _PATH_CHARS = 240
 _THREAD_CHARS = 64
-_MAX_PARTS = 8
-"""Of one frame: a file name with more semicolons is no frame."""
+_MAX_PARTS = 8  # of one frame: a file name with more semicolons is no frame
 _MAX_LINE = 2**31
 _HEADER = re.compile(r"thread \((0x[0-9A-Fa-f]{1,16}|\d{1,20})\)(?:: (.*))?", re.DOTALL)
 _COUNT = re.compile(r" (\d{1,12})\Z")
@@ -42,7 +39,7 @@ _ENDS = re.compile(r"\n+(?=thread \(|py-spy>|\Z)")
 
 
 class Refusal(Enum):
-    """Name why py-spy could not look."""
+    """Name why py-spy could not read a process."""
 
     PERMISSION = "permission"
     GONE = "gone"
@@ -52,10 +49,7 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Hold the stacks of one process.
-
-    ``samples`` counts how often the main thread was seen; ``lost`` lines could not be read.
-    """
+    """Hold the stacks of one process, how often its main thread was seen, and the ``lost`` lines."""
 
     samples: int
     stacks: tuple[StackCount, ...]
@@ -73,7 +67,7 @@ class Sampled:
 
 @lru_cache(maxsize=4096)
 def make_frame(function: str, path: str, line: int) -> StackFrame:
-    """Make a frame of cleaned and capped text; of a path the end stays, which names the file."""
+    """Make a frame of cleaned and capped text; a path keeps its end, which names the file."""
     shown = hide(path)
     file = clean_text(shown if len(shown) <= _PATH_CHARS else "…" + shown[1 - _PATH_CHARS :], _PATH_CHARS)
     return StackFrame(admit_text(function, _NAME_CHARS), file, min(max(line, 0), _MAX_LINE))
@@ -92,7 +86,7 @@ def _parse_frame(text: str) -> StackFrame | None:
 
 
 def _split_frames(parts: Sequence[str]) -> tuple[str, tuple[StackFrame, ...]]:
-    """Join the parts of a line into frames, outermost first; also returns what belongs to the name.
+    """Join the parts of a line into frames, outermost first; also return what belongs to the name.
 
     File and thread names may hold semicolons, so a part need not be a whole frame.
     """
@@ -102,7 +96,7 @@ def _split_frames(parts: Sequence[str]) -> tuple[str, tuple[StackFrame, ...]]:
     for part in parts:
         frame = _parse_frame(part)
         if rest and not frames and frame is not None and frame.file.startswith(("/", "<", "…")):
-            # What stood before the first frame was the end of the thread's name.
+            # What came before the first frame was the end of the thread's name.
             name = ";" + ";".join(rest)
             rest = []
         rest.append(part)
@@ -121,8 +115,8 @@ def _split_frames(parts: Sequence[str]) -> tuple[str, tuple[StackFrame, ...]]:
 def _cut_middle(frames: tuple[T, ...], *cut: T) -> tuple[T, ...]:
     """Drop the middle of a stack that is deeper than ``MAX_FRAMES``, or put ``cut`` in its place.
 
-    Samples of a recursion add up. In a dump ``cut`` says how many frames are gone: a recursion that goes
-    deeper would look the same in each look.
+    Samples of a recursion then add up. In a dump ``cut`` has the number of dropped frames, or a recursion
+    that goes deeper would look the same each time.
     """
     if len(frames) <= MAX_FRAMES:
         return frames
@@ -130,16 +124,16 @@ def _cut_middle(frames: tuple[T, ...], *cut: T) -> tuple[T, ...]:
 
 
 def parse_raw(output: bytes, pid: int, loop_tid: int = 0) -> Sampled:
-    """Parse the folded stacks of ``py-spy record --threads --format raw``; lines of its own are skipped.
+    """Parse the folded stacks of ``py-spy record --threads --format raw``, without py-spy's own lines.
 
-    Where there are too many stacks, those of the main thread and of ``loop_tid`` are kept first.
+    Of too many stacks those of the main thread and of ``loop_tid`` are kept first.
     """
     counts: Counter[tuple[int, str, tuple[StackFrame, ...]]] = Counter()
     lost = 0
-    # The name of a thread, function or file may hold a line break: a stack goes on until it is counted.
+    # Names of threads, functions and files may hold line breaks: a stack ends with its count.
     for line in _ENDS.split(output.decode("utf-8", "replace")):
         if not line.startswith("thread ("):
-            # What py-spy says itself is no stack.
+            # py-spy's own remarks are no stack.
             lost += bool(line) and not line.startswith("py-spy>") and _COUNT.search(line) is not None
             continue
         number = _COUNT.search(line)
@@ -161,8 +155,8 @@ def settle(
 ) -> Sampled:
     """Give the main thread the number of its process and bound the number of stacks.
 
-    py-spy knows the kernel's number of a thread from Python 3.11 on; in a container it is the
-    number of the inside. Stacks beyond the ``most`` stay counted, as one without frames a thread.
+    py-spy knows a thread's TID from Python 3.11 on, in a container the inner one. Stacks beyond ``most`` stay
+    counted, as one without frames for each thread.
     """
     stacks = list(found)
     if all(one.tid != pid for one in found):
@@ -177,7 +171,7 @@ def settle(
 
 
 def parse_complaint(errors: bytes) -> tuple[Refusal, str]:
-    """Tell why py-spy gave up from what it wrote on stderr; the text is its first line, cleaned."""
+    """Return why py-spy gave up by its stderr, and the first line of that, cleaned."""
     text = errors.decode("utf-8", "replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     first = admit_text(lines[0].removeprefix("Error: ") if lines else "no reason given", 160)
@@ -191,12 +185,9 @@ def parse_complaint(errors: bytes) -> tuple[Refusal, str]:
     return Refusal.OTHER, first
 
 
-MOST_PARSED = 4096
-"""Threads of one process; of them ``settle`` keeps ``MAX_THREADS``, the main one first."""
-MOST_LOCALS = 40
-"""Of one frame."""
-CUT_FILE = "<cut>"
-"""The file of the frame that stands for those that were left out."""
+MOST_PARSED = 4096  # threads of one process, of which ``settle`` keeps ``MAX_THREADS``, the main one first
+MOST_LOCALS = 40  # of one frame
+CUT_FILE = "<cut>"  # the file of the frame that stands for those left out
 VALUE_CHARS = 80
 NATIVE_CHARS = 80
 _THREAD_NAME_CHARS = 64
@@ -210,10 +201,7 @@ _MOST_NESTED = 12
 
 @dataclass(frozen=True, slots=True)
 class DumpedStack(StackCount):
-    """Hold the stack of one thread; ``locals`` only where they were asked for.
-
-    ``active``: the kernel ran it right before its stack was read, or nobody told otherwise.
-    """
+    """Hold the stack of one thread; ``active``: it ran right before it was read, or that is unknown."""
 
     locals: Applicable[tuple[FrameLocals, ...]] = NOT_APPLICABLE
     active: bool = True
@@ -228,10 +216,7 @@ def _number(value: Any, most: int) -> int:
 
 
 def shorten_native(name: str) -> str:
-    """Shorten the name of a C++ function: no arguments, no template parameters; "?" for a bare address.
-
-    Addresses differ from process to process, and with them stacks that are the same.
-    """
+    """Shorten a C++ function's name: no arguments or template parameters; "?" for an address: it varies."""
     if _UNNAMED.fullmatch(name):
         return "?"
     name = name.replace("(anonymous namespace)::", "")
@@ -244,7 +229,7 @@ def shorten_native(name: str) -> str:
 
 def _parse_dump_frame(frame: dict[str, Any]) -> StackFrame:
     name, file, line = _text(frame.get("name")), _text(frame.get("filename")), frame.get("line")
-    # A frame of C has the library as its module, and a line only where debug information is there.
+    # A frame of C has the library as its module, and a line only with debug information.
     if _text(frame.get("module")):
         name = shorten_native(name)
     return make_frame(name, file, _number(line, _MAX_LINE))
@@ -259,13 +244,13 @@ def _parse_locals(frame: dict[str, Any]) -> tuple[Local, ...]:
 
 
 def _parse_local(name: str, value: str) -> Local:
-    """Clean one variable and hide what may be a secret, by its name and by how it looks."""
+    """Clean one variable and hide a possible secret, by its name and its form."""
     rating = rate_name(name)
     if rating > Rating.WEAK:
         shown = value if _is_plain(rating, value) else HIDDEN
     else:
         shown = hide(f"{name}={value}").removeprefix(f"{name}=")
-    # Where an object lies differs from rank to rank and tells nobody anything.
+    # The address of an object differs from rank to rank and means nothing.
     return Local(admit_text(name, _THREAD_NAME_CHARS), admit_text(_ADDRESS.sub("", shown), VALUE_CHARS))
 
 
@@ -296,9 +281,9 @@ def _parse_thread(thread: Any) -> DumpedStack | None:
 
 
 def parse_dump(output: bytes, pid: int, loop_tid: int = 0) -> Sampled:
-    """Parse ``py-spy dump --json``: one sample of every thread; py-spy lists frames innermost first.
+    """Parse ``py-spy dump --json``, one sample of every thread with its innermost frame first.
 
-    Where there are too many threads, the main one and ``loop_tid`` are kept first, wherever they are listed.
+    Of too many threads the main one and ``loop_tid`` are kept first, wherever they are listed.
     """
     try:
         threads = json.loads(output)
@@ -312,10 +297,10 @@ def parse_dump(output: bytes, pid: int, loop_tid: int = 0) -> Sampled:
 
 
 def is_torn(stacks: Iterable[StackCount]) -> bool:
-    """Tell whether py-spy lost a stack while it read it: who runs with the interpreter's lock has a frame.
+    """Tell whether py-spy lost a stack while it read it: a running thread with the GIL has a frame.
 
-    One in fifty such looks at a loop of short calls is empty (measured), and would show a thread that moves.
-    A thread of C++ that holds the lock and waits has none, and nothing of it was lost.
+    One in fifty samples of a loop of short calls is empty (measured), and would show a thread that moves. A
+    C++ thread that holds the lock and waits has no frame, and lost none.
     """
     return any(
         isinstance(one, DumpedStack) and one.active and one.holds_gil is True and not one.frames
@@ -325,22 +310,19 @@ def is_torn(stacks: Iterable[StackCount]) -> bool:
 
 _SUMMARY = re.compile(rb"Samples: (\d{1,12}) Errors: (\d{1,12})")
 _BEHIND = re.compile(rb"(\d{1,9}(?:\.\d{1,9})?)s behind in sampling")
-"""py-spy says it from one second on, as a Rust Duration in seconds."""
+"""py-spy says so from one second on, as a Rust Duration in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remarks:
-    """Hold py-spy's own count: ``errors`` looks gave no stack; ``behind_s`` is the worst delay it told."""
+    """Hold py-spy's own count: ``errors`` gave no stack; ``behind_s`` is the worst delay that it reported."""
 
     errors: int
     behind_s: float
 
 
 def parse_remarks(output: bytes) -> Remarks:
-    """Find the remarks in the output of ``py-spy record``; a program's stacks may hold the same words.
-
-    The summary is the last one, which py-spy writes after the stacks.
-    """
+    """Find the remarks in the output of ``py-spy record``; the last is the summary, behind all stacks."""
     lines = [line for line in output.split(b"\n") if not line.startswith(b"thread (")]
     summaries = [found for line in lines if (found := _SUMMARY.search(line))]
     delays = [float(found[1]) for line in lines for found in _BEHIND.finditer(line)]
