@@ -312,7 +312,7 @@ def read_all(name: str, reads: Sequence[tuple[Callable[[], A], float]], most: in
 
 
 def read_within(seconds: float, read: Callable[[], T]) -> Known[T]:
-    """Run ``read`` in a daemon thread; Missing for OSError, no thread, no answer in time; else raise."""
+    """Run ``read`` in a daemon thread; OSError, no thread and no answer are Missing, other errors raised."""
     slot: list[T] = []
     failed: list[BaseException] = []
 

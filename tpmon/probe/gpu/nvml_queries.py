@@ -197,7 +197,7 @@ class Calls:
             self._silent.clear()
 
     def lost_reason(self, is_blank: bool) -> str:
-        """Say why the card is lost if most calls of a round said so; "" else. ``is_blank``: none came."""
+        """Say why the card is lost if most calls of a round said so; "" else. ``is_blank``: no answer."""
         lost = self._lost > self._answered and (is_blank or self._lost_code != UNKNOWN)
         return describe_code(self._lost_code) if lost else ""
 
@@ -254,7 +254,10 @@ class ProcessList:
         self._seen_us = 0
 
     def read(self, handle: Any, with_busy: bool) -> Known[tuple[CardProcessReading, ...]]:
-        """List the compute processes of a card or MIG device but MPS's server; ``with_busy`` adds SM %."""
+        """List the compute processes of a card or MIG device; ``with_busy`` adds their SM %.
+
+        MPS's server is left out: it computes for its clients, whose SM % is unknown.
+        """
         entries = self._list(handle)
         if isinstance(entries, Missing):
             return entries

@@ -66,7 +66,10 @@ class Counter(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Hold the counters in the order of ``Counter``; ``after_us``: how long after ``taken_ns``."""
+    """Hold the counters in the order of ``Counter``.
+
+    Each value is of ``after_us`` later than ``taken_ns``: a driver may hand out what it read before.
+    """
 
     values: tuple[Known[int], ...]
     after_us: tuple[int, ...]

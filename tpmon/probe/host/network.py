@@ -85,7 +85,10 @@ def choose_interfaces(
 
 
 class NetworkReader:
-    """Read the interfaces of ``find_pid``'s network namespace and the InfiniBand ports of the host."""
+    """Read the interfaces of a network namespace and the InfiniBand ports of the host.
+
+    The namespace is that of the process which ``find_pid`` names each time; a descriptor would pin it.
+    """
 
     def __init__(self, find_pid: Callable[[], int], proc: str = "/proc", sys: str = "/sys") -> None:
         self._find_pid = find_pid

@@ -134,7 +134,10 @@ def _may_train(stat: StatLine, proc: str) -> bool:
 
 
 def choose_root(pid: int, cache: FactCache) -> int | None:
-    """Return the first launcher above ``pid``, else the highest Python that trains, or starts what does."""
+    """Return the first launcher above ``pid``, else the highest Python process that trains or starts ranks.
+
+    A process that only started a launcher, or another program that trains, is above the job.
+    """
     highest: int | None = None
     chain = list(ancestry(pid, cache.table))
     cache.load(chain, deep=True)
@@ -152,7 +155,10 @@ def choose_root(pid: int, cache: FactCache) -> int | None:
 
 
 def _outermost(launcher: int, cache: FactCache) -> int:
-    """Climb to the launcher that started this one: mpirun above orted, deepspeed above its launch module."""
+    """Climb from a launcher to the one that started it as part of the same command.
+
+    mpirun is above hydra_pmi_proxy or orted, deepspeed above deepspeed.launcher.launch.
+    """
     fact = cache.get(launcher)
     for at in list(ancestry(launcher, cache.table))[1:]:
         above = cache.get(at)
@@ -239,7 +245,7 @@ def read_state(job: Job, proc: str = PROC) -> JobState:
 
 
 def find_arguments(job: Job) -> Known[str]:
-    """Return the first rank's arguments, of the root where multiprocessing ran it; the code of ``-c``."""
+    """Return the arguments of the first rank, or of the root if multiprocessing ran it; ``-c`` code."""
     rank = next((pid for pid in job.parts if _is_rank(job, pid)), job.root.pid)
     if job.facts[rank].program.spawned:
         rank = job.root.pid

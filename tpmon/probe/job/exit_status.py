@@ -55,7 +55,7 @@ def _call_pidfd_open(pid: int) -> int:
 
 
 def read_wait_status(identity: Identity, pidfd: int, proc: str = PROC) -> Known[int]:
-    """Read the wait status of an ended process: a zombie's field 52, else by a ``pidfd`` opened before."""
+    """Read an ended process's wait status: a zombie's field 52, else by ``pidfd`` opened before or -1."""
     try:
         stat = read_stat(identity.pid, proc)
         if stat.start_ticks == identity.start_ticks and stat.state in "ZX":
@@ -133,7 +133,10 @@ def read_oom_victims(
 
 
 def parse_oom_victims(record: bytes, since_s: float) -> list[int]:
-    """Parse records of /dev/kmsg (Documentation/ABI/testing/dev-kmsg); priorities from 8 on are users'."""
+    """Parse records of /dev/kmsg: "priority,number,microseconds since boot,flags;text".
+
+    Priorities from 8 on are user space's own. Source: Documentation/ABI/testing/dev-kmsg.
+    """
     return [
         int(victim.group(2)) for victim in _KILLED.finditer(record) if int(victim.group(1)) / 1e6 >= since_s
     ]

@@ -231,7 +231,10 @@ class LoopThreads:
 
 
 def read_loop(pid: int, stack: StackCount, proc: str = PROC) -> Applicable[Loop]:
-    """Read the TID of a loop; not applicable where it is gone, unknown or autograd's (another's backward)."""
+    """Read the TID of a loop; not applicable where its thread is gone or unknown.
+
+    Nor for a thread of autograd, which runs a backward that another thread asked for.
+    """
     with suppress(OSError):
         here = {int(name) for name in os.listdir(f"{proc}/{pid}/task") if name.isdigit()}
         tid, _ = number_stacks(pid, (stack,), here, proc)[0]

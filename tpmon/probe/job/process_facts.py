@@ -204,9 +204,10 @@ def read_all_facts(
     each_s: float = _CHUNK_S,
     all_s: float = 0.0,
 ) -> dict[int, Facts]:
-    """Read the facts of many processes within ``all_s``, else 10 s or less for few; the gone are left out.
+    """Read the facts of many processes with a deadline; those that are gone are left out.
 
-    One whose address space does not answer keeps its name, program file and thread names.
+    Without ``all_s`` the deadline grows with their number, up to 10 s. One whose address space does not
+    answer keeps its name, program file and thread names.
     """
     by_pid = {stat.pid: stat for stat in stats}
     all_s = all_s or min(_MOST_S, _ALL_S + _MORE_S * len(by_pid))
@@ -322,14 +323,14 @@ _MAY_END = "killed or ended"  # where nothing says how a process came to its end
 
 @dataclass(frozen=True, slots=True)
 class LeftThread:
-    """Hold the thread that keeps a process whose first one has ended; ``stuck``: why it cannot end."""
+    """Hold the thread that keeps a process whose first one has ended; a stuck thread goes first."""
 
     tid: int
     state: str
     wchan: Known[bytes]
     call: Known[bytes]
     is_ending: bool
-    stuck: Wait | None
+    stuck: Wait | None  # it was to end with the process and has not; None where it does not sleep
 
     @property
     def words(self) -> str:

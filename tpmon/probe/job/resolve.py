@@ -341,7 +341,10 @@ def await_job(
     limit_s: float = AWAIT_S,
     every_s: float = AWAIT_EVERY_S,
 ) -> Job:
-    """Call ``find`` until a starting program became a job, for ``limit_s``; its age counts only at first."""
+    """Call ``find`` again while it meets a program that is just starting, at most ``limit_s``; say so once.
+
+    The age of the program counts at the first call only; then it is awaited to the end.
+    """
     end_s = time.monotonic() + limit_s
     awaited: tuple[int, int] | None = None
     while True:

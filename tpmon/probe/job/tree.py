@@ -22,7 +22,11 @@ _TRAINING_THREADS = (*COMM_THREADS, "pt_autograd", "pt_data_pin")
 
 
 def is_given_place(child: RankPlace | None, own: RankPlace | None) -> bool:
-    """Tell whether a child's place is in a larger world than one passed on (``srun --pty bash``, a pod)."""
+    """Tell whether a process gave its child a place, and did not just pass on its own.
+
+    A shell in a step of Slurm (``srun --pty bash``) and a pod have a place in a smaller world than their
+    ranks.
+    """
     return child is not None and (own is None or (child.world_size or 0) > (own.world_size or 1))
 
 
@@ -214,7 +218,10 @@ def _name_start(fact: Facts, place: RankPlace, environ: Mapping[str, str]) -> st
 
 
 def join_strays(roots: Iterable[Facts], proc: str = PROC) -> list[tuple[int, ...]]:
-    """Join roots that are ranks of one run, the lowest first; all stay alone where two have one number."""
+    """Join the roots that are ranks of one run, the lowest rank first; the others stay alone.
+
+    Of two with the same number one is left over from another run: then all stay alone.
+    """
     groups: dict[object, list[tuple[int, int]]] = {}
     for fact in roots:
         pid = fact.stat.pid

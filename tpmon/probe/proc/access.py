@@ -120,12 +120,12 @@ _CONTAINED = (RuntimeKind.ENGINE, RuntimeKind.TOOLBOX, RuntimeKind.LXC, RuntimeK
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Say who calls tpmon and where; ``program`` also starts it under sudo (``root_may``: it helps here)."""
+    """Say who calls tpmon, and from where."""
 
     uid: int = 1000
     runtime: RuntimeKind = RuntimeKind.HOST
-    program: str = "tpmon"
-    root_may: bool = True
+    program: str = "tpmon"  # starts it under sudo, too
+    root_may: bool = True  # sudo can still give CAP_SYS_PTRACE here
 
 
 USUAL = Caller()  # a user on the host itself

@@ -372,7 +372,7 @@ def _read_newer(seen: str, started: datetime, owner: Owner) -> RecordFile | None
 
 
 def ask_pipe(pid: int, rank: int, environment: Mapping[str, str], proc: str = PROC) -> None:
-    """Write a byte to a rank's pipe, so that NCCL's watchdog writes the file; OSError without a reader."""
+    """Write to a rank's pipe, so that NCCL's watchdog writes its file; OSError without a pipe or a reader."""
     path = pipe_path(environment, rank)
     if not path:
         raise FileNotFoundError(f"it has no pipe: start the job with {PIPE_VARIABLES[0]}=/tmp/fr_pipe_")

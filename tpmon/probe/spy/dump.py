@@ -412,7 +412,10 @@ class DumpService(Worker[DumpState]):
                 self.change(lambda _: replace(first, running=False))
 
     def _find_earlier(self, request: DumpRequest, members: Sequence[Member]) -> Applicable[DumpRound]:
-        """Return the dump to compare a single one with; several are compared mutually, native never."""
+        """Return the dump to compare a single one with; several are compared with each other.
+
+        Native frames make other stacks of the same place, so such dumps are compared with none.
+        """
         if self._kept is None or request.rounds > 1 or request.native:
             return NOT_APPLICABLE
         kept, dump = self._kept

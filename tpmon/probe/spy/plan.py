@@ -34,7 +34,7 @@ EARLY_MS = 60.0
 share of 75 % has its lower bound below 50 % one time in ten, and a slice of 9 s would end after the 15 s at
 which a verdict is due."""
 SHAKEN_MS = 40.0  # unused credit for one early slice when a settled verdict is shaken
-RATES_HZ = (17, 13, 11, 7, 5, 3)  # primes: no step time is a multiple of all; py-spy adds random jitter
+RATES_HZ = (17, 13, 11, 7, 5, 3)  # primes: no step time is a multiple of all; py-spy samples at random times
 LENGTHS_S = (10, 9, 11)
 MANY_RANKS = 3
 SHORT_SECONDS = 2

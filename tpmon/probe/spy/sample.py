@@ -224,7 +224,7 @@ class Sampler:
         proc: str = PROC,
         spy: Callable[[], Known[str]] = find_spy,
     ) -> None:
-        """Sample what ``find`` returns, the first first; ``run`` calls it each second, for new workers."""
+        """Sample what ``find`` returns, in its order; ``run`` calls it each second, for new workers."""
         self._find = find
         self._tallies: dict[Identity, SampleTally] = {}
         self._request = request

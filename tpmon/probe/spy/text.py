@@ -201,10 +201,10 @@ _MOST_NESTED = 12
 
 @dataclass(frozen=True, slots=True)
 class DumpedStack(StackCount):
-    """Hold the stack of one thread; ``active``: it ran right before it was read, or that is unknown."""
+    """Hold the stack of one thread."""
 
-    locals: Applicable[tuple[FrameLocals, ...]] = NOT_APPLICABLE
-    active: bool = True
+    locals: Applicable[tuple[FrameLocals, ...]] = NOT_APPLICABLE  # unless they were asked for
+    active: bool = True  # the kernel ran it right before its stack was read, or nothing says otherwise
 
 
 def _text(value: Any) -> str:
