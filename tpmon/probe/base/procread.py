@@ -200,7 +200,7 @@ def read_stat(pid: int | str, proc: str = PROC) -> StatLine:
 
 
 def has_ended(state: str, threads: int) -> bool:
-    """Tell whether a process has ended; a zombie with living threads has not: one may be stuck."""
+    """Tell whether a process has ended, not just its first thread: another may be stuck in the kernel."""
     return state == "X" or (state == "Z" and threads < 2)
 
 

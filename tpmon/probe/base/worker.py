@@ -58,7 +58,7 @@ def step_aside() -> None:
 
 
 def step_back() -> None:
-    """Lower the priority of this thread for good: it packs a trace, and the training comes first."""
+    """Lower the priority of this thread, which packs a trace and then ends: the training comes first."""
     thread = threading.get_native_id()
     if os.getpriority(os.PRIO_PROCESS, thread) < NICENESS:
         os.setpriority(os.PRIO_PROCESS, thread, NICENESS)

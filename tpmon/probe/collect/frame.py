@@ -220,7 +220,7 @@ def list_loader_ranks(processes: Sequence[ProcessSample]) -> tuple[LoaderRank, .
 
 
 def age_output(output: OutputSample, taken: datetime) -> OutputSample:
-    """Add the time up to the Frame to the age of the last write: logs are read less often."""
+    """Count the age of the last write up to the Frame: logs are read less often."""
     if not is_known(output.last_write) or not is_known(output.last_write_age_s):
         return output
     return replace(output, last_write_age_s=max(0.0, (taken - output.last_write).total_seconds()))

@@ -190,7 +190,7 @@ def choose_library(mappings: Sequence[Mapping], blocked_at: Sequence[str]) -> Kn
 def read_pool_library(
     pid: int, tids: Sequence[int], proc: str = "/proc", *, memory: bool = True
 ) -> Known[str]:
-    """Name the library of a pool with busy threads ``tids`` within half a second; ``memory``: read that, too."""
+    """Name the library of a pool by its busy threads within half a second; ``memory``: read that, too."""
 
     def read() -> Known[str]:
         raw = read_file(f"{proc}/{pid}/maps")

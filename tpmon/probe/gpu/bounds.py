@@ -56,8 +56,7 @@ READINGS = (
     (("pcie_generation",), "", 1, 8),
     (("pcie_width",), "lanes", 1, 32),
 )
-LIVE = tuple(name for names, *_ in READINGS for name in names)
-"""What cannot be said of a card that no longer answers."""
+LIVE = tuple(name for names, *_ in READINGS for name in names)  # unknown of a card that no longer answers
 
 
 def bound(value: Known[Any], unit: str, least: float, most: float) -> Known[Any]:
@@ -198,8 +197,7 @@ class DriverCard:
     name: str = "unknown card"
 
 
-Listed = Known[tuple[DriverCard, ...]]
-"""The cards of the kernel's driver by PCI address, which is NVML's order."""
+Listed = Known[tuple[DriverCard, ...]]  # the driver's cards by PCI address, which is NVML's order
 
 
 def parse_information(text: str) -> tuple[DriverCard, ...]:

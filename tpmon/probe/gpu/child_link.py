@@ -114,7 +114,7 @@ class ChildLink:
         started_s = time.monotonic()
         self._listener.on_start()
         how = read_apart(self._run_once)
-        if isinstance(how, Missing):  # a failure that nobody foresaw: the next child may be read
+        if isinstance(how, Missing):  # an unforeseen failure: the next child may be read
             how = f"reading it failed: {how.reason}"
         if self._worker.stopped.is_set():
             return 0.0

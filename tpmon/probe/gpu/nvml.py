@@ -345,7 +345,7 @@ class CardReader:
             health = self._read_health()
             identity = self._identity = self._read_identity()
             self._health_due_ns = now_ns + int(HEALTH_S * 1e9)
-        next_s = IDLE_S if _is_unused(fast) else FAST_S
+        next_s = IDLE_S if fast.processes == () and fast.reasons == REASON_IDLE else FAST_S
         return CardLine(self.index, self.uuid, now_ns, next_s, NOT_APPLICABLE, fast, slow, health, identity)
 
     def close(self) -> None:
@@ -537,7 +537,3 @@ def blank_fast(reason: str) -> Fast:
     values: dict[str, Any] = {field.name: no for field in fields(Fast)}
     counters = Counters((no,) * len(Counter), (0,) * len(Counter))
     return Fast(**values | {"counters": counters, "instances": ()})
-
-
-def _is_unused(fast: Fast) -> bool:
-    return fast.processes == () and fast.reasons == REASON_IDLE

@@ -210,10 +210,8 @@ class CardTrack:
     health: Health = _NO_HEALTH
     identity: CardIdentity = _NO_IDENTITY
     xids: tuple[int, ...] = ()
-    answered: CardLine | None = None
-    """The newest line in which the card was not lost."""
-    computed: bool = False
-    """Whether the driver ever told of a process that computed on it."""
+    answered: CardLine | None = None  # the newest line in which the card was not lost
+    computed: bool = False  # the driver has reported a process that computed on it
 
     def add(self, line: CardLine) -> None:
         """Take the next line of the card."""

@@ -310,7 +310,7 @@ def parse_reading(
 
 
 def _list_ends(records: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Return the records at the end of a step: others tell of one that goes on."""
+    """Return the records that end a step; others are of a step that goes on."""
     return [one for one in records if one[wire.REC_TIME_NS] == one[wire.REC_ENDED_NS]]
 
 

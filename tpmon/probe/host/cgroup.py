@@ -65,7 +65,7 @@ def read_quotas(group: Group) -> Iterator[Quota]:
             else:
                 cores = parse_cpu_max(_read(one, "cpu.max"))
         except (FileNotFoundError, NotADirectoryError):
-            # The root has no quota, nor has a v2 group without the CPU controller.
+            # The root has no quota, nor has a v2 group without the cpu controller.
             continue
         if cores is not None:
             yield Quota(cores, one)
@@ -212,7 +212,7 @@ def find_pressure(groups: JobGroups, proc: str) -> tuple[tuple[Known[str], ...],
 
 
 def find_layout(groups: JobGroups, proc: str) -> Layout:
-    """Find every control group file that tells of the job."""
+    """Find every control group file with readings of the job."""
     quotas, local = _find_quotas(groups.common("cpu"))
     memory = memory_group(groups.common("memory"))
     leaves = tuple(groups.distinct("memory")) if is_known(memory) and memory.version == 1 else ()

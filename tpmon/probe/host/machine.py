@@ -106,7 +106,7 @@ class _HostFile:
 
 
 def _measure_stat(path: str) -> int:
-    """Return how many bytes of /proc/stat to read: those before its interrupt counters, ten times as long."""
+    """Return how many bytes of /proc/stat to read: the interrupt counters behind are ten times as long."""
     with open(path, "rb") as file:
         return len(file.read().partition(b"\nintr")[0]) * 2 + 1024
 

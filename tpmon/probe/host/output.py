@@ -152,7 +152,7 @@ def read_more(sample: OutputSample, most: int, proc: str = "/proc") -> Known[tup
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """Hold where a log was found and what it said."""
+    """Hold where a log was found and what it contained."""
 
     path: str
     identity: _Identity

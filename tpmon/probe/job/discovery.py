@@ -245,7 +245,7 @@ def read_state(job: Job, proc: str = PROC) -> JobState:
 
 
 def find_arguments(job: Job) -> Known[str]:
-    """Return the arguments of the first rank, or of the root if multiprocessing ran it; ``-c`` code."""
+    """Return the first rank's arguments, or the root's if multiprocessing ran it; of ``-c`` the code."""
     rank = next((pid for pid in job.parts if _is_rank(job, pid)), job.root.pid)
     if job.facts[rank].program.spawned:
         rank = job.root.pid
@@ -293,7 +293,7 @@ def uses_cuda(pid: int, proc: str = PROC) -> bool:
 
 def runs_cuda_11(pid: int, proc: str = PROC) -> bool:
     """Tell whether the runtime of CUDA 11 is loaded, by the name of its file."""
-    # A process that cannot be read is not asked for kineto.
+    # Kineto is asked for nothing in a process that cannot be read.
     return any(_RUNTIME_11.search(line.rstrip()) for line in read_text(f"{proc}/{pid}/maps").splitlines())
 
 

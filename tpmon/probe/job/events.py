@@ -166,7 +166,7 @@ def _number(number: Applicable[int]) -> str:
 
 DYING_NS = 10_000_000_000  # freeing hundreds of GB takes the kernel seconds
 OUTLIVED_NS = 2_400_000_000_000
-"""A job that runs on 40 min after a failure survived it: gloo gives up waiting after 30 min, NCCL in 10."""
+"""A job that runs 40 min after a failure survived it: gloo gives up waiting after 30 min, NCCL after 10."""
 MOST_ENDS = 256  # named in one Frame: a job of thousands may end in one second
 _FATAL = (Role.RANK, Role.WORKER)
 
@@ -250,7 +250,7 @@ class MemberEnds:
         return tuple(end for end in ends if end.role is not Role.HELPER)[:MOST_ENDS]
 
     def _went_on(self, first: Member, changes: Changes, living: Sequence[ProcessSample]) -> bool:
-        """Tell whether ``first`` was replaced, or all ranks: an elastic restart may give other numbers."""
+        """Tell whether the job goes on: ``first`` was replaced, or all ranks (elastic restarts renumber)."""
         if any((one.role, one.rank) == (first.role, first.rank) for one in changes.born):
             return True
         return min(_started(living), default=0) > max(self._newest_ticks, first.identity.start_ticks)
@@ -361,7 +361,7 @@ class EventTracker:
 
     @property
     def last_ends(self) -> Applicable[tuple[ProcessEnd, ...]]:
-        """Return who ended in the last second; not applicable for nobody."""
+        """Return who ended in the last second; not applicable where nobody did."""
         return self._last_ends or NOT_APPLICABLE
 
     def _list_stops(self, processes: Sequence[ProcessSample]) -> tuple[tuple[Role, str], ...]:

@@ -55,7 +55,7 @@ def _call_pidfd_open(pid: int) -> int:
 
 
 def read_wait_status(identity: Identity, pidfd: int, proc: str = PROC) -> Known[int]:
-    """Read an ended process's wait status: a zombie's field 52, else by ``pidfd`` opened before or -1."""
+    """Read an ended process's wait status: field 52 of a zombie, else ``pidfd``, opened before (-1: none)."""
     try:
         stat = read_stat(identity.pid, proc)
         if stat.start_ticks == identity.start_ticks and stat.state in "ZX":

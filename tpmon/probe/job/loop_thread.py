@@ -26,7 +26,7 @@ from tpmon.probe.proc.threads import number_stacks
 
 MAIN_S = 120.0  # a main thread that trained so lately may wait for a batch that another thread fetches
 QUIET_SAMPLES = 2
-"""Samples of the main thread without training before another may be the loop; of many ranks minutes apart."""
+"""Samples of the main thread without training before another may be the loop (minutes, with many ranks)."""
 
 
 class _Trains(IntEnum):

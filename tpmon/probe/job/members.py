@@ -110,14 +110,14 @@ class Membership:
         return self.job.members
 
     def refresh(self, now_ns: int, loops: Mapping[Identity, int] = MappingProxyType({})) -> Changes:
-        """Find who was born, ended or changed since the last call; ``loops`` start the loader workers."""
+        """Find who was born, ended or changed since the last call; threads in ``loops`` start the workers."""
         slow = not self._slow_ns or now_ns - self._slow_ns >= SCAN_EVERY_NS
         self._slow_ns = now_ns if slow else self._slow_ns
         ended = self._find_ended()
         moved = self._settle(ended, slow=slow, retry=self._is_full_scan_due(now_ns))
         before_s, self._boot_s = self._boot_s, follow_boot_time_s(self._boot_s)
         if before_s != self._boot_s:
-            moved = True  # somebody set the wall clock, which tells when each of them started
+            moved = True  # the wall clock was set, by which each start is dated
             self.job = replace(self.job, start=started_at(self.job.root.start_ticks, self._boot_s))
         gone = [self._bury(watched) for watched in ended]
         born = self._find_born(now_ns, loops, slow=slow)

@@ -290,7 +290,7 @@ class _Course(Generic[T]):
         self.running = False
 
     def run(self) -> bool:
-        """Read until the end or until nobody waits any more; True."""
+        """Read until the end or until the caller has given up; return True."""
         self.running = True
         try:
             for pid in self._pids:

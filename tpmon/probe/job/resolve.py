@@ -167,7 +167,7 @@ def _find_only_below(pid: int, cache: FactCache) -> int | None:
 
 
 def _find_strays(root: int, cache: FactCache) -> tuple[int, ...]:
-    """Return ``root``, or all the roots of its job where no launcher stands above its ranks."""
+    """Return ``root``, or all the roots of its job where no launcher is above its ranks."""
     fact = cache.get(root)
     if fact is None or fact.program.launcher or read_rendezvous(fact, cache.proc) is None:
         return (root,)

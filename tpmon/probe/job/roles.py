@@ -154,7 +154,7 @@ class _Casting:
                 self._cast_above_ranks(child, pid)
 
     def _cast_above_ranks(self, pid: int, starter: int) -> None:
-        """Cast a process that no rank stands above: launcher, wrapper, rank, or starter of ranks."""
+        """Cast a process that has no rank above it: launcher, wrapper, rank, or starter of ranks."""
         program = self._programs[pid]
         if program.boundary:
             return
@@ -252,7 +252,7 @@ class _Casting:
         )
 
     def _cast_children(self, pid: int, rank: int | None) -> None:
-        """Cast what stands below a rank, or besides the ranks under their starter."""
+        """Cast what is below a rank, or beside the ranks under their starter."""
         for child in self._family.children(pid):
             program = self._programs[child]
             if child in self._parts or program.boundary:

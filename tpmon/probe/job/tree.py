@@ -116,7 +116,7 @@ class Family:
         return found
 
     def wraps(self, pid: int) -> bool:
-        """Tell whether a Python process only stands above what trains.
+        """Tell whether a Python process only started what trains.
 
         It has no torch and one below has (``conda run``), or it has torch but no sign of training and started
         a launcher or another program that trains (``yolo train``, a sweep).

@@ -50,8 +50,7 @@ _COUNTER_OF = {
 }
 
 
-_WAITS_BY_CALL = {202: "futex", 7: "poll_schedule"}
-"""Kernel functions in which these x86-64 system calls wait."""
+_WAITS_BY_CALL = {202: "futex", 7: "poll_schedule"}  # kernel functions in which these x86-64 calls wait
 
 
 def classify_call(call: Known[Syscall]) -> str | None:
@@ -137,8 +136,7 @@ class MainThreadProbe:
         self._named: dict[Identity, Applicable[int]] = {}
         self._pace = Pace.FULL
         self._loops: Mapping[Identity, int] = {}
-        self._threads: dict[tuple[Identity, int], _MainThread] = {}
-        """By process and TID of the thread that runs its loop."""
+        self._threads: dict[tuple[Identity, int], _MainThread] = {}  # by process and TID of its loop
         # Held for moments, never while a file is read.
         self._lock = threading.Lock()
         self._counts: dict[Identity, Counter[str]] = {}

@@ -169,7 +169,7 @@ class AnonReader:
         self._growth = MemoryGrowth()
 
     def read(self, now_ns: int, of_group: Known[int], processes: Sequence[ProcessSample]) -> AnonMemory:
-        """Return what the control group told, else the sum over processes; ``now_ns`` is CLOCK_MONOTONIC."""
+        """Return the control group's memory, else the sum over processes; ``now_ns`` is CLOCK_MONOTONIC."""
         is_summed = not is_known(of_group)
         anon = of_group if is_known(of_group) else self._add(processes)
         growth = self._growth.add(now_ns, anon) if is_known(anon) else anon

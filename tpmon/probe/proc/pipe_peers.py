@@ -140,7 +140,7 @@ class OtherEnds:
             mode = os.lstat(f"{self._proc}/{pid}/fd/{fd}").st_mode
         except OSError as error:
             return Missing(f"descriptor {fd}: {say_refusal(error, 'fd')}")
-        # A FIFO opened for both still waits for somebody else.
+        # A FIFO that was opened for both ways still waits for somebody else.
         wanted = _WRITES if mode & _READS else _READS
         return self._find((link,), wanted, pid)
 

@@ -304,7 +304,7 @@ class ThreadSet:
             any_gone = self._add(sums, resting, taken_ns) or any_gone
             everyone = True
         if any_gone:
-            # Others may have been born in their place, which the number of threads does not show.
+            # As many others may have been born in their place, which the number of threads does not show.
             self._add(sums, self._list(taken_ns), taken_ns)
         if not sums.read:
             self._has_schedstat = not self._lacks_schedstat()
@@ -364,8 +364,7 @@ class ThreadSet:
 
 
 _MACHINE = os.uname().machine
-_TID_AT = {"x86_64": 720, "aarch64": 208}
-"""Offset of the kernel's TID in glibc's struct pthread, to which pthread_self() points."""
+_TID_AT = {"x86_64": 720, "aarch64": 208}  # offset of the TID in glibc's struct pthread (pthread_self())
 _LOWEST_ADDRESS = 1 << 32
 
 

@@ -155,8 +155,7 @@ _INPUTS = {
 """Waits that become input when descriptor 0 is read; nobody gives a training a TCP socket for it."""
 
 
-_FILE_LOCKS = re.compile(r"lock_inode_wait|lock_file_wait|fcntl_setlk")
-"""Kernel functions in which flock and fcntl wait for a file lock."""
+_FILE_LOCKS = re.compile(r"lock_inode_wait|lock_file_wait|fcntl_setlk")  # of flock and fcntl
 _DRIVERS = re.compile(r"\b(?:nvidia_|nvkms_|nv_|_nv\d|uvm_|os_acquire_|amdgpu_|kfd_)")
 """Those of the card drivers (nvidia.ko, nvidia-uvm.ko, amdgpu.ko)."""
 

@@ -35,8 +35,7 @@ from tpmon.model.text.unpickle import Limits, load_plain
 from tpmon.probe.base.procread import PROC, read_file
 
 _CLOSES = (":coalesced", "_coalesced")
-_GLOO = "gloo:"
-"""It makes no batches."""
+_GLOO = "gloo:"  # it makes no batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +66,8 @@ class Settled:
 def settle_batches(entries: Sequence[Entry], *, renumber: bool) -> Settled:
     """Give the calls of each batch the state of its closing entry; ``entries`` are of one group.
 
-    A batch of collectives becomes its closing entry. With ``renumber`` batches of transfers are left out of
-    the count.
+    A batch of collectives becomes its closing entry. With ``renumber`` the numbers of collectives leave
+    out batches of transfers.
     """
     settled: list[Entry] = []
     batches = 0

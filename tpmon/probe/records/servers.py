@@ -96,8 +96,7 @@ SOCKET_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
 ANSWER_S = 3.0
 MOST_BYTES = 64 << 20
 NO_SERVER = Missing("no debug server in it (torch.distributed.debug.start_debug_server)")
-_RECORDERS = ("fr_trace_json", "dump_nccl_trace_json")
-"""Handlers of the server: the recorder of gloo and others, and NCCL's own."""
+_RECORDERS = ("fr_trace_json", "dump_nccl_trace_json")  # handlers: gloo's and others' recorder, NCCL's own
 _LENGTH_DIGITS = 12
 _ANY_IPV6 = "::"
 

@@ -148,7 +148,7 @@ def parse_deleted(maps: bytes) -> tuple[str, str] | None:
 
 
 def explain_deleted(pid: int, proc: str = PROC) -> str:
-    """Say that the Python of a process was deleted; "" where it was not, or nothing can be told."""
+    """Say that the Python of a process was deleted; "" where it was not, or that is unknown."""
     found = read_or(None, lambda: parse_deleted(read_file(f"{proc}/{pid}/maps", _MOST_MAPS_BYTES)))
     if found is None:
         return ""

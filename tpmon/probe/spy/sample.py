@@ -64,8 +64,7 @@ class SampleSlice:
     remarks: Remarks
     looks: int
     wall_s: float
-    tid: int
-    """The thread of ``before`` and ``after``: that of the loop, as far as it was known."""
+    tid: int  # of ``before`` and ``after``: the loop's thread, as far as it was known
     before: Known[SchedStat]
     after: Known[SchedStat]
 
@@ -96,8 +95,7 @@ class SampleTally:
         self.tries = 0  # failures since the last slice
         self.looks = 0
         self.failure: Failure | None = None
-        self.refusal: Failure | None = None
-        """What its last try ended with, while another may come."""
+        self.refusal: Failure | None = None  # of its last try, while another may come
         self._lost = 0
         self._behind_s = 0.0
         self._watched_s = 0.0
