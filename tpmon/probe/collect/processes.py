@@ -271,10 +271,7 @@ class ProcessProbe:
         self._loop_stat = _Optional(f"{base}/stat", 1024, "stat", keep=self.keep) if tid != self.pid else None
 
     def read(self, role: Role, *, skip_threads: bool, threads_later: bool = False) -> ProcessReading:
-        """Read the process, its threads perhaps later (``begin_threads``); OSError when it is gone.
-
-        ValueError when the kernel's text does not parse.
-        """
+        """Read the process, its threads perhaps later; OSError when it is gone, ValueError for odd text."""
         taken_ns = time.monotonic_ns()
         stat = self._stat.read()
         raw_io = self._io.read()

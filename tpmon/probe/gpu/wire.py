@@ -68,7 +68,7 @@ class Counter(IntEnum):
 class Counters:
     """Hold the counters in the order of ``Counter``.
 
-    Each value is of ``after_us`` later than ``taken_ns``: a driver may hand out what it read before.
+    Each was valid ``after_us`` after ``taken_ns``; a driver may hand out what it read before.
     """
 
     values: tuple[Known[int], ...]

@@ -197,18 +197,15 @@ _HIDDEN = Missing("the process is hidden")
 
 @dataclass(frozen=True, slots=True)
 class AccessStanding:
-    """Hold what decides whether one process may be read; ``confined``: a security profile binds tpmon.
-
-    ``call_works``: process_vm_readv works on tpmon itself.
-    """
+    """Hold what decides whether one process may be read."""
 
     ptrace_scope: Known[int]
     own_uid: int
     uid: Known[int]
     may_ptrace: bool
-    call_works: bool = True
+    call_works: bool = True  # process_vm_readv works on tpmon itself
     dumpable: Known[bool] = _NOT_READ
-    confined: str = ""
+    confined: str = ""  # a security profile that binds tpmon
     more_capabilities: bool = False  # the process has capabilities that tpmon lacks
     all_users: bool = True  # tpmon is in no user namespace of its own, where its capabilities would end
     gid: int = 0  # of the process; whoever becomes its user takes this group too

@@ -281,7 +281,7 @@ def _parse_thread(thread: Any) -> DumpedStack | None:
 
 
 def parse_dump(output: bytes, pid: int, loop_tid: int = 0) -> Sampled:
-    """Parse ``py-spy dump --json``, one sample of every thread with its innermost frame first.
+    """Parse ``py-spy dump --json``: one sample of every thread; py-spy lists frames innermost first.
 
     Of too many threads the main one and ``loop_tid`` are kept first, wherever they are listed.
     """
