@@ -39,7 +39,7 @@ MOST_TIMED = 512
 LEAST_TIMED = 20  # so many steps are timed however old: a minute holds two steps of half a minute
 UNSEEN_BACKWARDS = 64  # without an optimizer; from here on the hook takes each batch for a step
 HOOKS_LAST = (2, 3)  # the torch since which torch.compile leaves optimizers' hooks in place
-STALLED_STEPS = 2.0  # means without a step, after which the time since the last one lowers the rate
+STALLED_STEPS = 2.0  # mean step times without a step, after which the time since the last lowers the rate
 
 
 _PHASES = attrgetter("data_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns")
