@@ -30,7 +30,7 @@ class Look:
     ) -> None:
         self._rounds = rounds
         self._records = records
-        self.stopped = False
+        self.stacks = self.stopped = False
         self.failed = ""
 
     def start(self) -> None:

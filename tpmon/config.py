@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
 
-from tpmon.errors import UsageError
+from tpmon.errors import UsageError, exclude
 from tpmon.model.frozen import dataclass
 from tpmon.model.units import clean_text
 from tpmon.settings import BY_KEY, CATALOGUE, SETTINGS, Value, check_value, parse_text
@@ -63,8 +63,7 @@ class Choices:
         json, plain = self.by_key["json"], self.by_key["plain"]
         if json.value and plain.value:
             if json.source == plain.source:
-                both = f"json and plain exclude each other ({json.where}, {plain.where})"
-                raise UsageError(both, "leave one of the two out")
+                raise exclude("json and plain", f" ({json.where}, {plain.where})")
             return (json.source > plain.source) == (key == "json")
         return value
 
@@ -93,7 +92,7 @@ class Choices:
                 SettingSource.ENVIRONMENT: "the environment",
             }.get(source)
             both = f"json and format {name}, both of {place}," if place else f"--json and --format {name}"
-            raise UsageError(f"{both} exclude each other", "leave one of the two out")
+            raise exclude(both)
         return "json"
 
 

@@ -45,6 +45,11 @@ class UsageError(TpmonError):
     exit_code = ExitCode.USAGE
 
 
+def exclude(both: str, why: str = "") -> UsageError:
+    """Refuse two options, or settings, that cannot hold together."""
+    return UsageError(f"{both} exclude each other{why}", "leave one of the two out")
+
+
 class NoTargetError(TpmonError):
     """Refuse a PID that is no training job: not there, zombie, kernel thread, no Python, no torch."""
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
-from tpmon.errors import TpmonError, UsageError
+from tpmon.errors import TpmonError, UsageError, exclude
 from tpmon.judge.dumps.collectives import add_collectives
 from tpmon.judge.dumps.describe import shorten_stack
 from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
@@ -69,14 +69,17 @@ CARDS_S = 25.0
 _LEFT = "tpmon was left before it was written"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
-Ask = Callable[[DumpRequest], None]
 
+class SharedLook:
+    """Use the Frames of a session that runs already, as that of a screen, and look: a sink of its dumps."""
 
-class RoundKeeper:
-    """Ask a session for looks and keep them: the sink for its dumps."""
+    failed = ""
+    """Why the session ended, where it is of its own and failed."""
 
-    def __init__(self, every_s: float) -> None:
-        """Ask for ``ROUNDS`` looks, ``every_s`` apart, without a stop."""
+    def __init__(self, session: Session, every_s: float, *, stacks: bool = True) -> None:
+        """Ask for ``ROUNDS`` looks, ``every_s`` apart, without a stop; without ``stacks`` for none."""
+        self._session = session
+        self.stacks = stacks
         self._request = DumpRequest(Asker.KEY, rounds=ROUNDS, every_s=every_s)
         self._update: DumpUpdate | None = None
         self._free = threading.Event()
@@ -93,21 +96,38 @@ class RoundKeeper:
         elif not update.state.running:
             self._free.set()
 
-    def read(self, ask: Ask, end_s: float) -> None:
-        """Ask, again when another dump had to end first, and wait at most until monotonic ``end_s``."""
-        ask(self._request)
+    def start(self) -> None:
+        """Begin to look: it runs already."""
+
+    def wait(self) -> None:
+        """Ask for looks, again when another dump had to end first, and wait for them in bounded time."""
+        if not self.stacks:
+            return
+        end_s = time.monotonic() + ROUNDS * ROUND_LIMIT_S
+        self._session.ask_dump(self._request)
         while time.monotonic() < end_s and not self.done.wait(_WAIT_S):
             if self._free.is_set() and self._update is None:
                 self._free.clear()
-                ask(self._request)
+                self._session.ask_dump(self._request)
+
+    def stop(self) -> None:
+        """End what was begun, without waiting: others look at it."""
+
+    def frames(self) -> Sequence[Frame]:
+        """Return the Frames that were kept, oldest first."""
+        return self._session.frames()
+
+    def pulses(self) -> Sequence[Pulse]:
+        """Return the main figures of the last ten minutes, oldest first."""
+        return self._session.pulses()
 
     def rounds(self) -> Known[Sequence[DumpRound]]:
-        """Return the looks that are done."""
-        if self._update is None:
-            return Missing("no dump of the stacks was done in time")
-        state = self._update.state
-        if not state.rounds:
-            return Missing(state.refused or "no dump of the stacks was done in time")
+        """Return the looks that are done, or why there are none."""
+        if not self.stacks:
+            return Missing("not read: --no-stacks")
+        state = self._update.state if self._update is not None else None
+        if state is None or not state.rounds:
+            return Missing((state and state.refused) or "no dump of the stacks was done in time")
         return state.rounds
 
     def records(self) -> Applicable[CollectivesReading]:
@@ -118,46 +138,6 @@ class RoundKeeper:
         return (
             CollectivesReading(found.records, found.ras, found.notes) if is_known(found) else NOT_APPLICABLE
         )
-
-
-class SharedLook(RoundKeeper):
-    """Use the Frames of a session that runs already, as that of a screen; a sink of its dumps."""
-
-    failed = ""
-    """Why the session ended, where it is of its own and failed."""
-
-    def __init__(
-        self,
-        frames: Callable[[], Sequence[Frame]],
-        pulses: Callable[[], Sequence[Pulse]],
-        ask: Ask,
-        every_s: float,
-        *,
-        stacks: bool = True,
-    ) -> None:
-        """Take the Frames and the pulses of a session, and its ``ask_dump``."""
-        super().__init__(every_s)
-        self.frames = frames
-        """Return the Frames that were kept, oldest first."""
-        self.pulses = pulses
-        """Return the main figures of the last ten minutes, oldest first."""
-        self.stacks = stacks
-        self._ask = ask
-
-    def start(self) -> None:
-        """Begin to look: it runs already."""
-
-    def wait(self) -> None:
-        """Wait in bounded time until enough was seen."""
-        if self.stacks:
-            self.read(self._ask, time.monotonic() + ROUNDS * ROUND_LIMIT_S)
-
-    def stop(self) -> None:
-        """End what was begun, without waiting: others look at it."""
-
-    def rounds(self) -> Known[Sequence[DumpRound]]:
-        """Return the looks that are done, or why there are none."""
-        return super().rounds() if self.stacks else Missing("not read: --no-stacks")
 
 
 class OwnLook(SharedLook):
@@ -174,9 +154,7 @@ class OwnLook(SharedLook):
         collect_rarely()
         collector = Collector(job, interval_s, stacks=stacks)
         session = Session(collector, (self._take,), interval_s, (self,), hang_after_s=hang_after_s)
-        self._session = session
-        every_s = min(5.0, seconds / ROUNDS)
-        super().__init__(lambda: tuple(self._seen), session.pulses, session.ask_dump, every_s, stacks=stacks)
+        super().__init__(session, min(5.0, seconds / ROUNDS), stacks=stacks)
 
     def start(self) -> None:
         """Start the session in a thread of its own."""
@@ -191,6 +169,10 @@ class OwnLook(SharedLook):
     def stop(self) -> None:
         """End the session."""
         self._session.stop()
+
+    def frames(self) -> Sequence[Frame]:
+        """Return all Frames that were seen."""
+        return tuple(self._seen)
 
     def _take(self, update: Update) -> None:
         self._seen.append(update.frame)
@@ -210,19 +192,12 @@ class Bundler:
     """Write the parts of one bundle into a sink, each for itself."""
 
     def __init__(
-        self,
-        job: Job,
-        sink: Sink,
-        look: SharedLook,
-        *,
-        stacks: bool = True,
-        hurries: Callable[[], bool] = lambda: False,
+        self, job: Job, sink: Sink, look: SharedLook, hurries: Callable[[], bool] = lambda: False
     ) -> None:
         """Write nothing until ``run``; once it ``hurries``, only what is short."""
         self._job = job
         self._sink = sink
         self._look = look
-        self._stacks = stacks
         self._hurries = hurries
         self._begun = datetime.now().astimezone()
         self._head: list[tuple[str, str]] = []
@@ -256,7 +231,7 @@ class Bundler:
         found: list[Checkup] = []
 
         def check() -> list[str]:
-            found.append(read_checkup([make_subject(job)], stacks=self._stacks))
+            found.append(read_checkup([make_subject(job)], stacks=self._look.stacks))
             return write_checkup(found[0])
 
         self._add("doctor.txt", "what may be read and what not", check, CARDS_S)
@@ -380,22 +355,13 @@ def open_sink(job: Job, out: str = "", tar: str = "") -> Sink:
     """Make the folder or tar file of a bundle; "" for both names the folder after the job.
 
     Raises:
-        UsageError: when both are named, when it is there already, or cannot be made.
+        UsageError: when both are named, when it is there already, or cannot be made, or not in time: a dead
+            mount would hold it for ever.
     """
     if out and tar:
-        raise UsageError("--out and --tar exclude each other", "leave one of the two out")
-    if tar:
-        return TarSink(tar)
-    return FolderSink(out or default_name(job, datetime.now().astimezone()))
-
-
-def open_in_time(job: Job, out: str = "", tar: str = "") -> Sink:
-    """Open the folder or file of a bundle, which a dead mount would hold for ever.
-
-    Raises:
-        UsageError: when it cannot be made, or not in time.
-    """
-    sink = read_within(OPEN_S, lambda: open_sink(job, out, tar))
+        raise exclude("--out and --tar")
+    folder = out or default_name(job, datetime.now().astimezone())
+    sink = read_within(OPEN_S, lambda: TarSink(tar) if tar else FolderSink(folder))
     if isinstance(sink, Missing):
         raise UsageError(f"{sink.reason} from the folder for the bundle", "--out /tmp/NAME")
     return sink
@@ -418,7 +384,7 @@ def start_bundle(
         try:
             job = find()
             sink = place(job)
-            contents = Bundler(job, sink, look, stacks=look.stacks, hurries=hurries).run()
+            contents = Bundler(job, sink, look, hurries).run()
             check_written(sink.path, contents)
         except TpmonError as error:
             other = "; tpmon bundle PID --out FOLDER takes another" if isinstance(error, UsageError) else ""

@@ -10,17 +10,17 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tpmon.model.dump import DumpRequest, DumpState
 from tpmon.model.frame import Frame, Pulse, TargetState, Window, awaits_sources
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, map_known
-from tpmon.model.results.collectives import DumpRecords
 from tpmon.model.results.doctor import DumpUpdate, SampleUpdate, Update
 from tpmon.model.results.sample import SampleRequest, SampleState
 
 if TYPE_CHECKING:
     from tpmon.judge.hysteresis import Standing
+    from tpmon.probe.collect.collector import Collector
 
 GARBAGE_THRESHOLD = 50_000
 """New containers between two collections of the youngest generation."""
@@ -40,88 +40,12 @@ def collect_rarely() -> None:
     gc.set_threshold(GARBAGE_THRESHOLD, 10, 10)
 
 
-class DumpSource(Protocol):
-    """Read dumps, one at a time, in a thread of its own; every call returns at once."""
-
-    on_change: Callable[[], None]
-    """Called, in another thread, whenever ``state`` has more."""
-
-    @property
-    def state(self) -> Applicable[DumpState]:
-        """Return how far the newest dump is."""
-
-    def ask(self, request: DumpRequest) -> None:
-        """Start to look at the stacks of the job."""
-
-
-class RecordsSource(Protocol):
-    """Read what the job recorded of its collectives, one reading at a time, in a thread of its own."""
-
-    on_change: Callable[[], None]
-    """Called, in another thread, when a reading ended."""
-
-    @property
-    def state(self) -> Applicable[DumpRecords]:
-        """Return the last reading that ended."""
-
-    def ask(self, dump_ns: int) -> None:
-        """Start to read for a dump; nothing while another reading runs."""
-
-
-class SampleSource(Protocol):
-    """Sample stacks for some seconds, one thing at a time, in a thread of its own."""
-
-    on_change: Callable[[], None]
-    """Called, in another thread, whenever ``state`` has more."""
-
-    @property
-    def state(self) -> Applicable[SampleState]:
-        """Return how far the newest sampling is."""
-
-    def ask(self, request: SampleRequest) -> None:
-        """Start to sample."""
-
-    def finish(self) -> None:
-        """End what runs, and keep what was sampled."""
-
-
-class FrameSource(Protocol):
-    """Give Frames: the Collector, or a list of them in a test."""
-
-    @property
-    def dumps(self) -> DumpSource:
-        """Return what reads stacks on demand."""
-
-    @property
-    def records(self) -> RecordsSource:
-        """Return what reads the job's own records on demand."""
-
-    @property
-    def samples(self) -> SampleSource:
-        """Return what samples stacks on demand."""
-
-    def collect(self) -> Frame:
-        """Return the Frame of now."""
-
-    def read_rest(self) -> None:
-        """Read what the first Frame left for later."""
-
-    def set_interval(self, seconds: float) -> None:
-        """Learn how often ``collect`` is called."""
-
-    def set_settled(self, *, settled: bool) -> None:
-        """Learn whether the verdict stands, so that fewer looks at stacks will do."""
-
-    def close(self) -> None:
-        """Free what the source holds, without waiting."""
-
-
 class Session:
     """Run the loop in the caller's thread (``run``) or in a daemon thread (``start``)."""
 
     def __init__(
         self,
-        source: FrameSource,
+        source: Collector,
         sinks: Sequence[Sink],
         interval_s: float,
         dump_sinks: Sequence[DumpSink] = (),
@@ -158,9 +82,8 @@ class Session:
         self._standing: Standing | None = None
         self._wake = threading.Event()
         self._stopped = threading.Event()
-        source.dumps.on_change = self._wake.set
-        source.records.on_change = self._wake.set
-        source.samples.on_change = self._wake.set
+        for service in (source.dumps, source.records, source.samples):
+            service.on_change = self._wake.set
 
     def start(self, on_error: Callable[[BaseException], None]) -> None:
         """Run in a daemon thread until ``stop``; an exception goes to ``on_error`` and ends the loop."""
@@ -214,17 +137,16 @@ class Session:
         """Judge the window, start the looks that the judge asks for, and return the judged Frame."""
         from tpmon.judge.judge import judge
 
-        judged = judge(tuple(self._window), self._standing or self._begin())
+        if self._standing is None:
+            from tpmon.judge.hysteresis import Standing
+            from tpmon.judge.watch.tracker import WatchedTime
+
+            self._standing = Standing(watch=WatchedTime(asked_s=self._hang_after_s, may_ask=self._may_look))
+        judged = judge(tuple(self._window), self._standing)
         self._standing = judged.standing
         self._source.set_settled(settled=judged.settled)
         self._look(judged.look)
         return judged.frame
-
-    def _begin(self) -> Standing:
-        from tpmon.judge.hysteresis import Standing
-        from tpmon.judge.watch.tracker import WatchedTime
-
-        return Standing(watch=WatchedTime(asked_s=self._hang_after_s, may_ask=self._may_look))
 
     def _look(self, request: Applicable[DumpRequest]) -> None:
         """Start the looks that the judge asks for; those of the whole job that a key asked for will do.

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -236,7 +237,7 @@ def test_a_part_that_fails_or_hangs_is_named_and_the_rest_is_written(job, tmp_pa
     monkeypatch.setattr(evidence.Bundler._add, "__defaults__", (0.3,))
     look = Look(Missing("py-spy is not installed"))
     folder = tmp_path / "out"
-    contents = Bundler(job, FolderSink(str(folder)), look, stacks=False).run()
+    contents = Bundler(job, FolderSink(str(folder)), look).run()
     failures = dict(contents.failures)
     assert failures["kernel.txt"] == "no answer within 0.3 s"
     assert failures["log.txt"] == "ZeroDivisionError: by design"
@@ -257,7 +258,7 @@ def test_a_disk_that_is_full_costs_parts_and_is_said(job, tmp_path):
             super().add(name, data)
 
     folder = tmp_path / "out"
-    contents = Bundler(job, Full(str(folder)), Look(Missing("none")), stacks=False).run()
+    contents = Bundler(job, Full(str(folder)), Look(Missing("none"))).run()
     assert [name for name, _, _ in contents.files] == ["versions.txt"]
     assert dict(contents.failures)[README] == "No space left on device"
     assert [path.name for path in folder.iterdir()] == ["versions.txt"]
@@ -338,9 +339,9 @@ def test_a_screen_gets_its_bundle_in_the_background_and_a_line_about_it(job, tmp
     def ask(request):
         look(update(request, running=False, rounds=3))
 
-    look = SharedLook(lambda: (make_frame(),), lambda: (), ask, 0.1)
+    session = SimpleNamespace(frames=lambda: (make_frame(),), pulses=lambda: (), ask_dump=ask)
+    look, blind = SharedLook(session, 0.1), SharedLook(session, 0.1, stacks=False)
     path = tmp_path / "out"
-    blind = SharedLook(lambda: (make_frame(),), lambda: (), ask, 0.1, stacks=False)
     start_bundle(lambda: job, lambda _: FolderSink(str(tmp_path / "blind")), blind, tell)
     assert done.wait(SECONDS)
     assert "not read: --no-stacks" in (tmp_path / "blind" / README).read_text()
@@ -374,7 +375,7 @@ def test_a_screen_gets_its_bundle_in_the_background_and_a_line_about_it(job, tmp
 @pytest.fixture
 def bundler(tmp_path):
     nobody = cast("Job", None)  # the looks ask no job
-    return Bundler(nobody, FolderSink(str(tmp_path / "out")), Look(Missing("none")), stacks=False)
+    return Bundler(nobody, FolderSink(str(tmp_path / "out")), Look(Missing("none")))
 
 
 def said_of(bundler: Bundler) -> dict[str, str]:

@@ -150,12 +150,12 @@ def test_a_working_directory_that_gives_no_answer_is_said(wired, begun, monkeypa
     dead = threading.Event()
     monkeypatch.setattr(evidence, "OPEN_S", 0.05)
     monkeypatch.setattr(screen, "WRITE_S", 0.05)
-    monkeypatch.setattr(evidence, "open_sink", lambda *_: dead.wait(20))
+    monkeypatch.setattr(evidence, "FolderSink", lambda _: dead.wait(20))
     monkeypatch.setattr(sample, "save_samples", lambda _: dead.wait(20))
     try:
         wired.wiring.ask(Errand.WRITE_BUNDLE)
         with pytest.raises(UsageError, match=r"no answer within .* from the folder for the bundle"):
-            begun[0][1](None)
+            begun[0][1](SimpleNamespace(root=Identity(4200, 1)))
         wired.session.sinks[2](sample_views.ended())
         wired.wiring.ask(Errand.WRITE_SAMPLES)
         assert wait_until(lambda: wired.results[-1] == Notice("not written so far: no answer within 0.05 s"))

@@ -6,20 +6,21 @@ import stat
 import subprocess
 import sys
 import tarfile
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.command_line import call
 from tests.dumps import IN_LOCK, make_rank, make_round
 from tests.looks import RECORDS, update
+from tpmon import evidence
 from tpmon.errors import UsageError
-from tpmon.evidence import RoundKeeper
+from tpmon.evidence import SharedLook
 from tpmon.judge.dumps.collectives import add_collectives
 from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.model.dump import Asker, DumpRequest, DumpState
-from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.results.collectives import CollectivesReading
 from tpmon.model.results.doctor import DumpUpdate
 from tpmon.probe.collect import bundle as bundle_sources
@@ -191,26 +192,30 @@ def test_the_readme_names_what_is_there_and_what_is_not():
     assert say_result("/x", contents) == ["bundle   /x (1 file, 2.0K)", "not in it kernel.txt; README.txt says why"]
 
 
+def begin_look(ask) -> SharedLook:
+    """Begin to look with a session that answers with ``ask``, and wait until it is given up."""
+    look = SharedLook(SimpleNamespace(ask_dump=lambda request: ask(look, request)), 0.1)
+    look.wait()
+    return look
+
+
 def test_a_dump_of_somebody_else_ends_first_and_then_ours_is_asked_for_again():
-    keeper = RoundKeeper(0.1)
     other = DumpRequest(Asker.WATCH)
     asked: list[DumpRequest] = []
 
-    def ask(request):
+    def ask(look, request):
         asked.append(request)
         if len(asked) == 1:
-            keeper(update(other, running=True, refused="a dump is being read already"))
-            keeper(update(other, running=False, rounds=1))
+            look(update(other, running=True, refused="a dump is being read already"))
+            look(update(other, running=False, rounds=1))
         else:
-            keeper(update(request, running=True, rounds=2))
-            keeper(update(request, running=False, rounds=3))
+            look(update(request, running=True, rounds=2))
+            look(update(request, running=False, rounds=3))
 
-    keeper.read(ask, time.monotonic() + 20)
+    look = begin_look(ask)
     assert len(asked) == 2
     assert asked[0].block is False
-    rounds = keeper.rounds()
-    assert is_known(rounds)
-    assert len(rounds) == 3
+    assert len(look.rounds()) == 3
 
 
 def with_dump(request: DumpRequest, reading: CollectivesReading | None = None) -> DumpUpdate:
@@ -223,38 +228,30 @@ def with_dump(request: DumpRequest, reading: CollectivesReading | None = None) -
 
 
 def test_the_looks_are_done_when_the_records_that_the_job_keeps_are_read_too():
-    keeper = RoundKeeper(0.1)
-    request = capture(keeper)
-    keeper(with_dump(request))
-    assert not keeper.done.is_set()
-    assert keeper.records() is NOT_APPLICABLE
-    keeper(with_dump(request, RECORDS))
-    assert keeper.done.is_set()
-    assert keeper.records() == RECORDS
+    def ask(look, request):
+        look(with_dump(request))
+        assert not look.done.is_set()
+        assert look.records() is NOT_APPLICABLE
+        look(with_dump(request, RECORDS))
+
+    look = begin_look(ask)
+    assert look.done.is_set()
+    assert look.records() == RECORDS
 
 
 def test_records_that_another_dump_came_before_are_not_waited_for():
-    keeper = RoundKeeper(0.1)
-    keeper(with_dump(capture(keeper)))
-    keeper(update(DumpRequest(Asker.KEY), running=True))
-    assert keeper.done.is_set()
-    assert keeper.records() is NOT_APPLICABLE
-    rounds = keeper.rounds()
-    assert is_known(rounds)
-    assert len(rounds) == 2
+    def ask(look, request):
+        look(with_dump(request))
+        look(update(DumpRequest(Asker.KEY), running=True))
+
+    look = begin_look(ask)
+    assert look.done.is_set()
+    assert look.records() is NOT_APPLICABLE
+    assert len(look.rounds()) == 2
 
 
-def capture(keeper: RoundKeeper) -> DumpRequest:
-    """Return what a keeper asks a session for."""
-    asked: list[DumpRequest] = []
-    keeper.read(asked.append, time.monotonic() + 0.05)
-    return asked[0]
-
-
-def test_looks_that_do_not_come_are_given_up_and_said():
-    keeper = RoundKeeper(0.1)
-    keeper.read(lambda _: None, time.monotonic() + 0.2)
-    assert keeper.rounds() == Missing("no dump of the stacks was done in time")
-    refused = RoundKeeper(0.1)
-    refused.read(lambda one: refused(update(one, running=False, refused="no process to read")), time.monotonic() + 5)
+def test_looks_that_do_not_come_are_given_up_and_said(monkeypatch):
+    refused = begin_look(lambda look, one: look(update(one, running=False, refused="no process to read")))
     assert refused.rounds() == Missing("no process to read")
+    monkeypatch.setattr(evidence, "ROUND_LIMIT_S", 0.05)
+    assert begin_look(lambda *_: None).rounds() == Missing("no dump of the stacks was done in time")

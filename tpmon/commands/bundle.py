@@ -25,17 +25,17 @@ class BundleOptions:
 
 def run(options: BundleOptions) -> int:
     """Watch a job for some seconds and write its bundle."""
-    from tpmon.evidence import Bundler, OwnLook, open_in_time
+    from tpmon.evidence import Bundler, OwnLook, open_sink
     from tpmon.report.bundle import check_written, say_result
 
     job = find_job(options.pid)
-    sink = open_in_time(job, options.out, options.tar)
+    sink = open_sink(job, options.out, options.tar)
     stacks = not options.no_stacks
     words = "three dumps of its stacks, none of which stops it" if stacks else "no stacks"
     complain(f"tpmon: watching {job.root.pid} for {options.seconds:g} s, with {words}")
     look = OwnLook(job, options.seconds, options.interval_s, stacks=stacks, hang_after_s=options.hang_after_s)
     try:
-        contents = Bundler(job, sink, look, stacks=stacks).run()
+        contents = Bundler(job, sink, look).run()
     except OSError as error:
         raise UsageError(
             f"{sink.path}: {error.strerror or error}", "--out with a place that has space"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tpmon.commands.command import EXIT_CODES, Subcommand, find_job, flag, parse_number, pid_argument, setting
-from tpmon.errors import ExitCode, UsageError
+from tpmon.errors import ExitCode, UsageError, exclude
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.report.text import Output, complain
@@ -92,7 +92,7 @@ def parse_asked(options: CaptureOptions) -> CaptureAsked:
         )
     if options.rank is not None:
         if options.all_ranks:
-            raise UsageError("--rank and --all-ranks exclude each other", "leave one of the two out")
+            raise exclude("--rank and --all-ranks")
         _parse_number("--rank", options.rank, 0, 1_000_000)
     if options.snapshot and options.cuda_profiler:
         raise UsageError("--snapshot and --cuda-profiler exclude each other", "capture one after the other")

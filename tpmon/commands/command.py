@@ -12,7 +12,7 @@ from dataclasses import field, fields
 from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from tpmon.errors import UsageError
+from tpmon.errors import UsageError, exclude
 from tpmon.model.frozen import dataclass
 from tpmon.report.text import Output, complain
 from tpmon.settings import BY_KEY, Setting, ValueKind
@@ -210,7 +210,7 @@ def read_options(wanted: type[Asked], flags: Mapping[str, object], choices: Choi
                 raise UsageError(f"{typed} takes {argument.takes}, found ''", f"leave {typed} out")
             found[name] = tuple(word) if isinstance(word, list) else argument.read(word)
     if found.get("job") and "pid" in found and choices.is_flag("job"):
-        raise UsageError("PID and --job exclude each other", "leave one of the two out")
+        raise exclude("PID and --job")
     if found.get("job") is False and "pid" not in found:
         raise UsageError(
             "which job? PID is missing", "tpmon ps lists the training jobs, --job takes the only one"

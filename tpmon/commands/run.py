@@ -10,7 +10,7 @@ import errno
 import os
 import signal
 
-from tpmon.errors import ExitCode, NoTargetError, NoTerminalError, UsageError
+from tpmon.errors import ExitCode, NoTargetError, NoTerminalError, UsageError, exclude
 
 TYPE_CHECKING = False  # to import typing takes as long as all else here
 if TYPE_CHECKING:
@@ -104,9 +104,7 @@ def parse_request(arguments: Sequence[str]) -> RunRequest:
     if request.log and not request.attach:
         raise UsageError("--log is for --attach alone", "tpmon run --attach --log FILE -- python train.py")
     if request.kineto and request.nsys:
-        raise UsageError(
-            "--kineto and --nsys exclude each other: a GPU has one profiling slot", "leave one of the two out"
-        )
+        raise exclude("--kineto and --nsys", ": a GPU has one profiling slot")
     request.command = rest
     return request
 

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from tpmon.commands.command import EXIT_CODES, Subcommand, find_job, flag, parse_number, pid_argument, setting
-from tpmon.errors import ExitCode, NoTargetError, NotPermittedError, TpmonError, UsageError
+from tpmon.errors import ExitCode, NoTargetError, NotPermittedError, TpmonError, UsageError, exclude
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, is_known
 from tpmon.report.text import Output, complain
@@ -74,7 +74,7 @@ def check_options(options: SampleOptions) -> None:
             "no-stacks is set, and sample reads stacks", "tpmon sample --stacks, or leave no-stacks out"
         )
     if rank is not None and options.all:
-        raise UsageError("--rank and --all exclude each other", "leave one of the two out")
+        raise exclude("--rank and --all")
     if rank is not None:
         parse_number(rank, 0, MOST_RANK, "--rank: a rank is a number", "tpmon sample PID --rank 0")
     if out is not None and os.path.lexists(out):

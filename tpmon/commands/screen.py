@@ -205,20 +205,18 @@ class Wiring:
     def _bundle(self, session: Session) -> None:
         """Write a bundle beside the running session, into a new folder where tpmon was started."""
         # Its archives cost the first picture some ms.
-        from tpmon.evidence import SharedLook, open_in_time, start_bundle
+        from tpmon.evidence import SharedLook, open_sink, start_bundle
 
         if self._bundles:
             self._results(Notice(BUNDLING))
             return
         self._bundles = True
-        stacks = not self._options.no_stacks
-        look = SharedLook(session.frames, session.pulses, session.ask_dump, LOOKS_EVERY_S, stacks=stacks)
-        self._look = look
+        self._look = look = SharedLook(session, LOOKS_EVERY_S, stacks=not self._options.no_stacks)
         if self._ended:
             self._end_looks()
 
         def place(job: Job) -> BundleSink:
-            sink = open_in_time(job)
+            sink = open_sink(job)
             self._bundle_path = os.path.abspath(sink.path)
             return sink
 

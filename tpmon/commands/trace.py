@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tpmon.commands.command import Subcommand, file_arguments, flag, parse_number, setting
-from tpmon.errors import ExitCode, TpmonError, UsageError
+from tpmon.errors import ExitCode, TpmonError, UsageError, exclude
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable
 from tpmon.model.units import clean_text, format_bytes
@@ -252,7 +252,7 @@ def _settle_form(options: TraceOptions) -> TraceOptions:
     if typed and not options.json_is_flag:
         options = replace(options, json=False)
     if options.csv and options.json:
-        raise UsageError("--csv and --json exclude each other", "leave one of them out")
+        raise exclude("--csv and --json")
     every_row = "--csv" if options.csv else "--json" if options.json else ""
     if every_row and options.top and not options.is_slice:
         raise UsageError(f"{every_row} writes every row, and --top some", "leave one of them out")
