@@ -14,7 +14,7 @@ from tests.command_line import read
 from tests.frames import make_finding, make_frame, make_target
 from tpmon import cli
 from tpmon.commands import diagnose
-from tpmon.commands.diagnose import DiagnoseOptions, DiagnoseWatch, OnChange, parse_command, pick_exit_code
+from tpmon.commands.diagnose import DiagnoseOptions, OnChange, is_enough, parse_command, pick_exit_code
 from tpmon.errors import UsageError
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import Missing
@@ -58,19 +58,22 @@ def test_a_command_is_split_and_must_be_there():
             parse_command(text)
 
 
-def test_a_watch_ends_at_what_it_waits_for():
-    watch = DiagnoseWatch(None, frozenset(("hung",)), None)
-    assert not watch.read(update(Kind.DATA_BOUND))
-    assert not watch.read(update(Kind.NOT_ENOUGH_EVIDENCE))
-    assert watch.read(update(Kind.HUNG))
+ENDED = {"target": make_target(state=TargetState.ENDED, ended="exit 0")}
 
 
-def test_a_watch_ends_with_the_job_and_with_its_time():
-    ended = make_target(state=TargetState.ENDED, ended="exit 0")
-    assert DiagnoseWatch(None, frozenset(), None).read(update(Kind.DATA_BOUND, target=ended))
-    assert DiagnoseWatch(0.0, frozenset(), None).read(update(Kind.DATA_BOUND))
-    assert not DiagnoseWatch(60.0, frozenset(), None).read(update(Kind.DATA_BOUND))
-    assert DiagnoseWatch(60.0, frozenset(), None, time.monotonic() - 61.0).read(update(Kind.DATA_BOUND))
+@pytest.mark.parametrize(
+    ("kind", "fields", "left_s", "enough"),
+    [
+        pytest.param(Kind.DATA_BOUND, {}, 60.0, False, id="another verdict"),
+        pytest.param(Kind.NOT_ENOUGH_EVIDENCE, {}, 60.0, False, id="none"),
+        pytest.param(Kind.HUNG, {}, 60.0, True, id="what is waited for"),
+        pytest.param(Kind.DATA_BOUND, ENDED, 60.0, True, id="the job ended"),
+        pytest.param(Kind.DATA_BOUND, {}, 0.0, True, id="the time is over"),
+    ],
+)
+def test_a_watch_ends_at_what_it_waits_for_with_the_job_and_with_its_time(kind, fields, left_s, enough):
+    frame = update(kind, **fields).frame
+    assert is_enough(frame, frozenset(("hung",)), time.monotonic() + left_s) is enough
 
 
 def test_the_exit_code_is_that_of_the_kind():

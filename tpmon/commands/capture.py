@@ -8,9 +8,19 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from tpmon.commands.command import EXIT_CODES, Subcommand, find_job, flag, parse_number, pid_argument, setting
+from tpmon.commands.command import (
+    EXIT_CODES,
+    Subcommand,
+    find_job,
+    flag,
+    parse_number,
+    pid_argument,
+    setting,
+    write_result,
+)
 from tpmon.errors import ExitCode, UsageError, exclude
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
@@ -167,7 +177,6 @@ def choose_ranks(job: Job, rank: Applicable[int], *, every: bool) -> tuple[Membe
 def run(options: CaptureOptions) -> int:
     """Capture, write what came of it, and return the exit code."""
     from tpmon.capture.dialog import CaptureAsker
-    from tpmon.model.codec import encode
     from tpmon.model.results.capture import CaptureState
     from tpmon.report.capture import write_capture
 
@@ -182,11 +191,8 @@ def run(options: CaptureOptions) -> int:
         rank=NOT_APPLICABLE if options.rank is None else int(options.rank),
         every=options.all_ranks,
     )
-    output = Output(1, options.ascii)
-    if options.json:
-        output.write_json(encode(result))
-    else:
-        output.write_lines(*write_capture(result, summaries, socket.gethostname()))
+    text = partial(write_capture, result, summaries, socket.gethostname())
+    write_result(Output(1, options.ascii), result, text, json=options.json)
     if result.state in (CaptureState.DONE, CaptureState.PARTIAL):
         return ExitCode.OK
     return ExitCode.NO_TARGET if result.state is CaptureState.GONE else ExitCode.USAGE

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, fields
 from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -257,6 +257,16 @@ class Subcommand:
                 named += [value] if isinstance(value, str) else value
         await_files(named or ([os.curdir] if self._writes_here else []))
         return self._run(options)
+
+
+def write_result(output: Output, result: object, lines: Callable[[], Iterable[str]], *, json: bool) -> None:
+    """Write what came of a command as JSON, or as ``lines``."""
+    from tpmon.model.codec import encode
+
+    if json:
+        output.write_json(encode(result))
+    else:
+        output.write_lines(*lines())
 
 
 def await_files(named: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import shutil
@@ -21,6 +22,7 @@ from tpmon.commands.command import (
     open_session,
     pid_argument,
     setting,
+    write_result,
 )
 from tpmon.errors import UsageError
 from tpmon.model.frozen import dataclass
@@ -90,7 +92,7 @@ class OnChange:
     """
 
     def __init__(self, command: Sequence[str]) -> None:
-        """Hold the program and its arguments."""
+        """Hold the program and its arguments; without one nobody is told."""
         self._command = tuple(command)
         self._waiting: queue.Queue[str] = queue.Queue()
         self._lock = threading.Lock()
@@ -99,14 +101,15 @@ class OnChange:
         self._child: subprocess.Popen[bytes] | None = None
         self._closed = False
         self._told: tuple[object, object] | None = None
-        threading.Thread(target=self._work, name="tpmon-on-change", daemon=True).start()
+        if command:
+            threading.Thread(target=self._work, name="tpmon-on-change", daemon=True).start()
 
     def tell(self, finding: Finding) -> None:
         """Queue a verdict; one of the same kind and cause as the last is no change."""
         from tpmon.model.codec import encode
 
         key = (finding.kind, finding.cause)
-        if key != self._told:
+        if self._command and key != self._told:
             self._told = key
             with self._lock:
                 self._idle.clear()
@@ -189,40 +192,13 @@ def _end(child: subprocess.Popen[bytes]) -> str:
     return ""
 
 
-class DiagnoseWatch:
-    """Follow the verdict of a session: a sink that knows when to stop."""
+def is_enough(frame: Frame, until: frozenset[str], end_s: float) -> bool:
+    """Tell whether the verdict is one of ``until``, the job has ended, or monotonic ``end_s`` is over."""
+    from tpmon.model.frame import TargetState
 
-    def __init__(
-        self,
-        limit_s: float | None,
-        until: frozenset[str],
-        on_change: OnChange | None,
-        begun_s: float | None = None,
-    ) -> None:
-        """Stop after ``limit_s`` (None: never), or at a verdict of ``until``, or when the job ended.
-
-        The limit counts from ``begun_s`` (monotonic), None: from now.
-        """
-        self._limit_s = limit_s
-        self._until = until
-        self._on_change = on_change
-        self._begun_s = time.monotonic() if begun_s is None else begun_s
-
-    def read(self, update: Update) -> bool:
-        """Take one Frame; tell whether enough was seen."""
-        from tpmon.model.frame import TargetState
-        from tpmon.model.verdict import Kind
-
-        frame = update.frame
-        finding = frame.verdict
-        if is_known(finding):
-            if finding.kind is not Kind.NOT_ENOUGH_EVIDENCE and self._on_change is not None:
-                self._on_change.tell(finding)
-            if finding.kind.value in self._until:
-                return True
-        if frame.target.state is TargetState.ENDED:
-            return True
-        return self._limit_s is not None and time.monotonic() - self._begun_s >= self._limit_s
+    if is_known(frame.verdict) and frame.verdict.kind.value in until:
+        return True
+    return frame.target.state is TargetState.ENDED or time.monotonic() >= end_s
 
 
 def pick_exit_code(frame: Frame) -> int:
@@ -248,43 +224,39 @@ def pick_exit_code(frame: Frame) -> int:
 
 def run(options: VerdictOptions) -> int:
     """Print the verdict once it was looked for long enough, or once it is what was waited for."""
-    from tpmon.model.codec import encode
+    from tpmon.model.verdict import Kind
     from tpmon.probe.job.resolve import AWAIT_S
     from tpmon.report.once import write_check, write_verdict
 
     setting_until = BY_KEY["diagnose.until"]
     until = parse_names(setting_until, options.until, setting_until.flag) if options.until else frozenset()
     command = parse_command(options.on_change, options.on_change_place) if options.on_change else ()
-    limit_s = options.for_s if options.for_s or until else LOOK_S
+    limit_s = options.for_s or (math.inf if until else LOOK_S)
     output = Output(1, options.ascii)
-    begun_s = time.monotonic() if until else None  # the limit holds for the wait for a job, too
+    begun_s = time.monotonic()  # where one waits for a job, the limit holds for that, too
     job = find_job(options.pid, (options.for_s or AWAIT_S) if until else 0.0)
-    on_change = OnChange(command) if command else None
-    watch = DiagnoseWatch(limit_s, until, on_change, begun_s)
+    end_s = limit_s + (begun_s if until else time.monotonic())
 
     def sink(update: Update) -> None:
-        if watch.read(update):
+        finding = update.frame.verdict
+        if is_known(finding) and finding.kind is not Kind.NOT_ENOUGH_EVIDENCE:
+            on_change.tell(finding)
+        if is_enough(update.frame, until, end_s):
             session.stop()
 
-    try:
+    with contextlib.closing(OnChange(command)) as on_change:
         session = open_session(job, options, sink)
         last = session.run()
         if last is None:
             raise ValueError("a session ended before its first Frame")
         try:
-            if options.json:
-                output.write_json(encode(last.verdict))
-            else:
-                output.write_lines(*([write_check(last)] if options.check else write_verdict(last)))
+            text = [write_check(last)] if options.check else write_verdict(last)
+            write_result(output, last.verdict, lambda: text, json=options.json)
         except ReaderGone:
             pass  # the exit code is asked for all the same, and the command told
         except UsageError as error:
             complain(f"tpmon: {error.what}\nTry: {error.try_this}")
-        if on_change is not None:
-            on_change.finish()
-    finally:
-        if on_change is not None:
-            on_change.close()
+        on_change.finish()
     return pick_exit_code(last)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from tpmon.commands.command import Subcommand, pid_argument, setting
+from tpmon.commands.command import Subcommand, pid_argument, setting, write_result
 from tpmon.errors import ExitCode
 from tpmon.model.frozen import dataclass
 from tpmon.report.text import Output, complain
@@ -27,7 +28,6 @@ class DoctorOptions:
 
 def run(options: DoctorOptions) -> int:
     """Try every source of the job around a process, or of all own jobs, and write what came of it."""
-    from tpmon.model.codec import encode
     from tpmon.model.results.doctor import list_obstacles
     from tpmon.probe.base.worker import step_aside
     from tpmon.probe.doctor.checks import find_subject, read_checkup
@@ -36,11 +36,7 @@ def run(options: DoctorOptions) -> int:
     step_aside()
     subjects = _find_own_subjects() if options.pid is None else [find_subject(options.pid)]
     checkup = read_checkup(subjects, stacks=not options.no_stacks)
-    output = Output(1, options.ascii)
-    if options.json:
-        output.write_json(encode(checkup))
-    else:
-        output.write_lines(*write_checkup(checkup))
+    write_result(Output(1, options.ascii), checkup, partial(write_checkup, checkup), json=options.json)
     return ExitCode.NOT_PERMITTED if list_obstacles(checkup) else ExitCode.OK
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tpmon.commands.command import Subcommand, setting
+from functools import partial
+
+from tpmon.commands.command import Subcommand, setting, write_result
 from tpmon.errors import ExitCode
 from tpmon.model.frozen import dataclass
 from tpmon.report.text import Output
@@ -18,16 +20,13 @@ class PsOptions:
 
 def run(options: PsOptions) -> int:
     """List the jobs."""
-    from tpmon.model.codec import encode
     from tpmon.own_command import call_as_root
     from tpmon.probe.job.discovery import list_jobs
     from tpmon.report.doctor import write_jobs
 
     jobs, output = list_jobs(), Output(1, options.ascii)
-    if options.json:
-        output.write_json(encode(jobs))
-    else:
-        output.write_lines(*write_jobs(jobs, output.width, call_as_root("ps")))
+    text = partial(write_jobs, jobs, output.width, call_as_root("ps"))
+    write_result(output, jobs, text, json=options.json)
     return ExitCode.OK
 
 

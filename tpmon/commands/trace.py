@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tpmon.commands.command import Subcommand, file_arguments, flag, parse_number, setting
+from tpmon.commands.command import Subcommand, file_arguments, flag, parse_number, setting, write_result
 from tpmon.errors import ExitCode, TpmonError, UsageError, exclude
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable
@@ -106,7 +106,6 @@ def run(options: TraceOptions) -> int:
 
 def run_snapshots(files: Sequence[str], options: TraceOptions, top: int, output: Output) -> int:
     """Analyse memory snapshots and write the one table that is wanted as CSV, or all as text."""
-    from tpmon.model.codec import encode
     from tpmon.report.trace import SNAPSHOT_TABLES, write_snapshot_csv, write_snapshots
     from tpmon.trace.snapshot import analyze_snapshots
 
@@ -122,12 +121,9 @@ def run_snapshots(files: Sequence[str], options: TraceOptions, top: int, output:
             f"--csv with one of {', '.join(SNAPSHOT_TABLES)}",
         )
     report = analyze_snapshots(files)
-    if options.json:
-        output.write_json(encode(report))
-    elif options.csv:
-        output.write_lines(*write_snapshot_csv(report, options.csv))
-    else:
-        output.write_lines(*write_snapshots(report, top))
+    csv = partial(write_snapshot_csv, report, options.csv)
+    text = partial(write_snapshots, report, top)
+    write_result(output, report, csv if options.csv else text, json=options.json)
     return ExitCode.OK
 
 
@@ -263,7 +259,6 @@ def _settle_form(options: TraceOptions) -> TraceOptions:
 
 def run_trace(options: TraceOptions) -> int:
     """Analyse the traces that were named and write what was asked for."""
-    from tpmon.model.codec import encode
     from tpmon.report.trace import (
         CHANGES,
         TABLES,
@@ -305,26 +300,18 @@ def run_trace(options: TraceOptions) -> int:
     if against:
         after, before = analyze([*files, against], _Progress()).files
         comparison = compare_traces(before, after, target)
-        if options.json:
-            output.write_json(encode(comparison))
-        elif csv:
-            output.write_lines(*write_changes_csv(comparison))
-        else:
-            output.write_lines(*write_comparison(comparison, top))
+        changes = (
+            partial(write_changes_csv, comparison) if csv else partial(write_comparison, comparison, top)
+        )
+        write_result(output, comparison, changes, json=options.json)
         return ExitCode.OK
     progress = _Progress()
     skip = partial(_leave_out, options.files, progress)
     report = analyze(files, progress, skip, wanted=ON_REQUEST if options.json else (csv, table))
-    if options.json:
-        output.write_json(encode(report))
-    elif csv:
-        output.write_lines(*write_csv(report, csv))
-        if empty := explain_empty(report, csv):
-            complain(f"tpmon: {empty}")
-    elif table:
-        output.write_lines(*write_tables(report, table, top))
-    else:
-        output.write_lines(*write_report(report, top))
+    text = partial(write_tables, report, table, top) if table else partial(write_report, report, top)
+    write_result(output, report, partial(write_csv, report, csv) if csv else text, json=options.json)
+    if csv and (empty := explain_empty(report, csv)):
+        complain(f"tpmon: {empty}")
     return ExitCode.OK
 
 
