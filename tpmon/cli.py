@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from types import FrameType
+from typing import Any
 
 from tpmon import __version__
 from tpmon.commands.command import VERDICT_CODES, CommandParser, Subcommand, read_choices
@@ -85,9 +86,9 @@ def _signals_end() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _find_command(name: str) -> Subcommand:
+def _find_command(name: str) -> Subcommand[Any]:
     file, _, constant = PLACES[name].partition(".")
-    found: Subcommand = getattr(import_module(f"tpmon.commands.{file}"), constant)
+    found: Subcommand[Any] = getattr(import_module(f"tpmon.commands.{file}"), constant)
     return found
 
 

@@ -217,20 +217,12 @@ def resolve(
     return chosen
 
 
-def _toml_value(value: Value) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        import json  # noqa: PLC0415  # a TOML basic string is written like a JSON string
-
-        return json.dumps(value)
-    return repr(value)
-
-
 def describe_config(
     choices: Choices, environment: Mapping[str, str], path: str, bad: Sequence[str] = ()
 ) -> list[str]:
     """Write every setting as a line of TOML with a comment that says which source won, or is ``bad``."""
+    import json  # noqa: PLC0415  # numbers, strings, true and false of TOML are written as in JSON
+
     found = "read" if os.path.isabs(path) and os.path.exists(path) else "not there"
     lines = [f"# {path} ({found})"]
     lines += [f"# cannot be used, and left out here: {clean_text(one, 1000)}" for one in bad]
@@ -245,7 +237,7 @@ def describe_config(
         if choice.value is None:
             lines.append(f"# {name} is not set: {setting.help}")
             continue
-        text = f"{name} = {_toml_value(choice.value)}"
+        text = f"{name} = {json.dumps(choice.value)}"
         lines.append(f"{text:<24} # {choice.where}")
     known = {setting.variable for setting in SETTINGS}
     strangers = sorted(name for name in environment if name.startswith("TPMON_") and name not in known)

@@ -18,7 +18,7 @@ COMMANDS = [cli._find_command(name) for name in cli.PLACES if name not in cli.OW
 
 
 def list_arguments() -> list[Argument]:
-    return [field.metadata["argument"] for one in COMMANDS for field in fields(one._options)]
+    return [field.metadata["argument"] for one in COMMANDS for field in fields(one.options)]
 
 
 def test_every_setting_can_be_typed_and_show_is_of_every_command():

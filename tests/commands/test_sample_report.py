@@ -6,9 +6,7 @@ import pty
 import re
 import select
 import stat
-import threading
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,9 +14,7 @@ from tests.dumps import BACKWARD, DECODE, LIB, MAIN, NEXT_BATCH
 from tests.goldens import sample_views
 from tests.samples import count, make_reading, make_sampled, make_sampled_worker
 from tpmon.commands import sample
-from tpmon.commands.command import WatchOptions
 from tpmon.commands.sample import explain_errors, save_samples
-from tpmon.commands.screen import Wiring
 from tpmon.errors import ExitCode, NoTargetError, NotPermittedError, UsageError
 from tpmon.judge.dumps.groups import DumpOrigin
 from tpmon.judge.dumps.hot import fold_stacks, hot_functions
@@ -41,7 +37,6 @@ from tpmon.probe.spy.failure import install_spy
 from tpmon.report import stacks as sample_live
 from tpmon.report.formats import write_collapsed_samples, write_speedscope_samples
 from tpmon.report.stacks import Live, write_progress, write_sample
-from tpmon.ui.monitor.controls import Errand, Notice
 from tpmon.view.layout import WIDTH
 from tpmon.view.stacks import say_group
 
@@ -355,30 +350,3 @@ def test_where_nothing_was_sampled_no_file_is_made(here):
     state = SampleState(SampleRequest(), why, running=False, refused="")
     assert save_samples(SampleUpdate(state, why)) == "nothing was sampled: no file is written"
     assert list(here.iterdir()) == []
-
-
-def test_the_key_writes_what_the_session_sampled_last(here):
-    told: list[object] = []
-    done = threading.Event()
-
-    def take(result):
-        told.append(result)
-        if isinstance(result, Notice):
-            done.set()
-
-    sinks: list[object] = []
-
-    def open_session(*given):
-        sinks.extend(given)
-        return SimpleNamespace(start=lambda _: None)
-
-    job = SimpleNamespace(root=SimpleNamespace(pid=4200))
-    wiring = Wiring(job, WatchOptions(), open_session)
-    wiring.start(lambda _: None, take)
-    wiring.ask(Errand.WRITE_SAMPLES)
-    assert told == [], "nothing was sampled"
-    sinks[2](sample_views.ended())
-    wiring.ask(Errand.WRITE_SAMPLES)
-    assert done.wait(10)
-    assert told[1].text.startswith("wrote ")
-    assert len(list(here.iterdir())) == 2

@@ -11,7 +11,6 @@ from tests.goldens import dump_views, sample_views
 from tests.waiting import wait_until
 from tpmon import evidence
 from tpmon.commands import sample, screen
-from tpmon.commands import screen as capture_asked
 from tpmon.commands.command import WatchOptions
 from tpmon.commands.screen import BUNDLING, CAPTURING, Wiring, trace_command, write_reading
 from tpmon.errors import NoTargetError, UsageError
@@ -23,6 +22,8 @@ from tpmon.model.results.capture import CaptureAnswer, CaptureChoice, CaptureReq
 from tpmon.model.results.doctor import Update
 from tpmon.model.results.sample import SampleRequest
 from tpmon.ui.monitor.controls import Errand, Notice
+
+JOB = SimpleNamespace(root=Identity(4200, 1))
 
 
 class EndedError(Exception):
@@ -44,16 +45,23 @@ class Session:
 
 
 @pytest.fixture
-def wired():
+def opened(monkeypatch):
+    """Return the sessions that are opened."""
+    sessions: list[Session] = []
+
+    def open_session(_job, _options, sink, dump_sinks, sample_sinks):
+        sessions.append(Session(sink, *dump_sinks, *sample_sinks))
+        return sessions[0]
+
+    monkeypatch.setattr(screen, "open_session", open_session)
+    return sessions
+
+
+@pytest.fixture
+def wired(opened):
     """Return a wiring that has started, its session and what its screen got."""
-    opened, updates, results = [], [], []
-
-    def open_session(*sinks):
-        opened.append(Session(*sinks))
-        return opened[0]
-
-    job = SimpleNamespace(root=Identity(4200, 1))
-    wiring = Wiring(job, WatchOptions(), open_session)
+    updates, results = [], []
+    wiring = Wiring(JOB, WatchOptions())
     wiring.ask(DumpRequest(Asker.KEY))
     wiring.stop()
     wiring.set_interval(2.0)
@@ -61,6 +69,15 @@ def wired():
     wiring.start(updates.append, results.append)
     opened[0].calls.clear()
     return SimpleNamespace(wiring=wiring, session=opened[0], updates=updates, results=results)
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """Return what was given to each bundle and capture that was to begin."""
+    given = []
+    monkeypatch.setattr(evidence, "start_bundle", lambda *arguments: given.append(arguments))
+    monkeypatch.setattr(screen, "start_capture", lambda *arguments: given.append(arguments))
+    return given
 
 
 def test_orders_reach_the_session(wired):
@@ -85,13 +102,11 @@ def test_what_the_session_reads_reaches_the_screen(wired):
     assert (wired.updates, wired.results) == ([update], [dump, sample])
 
 
-def test_one_bundle_at_a_time_and_its_looks_are_those_of_the_session(wired, monkeypatch):
-    started = []
-    monkeypatch.setattr(evidence, "start_bundle", lambda *given: started.append(given))
+def test_one_bundle_at_a_time_and_its_looks_are_those_of_the_session(wired, begun):
     wired.wiring.ask(Errand.WRITE_BUNDLE)
     wired.wiring.ask(Errand.WRITE_BUNDLE)
-    assert (len(started), wired.results) == (1, [Notice(BUNDLING)])
-    _, _, look, told, hurries = started[0]
+    assert (len(begun), wired.results) == (1, [Notice(BUNDLING)])
+    _, _, look, told, hurries = begun[0]
     assert len(look.frames()) == 1
     assert not is_known(look.rounds())
     request = look._request
@@ -102,16 +117,7 @@ def test_one_bundle_at_a_time_and_its_looks_are_those_of_the_session(wired, monk
     told("bundle out (9 files, 80K)")
     assert wired.results[-1] == Notice("bundle out (9 files, 80K)")
     wired.wiring.ask(Errand.WRITE_BUNDLE)
-    assert len(started) == 2
-
-
-@pytest.fixture
-def begun(monkeypatch):
-    """Return what was given to each bundle and capture that was to begin."""
-    given = []
-    monkeypatch.setattr(evidence, "start_bundle", lambda *arguments: given.append(arguments))
-    monkeypatch.setattr(capture_asked, "start_capture", lambda *arguments: given.append(arguments))
-    return given
+    assert len(begun) == 2
 
 
 def test_the_job_is_read_anew_around_its_root_or_what_is_left_of_it(wired, begun, monkeypatch):
@@ -155,7 +161,7 @@ def test_a_working_directory_that_gives_no_answer_is_said(wired, begun, monkeypa
     try:
         wired.wiring.ask(Errand.WRITE_BUNDLE)
         with pytest.raises(UsageError, match=r"no answer within .* from the folder for the bundle"):
-            begun[0][1](SimpleNamespace(root=Identity(4200, 1)))
+            begun[0][1](JOB)
         wired.session.sinks[2](sample_views.ended())
         wired.wiring.ask(Errand.WRITE_SAMPLES)
         assert wait_until(lambda: wired.results[-1] == Notice("not written so far: no answer within 0.05 s"))
@@ -163,15 +169,24 @@ def test_a_working_directory_that_gives_no_answer_is_said(wired, begun, monkeypa
         dead.set()
 
 
-def test_one_capture_at_a_time_and_its_talk_reaches_the_screen(wired, monkeypatch):
-    started = []
-    monkeypatch.setattr(capture_asked, "start_capture", lambda *given: started.append(given))
+def test_the_key_writes_what_the_session_sampled_last(wired, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    wired.wiring.ask(Errand.WRITE_SAMPLES)
+    assert wired.results == [], "nothing was sampled"
+    wired.session.sinks[2](sample_views.ended())
+    wired.wiring.ask(Errand.WRITE_SAMPLES)
+    assert wait_until(lambda: len(wired.results) == 2)
+    assert wired.results[1].text.startswith("wrote ")
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_one_capture_at_a_time_and_its_talk_reaches_the_screen(wired, begun):
     wired.wiring.ask(CaptureAnswer(CaptureStage.PLANNED, goes=True))
     wired.wiring.ask(CaptureChoice(steps=10))
     for _ in range(2):
         wired.wiring.ask(CaptureRequest(NOT_APPLICABLE))
-    assert (len(started), wired.results) == (1, [Notice(CAPTURING)])
-    _, talk = started[0]
+    assert (len(begun), wired.results) == (1, [Notice(CAPTURING)])
+    _, talk = begun[0]
     assert not talk.agreed(CaptureStage.PLANNED, ("5 steps",))
     assert wired.results[-1].plan == ("5 steps",)
     ten = CaptureChoice(steps=10)
@@ -192,15 +207,13 @@ def test_one_capture_at_a_time_and_its_talk_reaches_the_screen(wired, monkeypatc
     assert wired.results[-1] == Notice("capture done: 5 steps", trace="/tmp/x.json.gz")
     assert write_reading(wired.results[-2]) == "all of it"
     wired.wiring.ask(CaptureRequest(7))
-    assert len(started) == 2
-    assert not started[1][1].stopped()
+    assert len(begun) == 2
+    assert not begun[1][1].stopped()
 
 
-def test_a_price_that_was_read_and_left_leaves_no_line(wired, monkeypatch):
-    started = []
-    monkeypatch.setattr(capture_asked, "start_capture", lambda *given: started.append(given))
+def test_a_price_that_was_read_and_left_leaves_no_line(wired, begun):
     wired.wiring.ask(CaptureRequest(7))
-    talk = started[0][1]
+    talk = begun[0][1]
     talk.agreed(CaptureStage.PLANNED, ("5 steps",))
     wired.wiring.ask(CaptureAnswer(CaptureStage.PLANNED, goes=False))
     talk.end("capture cancelled: nobody waits for it any more")
@@ -209,16 +222,13 @@ def test_a_price_that_was_read_and_left_leaves_no_line(wired, monkeypatch):
     assert wired.wiring.leave() == []
 
 
-def test_who_leaves_is_told_what_became_of_what_was_begun(wired, monkeypatch):
+def test_who_leaves_is_told_what_became_of_what_was_begun(wired, begun, monkeypatch):
     monkeypatch.setattr(screen, "LEAVE_WITHIN_S", 0.1)
     assert wired.wiring.leave() == []
     wired.wiring._left.clear()
-    started = []
-    monkeypatch.setattr(evidence, "start_bundle", lambda *given: started.append(given))
-    monkeypatch.setattr(capture_asked, "start_capture", lambda *given: started.append(given))
     wired.wiring.ask(Errand.WRITE_BUNDLE)
     wired.wiring.ask(CaptureRequest(7))
-    (_, _, look, told, hurries), (_, talk) = started
+    (_, _, look, told, hurries), (_, talk) = begun
     talk.agreed(CaptureStage.PLANNED, ())
     wired.wiring.ask(CaptureAnswer(CaptureStage.PLANNED, goes=True))
     assert talk.agreed(CaptureStage.PLANNED, ())
@@ -251,30 +261,18 @@ def test_a_copy_is_what_the_commands_print():
 
 
 @pytest.mark.parametrize("failure", [NoTargetError("the job ended", "start it again"), None])
-def test_a_session_that_fails_before_the_screen_is_loaded_says_why(monkeypatch, failure):
+def test_a_session_that_fails_before_the_screen_is_loaded_says_why(monkeypatch, opened, failure):
     def run_screen(_options, start, _controls):
         start(lambda _update: None, lambda _result: None)
         if failure is not None:
             with pytest.raises(EndedError):
-                sessions[0].calls[-1][1](failure)
+                opened[0].calls[-1][1](failure)
         raise SystemExit(143)
 
     def end(*_arguments):
         raise EndedError
 
-    sessions = []
-
-    def open_session(*sinks):
-        sessions.append(Session(*sinks))
-        return sessions[0]
-
     monkeypatch.setattr(screen, "run_screen", run_screen)
     monkeypatch.setattr(screen.os, "kill", end)
-    job = SimpleNamespace(root=SimpleNamespace(pid=4200))
-    monkeypatch.setattr(
-        screen,
-        "open_session",
-        lambda _job, _options, sink, dump_sinks, sample_sinks: open_session(sink, *dump_sinks, *sample_sinks),
-    )
     with pytest.raises(SystemExit if failure is None else NoTargetError):
-        screen.watch_on_screen(job, WatchOptions(), None)
+        screen.watch_on_screen(JOB, WatchOptions(), None)

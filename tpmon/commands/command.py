@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, fields
 from inspect import get_annotations
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from tpmon.errors import UsageError, exclude
 from tpmon.model.frozen import dataclass
@@ -218,45 +218,35 @@ def read_options(wanted: type[Asked], flags: Mapping[str, object], choices: Choi
     return wanted(**found)
 
 
-class Subcommand:
-    """Describe a command: what can be typed, what its help says, what it does."""
+@dataclass(frozen=True, slots=True)
+class Subcommand(Generic[Asked]):
+    """Describe a command: what can be typed, what it does, what its help says."""
 
-    def __init__(
-        self,
-        options: type[Asked],
-        run: Callable[[Asked], int],
-        usage: str,
-        description: str,
-        epilog: str = "",
-        *,
-        writes_here: bool = False,
-    ) -> None:
-        """Hold the parts; one that ``writes_here`` needs the working directory where no place is named."""
-        self._options = options
-        self._run: Callable[[Any], int] = run
-        self._help: dict[str, Any] = {"usage": f"tpmon {usage}", "description": description, "epilog": epilog}
-        self._writes_here = writes_here
+    options: type[Asked]
+    work: Callable[[Asked], int]
+    usage: str
+    description: str
+    epilog: str = ""
+    writes_here: bool = False
+    """It needs the working directory where no place is named."""
 
     def add_to(self, commands: argparse._SubParsersAction[CommandParser], name: str) -> None:
         """Add the parser of this command to that of all."""
-        parser = commands.add_parser(name, **self._help)
-        parser.add_options(self._options)
+        usage = f"tpmon {self.usage}"
+        parser = commands.add_parser(name, usage=usage, description=self.description, epilog=self.epilog)
+        parser.add_options(self.options)
         parser.add_print_config()
         parser.add_setting(BY_KEY["show"])
 
     def run(self, flags: Mapping[str, object], choices: Choices) -> int:
-        """Read the options, wait for the files that they name, run, and return the exit code.
-
-        Raises:
-            TpmonError: for what cannot be done.
-        """
-        options = read_options(self._options, flags, choices)
+        """Read the options, wait for the files that they name, run, and return the exit code."""
+        options = read_options(self.options, flags, choices)
         named: list[str] = []
-        for name, argument in _list_arguments(self._options).items():
+        for name, argument in _list_arguments(self.options).items():
             if argument.is_file and (value := getattr(options, name)):
                 named += [value] if isinstance(value, str) else value
-        await_files(named or ([os.curdir] if self._writes_here else []))
-        return self._run(options)
+        await_files(named or ([os.curdir] if self.writes_here else []))
+        return self.work(options)
 
 
 def write_result(output: Output, result: object, lines: Callable[[], Iterable[str]], *, json: bool) -> None:

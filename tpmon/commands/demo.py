@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import count
 from typing import TYPE_CHECKING
 
 from tpmon.commands.command import Subcommand, WatchOptions, setting
@@ -275,12 +276,10 @@ def _print_readings(job: Job, options: DemoOptions) -> None:
     from tpmon.report.once import write_once
 
     output = Output(1, options.ascii)
-    seen = 0
+    seen = count()
 
     def sink(update: Update) -> None:
-        nonlocal seen
-        seen += 1
-        if seen > 1:  # the first reading has no rates yet
+        if next(seen):  # the first reading has no rates yet
             output.write_lines(*write_once(update.frame), "")
 
     run_session(job, options, FRAMES + 1, sink)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,9 +24,7 @@ from tpmon.report.text import Output, complain
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from tpmon.judge.dumps.groups import DumpOrigin
     from tpmon.model.dump import Dump, DumpRound
-    from tpmon.model.results.doctor import DumpUpdate
     from tpmon.probe.job.job import Job, Member
 
 BLOCK_PRICE = "--block: a process that cannot be read otherwise is stopped, mostly for less than 5 ms"
@@ -105,19 +102,6 @@ def check_options(options: DumpOptions) -> None:
         parse_number(word, 0, 1 << 32, "--pid: a PID is a number", "tpmon dump PID --pid 4711")
 
 
-def list_prices(options: DumpOptions) -> tuple[str, ...]:
-    """Say what each part costs the job, before it is done."""
-    from tpmon.probe.records.collectives import PIPE_PRICE
-
-    wanted = (
-        (options.block, BLOCK_PRICE),
-        (options.native, NATIVE_PRICE),
-        (options.locals, LOCALS_PRICE),
-        (options.fr_pipe, PIPE_PRICE),
-    )
-    return tuple(price for asked, price in wanted if asked)
-
-
 def check_tree(form: str, *, tree: bool) -> None:
     """Refuse a tree in a form that has none; UsageError for another form than text."""
     if tree and form != "text":
@@ -180,16 +164,24 @@ def run(options: DumpOptions) -> int:
     """Look at a job as often as asked, write the fold, and return the exit code."""
     from tpmon.judge.dumps.collective_words import may_wait
     from tpmon.judge.dumps.collectives import add_collectives
-    from tpmon.judge.dumps.groups import fold_rounds
+    from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
     from tpmon.model.dump import Asker, DumpRequest
-    from tpmon.probe.records.collectives import read_collectives
-    from tpmon.probe.spy.dump import NATIVE_ROUND_S, ROUND_S, Dumper
+    from tpmon.model.process import Role
+    from tpmon.model.units import count_of
+    from tpmon.probe.records.collectives import PIPE_PRICE, read_collectives
+    from tpmon.probe.spy.dump import NATIVE_ROUND_S, ROUND_S, Dumper, dumpable
 
     check_options(options)
     job = find_job(options.pid)
     members = choose_members(job, options)
-    for price in list_prices(options):
-        complain(f"tpmon: {price} ({len(members)} process{'es' if len(members) != 1 else ''})")
+    for asked, price in (
+        (options.block, BLOCK_PRICE),
+        (options.native, NATIVE_PRICE),
+        (options.locals, LOCALS_PRICE),
+        (options.fr_pipe, PIPE_PRICE),
+    ):
+        if asked:
+            complain(f"tpmon: {price} ({count_of(len(members), 'process', 'processes')})")
     how = DumpRequest(Asker.KEY, block=options.block, native=options.native, variables=options.locals)
     dumper = Dumper(members, how, others=job.members)
     rounds: list[DumpRound] = []
@@ -199,7 +191,10 @@ def run(options: DumpOptions) -> int:
             time.sleep(max(0.0, due_s - time.monotonic()))
         due_s = time.monotonic() + options.every_s
         rounds.append(dumper.read_round(NATIVE_ROUND_S if options.native else ROUND_S))
-    dump = replace(fold_rounds(rounds, _name_origin(job, members)), last_write=_read_last_write(job))
+    left_out = sum(one.role is Role.RANK and one not in members for one in job.members)
+    not_asked = NOT_APPLICABLE if len(members) >= len(dumpable(job)) else left_out
+    origin = DumpOrigin(job.root.pid, job.script, job.world_size, not_asked)
+    dump = replace(fold_rounds(rounds, origin), last_write=_read_last_write(job))
     reading = read_collectives(job, someone_waits=may_wait(dump.groups), ask_pipes=options.fr_pipe)
     dump = add_collectives(dump, reading)
     _write(dump, options.form, Output(1, options.ascii), tree=options.tree)
@@ -216,17 +211,6 @@ def _read_last_write(job: Job) -> Applicable[datetime]:
     pids = [one.identity.pid for one in job.members if one.role in (Role.LAUNCHER, Role.RANK)]
     logs = read_within(LOG_S, lambda: OutputReader().read(pids))
     return logs if isinstance(logs, Missing) else date_log(logs)
-
-
-def _name_origin(job: Job, members: Sequence[Member]) -> DumpOrigin:
-    """Name the job, and count the ranks of it that were left out."""
-    from tpmon.judge.dumps.groups import DumpOrigin
-    from tpmon.model.process import Role
-    from tpmon.probe.spy.dump import dumpable
-
-    left_out = sum(one.role is Role.RANK and one not in members for one in job.members)
-    whole = len(members) >= len(dumpable(job))
-    return DumpOrigin(job.root.pid, job.script, job.world_size, NOT_APPLICABLE if whole else left_out)
 
 
 def run_fold(options: FoldOptions) -> int:
@@ -271,16 +255,6 @@ def _write(dump: Dump, form: str, output: Output, *, tree: bool) -> None:
         output.write_lines(*write_dump_tree(dump, build_tree(dump.groups)))
     else:
         output.write_lines(*write_dump(dump, shorten_stack))
-
-
-def write_dump_text(update: DumpUpdate) -> str:
-    """Write the dump of a screen as ``tpmon dump`` prints it."""
-    from tpmon.judge.dumps.describe import shorten_stack
-    from tpmon.report.stacks import write_dump
-
-    if not is_known(update.dump):
-        return f"no stacks: {update.dump.reason}"
-    return "\n".join(write_dump(update.dump, shorten_stack))
 
 
 def pick_exit_code(dump: Dump) -> int:

@@ -39,9 +39,9 @@ from tpmon.probe.job.discovery import read_ancestors, uses_cuda
 from tpmon.probe.job.job import Job
 from tpmon.probe.job.resolve import find_job_again
 from tpmon.report.capture import find_place, write_capture, write_capture_line
-from tpmon.report.stacks import write_sample
+from tpmon.report.stacks import write_dump, write_sample
 from tpmon.report.text import Output, complain
-from tpmon.session import DumpSink, SampleSink, Session, Sink
+from tpmon.session import Session
 from tpmon.ui.monitor.controls import Controls, Errand, Notice, Order, Reading, Result, ScreenOptions
 from tpmon.ui.monitor.requests import LOOKS_EVERY_S
 from tpmon.ui.monitor.start import run_screen
@@ -60,18 +60,13 @@ BUNDLING = "a bundle is being written already"
 CAPTURING = "a capture is under way already"
 
 
-OpenSession = Callable[[Sink, DumpSink, SampleSink], Session]
-"""Start the probes of the job, with sinks for Frames, dumps and samples; nothing is read yet."""
-
-
 class Wiring:
     """Join one session to one screen."""
 
-    def __init__(self, job: Job, options: WatchOptions, open_session: OpenSession) -> None:
+    def __init__(self, job: Job, options: WatchOptions) -> None:
         """Open nothing until ``start``."""
         self._job = job
         self._options = options
-        self._open_session = open_session
         self._session: Session | None = None
         self._look: SharedLook | None = None
         """Of the bundle that is being written."""
@@ -96,7 +91,9 @@ class Wiring:
                 self._end_looks()  # a session that is over hands out no further one
 
         self._results = results
-        self._session = self._open_session(take, self._take_dump, self._take_sample)
+        self._session = open_session(
+            self._job, self._options, take, dump_sinks=(self._take_dump,), sample_sinks=(self._take_sample,)
+        )
         self._session.start(self._fail)
 
     def _take_dump(self, update: DumpUpdate) -> None:
@@ -253,11 +250,7 @@ def _identify(process: ProcessSample) -> Identity:
 
 def watch_on_screen(job: Job, options: WatchOptions, output: Output) -> int:
     """Draw the screen until it ends and return its exit code; a copy of its text goes to ``output``."""
-
-    def open_one(sink: Sink, dump_sink: DumpSink, sample_sink: SampleSink) -> Session:
-        return open_session(job, options, sink, dump_sinks=(dump_sink,), sample_sinks=(sample_sink,))
-
-    wiring = Wiring(job, options, open_one)
+    wiring = Wiring(job, options)
     try:
         result = run_screen(
             ScreenOptions(
@@ -298,11 +291,12 @@ def write_reading(reading: Reading) -> str:
     """Write a dump, hot functions or a capture as their commands print them."""
     if isinstance(reading, CaptureUpdate):
         return "\n".join(reading.report)
-    if isinstance(reading, DumpUpdate):
-        from tpmon.commands.dump import write_dump_text
+    if isinstance(reading, SampleUpdate):
+        return "\n".join(write_sample(reading.hot)) if is_known(reading.hot) else reading.hot.reason
+    from tpmon.judge.dumps.describe import shorten_stack
 
-        return write_dump_text(reading)
-    return "\n".join(write_sample(reading.hot)) if is_known(reading.hot) else reading.hot.reason
+    dump = reading.dump
+    return "\n".join(write_dump(dump, shorten_stack)) if is_known(dump) else f"no stacks: {dump.reason}"
 
 
 def start_capture(find: Callable[[], Job], talk: CaptureDialog) -> None:

@@ -200,14 +200,6 @@ class _Progress:
             os.write(2, text.encode())
 
 
-def _parse_top(text: str) -> int:
-    from tpmon.report.trace import TOP
-
-    if not text:
-        return TOP
-    return parse_number(text, 1, MOST_TOP, f"--top takes a number from 1 to {MOST_TOP}", "--top 20")
-
-
 def _leave_out(named: Sequence[str], progress: _Progress, path: str, error: TpmonError) -> bool:
     """Leave out what only a directory or a pattern named: other files lie there too."""
     if path in named:
@@ -262,6 +254,7 @@ def run_trace(options: TraceOptions) -> int:
     from tpmon.report.trace import (
         CHANGES,
         TABLES,
+        TOP,
         explain_empty,
         write_changes_csv,
         write_comparison,
@@ -274,7 +267,9 @@ def run_trace(options: TraceOptions) -> int:
     from tpmon.trace.reading.sources import are_snapshots, find_files
     from tpmon.view.trace_blocks import TABLES as TEXT_TABLES
 
-    top, output = _parse_top(options.top), Output(1, options.ascii)
+    said = f"--top takes a number from 1 to {MOST_TOP}"
+    top = parse_number(options.top, 1, MOST_TOP, said, "--top 20") if options.top else TOP
+    output = Output(1, options.ascii)
     options = _settle_form(options)
     csv, table, against = options.csv, options.table, options.against
     files = find_files(options.files)
