@@ -52,11 +52,7 @@ class Choices:
         return self.by_key[key]
 
     def read(self, key: str) -> Value | None:
-        """Return the value that holds: of json and plain that are on, the one from the stronger source.
-
-        Raises:
-            UsageError: where one source asks for both.
-        """
+        """Return the value that holds: of json and plain the stronger one; UsageError if they are equal."""
         value = self.by_key[key].value
         if key not in ("json", "plain"):
             return value
@@ -108,11 +104,7 @@ def config_path(environment: Mapping[str, str]) -> str:
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """Read the configuration file; one that does not exist is empty, as is that of a user without a home.
-
-    Raises:
-        UsageError: for a file that cannot be read or is not TOML.
-    """
+    """Read the configuration file: empty where there is none or no home; UsageError where it is no TOML."""
     if not os.path.isabs(path):
         return {}
     try:

@@ -242,11 +242,7 @@ def _refuse_name(setting: Setting, name: str, where: str) -> UsageError:
 
 
 def parse_names(setting: Setting, text: str, where: str) -> frozenset[str]:
-    """Read names with commas between.
-
-    Raises:
-        UsageError: naming ``where``, for one that is not of the closed set, and for none at all.
-    """
+    """Read names with commas between; UsageError, naming ``where``, for none or one not of the closed set."""
     names = frozenset(name.strip() for name in text.split(",") if name.strip())
     if not names:
         raise _refuse(setting, where, text)
@@ -257,11 +253,7 @@ def parse_names(setting: Setting, text: str, where: str) -> frozenset[str]:
 
 
 def split_command(text: str, where: str) -> tuple[str, ...]:
-    """Split a program and its arguments as a shell would.
-
-    Raises:
-        UsageError: naming ``where``, when it cannot be split or holds no program.
-    """
+    """Split a program and its arguments as a shell would; UsageError, naming ``where``, if it cannot be."""
     import shlex  # noqa: PLC0415  # --help does without it
 
     try:
@@ -284,11 +276,7 @@ def parse_duration(text: str) -> float | None:
 
 
 def parse_text(setting: Setting, text: str, where: str) -> Value:
-    """Read a value from a flag or an environment variable.
-
-    Raises:
-        UsageError: naming ``where``, for text that is no such value.
-    """
+    """Read a value from a flag or an environment variable; UsageError, naming ``where``, if it is none."""
     kind, word = setting.kind, text.strip()
     value: object = word
     if kind is SWITCH and word.lower() in (*_YES, *_NO):

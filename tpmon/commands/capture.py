@@ -199,11 +199,7 @@ def run(options: CaptureOptions) -> int:
 
 
 def ask_where_dear(stage: CaptureStage, said: Sequence[str]) -> bool:
-    """Agree to every price but a dear one: of that ask whoever sits at the terminal.
-
-    Raises:
-        UsageError: where nobody sits there, or it is no yes.
-    """
+    """Agree to every price but a dear one: of that ask at the terminal; UsageError where nobody says yes."""
     from tpmon.model.results.capture import CaptureStage
 
     if stage is not CaptureStage.DEAR:
@@ -223,11 +219,7 @@ def capture_job(
     rank: Applicable[int] = NOT_APPLICABLE,
     every: bool = False,
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]]:
-    """Lead a capture from its ranks to its verified files.
-
-    Raises:
-        TpmonError: saying why where nothing can be captured.
-    """
+    """Lead a capture from its ranks to its verified files; TpmonError where nothing can be captured."""
     from tpmon.capture.files import check_above, choose_place, locate, remove_empty, sweep
     from tpmon.capture.kineto_capture import LoopAround, try_kineto
     from tpmon.capture.outcome import IS_BUSY, IS_TIMED, gather
@@ -285,11 +277,7 @@ def capture_job(
 
 
 def _check_slot(member: Member, kind: CaptureKind) -> None:
-    """Refuse a range that could end the run, and a trace where nsys or another tool records the GPU.
-
-    Raises:
-        UsageError: saying which.
-    """
+    """Raise UsageError for a range that could end the run, and a trace where another tool records the GPU."""
     from tpmon.capture.dialog import advise_on_slot, read_hook
     from tpmon.capture.nsys import HOLDS_SLOT, find_other_tool, judge_nsys, traces_cuda
     from tpmon.model.results.capture import CaptureKind
@@ -315,11 +303,7 @@ def _check_slot(member: Member, kind: CaptureKind) -> None:
 
 
 def _open_bus(member: Member, job: Job, stack: contextlib.ExitStack) -> Bus:
-    """Open the page of a rank; ``stack`` closes it.
-
-    Raises:
-        UsageError: where it has no hook, with how to start the run again.
-    """
+    """Open the page of a rank, which ``stack`` closes; UsageError with what to do where it has no hook."""
     from tpmon.capture.bus import NoHookError, open_bus
 
     try:

@@ -110,11 +110,7 @@ def parse_pid(text: str) -> int:
 
 
 def parse_number(text: str, low: int, high: int, expected: str, try_this: str) -> int:
-    """Read a whole number that was typed.
-
-    Raises:
-        UsageError: saying what was ``expected`` and found, for one that is none or out of bounds.
-    """
+    """Read a whole number that was typed; UsageError, with what was ``expected``, for anything else."""
     if not text.isdecimal() or len(text) > _MOST_DIGITS or not low <= int(text) <= high:
         raise UsageError(f"{expected}, found {text[:40]!r}", try_this)
     return int(text)
@@ -260,11 +256,7 @@ def write_result(output: Output, result: object, lines: Callable[[], Iterable[st
 
 
 def await_files(named: Sequence[str]) -> None:
-    """Wait until the files that were named answer: no command begins on a mount that hangs.
-
-    Raises:
-        UsageError: naming the one that does not.
-    """
+    """Wait until the files that were named answer; UsageError for one on a mount that hangs."""
     from tpmon.probe.base.worker import find_silent
 
     silent = find_silent((one for one in named if "://" not in one), FILE_S)

@@ -111,11 +111,7 @@ class DemoJob:
 
 
 def find_python() -> str:
-    """Return the first Python that has torch: $PYTHON, this one, those on PATH.
-
-    Raises:
-        NoTargetError: when none has it.
-    """
+    """Return the first Python with torch: $PYTHON, this one, those on PATH; NoTargetError without one."""
     looked_at: list[str] = []
     for name in (os.environ.get("PYTHON", ""), sys.executable, "python3", "python"):
         found = shutil.which(name) if name else None

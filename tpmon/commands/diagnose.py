@@ -70,11 +70,7 @@ class DiagnoseOptions(VerdictOptions):
 
 
 def parse_command(text: str, where: str = "--on-change") -> tuple[str, ...]:
-    """Split the command of --on-change like a shell would, and find its program.
-
-    Raises:
-        UsageError: naming ``where``, when it cannot be split or its program is not there.
-    """
+    """Split the command of --on-change as a shell would; UsageError, naming ``where``, if it cannot start."""
     words = split_command(text, where)
     if shutil.which(words[0]) is None:
         raise UsageError(

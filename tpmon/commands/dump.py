@@ -83,11 +83,7 @@ class FoldOptions:
 
 
 def check_options(options: DumpOptions) -> None:
-    """Refuse what cannot be done before anything is looked at.
-
-    Raises:
-        UsageError: for a form, a rank or a process that cannot be, and a stop where --readonly forbids it.
-    """
+    """Raise UsageError for a form, rank or process that cannot be, and a stop that --readonly forbids."""
     check_tree(options.form, tree=options.tree)
     for flag_name, asked, does in (
         ("--block", options.block, "stops processes of the job"),
@@ -214,11 +210,7 @@ def _read_last_write(job: Job) -> Applicable[datetime]:
 
 
 def run_fold(options: FoldOptions) -> int:
-    """Fold the Dumps of files (or of standard input, "-") and write the result.
-
-    Raises:
-        UsageError: for a file that cannot be read or holds something else, and a tree that is no text.
-    """
+    """Fold the Dumps of files ("-": standard input) and write the result; UsageError for what is no dump."""
     from tpmon.judge.dumps.collectives import fold_collectives
     from tpmon.judge.dumps.groups import find_clash, fold_dumps
     from tpmon.probe.records.dump_files import read_dumps

@@ -26,11 +26,7 @@ _WHEN = (2020, 1, 1, 0, 0, 0)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Do what ``tpmon hook`` asks for in the arguments that follow it.
-
-    Raises:
-        UsageError: for anything but ``export FILE``, and where FILE cannot be made.
-    """
+    """Do what ``tpmon hook`` asks for; UsageError for anything but ``export`` and a FILE that can be."""
     output = Output(1, ascii_only=False)
     await_files(arguments[1:2])
     if {"-h", "--help"} & set(arguments) or not arguments:
@@ -53,11 +49,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def write_export(path: str) -> None:
-    """Write the hook and what arms it into a new zip: whole under its name, or not at all.
-
-    Raises:
-        UsageError: when the file is there already or cannot be written.
-    """
+    """Write the hook into a new zip, whole or not at all; UsageError where one is there or cannot be."""
     import zipfile
 
     part = f"{path}.{os.getpid()}.part"

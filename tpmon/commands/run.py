@@ -136,11 +136,7 @@ def _read_first_words() -> list[bytes]:
 
 
 def _prepare(request: RunRequest) -> dict[str, str]:
-    """Return the environment of the program, and put nsys in front of it where that is asked for.
-
-    Raises:
-        UsageError: where it cannot be as asked.
-    """
+    """Return the environment of the program, and put nsys before it if asked; UsageError if it cannot be."""
     environment = arm(drop_coerced(dict(os.environ), _read_first_words()), allow_stacks=request.allow_stacks)
     if not (request.nsys or request.kineto):
         return environment
@@ -257,11 +253,7 @@ def _run_attached(request: RunRequest, options: WatchOptions) -> int:
 
 
 def _start_logged(request: RunRequest, environment: dict[str, str]) -> tuple[subprocess.Popen[bytes], str]:
-    """Start the program beside this one; what it prints goes to a new file, whose path is returned.
-
-    Raises:
-        UsageError: where one of the two cannot be.
-    """
+    """Start the program beside this one, and return the path of its new log; UsageError if it cannot be."""
     import subprocess  # a plain start needs none of these
 
     log, path = _open_log(request.log)

@@ -63,11 +63,7 @@ class NewFile:
 
 
 def check_options(options: SampleOptions) -> None:
-    """Refuse what cannot be done before anything is looked at.
-
-    Raises:
-        UsageError: for a rank or a file that cannot be, and where stacks are switched off.
-    """
+    """Raise UsageError for a rank or a file that cannot be, and where stacks are switched off."""
     rank, out = options.rank, options.out
     if options.no_stacks:
         raise UsageError(

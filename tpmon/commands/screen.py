@@ -328,11 +328,7 @@ def find_shown(result: CaptureResult) -> str:
 def _capture_chosen(
     find: Callable[[], Job], talk: CaptureDialog
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]]:
-    """Plan what is chosen, each time anew, until a plan is agreed to; lead that capture.
-
-    Raises:
-        TpmonError: where nothing can be captured, whatever is chosen.
-    """
+    """Plan what is chosen, anew until one agrees, and capture it; TpmonError where nothing can be."""
     job = find()
     talk.offer(_read_offers(job))
     while True:
