@@ -66,11 +66,15 @@ def test_every_sink_gets_every_frame_with_the_history_up_to_it():
 
 
 class Leaping(Source):
-    """Hand out Frames that are 20 s apart by their own clock."""
+    """Hand out Frames that are some seconds apart by their own clock."""
+
+    def __init__(self, apart_s: int) -> None:
+        super().__init__()
+        self._apart_s = apart_s
 
     def collect(self) -> Frame:
         frame = super().collect()
-        return replace(frame, taken_ns=len(self.times) * 20 * 10**9)
+        return replace(frame, taken_ns=len(self.times) * self._apart_s * 10**9)
 
 
 def test_a_bundle_gets_frames_of_five_minutes_of_which_the_judge_sees_the_last_one(monkeypatch):
@@ -81,7 +85,7 @@ def test_a_bundle_gets_frames_of_five_minutes_of_which_the_judge_sees_the_last_o
         return Judgement(frames[-1], standing)
 
     monkeypatch.setattr("tpmon.judge.judge.judge", look_on)
-    session = Session(Leaping(), (), 0.001)
+    session = Session(Leaping(20), (), 0.001)
     last = session.run(frames=30)
     kept = session.frames()
     assert [frame.taken_ns // 10**9 for frame in kept] == list(range(300, 601, 20))
@@ -89,41 +93,42 @@ def test_a_bundle_gets_frames_of_five_minutes_of_which_the_judge_sees_the_last_o
     assert max(judged) == 4
 
 
+def list_steps(source: Source) -> list[float]:
+    """Return the seconds from each reading to the next."""
+    return [later - earlier for earlier, later in zip(source.times, source.times[1:], strict=False)]
+
+
 def test_frames_keep_the_rhythm_of_the_interval():
     source = Source(slow=dict.fromkeys(range(100), 0.03))
     Session(source, (), 0.1).run(frames=6)
-    steps = [later - earlier for earlier, later in zip(source.times, source.times[1:], strict=False)]
+    steps = list_steps(source)
     assert sum(steps) / len(steps) == pytest.approx(0.1, abs=0.03), "the time of a reading is not added"
 
 
-@pytest.mark.parametrize(("first_at", "frames"), [(1, 2), (2, 2), (3, 3), (9, 4)])
-def test_one_reading_waits_a_little_for_its_first_stack(first_at, frames):
+LATE, OFF = Missing("no stack was sampled yet"), Missing("stacks are off (--no-stacks)")
+
+
+@pytest.mark.parametrize(
+    ("missing", "first_at", "frames"),
+    [(LATE, 1, 2), (LATE, 2, 2), (LATE, 3, 3), (LATE, 9, 4), (OFF, 9, 2)],
+    ids=["there", "in time", "one late", "too late", "off: it cannot come"],
+)
+def test_one_reading_waits_a_little_for_its_first_stack(missing, first_at, frames):
     class Late(Source):
         def collect(self):
             frame = super().collect()
-            age = 0.5 if len(self.times) >= first_at else Missing("no stack was sampled yet")
-            return replace(frame, stacks=(), ages_s=replace(frame.ages_s, stacks=age))
+            age = 0.5 if len(self.times) >= first_at else missing
+            return replace(frame, stacks=() if missing is LATE else OFF, ages_s=replace(frame.ages_s, stacks=age))
 
     source = Late()
     Session(source, (), 0.001).run(2, more=2)
     assert len(source.times) == frames
 
 
-def test_no_reading_waits_for_stacks_that_cannot_come():
-    class Off(Source):
-        def collect(self):
-            frame, off = super().collect(), Missing("stacks are off (--no-stacks)")
-            return replace(frame, stacks=off, ages_s=replace(frame.ages_s, stacks=off))
-
-    source = Off()
-    Session(source, (), 0.001).run(2, more=2)
-    assert len(source.times) == 2
-
-
 def test_a_stall_is_followed_by_a_new_rhythm_and_no_burst():
     source = Source(slow={1: 0.55})
     Session(source, (), 0.1).run(frames=6)
-    steps = [later - earlier for earlier, later in zip(source.times, source.times[1:], strict=False)]
+    steps = list_steps(source)
     assert steps[1] == pytest.approx(0.55, abs=0.08), "the late tick comes at once"
     assert all(step > 0.06 for step in steps[2:])
 
@@ -227,21 +232,16 @@ def test_stop_before_run_reads_nothing():
     assert (source.times, sink.updates, source.closed) == ([], [], 1)
 
 
-def test_a_shorter_interval_counts_from_now_on_in_the_middle_of_a_wait(run):
+@pytest.mark.parametrize(
+    ("before_s", "after_s", "comes"), [(30, 0.05, True), (0.3, 30, False)], ids=["shorter", "longer"]
+)
+def test_another_interval_counts_from_now_on_in_the_middle_of_a_wait(run, before_s, after_s, comes):
     source, sink = Source(), Sink()
-    session, _ = run(source, sink, interval_s=30)
+    session, _ = run(source, sink, interval_s=before_s)
     assert sink.wait_for(1)
-    session.set_interval(0.05)
-    assert sink.wait_for(4, 3)
-    assert source.intervals == [0.05]
-
-
-def test_a_longer_interval_counts_at_once_too(run):
-    source, sink = Source(), Sink()
-    session, _ = run(source, sink, interval_s=0.3)
-    assert sink.wait_for(1)
-    session.set_interval(30)
-    assert not sink.wait_for(2, 0.6)
+    session.set_interval(after_s)
+    assert sink.wait_for(4 if comes else 2, 3 if comes else 0.6) is comes
+    assert source.intervals == [after_s]
 
 
 def test_an_interval_changed_while_a_reading_runs_neither_skips_nor_doubles_it(run):
@@ -252,8 +252,7 @@ def test_an_interval_changed_while_a_reading_runs_neither_skips_nor_doubles_it(r
     session.set_interval(0.2)
     source.open.set()
     assert sink.wait_for(3, 3)
-    steps = [later - earlier for earlier, later in zip(source.times, source.times[1:], strict=False)]
-    assert all(step > 0.1 for step in steps[1:])
+    assert all(step > 0.1 for step in list_steps(source)[1:])
 
 
 def test_a_source_that_raises_reaches_on_error_and_is_closed(run):
@@ -278,12 +277,8 @@ def test_a_sink_that_raises_ends_the_loop_and_closes_the_source():
 
 
 def test_the_history_of_the_loop_is_bounded_in_time():
-    class Sparse(Source):
-        def collect(self):
-            return replace(super().collect(), taken_ns=len(self.times) * 100_000_000_000)
-
     sink = Sink()
-    Session(Sparse(), (sink,), 0.001).run(frames=12)
+    Session(Leaping(100), (sink,), 0.001).run(frames=12)
     assert max(len(update.pulses) for update in sink.updates) == 7
 
 
@@ -375,11 +370,18 @@ def test_a_dump_that_grows_reaches_its_sinks_between_two_readings():
     assert [len(group.threads) for group in grown[1].dump.groups] == [1]
 
 
+def hand_out(source: Source, *states: DumpState, frames: int = 1) -> list[DumpUpdate]:
+    """Return what a session hands out of dumps, over some Frames after each state that the source tells."""
+    grown: list[DumpUpdate] = []
+    session = Session(source, (), 0.005, (grown.append,))
+    for state in states:
+        source.dumps.tell(state)
+        session.run(frames=frames)
+    return grown
+
+
 def test_a_dump_is_handed_out_once_and_not_folded_where_nobody_looks():
-    source, grown = Source(), []
-    source.dumps.tell(dump_state(refused="a dump is being read already"))
-    Session(source, (), 0.005, (grown.append,)).run(frames=3)
-    assert len(grown) == 1
+    assert len(hand_out(Source(), dump_state(refused="a dump is being read already"), frames=3)) == 1
     other = Source()
     other.dumps.tell(dump_state(rounds=("no round",)))
     Session(other, (), 0.005).run(frames=2)
@@ -397,11 +399,8 @@ def test_a_look_that_is_partly_read_is_folded_only_where_there_is_no_whole_one()
 
 
 def test_the_stacks_of_a_dump_are_collapsed_and_keep_their_marks_while_it_grows():
-    source, grown = Source(), []
-    session = Session(source, (), 0.005, (grown.append,))
-    for ranks in ([make_rank(1)], [make_rank(0), make_rank(1), make_rank(2, frames=IN_LOCK)]):
-        source.dumps.tell(dump_state(rounds=(make_round(*ranks),)))
-        session.run(frames=1)
+    three = (make_rank(0), make_rank(1), make_rank(2, frames=IN_LOCK))
+    grown = hand_out(Source(), *(dump_state(rounds=(make_round(*ranks),)) for ranks in (three[1:2], three)))
     (first,), second = grown[0].stacks, grown[1].stacks
     assert [line.text for line in first.lines] == ["<module> train.py:90", "train train.py:40", "all_reduce"]
     assert [line.is_users for line in first.lines] == [True, True, False]
@@ -410,11 +409,9 @@ def test_the_stacks_of_a_dump_are_collapsed_and_keep_their_marks_while_it_grows(
 
 
 def test_a_dump_of_some_processes_knows_that_the_other_ranks_here_were_not_asked():
-    source, grown = Source(), []
     one = make_round(make_rank(0, pid=4211))
-    for pids in ((), (4211,), (4300,)):
-        source.dumps.tell(dump_state(rounds=(one,), request=DumpRequest(Asker.KEY, pids=pids)))
-        Session(source, (), 0.005, (grown.append,)).run(frames=1)
+    requests = [DumpRequest(Asker.KEY, pids=pids) for pids in ((), (4211,), (4300,))]
+    grown = hand_out(Source(), *(dump_state(rounds=(one,), request=request) for request in requests))
     assert [update.dump.not_asked for update in grown] == [NOT_APPLICABLE, 0, 1]
 
 
@@ -461,18 +458,11 @@ def test_records_that_were_read_for_another_dump_are_not_put_into_this_one():
     assert grown[-1].state is second
 
 
-def test_a_dump_in_which_nobody_waits_for_others_asks_the_job_for_nothing():
-    source, grown = Source(), []
-    source.dumps.tell(finished(make_rank(0, frames=IN_LOCK), make_rank(1, frames=IN_LOCK)))
-    Session(source, (), 0.005, (grown.append,)).run(frames=2)
-    assert (source.records.asked, len(grown)) == ([], 1)
-
-
-def test_an_ended_job_is_asked_for_nothing():
-    source, grown = Source(ends_at=0), []
-    source.dumps.tell(finished(make_rank(0), make_rank(1)))
-    Session(source, (), 0.005, (grown.append,)).run()
-    assert (source.records.asked, [update.awaits_records for update in grown]) == ([], [False])
+def test_a_job_where_nobody_waits_for_others_or_that_ended_is_asked_for_no_records():
+    locked = [make_rank(rank, frames=IN_LOCK) for rank in range(2)]
+    for source, looks in ((Source(), locked), (Source(ends_at=0), [make_rank(0), make_rank(1)])):
+        grown = hand_out(source, finished(*looks), frames=2)
+        assert (source.records.asked, [update.awaits_records for update in grown]) == ([], [False])
 
 
 def test_the_hang_watch_gets_the_records_of_its_looks_also_where_nobody_shows_dumps():
