@@ -5,75 +5,46 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 
 from tests.frames import make_cpu, make_frame, make_target
 from tpmon.model.dump import Asker, DumpRequest, DumpState
 from tpmon.model.frame import Frame, TargetState
-from tpmon.model.known import NOT_APPLICABLE, Applicable
+from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.results.collectives import CollectivesReading, DumpRecords, RankRecord
 from tpmon.model.results.doctor import Update
-from tpmon.model.results.sample import SampleRequest, SampleState
 
 
-class Dumps:
-    """Answer a request with the states that a test gives, one at each call of ``tell``."""
-
-    def __init__(self) -> None:
-        self.on_change = lambda: None
-        self.state: Applicable[DumpState] = NOT_APPLICABLE
-        self.asked: list[DumpRequest] = []
-
-    def ask(self, request: DumpRequest) -> None:
-        self.asked.append(request)
-
-    def tell(self, state: DumpState) -> None:
-        self.state = state
-        self.on_change()
-
-
-class Records:
-    """Answer with the records that a test gives."""
+class Service:
+    """Note what it is asked for, and answer with the states that a test gives, one at each call of ``tell``."""
 
     def __init__(self) -> None:
         self.on_change = lambda: None
-        self.state: Applicable[DumpRecords] = NOT_APPLICABLE
-        self.asked: list[int] = []
-
-    def ask(self, dump_ns: int) -> None:
-        self.asked.append(dump_ns)
-
-    def tell(self, dump_ns: int, *records: RankRecord) -> None:
-        self.state = DumpRecords(dump_ns, CollectivesReading(records, (), ()))
-        self.on_change()
-
-
-class Samples:
-    """Answer a request for samples with the states that a test gives."""
-
-    def __init__(self) -> None:
-        self.on_change = lambda: None
-        self.state: Applicable[SampleState] = NOT_APPLICABLE
-        self.asked: list[SampleRequest] = []
+        self.state: Any = NOT_APPLICABLE
+        self.asked: list[Any] = []
         self.finished = 0
 
-    def ask(self, request: SampleRequest) -> None:
+    def ask(self, request: object) -> None:
         self.asked.append(request)
 
     def finish(self) -> None:
         self.finished += 1
 
-    def tell(self, state: SampleState) -> None:
+    def tell(self, state: object) -> None:
         self.state = state
         self.on_change()
+
+
+def make_records(dump_ns: int, *records: RankRecord) -> DumpRecords:
+    """Return what was read of the records of a job for a dump."""
+    return DumpRecords(dump_ns, CollectivesReading(records, (), ()))
 
 
 class Source:
     """Hand out numbered Frames; a test may make one slow, failing or the last."""
 
     def __init__(self, *, slow: dict[int, float] | None = None, ends_at: int = -1, fails_at: int = -1) -> None:
-        self.dumps = Dumps()
-        self.records = Records()
-        self.samples = Samples()
+        self.dumps, self.records, self.samples = Service(), Service(), Service()
         self.times: list[float] = []
         self.intervals: list[float] = []
         self.rests: list[int] = []

@@ -100,53 +100,6 @@ def test_help_is_also_a_word():
     assert call("help", "run").stdout == call("run", "--help").stdout != ""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environment", "code", "what", "hint"),
-    [
-        (["frobnicate"], {}, 2, "frobnicate is no command", "tpmon --help"),
-        (["atach", "1"], {}, 2, "atach is no command", "tpmon attach 1"),
-        (["help", "diagnos"], {}, 2, "diagnos is no command", "tpmon diagnose --help"),
-        (["hok", "export", "f"], {}, 2, "hok is no command", "tpmon hook export f"),
-        (["diagnose", "1", "--plain"], {}, 2, "diagnose has no --plain", "tpmon diagnose --help"),
-        (["dump", "1", "--rounds"], {}, 2, "argument --rounds: expected one", "tpmon dump --help"),
-        (["48213"], {}, 2, "48213 is no command", "tpmon attach 48213"),
-        (["attach"], {}, 2, "which job? PID is missing", "tpmon ps lists the training jobs"),
-        (["--frobnicate"], {}, 2, "tpmon has no --frobnicate", "tpmon --help"),
-        (["attach", "train.py"], {}, 2, "a PID is a number, found 'train.py'", "tpmon ps"),
-        (["attach", "-5"], {}, 2, "a PID is a number, found '-5'", "tpmon ps"),
-        (["attach", "1", "--job"], {}, 2, "PID and --job exclude each other", "leave one"),
-        (["attach", "1", "--on"], {}, 2, "attach has no --on", "tpmon attach --help"),
-        (["attach", "1", "-i", "0.1"], {}, 2, "--interval: expected a number from 0.5 to 10", "tpmon"),
-        (["attach", "1", "--json", "--plain"], {}, 2, "json and plain exclude each other", "leave one"),
-        (["ps"], {"TPMON_JSON": "perhaps"}, 2, "TPMON_JSON: expected true or false", "tpmon"),
-        (
-            ["demo", "--bottleneck", "gremlins", "--once"],
-            {},
-            2,
-            "--bottleneck: 'gremlins' is no bottleneck",
-            "one of: none, slow-transform",
-        ),
-        (["attach", "99999999"], {}, 3, "no process 99999999", "tpmon ps"),
-    ],
-)
-def test_wrong_calls_say_what_and_what_to_try(arguments, environment, code, what, hint):
-    done = call(*arguments, env={**os.environ, **environment})
-    assert done.returncode == code
-    assert done.stdout == ""
-    first, second = done.stderr.splitlines()
-    assert first.startswith(f"tpmon: {what}")
-    assert second.startswith(f"Try: {hint}")
-
-
-def test_a_process_that_is_not_there_is_3():
-    with subprocess.Popen(["true"]) as gone:
-        gone.wait()
-    done = call("attach", str(gone.pid), "--json", "--once")
-    assert done.returncode == 3
-    assert str(gone.pid) in done.stderr
-    assert done.stderr.splitlines()[1].startswith("Try: ")
-
-
 @pytest.mark.long
 def test_a_file_that_does_not_answer_holds_no_command(tmp_path):
     file = tmp_path / "config" / "tpmon" / "config.toml"

@@ -15,7 +15,7 @@ from tests.command_line import read
 from tests.dumps import IN_LOCK, make_rank, make_round
 from tests.hanging import stand
 from tests.samples import make_reading, make_sampled
-from tests.sessions import Sink, Source, dump_state
+from tests.sessions import Sink, Source, dump_state, make_records
 from tests.waiting import wait_until
 from tpmon.commands.command import WatchOptions, open_session
 from tpmon.judge.dumps.hot import whole_rounds
@@ -430,7 +430,7 @@ def test_a_finished_dump_in_which_ranks_wait_comes_again_with_the_records_of_the
         assert wait_until(lambda: source.records.asked)
         assert wait_until(lambda: len(grown) == 2)
         dump_ns = state.rounds[-1].taken_ns
-        source.records.tell(dump_ns, make_record(0, make_group(3, 4)), make_record(1, make_group(3, 3)))
+        source.records.tell(make_records(dump_ns, make_record(0, make_group(3, 4)), make_record(1, make_group(3, 3))))
         assert wait_until(lambda: len(grown) == 3)
     assert source.records.asked == [dump_ns], "once, and not while the dump was read"
     assert [update.awaits_records for update in grown] == [False, True, False]
@@ -448,11 +448,11 @@ def test_records_that_were_read_for_another_dump_are_not_put_into_this_one():
     source.dumps.tell(first)
     session.run(frames=1)
     source.dumps.tell(second)
-    source.records.tell(first.rounds[0].taken_ns, make_record(0, make_group(3, 4)))
+    source.records.tell(make_records(first.rounds[0].taken_ns, make_record(0, make_group(3, 4))))
     session.run(frames=1)
     assert source.records.asked == [first.rounds[0].taken_ns, second.rounds[0].taken_ns]
     assert [update.awaits_records for update in grown] == [True, True]
-    source.records.tell(second.rounds[0].taken_ns, make_record(0, make_group(3, 4)))
+    source.records.tell(make_records(second.rounds[0].taken_ns, make_record(0, make_group(3, 4))))
     session.run(frames=1)
     assert is_known(grown[-1].dump.collectives)
     assert grown[-1].state is second

@@ -7,11 +7,11 @@ import stat
 import subprocess
 import sys
 import tarfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import cast
 
@@ -329,44 +329,30 @@ def test_the_fold_and_the_last_look_hold_what_the_job_recorded(job, tmp_path):
 
 @pytest.mark.torch
 def test_a_screen_gets_its_bundle_in_the_background_and_a_line_about_it(job, tmp_path):
-    told: list[str] = []
-    done = threading.Event()
-
-    def tell(text):
-        told.append(text)
-        done.set()
-
     def ask(request):
         look(update(request, running=False, rounds=3))
 
-    session = SimpleNamespace(frames=lambda: (make_frame(),), pulses=lambda: (), ask_dump=ask)
-    look, blind = SharedLook(session, 0.1), SharedLook(session, 0.1, stacks=False)
-    path = tmp_path / "out"
-    start_bundle(lambda: job, lambda _: FolderSink(str(tmp_path / "blind")), blind, tell)
-    assert done.wait(SECONDS)
-    assert "not read: --no-stacks" in (tmp_path / "blind" / README).read_text()
-    checkup = decode(Checkup, (tmp_path / "blind" / "doctor.json").read_text())
-    checks = {one.name: one for one in (*(one for job in checkup.jobs for one in job.checks), *checkup.machine)}
-    assert checks["stacks"].why == "not tried: --no-stacks"
-    told.clear()
-    done.clear()
-    start_bundle(lambda: job, lambda _: FolderSink(str(path)), look, tell)
-    assert done.wait(SECONDS)
-    assert told[0].startswith(f"bundle   {path} (")
-    assert (path / "fold.json").exists()
-    done.clear()
-    start_bundle(lambda: job, lambda _: FolderSink(str(path)), look, tell)
-    assert done.wait(SECONDS)
-    other = "tpmon bundle PID --out FOLDER takes another"
-    assert told[1] == f"no bundle: {path} is there already, and nothing is written over; {other}"
-    done.clear()
+    def write(name, look, find=lambda: job):
+        told = SimpleQueue()
+        start_bundle(find, lambda _: FolderSink(str(tmp_path / name)), look, told.put)
+        return told.get(timeout=SECONDS)
 
     def gone():
         raise ZeroDivisionError("by design")
 
-    start_bundle(gone, lambda _: FolderSink(str(path)), look, tell)
-    assert done.wait(SECONDS)
-    assert told[2] == "the bundle failed: ZeroDivisionError: by design"
+    session = SimpleNamespace(frames=lambda: (make_frame(),), pulses=lambda: (), ask_dump=ask)
+    look, blind = SharedLook(session, 0.1), SharedLook(session, 0.1, stacks=False)
+    write("blind", blind)
+    assert "not read: --no-stacks" in (tmp_path / "blind" / README).read_text()
+    checkup = decode(Checkup, (tmp_path / "blind" / "doctor.json").read_text())
+    checks = {one.name: one for one in (*(one for job in checkup.jobs for one in job.checks), *checkup.machine)}
+    assert checks["stacks"].why == "not tried: --no-stacks"
+    path = tmp_path / "out"
+    assert write("out", look).startswith(f"bundle   {path} (")
+    assert (path / "fold.json").exists()
+    other = "tpmon bundle PID --out FOLDER takes another"
+    assert write("out", look) == f"no bundle: {path} is there already, and nothing is written over; {other}"
+    assert write("out", look, gone) == "the bundle failed: ZeroDivisionError: by design"
 
 
 # what it holds of the time before

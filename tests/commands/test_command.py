@@ -7,9 +7,12 @@ import pytest
 from tests.command_line import read
 from tpmon import cli
 from tpmon.commands.attach import AttachOptions
+from tpmon.commands.bundle import BundleOptions
+from tpmon.commands.capture import CaptureOptions
 from tpmon.commands.command import Argument
 from tpmon.commands.doctor import DoctorOptions
 from tpmon.commands.dump import DumpOptions
+from tpmon.commands.sample import SampleOptions
 from tpmon.commands.trace import TraceOptions
 from tpmon.errors import UsageError
 from tpmon.settings import SETTINGS
@@ -36,17 +39,20 @@ def test_what_is_no_flag_of_a_command_comes_from_variable_and_file_all_the_same(
     assert read(AttachOptions, {"TPMON_DIAGNOSE_UNTIL": "hung"}, pid="7").until == "hung"
 
 
+@pytest.mark.parametrize("options", [AttachOptions, BundleOptions, CaptureOptions, DumpOptions, SampleOptions])
 @pytest.mark.parametrize(
-    ("flags", "tables", "what"),
+    ("flags", "what"),
     [
-        ({}, {}, "which job? PID is missing"),
-        ({"pid": "7", "job": True}, {}, "PID and --job exclude each other"),
-        ({"pid": "x"}, {}, "a PID is a number"),
+        ({}, "which job. PID is missing"),
+        ({"pid": "7", "job": True}, "PID and --job exclude each other"),
+        ({"pid": "x"}, "a PID is a number"),
+        ({"pid": "9" * 5000}, "a PID is a number, found '999"),
     ],
+    ids=lambda one: one if isinstance(one, str) else "",
 )
-def test_a_job_is_named_once(flags, tables, what):
-    with pytest.raises(UsageError, match=f"^{what.replace('?', '.')}"):
-        read(AttachOptions, {}, tables, **flags)
+def test_a_job_is_named_once(options, flags, what):
+    with pytest.raises(UsageError, match=f"^{what}"):
+        read(options, **flags)
 
 
 def test_a_file_may_name_the_only_job_beside_any_process():

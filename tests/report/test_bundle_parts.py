@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.command_line import call
 from tests.dumps import IN_LOCK, make_rank, make_round
 from tests.looks import RECORDS, update
 from tpmon import evidence
@@ -33,20 +32,6 @@ pytestmark = pytest.mark.usefixtures("small_environment")
 
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "what"),
-    [
-        (["bundle"], 2, "which job? PID is missing"),
-        (["bundle", "x"], 2, "a PID is a number"),
-        (["bundle", "1", "--seconds", "1"], 2, "--seconds: expected a number from 2 to 600"),
-    ],
-)
-def test_wrong_calls_are_refused(arguments, code, what):
-    done = call(*arguments)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr.startswith(f"tpmon: {what}")
 
 
 def test_a_job_without_a_log_file_has_no_log(tmp_path):
