@@ -42,18 +42,8 @@ def test_help_names_each_command_and_each_exit_code():
     done = call("--help")
     assert done.returncode == 0
     assert done.stderr == ""
-    for command in (
-        "ps ",
-        "attach PID",
-        "diagnose PID",
-        "dump PID",
-        "fold FILE",
-        "sample PID",
-        "doctor [PID]",
-        "bundle PID",
-        "demo ",
-    ):
-        assert f"\n  {command}" in done.stdout
+    for command in cli.PLACES:
+        assert f"\n  {command} " in done.stdout
     for code in ExitCode:
         assert f" {code.value} " in done.stdout
 

@@ -77,24 +77,28 @@ work(lambda: len(seen) + 10)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_for_the_command_reaches_the_work_once(number):
-    process = start(COUNT)
+REST = "print(os.getpid(), flush=True); time.sleep(1.2); work(lambda: 5)"
+EDIT = """
+signal.signal(signal.SIGINT, lambda *_: None)
+print(os.getpid(), flush=True)
+import subprocess; work(lambda: subprocess.call(['sleep', '4']) or 9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "number", "ignored", "end"),
+    [
+        *((COUNT, number, (), 11) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)),
+        pytest.param(REST, signal.SIGHUP, (signal.SIGHUP,), 5, id="one that was ignored stays ignored"),
+        pytest.param(EDIT, signal.SIGINT, (), 9, id="^C of an editor on the terminal is not for the command"),
+    ],
+)
+def test_a_signal_for_the_command_reaches_the_work_once(code, number, ignored, end):
+    process = start(code, preexec_fn=lambda: [signal.signal(one, signal.SIG_IGN) for one in ignored])
     hear_pid(process)
     os.kill(process.pid, number)
     process.communicate(timeout=30)
-    assert process.returncode == 11
-
-
-def test_a_signal_that_was_ignored_stays_ignored():
-    process = start(
-        "print(os.getpid(), flush=True); time.sleep(1.2); work(lambda: 5)",
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
-    )
-    hear_pid(process)
-    os.kill(process.pid, signal.SIGHUP)
-    process.communicate(timeout=30)
-    assert process.returncode == 5
+    assert process.returncode == end
 
 
 def test_who_kills_the_command_ends_the_work_in_order(tmp_path):
@@ -135,18 +139,6 @@ work(lambda: time.sleep(60))
     assert wait_until(lambda: read_state(child) in ("", "Z"))
 
 
-def test_a_program_that_keeps_the_terminal_may_be_sent_many_of_them():
-    """An editor on the screen's terminal: ^C is not for the command then."""
-    process = start(
-        "signal.signal(signal.SIGINT, lambda *_: None)\nprint(os.getpid(), flush=True)\n"
-        "import subprocess; work(lambda: subprocess.call(['sleep', '4']) or 9)"
-    )
-    hear_pid(process)
-    os.kill(process.pid, signal.SIGINT)
-    process.communicate(timeout=30)
-    assert process.returncode == 9
-
-
 def test_work_that_is_stopped_alone_stops_the_command_and_goes_on_with_it():
     process = start("print(os.getpid(), flush=True); time.sleep(1); work(lambda: 6)")
     child = hear_pid(process)
@@ -163,9 +155,9 @@ def test_a_stopped_pair_goes_on_where_only_the_command_is_told_to():
     process = start("print(os.getpid(), flush=True); time.sleep(60)")
     working = hear_pid(process)
     os.killpg(process.pid, signal.SIGSTOP)
-    wait_until(lambda: read_state(process.pid) == read_state(working) == "T")
+    assert wait_until(lambda: read_state(process.pid) == read_state(working) == "T")
     os.kill(process.pid, signal.SIGCONT)
-    wait_until(lambda: read_state(process.pid) == read_state(working) == "S")
+    assert wait_until(lambda: read_state(process.pid) == read_state(working) == "S")
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=30)
 

@@ -1,16 +1,15 @@
 """The starter of the demo: its options, its choice of Python, and how it says that a start failed."""
 
 import ast
-import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 import tpmon
+from tests.waiting import wait_until
 from tpmon.commands.demo import BOTTLENECKS, DemoOptions, find_python, start_demo
 from tpmon.errors import NoTargetError, UsageError
 
@@ -74,16 +73,20 @@ def test_without_torch_anywhere_the_looked_at_are_named(tmp_path):
     assert done.stdout == f"no Python with torch for the demo (tried {bare})\n"
 
 
-def test_a_training_that_ends_at_once_is_told_with_its_last_words(directory, monkeypatch):
-    monkeypatch.setenv(
-        "PYTHON", make_fake_python(directory / "broken", "printf 'ImportError:\\033[31m no libtorch\\n'; exit 1")
-    )
+def fail_to_start(monkeypatch, path: Path, training: str) -> tuple[str, Path]:
+    """Start a training that ends before a step; return what is said and the log that is named."""
+    monkeypatch.setenv("PYTHON", make_fake_python(path, training))
     with pytest.raises(NoTargetError) as failed:
         start_demo(DemoOptions())
-    assert failed.value.what == "the demo training ended before its first step: ImportError:?[31m no libtorch"
-    log = failed.value.try_this.removeprefix("read ")
-    assert "no libtorch" in Path(log).read_text()
-    assert os.stat(os.path.dirname(log)).st_mode & 0o777 == 0o700
+    return failed.value.what, Path(failed.value.try_this.removeprefix("read "))
+
+
+def test_a_training_that_ends_at_once_is_told_with_its_last_words(directory, monkeypatch):
+    words = "printf 'ImportError:\\033[31m no libtorch\\n'; exit 1"
+    what, log = fail_to_start(monkeypatch, directory / "broken", words)
+    assert what == "the demo training ended before its first step: ImportError:?[31m no libtorch"
+    assert "no libtorch" in log.read_text()
+    assert log.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_the_demo_joins_no_run_whose_variables_the_shell_carries(directory, monkeypatch):
@@ -93,11 +96,8 @@ def test_the_demo_joins_no_run_whose_variables_the_shell_carries(directory, monk
     for name in places:
         monkeypatch.setenv(name, "2")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PYTHON", make_fake_python(directory / "python", "env; exit 1"))
-    with pytest.raises(NoTargetError) as failed:
-        start_demo(DemoOptions())
-    log = Path(failed.value.try_this.removeprefix("read ")).read_text()
-    names = {line.partition("=")[0] for line in log.splitlines()}
+    _, log = fail_to_start(monkeypatch, directory / "python", "env; exit 1")
+    names = {line.partition("=")[0] for line in log.read_text().splitlines()}
     assert not names & places
     assert {"OMP_NUM_THREADS", "PATH", "TMPDIR"} <= names
 
@@ -107,20 +107,14 @@ def test_a_python_that_cannot_run_is_no_traceback(directory, monkeypatch):
     (directory / "gone").write_text('#!/bin/sh\n[ "$1" = -c ] && rm "$0"\n')
     with pytest.raises(NoTargetError, match="could not be started"):
         start_demo(DemoOptions())
-    deadline = time.monotonic() + 10
-    while list(directory.iterdir()):
-        assert time.monotonic() < deadline, "the keeper left its folder behind"
-        time.sleep(0.01)
+    assert wait_until(lambda: not list(directory.iterdir()), 10), "the keeper left its folder behind"
 
 
 def test_a_temporary_folder_too_long_for_sockets_is_not_used(directory, monkeypatch):
     long = directory / ("x" * 80)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    monkeypatch.setenv("PYTHON", make_fake_python(directory / "broken", "exit 1"))
-    with pytest.raises(NoTargetError) as failed:
-        start_demo(DemoOptions())
-    log = Path(failed.value.try_this.removeprefix("read "))
+    _, log = fail_to_start(monkeypatch, directory / "broken", "exit 1")
     assert log.parent.parent == Path("/tmp")
     log.unlink()
     log.parent.rmdir()

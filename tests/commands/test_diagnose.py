@@ -12,6 +12,7 @@ import pytest
 
 from tests.command_line import read
 from tests.frames import make_finding, make_frame, make_target
+from tests.waiting import wait_until
 from tpmon import cli
 from tpmon.commands import diagnose
 from tpmon.commands.diagnose import DiagnoseOptions, OnChange, is_enough, parse_command, pick_exit_code
@@ -31,13 +32,6 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:
         return False
-
-
-def wait_until(done: Callable[[], bool], limit_s: float = 10.0) -> None:
-    end = time.monotonic() + limit_s
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def update(kind: Kind, **fields) -> Update:
@@ -100,12 +94,20 @@ def test_a_command_is_told_each_verdict_once_as_json(tmp_path):
     assert kinds == ["data-bound", "hung"]
 
 
-def test_a_command_that_does_not_end_is_ended(monkeypatch, capfd):
-    monkeypatch.setattr(diagnose, "COMMAND_LIMIT_S", 0.3)
-    on_change = OnChange((sys.executable, "-c", "import time; time.sleep(600)"))
+@pytest.mark.parametrize(
+    ("command", "limit_s", "said"),
+    [
+        pytest.param("sleep 600", 0.3, "tpmon: --on-change: sh took longer than 0 s and was ended\n", id="it is ended"),
+        pytest.param("exit 7", 30.0, "tpmon: --on-change: sh ended with status 7\n", id="it fails"),
+        pytest.param("cat > /dev/null; echo done", 30.0, "done\n", id="it prints, and not into the verdict"),
+    ],
+)
+def test_what_becomes_of_a_command_is_said_on_stderr(monkeypatch, capfd, command, limit_s, said):
+    monkeypatch.setattr(diagnose, "COMMAND_LIMIT_S", limit_s)
+    on_change = OnChange(("sh", "-c", command))
     on_change.tell(make_finding(kind=Kind.HUNG, cause="lock"))
     on_change.finish()
-    assert "was ended" in capfd.readouterr().err
+    assert capfd.readouterr() == ("", said)
 
 
 def test_a_command_ends_with_what_it_started_and_never_outlives_tpmon(tmp_path, monkeypatch):
@@ -113,10 +115,10 @@ def test_a_command_ends_with_what_it_started_and_never_outlives_tpmon(tmp_path, 
     began = tmp_path / "began"
     on_change = OnChange(("sh", "-c", f"sleep 600 & echo $! > {began}.new; mv {began}.new {began}; wait"))
     on_change.tell(make_finding(kind=Kind.HUNG, cause="lock"))
-    wait_until(began.exists)
+    assert wait_until(began.exists)
     grandchild = int(began.read_text())
     on_change.close()
-    wait_until(lambda: not is_alive(grandchild))
+    assert wait_until(lambda: not is_alive(grandchild))
     on_change.tell(make_finding(kind=Kind.DATA_BOUND, cause="pin"))
     on_change.finish()
 
@@ -128,20 +130,6 @@ def test_a_command_that_reads_nothing_is_no_trouble(capfd):
     on_change.finish()
     on_change.close()
     assert capfd.readouterr().err == ""
-
-
-def test_a_command_that_fails_is_told_on_stderr(capfd):
-    on_change = OnChange((sys.executable, "-c", "raise SystemExit(7)"))
-    on_change.tell(make_finding(kind=Kind.HUNG, cause="lock"))
-    on_change.finish()
-    assert "status 7" in capfd.readouterr().err
-
-
-def test_what_a_command_prints_does_not_get_into_the_verdict(capfd):
-    on_change = OnChange(("sh", "-c", "cat > /dev/null; echo done"))
-    on_change.tell(make_finding(kind=Kind.HUNG, cause="lock"))
-    on_change.finish()
-    assert capfd.readouterr() == ("", "done\n")
 
 
 def test_a_command_that_may_not_be_ended_is_told_and_the_next_verdict_too(tmp_path, monkeypatch, capfd):
@@ -157,9 +145,9 @@ def test_a_command_that_may_not_be_ended_is_told_and_the_next_verdict_too(tmp_pa
     blocked.touch()
     try:
         on_change.tell(make_finding(kind=Kind.DATA_BOUND, cause="pin"))
-        wait_until(on_change._idle.is_set)
+        assert wait_until(on_change._idle.is_set)
         on_change.tell(make_finding(kind=Kind.HUNG, cause="lock"))
-        wait_until(lambda: told.exists() and told.read_text().count("\n") == 2)
+        assert wait_until(lambda: told.exists() and told.read_text().count("\n") == 2)
         on_change.close()
     finally:
         blocked.unlink()
@@ -176,7 +164,7 @@ def test_a_call_that_fails_in_an_odd_way_does_not_end_the_telling(monkeypatch, c
     monkeypatch.setattr(on_change, "_call", fail)
     for cause in ("lock", "spin"):
         on_change.tell(make_finding(kind=Kind.HUNG, cause=cause))
-        wait_until(on_change._idle.is_set)
+        assert wait_until(on_change._idle.is_set)
     assert capfd.readouterr().err.count("ValueError: odd") == 2
 
 

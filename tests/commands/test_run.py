@@ -222,28 +222,36 @@ print(json.dumps(calls))
     assert json.loads(call(tpmon("run", *command), environment(torch_like))) == []
 
 
-def test_what_cannot_be_started_is_refused_before_anything_runs(monkeypatch, tmp_path):
-    for arguments, word in (
+def write_bare_script(folder: Path) -> str:
+    script = folder / "job.sh"
+    script.write_text("echo started\n")
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
         ([], "which program"),
         (["--"], "which program"),
         (["--cuda", "python"], "no option --cuda"),
         (["--nsys", "--kineto", "python"], "exclude each other"),
         (["--log", "x", "true"], "--attach alone"),
-    ):
-        with pytest.raises(UsageError, match=word):
-            run.parse_request(arguments)
-    with pytest.raises(UsageError, match="cannot run no-such-program"):
-        run.become(run.parse_request(["no-such-program"]))
-    with pytest.raises(UsageError) as refused:
-        run.become(run.parse_request(["train.py"]))
-    assert refused.value.try_this == "tpmon run -- python train.py"
-    script = tmp_path / "job.sh"
-    script.write_text("echo started\n")
-    script.chmod(0o755)
+        (["no-such-program"], "cannot run no-such-program"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_runs(arguments, word):
+    with pytest.raises(UsageError, match=word):
+        run.become(run.parse_request(arguments))
+
+
+def test_what_is_no_program_is_refused_with_what_may_be_meant(tmp_path):
+    script = write_bare_script(tmp_path)
     for command, try_this in (
+        (["train.py"], "tpmon run -- python train.py"),
         (["DEVICES=0,1", "python", "a b.py"], "DEVICES=0,1 tpmon run -- python 'a b.py'"),
         (["API_TOKEN=abcdefgh9", "python"], "API_TOKEN=... tpmon run -- python"),
-        ([str(script)], f"tpmon run -- sh {script}"),
+        ([script], f"tpmon run -- sh {script}"),
     ):
         with pytest.raises(UsageError) as refused:
             run.become(run.parse_request(command))
@@ -255,13 +263,6 @@ def short():
     """Make a folder whose name leaves libkineto room for its socket."""
     with tempfile.TemporaryDirectory(prefix="tk", dir="/tmp") as folder:
         yield Path(folder)
-
-
-def write_bare_script(folder: Path) -> str:
-    script = folder / "job.sh"
-    script.write_text("echo started\n")
-    script.chmod(0o755)
-    return str(script)
 
 
 def test_a_program_that_cannot_be_started_with_kineto_is_told_once_and_leaves_no_folder(tmp_path, short):
@@ -350,26 +351,18 @@ def test_with_attach_the_end_of_the_program_is_that_of_tpmon(tmp_path, capfd):
     assert "sh ended by SIGSEGV" in capfd.readouterr().err
 
 
-def test_leaving_the_screen_leaves_the_program_running(tmp_path, capfd, monkeypatch):
+@pytest.mark.parametrize("code", [0, 143], ids=["left", "ended badly"])
+def test_a_screen_that_ends_leaves_the_program_running_and_tells_how(tmp_path, capfd, monkeypatch, code):
     monkeypatch.setattr(target, "find_job", lambda pid: pid)
     watched: list[int] = []
     log = tmp_path / "run.log"
-    assert attach("sleep", "100", log=log, watch=lambda pid: watched.append(pid) or 0) == 0
+    assert attach("sleep", "100", log=log, watch=lambda pid: watched.append(pid) or code) == code
     try:
         assert os.getsid(watched[0]) == watched[0]  # a hang-up of this terminal is not its own
         assert f"the training goes on: tpmon attach {watched[0]} shows it" in capfd.readouterr().err
     finally:
         os.kill(watched[0], signal.SIGKILL)
         os.waitpid(watched[0], 0)
-
-
-def test_a_screen_that_ended_badly_is_told_where_the_program_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(target, "find_job", lambda pid: pid)
-    watched: list[int] = []
-    code = attach("sleep", "100", log=tmp_path / "run.log", watch=lambda pid: watched.append(pid) or 143)
-    os.kill(watched[0], signal.SIGKILL)
-    os.waitpid(watched[0], 0)
-    assert code == 143
 
 
 def test_with_attach_nothing_is_started_that_could_not_be_watched_or_kept(tmp_path):
