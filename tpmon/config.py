@@ -193,16 +193,14 @@ def resolve(
             checked = check_value(BY_KEY[key], value, f"{path}: {key}")
             choices[key] = SettingChoice(checked, SettingSource.FILE, path)
     for setting in SETTINGS:
-        text = environment.get(setting.variable, "")
-        if text:
-            with _kept(bad):
-                checked = parse_text(setting, text, setting.variable)
-                choices[setting.key] = SettingChoice(checked, SettingSource.ENVIRONMENT, setting.variable)
-        given = flags.get(setting.key)
-        if given is not None:
-            with _kept(bad):
-                checked = given if isinstance(given, bool) else parse_text(setting, str(given), setting.flag)
-                choices[setting.key] = SettingChoice(checked, SettingSource.FLAG, setting.flag)
+        for given, source, where in (
+            (environment.get(setting.variable) or None, SettingSource.ENVIRONMENT, setting.variable),
+            (flags.get(setting.key), SettingSource.FLAG, setting.flag),
+        ):
+            if given is not None:
+                with _kept(bad):
+                    checked = given if isinstance(given, bool) else parse_text(setting, str(given), where)
+                    choices[setting.key] = SettingChoice(checked, source, where)
     chosen = Choices(choices)
     with _kept(bad):
         chosen.read("json")

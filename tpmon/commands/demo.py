@@ -221,7 +221,9 @@ def _wait_for_first_step(keeper: subprocess.Popen[bytes], log_path: str) -> None
     deadline = time.monotonic() + _FIRST_STEP_WITHIN_S
     while True:
         ended = keeper.poll() is not None
-        log = _read_log(log_path)
+        log = ""
+        with contextlib.suppress(OSError), open(log_path, encoding="utf-8", errors="replace") as file:
+            log = file.read(1 << 20)  # it is not there before the start, and after the end of the keeper
         if _FIRST_STEP in log:
             return
         last = clean_text(log.rstrip().rpartition("\n")[2])
@@ -232,14 +234,6 @@ def _wait_for_first_step(keeper: subprocess.Popen[bytes], log_path: str) -> None
                 f"the demo training made no step in {_FIRST_STEP_WITHIN_S:g} s: {last}", "a quieter machine"
             )
         time.sleep(0.1)
-
-
-def _read_log(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as log:
-            return log.read(1 << 20)
-    except OSError:
-        return ""  # not opened yet, or already removed by a keeper that ended
 
 
 def run(options: DemoOptions) -> int:

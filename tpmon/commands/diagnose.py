@@ -140,26 +140,20 @@ class OnChange:
                     if self._waiting.empty():
                         self._idle.set()
 
-    def _start(self) -> subprocess.Popen[bytes] | None:
-        with self._lock:
-            if self._closed:
-                return None
-            # In a session of its own it can be ended with all that it started. Standard output is for the
-            # verdict alone: what the command prints would break the JSON.
-            self._child = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=_STDERR, start_new_session=True
-            )
-            return self._child
-
     def _call(self, line: str) -> None:
         name = self._command[0]
-        try:
-            child = self._start()
-        except OSError as error:
-            complain(f"tpmon: --on-change: {name}: {error.strerror or error}")
-            return
-        if child is None:
-            return
+        with self._lock:
+            if self._closed:
+                return
+            # In a session of its own it can be ended with all that it started. Standard output is for the
+            # verdict alone: what the command prints would break the JSON.
+            try:
+                self._child = child = subprocess.Popen(
+                    self._command, stdin=subprocess.PIPE, stdout=_STDERR, start_new_session=True
+                )
+            except OSError as error:
+                complain(f"tpmon: --on-change: {name}: {error.strerror or error}")
+                return
         try:
             child.communicate(f"{line}\n".encode(), COMMAND_LIMIT_S)
         except subprocess.TimeoutExpired:

@@ -78,12 +78,9 @@ def list_files() -> Iterator[tuple[str, str]]:
 
     The package lies below ``lib``: a tpmon of the same Python is not hidden by it.
     """
-    hook = os.path.join(_PACKAGE, "hook")
-    for name in sorted(os.listdir(os.path.join(hook, "boot"))):
-        if name.endswith(".py"):
-            yield name, os.path.join(hook, "boot", name)
     yield "lib/tpmon/__init__.py", os.path.join(_PACKAGE, "__init__.py")
-    for folder in ("", "bus/", "capture/"):
-        for name in sorted(os.listdir(os.path.join(hook, folder))):
+    for folder in ("boot/", "", "bus/", "capture/"):
+        place = "" if folder == "boot/" else f"lib/tpmon/hook/{folder}"
+        for name in sorted(os.listdir(os.path.join(_PACKAGE, "hook", folder))):
             if name.endswith(".py"):
-                yield f"lib/tpmon/hook/{folder}{name}", os.path.join(hook, folder, name)
+                yield f"{place}{name}", os.path.join(_PACKAGE, "hook", folder, name)

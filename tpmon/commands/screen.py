@@ -175,20 +175,17 @@ class Wiring:
         start_capture(lambda: self._find_job(order.pid), self._talk)
 
     def _find_job(self, pid: Applicable[int] = NOT_APPLICABLE) -> Job:
-        """Read the job anew, around the rank that is meant or what is left of the job."""
-        return find_job_again(self._list_known(pid))
-
-    def _list_known(self, pid: Applicable[int]) -> tuple[Identity, ...]:
-        """Name the rank that is meant, else the job's root and the ranks of now.
+        """Read the job anew, around the rank that is meant, else its root and its ranks of now.
 
         The root may be gone while ranks live on: a launcher that was killed, and a hang that stays.
         """
         frames = self._session.frames() if self._session is not None else ()
         if is_known(pid):
             seen = (one for frame in reversed(frames) for one in frame.processes if one.pid == pid)
-            return tuple(_identify(one) for one in islice(seen, 1))
+            return find_job_again(tuple(_identify(one) for one in islice(seen, 1)))
         newest = frames[-1].processes if frames else ()
-        return (self._job.root, *(_identify(one) for one in newest if one.role is Role.RANK))
+        ranks = (_identify(one) for one in newest if one.role is Role.RANK)
+        return find_job_again((self._job.root, *ranks))
 
     def _take_capture(self, update: CaptureUpdate) -> None:
         ended = update.stage is CaptureStage.ENDED
