@@ -25,10 +25,10 @@ def read(wanted: type[Wanted], environment: Any = (), tables: Any = (), **flags:
     return read_options(wanted, flags | keys, resolve(keys, dict(environment), "config", dict(tables)))
 
 
-def call(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run tpmon with nothing on stdin and no terminal."""
+def call(*arguments: str, before: Sequence[str] = (), **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run tpmon with nothing on stdin and no terminal; ``before`` is a command that runs it in another way."""
     return subprocess.run(
-        [sys.executable, "-m", "tpmon", *arguments],
+        [*before, sys.executable, "-m", "tpmon", *arguments],
         check=False,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -40,16 +40,8 @@ def call(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 def call_behind(before: Sequence[str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run tpmon behind a command that takes rights away or builds a wall."""
-    return subprocess.run(
-        [*before, sys.executable, "-B", "-m", "tpmon", *arguments],
-        check=False,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, "HOME": "/"},
-    )
+    env = {**os.environ, "HOME": "/", "PYTHONDONTWRITEBYTECODE": "1"}
+    return call(*arguments, before=before, cwd=Path(__file__).parents[1], env=env)
 
 
 def start(*arguments: str, before: Sequence[str] = (), **options: Any) -> subprocess.Popen[str]:

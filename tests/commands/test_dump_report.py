@@ -24,11 +24,11 @@ from tests.dumps import (
 from tpmon.commands.dump import FoldOptions, pick_exit_code, run_fold
 from tpmon.config import resolve
 from tpmon.errors import UsageError
-from tpmon.judge.dumps.describe import collapse_frames
+from tpmon.judge.dumps.describe import shorten_stack
 from tpmon.judge.dumps.groups import DumpOrigin, fold_dumps, fold_rounds
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump, DumpError, ErrorKind
-from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.text.dump_words import name_processes
@@ -37,12 +37,8 @@ from tpmon.report.formats import write_collapsed, write_speedscope
 from tpmon.report.stacks import MOST_FRAMES, write_dump
 
 
-def shorten(group):
-    return collapse_frames(group.frames) if is_known(group.frames) else ()
-
-
 def text(dump: Dump) -> str:
-    return "\n".join(write_dump(dump, shorten))
+    return "\n".join(write_dump(dump, shorten_stack))
 
 
 DENIED = DumpError(HOST, 4070, Role.RANK, 7, NOT_APPLICABLE, ErrorKind.DENIED, "not permitted: uid 7")
@@ -125,11 +121,16 @@ def test_looks_are_told_with_their_span():
     assert "frozen for at least 10 s, 0 % CPU" in said
 
 
-def test_processes_of_several_hosts_are_named_with_their_host():
+def make_dumps() -> list[Dump]:
+    """Return the dumps of two ranks on two hosts."""
     rounds = [make_round(make_rank(rank), host=f"node-{rank}") for rank in range(2)]
-    dumps = [fold_rounds([one], DumpOrigin(1, "a.py", 2)) for one in rounds]
-    said = text(fold_dumps(dumps))
-    assert "2x ranks 0-1 on node-0, node-1: all_reduce" in said
+    return [fold_rounds([one], DumpOrigin(1, "a.py", 2)) for one in rounds]
+
+
+def test_processes_of_several_hosts_are_named_with_their_host():
+    dumps = make_dumps()
+    assert "2x ranks 0-1 on node-0, node-1: all_reduce" in text(fold_dumps(dumps))
+    assert write_collapsed(fold_dumps(dumps))[0].startswith("ranks 0-1 on node-0, node-1 main;")
     threads = [thread for group in dumps[0].groups for thread in group.threads]
     assert name_processes(threads) == "rank 0"
     helper = replace(threads[0], role=Role.HELPER, rank=NOT_APPLICABLE)
@@ -164,12 +165,6 @@ def test_collapsed_stacks_count_each_thread_once_and_divide_at_semicolons(dump):
     assert write_collapsed(odd) == ["rank 0 main;a,b (/x,y.py:3) 1"]
 
 
-def test_collapsed_stacks_of_several_hosts_name_the_host():
-    rounds = [make_round(make_rank(rank), host=f"node-{rank}") for rank in range(2)]
-    lines = write_collapsed(fold_dumps([fold_rounds([one], DumpOrigin(1, "a.py", 2)) for one in rounds]))
-    assert lines[0].startswith("ranks 0-1 on node-0, node-1 main;")
-
-
 def test_speedscope_has_every_frame_it_names_and_weighs_threads(dump):
     document = json.loads(write_speedscope(dump))
     assert document["$schema"] == "https://www.speedscope.app/file-format-schema.json"
@@ -198,26 +193,20 @@ def test_dumps_are_read_from_files_and_standard_input(dump, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "no dump in it"),
+        ("", "a.json: no dump in it"),
         ("nonsense", "a.json:1: no dump of tpmon: not JSON"),
         ("\n[1]", "a.json:2: no dump of tpmon: Dump: expected an object"),
         ("[" * 100_000, "no dump of tpmon"),
         ('{"schema": "tpmon.frame/1"}', "no dump of tpmon"),
+        ("another schema", "reads tpmon.dump/1"),
     ],
 )
-def test_what_is_no_dump_is_refused_by_file_and_line(tmp_path, content, words):
+def test_what_is_no_dump_is_refused_by_file_and_line(dump, tmp_path, content, words):
     path = tmp_path / "a.json"
-    path.write_text(content)
-    with pytest.raises(UsageError, match=re.escape(words)):
-        list(read_dumps([str(path)]))
-
-
-def test_a_file_that_is_not_there_and_another_schema_are_refused(dump, tmp_path):
     with pytest.raises(UsageError, match="No such file"):
-        list(read_dumps([str(tmp_path / "none")]))
-    path = tmp_path / "b.json"
-    path.write_text(encode(replace(dump, schema="tpmon.dump/2")))
-    with pytest.raises(UsageError, match=r"reads tpmon\.dump/1"):
+        list(read_dumps([str(path)]))
+    path.write_text(encode(replace(dump, schema="tpmon.dump/2")) if content == "another schema" else content)
+    with pytest.raises(UsageError, match=re.escape(words)):
         list(read_dumps([str(path)]))
 
 

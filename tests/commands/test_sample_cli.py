@@ -91,16 +91,6 @@ def test_an_interrupt_ends_it_early_and_prints_what_there_is(job):
 
 
 @pytest.mark.torch
-def test_terminate_ends_it_with_its_code_and_leaves_no_py_spy(job):
-    with start("sample", str(job), "--seconds", "600") as running:
-        assert wait_until(lambda: job in find_spies())
-        running.send_signal(signal.SIGTERM)
-        assert running.wait(SECONDS) == 143
-        assert running.stdout.read() == ""
-    assert wait_until(lambda: job not in find_spies())
-
-
-@pytest.mark.torch
 def test_a_job_that_ends_meanwhile_is_said_with_what_there_is():
     if reason := may_sample():
         pytest.skip(reason)
