@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tests.collectives import make_group, make_record
 from tests.frames import NOW, NOW_NS, make_frame
+from tpmon.evidence import SharedLook
 from tpmon.model.dump import DumpRequest, DumpRound, DumpState
 from tpmon.model.frame import Frame, Pulse, pulse_of
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
@@ -22,22 +23,15 @@ def update(request: DumpRequest, *, running: bool, rounds: int = 0, refused: str
     return DumpUpdate(DumpState(request, (one,) * rounds, 0, 1, running, refused), Missing("not folded"))
 
 
-class Look:
+class Look(SharedLook):
     """Stand for a session: two Frames, ten minutes of pulses and what came of the looks."""
 
     def __init__(
         self, rounds: Known[Sequence[DumpRound]], records: Applicable[CollectivesReading] = NOT_APPLICABLE
     ) -> None:
-        self._rounds = rounds
-        self._records = records
         self.stacks = self.stopped = False
-        self.failed = ""
-
-    def start(self) -> None:
-        pass
-
-    def wait(self) -> None:
-        pass
+        self.rounds = lambda: rounds
+        self.records = lambda: records
 
     def stop(self) -> None:
         self.stopped = True
@@ -48,9 +42,3 @@ class Look:
     def pulses(self) -> Sequence[Pulse]:
         pulse = pulse_of(make_frame())
         return [replace(pulse, taken_ns=NOW_NS - ago_s * 10**9) for ago_s in range(600, -1, -1)]
-
-    def rounds(self) -> Known[Sequence[DumpRound]]:
-        return self._rounds
-
-    def records(self) -> Applicable[CollectivesReading]:
-        return self._records

@@ -221,17 +221,14 @@ def test_a_signal_ends_a_stream_with_its_code(job, number, code, form):
 
 @pytest.mark.torch
 def test_nohup_keeps_a_stream_alive(job):
-    with start("attach", str(job), "--json", "-i", "0.5", preexec_fn=_ignore_hang_up) as running:
+    ignores = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
+    with start("attach", str(job), "--json", "-i", "0.5", **ignores) as running:
         running.stdout.readline()
         running.send_signal(signal.SIGHUP)
         assert running.stdout.readline()
         assert running.stdout.readline()
         running.terminate()
         assert running.wait(SECONDS) == 143
-
-
-def _ignore_hang_up() -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 @pytest.mark.torch

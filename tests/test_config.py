@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from tests.command_line import read
 from tpmon import settings
 from tpmon.commands.attach import AttachOptions
-from tpmon.commands.command import read_options
 from tpmon.commands.demo import BOTTLENECKS
 from tpmon.commands.diagnose import DiagnoseOptions, parse_command
 from tpmon.config import SettingSource, config_path, describe_config, locale_is_utf8, read_file, resolve
@@ -119,9 +119,8 @@ def test_the_closed_sets_are_what_the_rooms_below_know():
 
 
 def test_a_program_that_is_not_there_is_named_with_the_setting_that_asks_for_it():
-    tables = {"diagnose": {"on-change": "no-such-program-anywhere x"}}
-    options = read_options(DiagnoseOptions, {"pid": "1"}, resolve({}, {}, PATH, tables))
-    with pytest.raises(UsageError, match=f"^{PATH}: diagnose.on-change: no program 'no-such-program-any"):
+    options = read(DiagnoseOptions, {}, {"diagnose": {"on-change": "no-such-program-anywhere x"}}, pid="1")
+    with pytest.raises(UsageError, match=r"^config: diagnose.on-change: no program 'no-such-program-any"):
         parse_command(options.on_change or "", options.on_change_place)
 
 
@@ -241,11 +240,7 @@ def test_a_home_that_may_not_be_searched_counts_as_no_file(tmp_path):
 
 
 def test_a_hang_may_be_given_a_time_but_not_less_than_two_looks_take():
-    def read(**flags):
-        return read_options(AttachOptions, {"pid": "1"}, resolve(flags, {}, PATH, {}))
-
-    assert (read().hang_after_s, read().readonly) == (None, False)
-    assert read(**{"hang-after": "5m"}).hang_after_s == 300.0
-    assert read(readonly=True).readonly
+    assert read(AttachOptions, pid="1").hang_after_s is None
+    assert read(AttachOptions, pid="1", hang_after="5m").hang_after_s == 300.0
     with pytest.raises(UsageError, match="10 or more"):
-        read(**{"hang-after": "3s"})
+        read(AttachOptions, pid="1", hang_after="3s")

@@ -38,8 +38,10 @@ def read_state(pid: int) -> str:
         return ""
 
 
-def hear_pid(process: subprocess.Popen[str]) -> int:
-    return int(process.stdout.readline())
+def start_and_hear(code: str, **options: object) -> tuple[subprocess.Popen[str], int]:
+    """Return the command and the PID of the working process, once it has said it."""
+    process = start(code, **options)
+    return process, int(process.stdout.readline())
 
 
 @pytest.mark.parametrize(
@@ -94,8 +96,7 @@ import subprocess; work(lambda: subprocess.call(['sleep', '4']) or 9)
     ],
 )
 def test_a_signal_for_the_command_reaches_the_work_once(code, number, ignored, end):
-    process = start(code, preexec_fn=lambda: [signal.signal(one, signal.SIG_IGN) for one in ignored])
-    hear_pid(process)
+    process, _ = start_and_hear(code, preexec_fn=lambda: [signal.signal(one, signal.SIG_IGN) for one in ignored])
     os.kill(process.pid, number)
     process.communicate(timeout=30)
     assert process.returncode == end
@@ -110,8 +111,7 @@ signal.signal(signal.SIGTERM, leave)
 print(os.getpid(), flush=True)
 work(lambda: time.sleep(60))
 """
-    process = start(code)
-    child = hear_pid(process)
+    process, child = start_and_hear(code)
     process.kill()
     process.communicate(timeout=30)
     assert wait_until(lambda: read_state(child) in ("", "Z"))
@@ -128,8 +128,7 @@ signal.signal(signal.SIGINT, begin)
 print(os.getpid(), flush=True)
 work(lambda: time.sleep(60))
 """
-    process = start(code)
-    child = hear_pid(process)
+    process, child = start_and_hear(code)
     begun_s = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=30)
@@ -140,8 +139,7 @@ work(lambda: time.sleep(60))
 
 
 def test_work_that_is_stopped_alone_stops_the_command_and_goes_on_with_it():
-    process = start("print(os.getpid(), flush=True); time.sleep(1); work(lambda: 6)")
-    child = hear_pid(process)
+    process, child = start_and_hear("print(os.getpid(), flush=True); time.sleep(1); work(lambda: 6)")
     os.kill(child, signal.SIGSTOP)
     assert wait_until(lambda: read_state(process.pid) == "T")
     os.kill(process.pid, signal.SIGCONT)
@@ -152,12 +150,11 @@ def test_work_that_is_stopped_alone_stops_the_command_and_goes_on_with_it():
 
 def test_a_stopped_pair_goes_on_where_only_the_command_is_told_to():
     """As when a connection drops after ctrl-z: the kernel wakes the leader of the session alone."""
-    process = start("print(os.getpid(), flush=True); time.sleep(60)")
-    working = hear_pid(process)
+    process, child = start_and_hear("print(os.getpid(), flush=True); time.sleep(60)")
     os.killpg(process.pid, signal.SIGSTOP)
-    assert wait_until(lambda: read_state(process.pid) == read_state(working) == "T")
+    assert wait_until(lambda: read_state(process.pid) == read_state(child) == "T")
     os.kill(process.pid, signal.SIGCONT)
-    assert wait_until(lambda: read_state(process.pid) == read_state(working) == "S")
+    assert wait_until(lambda: read_state(process.pid) == read_state(child) == "S")
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=30)
 
