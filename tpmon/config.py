@@ -73,11 +73,7 @@ class Choices:
         return f"{choice.where}: {key}" if choice.source is SettingSource.FILE else choice.where
 
     def pick_format(self, key: str) -> str:
-        """Return the form to write in: that of a setting, or JSON where a stronger source asks for it.
-
-        Raises:
-            UsageError: for another form beside json of the same source.
-        """
+        """Return the form of a setting, or JSON of a stronger source; UsageError where one asks for both."""
         name, source = str(self.by_key[key].value), self.by_key[key].source
         json_from = self.by_key["json"].source
         if not self.read("json") or source > json_from:

@@ -79,6 +79,10 @@ class SharedLook:
     def __init__(self, session: Session, every_s: float, *, stacks: bool = True) -> None:
         """Ask for ``ROUNDS`` looks, ``every_s`` apart, without a stop; without ``stacks`` for none."""
         self._session = session
+        self.frames: Callable[[], Sequence[Frame]] = session.frames
+        """Return the Frames that were kept, oldest first."""
+        self.pulses: Callable[[], Sequence[Pulse]] = session.pulses
+        """Return the main figures of the last ten minutes, oldest first."""
         self.stacks = stacks
         self._request = DumpRequest(Asker.KEY, rounds=ROUNDS, every_s=every_s)
         self._update: DumpUpdate | None = None
@@ -112,14 +116,6 @@ class SharedLook:
 
     def stop(self) -> None:
         """End what was begun, without waiting: others look at it."""
-
-    def frames(self) -> Sequence[Frame]:
-        """Return the Frames that were kept, oldest first."""
-        return self._session.frames()
-
-    def pulses(self) -> Sequence[Pulse]:
-        """Return the main figures of the last ten minutes, oldest first."""
-        return self._session.pulses()
 
     def rounds(self) -> Known[Sequence[DumpRound]]:
         """Return the looks that are done, or why there are none."""
@@ -155,6 +151,7 @@ class OwnLook(SharedLook):
         collector = Collector(job, interval_s, stacks=stacks)
         session = Session(collector, (self._take,), interval_s, (self,), hang_after_s=hang_after_s)
         super().__init__(session, min(5.0, seconds / ROUNDS), stacks=stacks)
+        self.frames = lambda: tuple(self._seen)
 
     def start(self) -> None:
         """Start the session in a thread of its own."""
@@ -169,10 +166,6 @@ class OwnLook(SharedLook):
     def stop(self) -> None:
         """End the session."""
         self._session.stop()
-
-    def frames(self) -> Sequence[Frame]:
-        """Return all Frames that were seen."""
-        return tuple(self._seen)
 
     def _take(self, update: Update) -> None:
         self._seen.append(update.frame)

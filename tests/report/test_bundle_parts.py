@@ -179,7 +179,7 @@ def test_the_readme_names_what_is_there_and_what_is_not():
 
 def begin_look(ask) -> SharedLook:
     """Begin to look with a session that answers with ``ask``, and wait until it is given up."""
-    look = SharedLook(SimpleNamespace(ask_dump=lambda request: ask(look, request)), 0.1)
+    look = SharedLook(SimpleNamespace(frames=tuple, pulses=tuple, ask_dump=lambda request: ask(look, request)), 0.1)
     look.wait()
     return look
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tpmon.commands.command import (
     EXIT_CODES,
     Subcommand,
+    check_ranks,
     find_job,
     flag,
     parse_number,
@@ -162,10 +163,8 @@ def choose_ranks(job: Job, rank: Applicable[int], *, every: bool) -> tuple[Membe
     if every:
         return tuple(ranks)
     if is_known(rank):
-        named = tuple(one for one in ranks if one.rank == rank)
-        if not named:
-            raise UsageError(f"--rank: rank {rank} is not on this machine", f"tpmon attach {job.root.pid}")
-        return named
+        check_ranks((rank,), ranks)
+        return tuple(one for one in ranks if one.rank == rank)
     mine = {
         one.rank_pid if is_known(one.rank_pid) else one.identity.pid
         for one in job.members

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field, fields
 from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -20,7 +20,7 @@ from tpmon.settings import BY_KEY, Setting, ValueKind
 if TYPE_CHECKING:
     from tpmon.config import Choices
     from tpmon.model.results.doctor import Update
-    from tpmon.probe.job.job import Job
+    from tpmon.probe.job.job import Job, Member
     from tpmon.session import DumpSink, SampleSink, Session
 
 Asked = TypeVar("Asked")
@@ -114,6 +114,19 @@ def parse_number(text: str, low: int, high: int, expected: str, try_this: str) -
     if not text.isdecimal() or len(text) > _MOST_DIGITS or not low <= int(text) <= high:
         raise UsageError(f"{expected}, found {text[:40]!r}", try_this)
     return int(text)
+
+
+def check_ranks(wanted: Collection[int], members: Iterable[Member]) -> None:
+    """Raise UsageError, naming the ranks that are here, for those that are not among the members."""
+    from tpmon.model.known import is_known
+    from tpmon.model.process import Role
+    from tpmon.model.text.dump_words import list_numbers
+
+    here = {one.rank for one in members if one.role is Role.RANK and is_known(one.rank)}
+    if absent := set(wanted) - here:
+        said = f"ranks {list_numbers(absent)} are" if len(absent) > 1 else f"rank {list_numbers(absent)} is"
+        hint = f"here: {list_numbers(here) or 'no numbered rank'}"
+        raise UsageError(f"--rank: {said} not on this machine", hint)
 
 
 def pid_argument() -> Any:

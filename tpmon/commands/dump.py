@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tpmon.commands.command import (
     EXIT_CODES,
     Subcommand,
+    check_ranks,
     file_arguments,
     find_job,
     flag,
@@ -123,21 +124,13 @@ def choose_members(job: Job, options: DumpOptions) -> tuple[Member, ...]:
     Raises:
         UsageError: for a rank or a process that is not of this job on this machine.
     """
-    from tpmon.model.process import Role
-    from tpmon.model.text.dump_words import list_numbers
     from tpmon.probe.spy.dump import dumpable
 
     every = dumpable(job)
     if not options.ranks and not options.pids:
         return every
     wanted = frozenset(rank for word in options.ranks for rank in _parse_numbers(word))
-    here = {one.rank for one in every if one.role is Role.RANK and is_known(one.rank)}
-    if absent := wanted - here:
-        noun = f"rank{'s' if len(absent) > 1 else ''} {list_numbers(absent)}"
-        verb = "are" if len(absent) > 1 else "is"
-        raise UsageError(
-            f"--rank: {noun} {verb} not on this machine", f"here: {list_numbers(here) or 'no numbered rank'}"
-        )
+    check_ranks(wanted, every)
     pids = tuple(map(int, options.pids))
     members = {one.identity.pid: one for one in job.members}
     for pid in sorted(pids):

@@ -10,7 +10,16 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from tpmon.commands.command import EXIT_CODES, Subcommand, find_job, flag, parse_number, pid_argument, setting
+from tpmon.commands.command import (
+    EXIT_CODES,
+    Subcommand,
+    check_ranks,
+    find_job,
+    flag,
+    parse_number,
+    pid_argument,
+    setting,
+)
 from tpmon.errors import ExitCode, NoTargetError, NotPermittedError, TpmonError, UsageError, exclude
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, is_known
@@ -88,18 +97,13 @@ def choose_request(members: tuple[Member, ...], job: Job, options: SampleOptions
     """
     from tpmon.model.process import Role
     from tpmon.model.results.sample import CountedFunction, SampleRequest
-    from tpmon.model.text.dump_words import list_numbers
     from tpmon.probe.spy.sample import choose_members, fix_request
 
-    ranks = [one for one in members if one.role is Role.RANK]
     pids: tuple[int, ...] = ()
     if options.rank is not None:
-        pids = tuple(one.identity.pid for one in ranks if one.rank == int(options.rank))
-        if not pids:
-            here = list_numbers([one.rank for one in ranks if is_known(one.rank)])
-            raise UsageError(
-                f"--rank: rank {options.rank} is not on this machine", f"here: {here or 'no numbered rank'}"
-            )
+        rank = int(options.rank)
+        check_ranks((rank,), members)
+        pids = tuple(one.identity.pid for one in members if one.role is Role.RANK and one.rank == rank)
     elif not options.all:
         pids = tuple(
             one.rank_pid if is_known(one.rank_pid) else one.identity.pid

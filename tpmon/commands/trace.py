@@ -210,11 +210,7 @@ def _leave_out(named: Sequence[str], progress: _Progress, path: str, error: Tpmo
 
 
 def check_pair(files: Sequence[str], options: TraceOptions) -> float:
-    """Return the speed-up that was hoped for; 1 without one, and where nothing is compared.
-
-    Raises:
-        UsageError: where it is none, or there is more than one trace to compare.
-    """
+    """Return the speed-up hoped for, 1 without one; UsageError where it is none, or several are compared."""
     target = 1.0
     if options.target:
         try:
@@ -231,11 +227,7 @@ def check_pair(files: Sequence[str], options: TraceOptions) -> float:
 
 
 def _settle_form(options: TraceOptions) -> TraceOptions:
-    """Return the options with the form that was typed: it wins over JSON of the file and the variable.
-
-    Raises:
-        UsageError: where one form would leave out what another asks for.
-    """
+    """Return the options with the typed form: it wins over JSON that was not typed; UsageError for two."""
     typed = options.is_slice or options.csv or options.top or options.table
     if typed and not options.json_is_flag:
         options = replace(options, json=False)
