@@ -64,18 +64,17 @@ def test_what_is_needed_and_forbidden_comes_first_with_its_command_once():
     assert all(len(line) <= 100 for line in lines)
 
 
-def test_when_all_is_well_it_says_so_and_tries_nothing():
+UNKNOWN = Check("stacks", Access.UNKNOWN, True, "not tried: --no-stacks", NOT_APPLICABLE)
+
+
+def test_when_all_is_well_it_says_so_and_tries_nothing_and_what_is_not_known_is_said():
     lines = write_checkup(make_checkup(make_job(STAT, remark="4211 is a thread of process 4210")))
     assert lines[0] == f"doctor   {ALL_WELL} (grace on node-07)"
     assert lines[1] == ""
     assert "         4211 is a thread of process 4210" in lines
-
-
-def test_what_is_needed_and_not_known_is_said():
-    unknown = Check("stacks", Access.UNKNOWN, True, "not tried: --no-stacks", NOT_APPLICABLE)
-    assert write_checkup(make_checkup(make_job(unknown)))[0].startswith(
-        "doctor   nothing is forbidden, but not known: stacks"
-    )
+    unknown = write_checkup(make_checkup(make_job(UNKNOWN)))
+    assert unknown[0].startswith("doctor   nothing is forbidden, but not known: stacks")
+    assert any(line.startswith("jobs     none of this user's") for line in write_checkup(make_checkup()))
 
 
 def test_several_jobs_show_only_what_is_not_allowed():
@@ -83,10 +82,6 @@ def test_several_jobs_show_only_what_is_not_allowed():
     assert "may be read: stat\n" in text
     assert "yes stat" not in text
     assert "5000 train.py" in text
-
-
-def test_no_job_is_said():
-    assert any(line.startswith("jobs     none of this user's") for line in write_checkup(make_checkup()))
 
 
 def test_control_characters_of_a_reason_do_not_reach_the_terminal():
@@ -110,23 +105,23 @@ RULES = tuple(
 def test_rules_that_stood_in_nobodys_way_ask_for_nothing():
     read = Check("stacks", Access.ALLOWED, True, "py-spy read them", NOT_APPLICABLE)
     tried = Check("memory", Access.ALLOWED, False, "its memory", NOT_APPLICABLE)
-    unknown = Check("stacks", Access.UNKNOWN, True, "not tried: --no-stacks", NOT_APPLICABLE)
-    for checks in ((read, MEMORY), (unknown, tried)):
+    for checks in ((read, MEMORY), (UNKNOWN, tried)):
         settled = settle_machine(RULES, (make_job(*checks), make_job(*checks, pid=5000)))
         assert [fix_of(check) for check in settled] == ["", "", "", "", "", "the remedy"]
         assert [check.why for check in settled] == [check.why for check in RULES]
-    for jobs in ((), (make_job(STACKS, tried),), (make_job(read), make_job(unknown, MEMORY, pid=5000))):
+    for jobs in ((), (make_job(STACKS, tried),), (make_job(read), make_job(UNKNOWN, MEMORY, pid=5000))):
         assert settle_machine(RULES, jobs) == RULES
 
 
 # the command
 
 
-def doctor(pid: int, *arguments: str, before: tuple[str, ...] = ()) -> tuple[int, Checkup]:
-    """Call doctor as JSON, behind a command that takes rights away."""
+def doctor(pid: int, *arguments: str, before: tuple[str, ...] = (), code: int = 0) -> tuple[Checkup, dict[str, Check]]:
+    """Call doctor as JSON, behind a command that takes rights away; return what it found, and by name."""
     done = call_behind(before, "doctor", str(pid), "--json", *arguments)
-    assert done.stderr == ""
-    return done.returncode, decode(Checkup, done.stdout)
+    assert (done.returncode, done.stderr) == (code, "")
+    checkup = decode(Checkup, done.stdout)
+    return checkup, checks_of(checkup)
 
 
 def checks_of(checkup: Checkup) -> dict[str, Check]:
@@ -138,9 +133,7 @@ def test_of_an_own_process_everything_is_allowed_and_it_notices_nothing():
     if reason := may_sample():
         pytest.skip(reason)
     with child(NAP) as one:
-        code, checkup = doctor(one.pid)
-        checks = checks_of(checkup)
-        assert code == 0
+        checkup, checks = doctor(one.pid)
         assert checkup.schema == DOCTOR_SCHEMA
         assert checkup.jobs[0].pids == (one.pid,)
         assert checkup.jobs[0].remark.endswith("is Python without torch (yet)")
@@ -154,9 +147,7 @@ def test_of_an_own_process_everything_is_allowed_and_it_notices_nothing():
 
 def test_without_stacks_nothing_touches_its_memory():
     with child(NAP) as one:
-        code, checkup = doctor(one.pid, "--no-stacks")
-    checks = checks_of(checkup)
-    assert code == 0
+        _, checks = doctor(one.pid, "--no-stacks")
     for name in ("memory", "stacks"):
         assert (checks[name].access, checks[name].why) == (Access.UNKNOWN, "not tried: --no-stacks")
 
@@ -167,9 +158,7 @@ def test_another_users_process_is_4_with_what_permits_it():
         probe = subprocess.run([*AS_NOBODY, sys.executable, "-c", ""], check=False, capture_output=True)
         if probe.returncode:
             pytest.skip("another user may not start this Python")
-        code, checkup = doctor(one.pid, before=AS_NOBODY)
-        checks = checks_of(checkup)
-    assert code == 4
+        checkup, checks = doctor(one.pid, before=AS_NOBODY, code=4)
     assert checkup.user == "nobody" or checkup.user.isdigit()
     assert checks["stat"].access is Access.ALLOWED
     assert checks["cgroup"].access is not Access.DENIED
@@ -183,9 +172,7 @@ def test_another_users_process_is_4_with_what_permits_it():
 @needs_setpriv
 def test_root_without_the_capability_is_told_what_runs_beside_the_live_job():
     with child(NAP) as one:
-        code, checkup = doctor(one.pid, before=WITHOUT_PTRACE)
-        checks = checks_of(checkup)
-    assert code == 4
+        _, checks = doctor(one.pid, before=WITHOUT_PTRACE, code=4)
     for name in ("capability", "syscall", "memory", "stacks"):
         assert checks[name].access is Access.DENIED, name
         assert "root" in checks[name].why
