@@ -177,10 +177,12 @@ def test_the_readme_names_what_is_there_and_what_is_not():
     assert say_result("/x", contents) == ["bundle   /x (1 file, 2.0K)", "not in it kernel.txt; README.txt says why"]
 
 
-def begin_look(ask) -> SharedLook:
-    """Begin to look with a session that answers with ``ask``, and wait until it is given up."""
+def begin_look(ask, round_s: float = 7.0) -> SharedLook:
+    """Begin to look with a session that answers with ``ask``, and wait until it is done or given up."""
     look = SharedLook(SimpleNamespace(frames=tuple, pulses=tuple, ask_dump=lambda request: ask(look, request)), 0.1)
-    look.wait()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evidence, "ROUND_LIMIT_S", round_s)
+        look.wait()
     return look
 
 
@@ -235,8 +237,7 @@ def test_records_that_another_dump_came_before_are_not_waited_for():
     assert len(look.rounds()) == 2
 
 
-def test_looks_that_do_not_come_are_given_up_and_said(monkeypatch):
+def test_looks_that_do_not_come_are_given_up_and_said():
     refused = begin_look(lambda look, one: look(update(one, running=False, refused="no process to read")))
     assert refused.rounds() == Missing("no process to read")
-    monkeypatch.setattr(evidence, "ROUND_LIMIT_S", 0.05)
-    assert begin_look(lambda *_: None).rounds() == Missing("no dump of the stacks was done in time")
+    assert begin_look(lambda *_: None, 0.05).rounds() == Missing("no dump of the stacks was done in time")
