@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
@@ -32,7 +31,6 @@ from tpmon.model.frame import Frame, Pulse, pulse_of
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.doctor import Checkup
 from tpmon.probe.collect.bundle import describe_processes, list_versions, read_logs
-from tpmon.probe.job.job import Job
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.spy.failure import find_spies
 from tpmon.report import bundle
@@ -360,8 +358,7 @@ def test_a_screen_gets_its_bundle_in_the_background_and_a_line_about_it(job, tmp
 
 @pytest.fixture
 def bundler(tmp_path):
-    nobody = cast("Job", None)  # the looks ask no job
-    return Bundler(nobody, FolderSink(str(tmp_path / "out")), Look(Missing("none")))
+    return Bundler(None, FolderSink(str(tmp_path / "out")), Look(Missing("none")))  # the looks ask no job
 
 
 def said_of(bundler: Bundler) -> dict[str, str]:

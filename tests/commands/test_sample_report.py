@@ -317,7 +317,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_both_files_are_private_and_hold_what_the_tools_read(here):
+def test_both_files_are_private_hold_what_the_tools_read_and_are_never_written_over(here):
     old = os.umask(0)
     try:
         said = save_samples(sample_views.ended())
@@ -330,10 +330,6 @@ def test_both_files_are_private_and_hold_what_the_tools_read(here):
     assert {stat.S_IMODE(one.stat().st_mode) for one in (folded, speedscope)} == {0o600}
     assert json.loads(speedscope.read_text())["profiles"]
     assert "rank main;<module> (/run/train.py:90);train" in folded.read_text()
-
-
-def test_nothing_is_written_over(here):
-    save_samples(sample_views.ended())
     before = {one: one.read_text() for one in here.iterdir()}
     assert "File exists" in save_samples(sample_views.ended())
     assert {one: one.read_text() for one in here.iterdir()} == before
