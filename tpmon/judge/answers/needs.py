@@ -1,4 +1,4 @@
-"""The closed vocabulary of what must have been observed before a remedy may be advised. Pure."""
+"""List what must have been observed before a remedy may be advised. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rule may answer: a suspicion with its evidence, a cleared cause, or what it cannot know."""
+"""What a rule may answer: a suspicion with its evidence, a cleared cause, or what it could not tell."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tpmon.model.verdict import Evidence, Figure, Kind, Origin
 class Suspicion:
     """Name a cause with what speaks for and against it.
 
-    ``weight`` ranks suspicions of different kinds: the share of the run's time (0-1) that goes
-    away with the cause, as far as it can be told. ``margin`` is how far the deciding figure is
-    past its threshold (1.0: at it, 2.0: twice). ``origins`` are the physical origins of the evidence.
+    ``weight`` ranks suspicions of different kinds: the share of the run's time (0-1) that would be saved
+    without the cause, as far as known. ``margin`` is how far the deciding figure is past its threshold (1.0:
+    at it, 2.0: twice). ``origins`` are the physical origins of the evidence.
     """
 
     kind: Kind
@@ -31,41 +31,41 @@ class Suspicion:
     evidence: tuple[Evidence, ...]
     against: tuple[Evidence, ...] = ()
     unread: tuple[str, ...] = ()
-    """What could speak against it and was not read, in words: that is not to have nothing against it."""
+    """What could speak against it but was not read, in words: an unread figure is no proof."""
     share: Applicable[float] = NOT_APPLICABLE
     share_low: Applicable[float] = NOT_APPLICABLE
     share_high: Applicable[float] = NOT_APPLICABLE
     """Share of the step time that the cause costs, 0-1, with its 95 % interval."""
     observed: frozenset[Need] = frozenset()
-    """Needs of the catalogue that the rule itself has seen."""
+    """Needs of the catalogue that the rule itself observed."""
     pid: Applicable[int] = NOT_APPLICABLE
     rank: Applicable[int] = NOT_APPLICABLE
     card: Applicable[int] = NOT_APPLICABLE
-    """What it points at, where it points at one process, rank or card."""
+    """The one process, rank or card that it points at."""
     needed_ratio: Applicable[float] = NOT_APPLICABLE
-    """Batches per second that the compute could take over those that the loader makes."""
+    """Batches per second that the compute could take, over those that the loader makes."""
     cores_free: Applicable[float] = NOT_APPLICABLE
-    """CPUs that more threads of the job would find, where the rule tells them."""
+    """CPUs that more threads of the job could use, where the rule knows them."""
     since_ns: Applicable[int] = NOT_APPLICABLE
-    """CLOCK_MONOTONIC of its onset where the rule saw it in the history."""
+    """CLOCK_MONOTONIC of its onset, where the history shows it."""
     held_ns: Applicable[int] = NOT_APPLICABLE
-    """CLOCK_MONOTONIC since when it holds, as far as readings go: at the first one it is a lower bound."""
+    """CLOCK_MONOTONIC since when it holds; a lower bound if that is the first reading."""
     is_exact: bool = False
-    """The hook measured its share: it has no interval."""
+    """The hook measured its share: no interval is needed."""
     seen: bool = False
-    """It happened before our eyes in this second, as an end does: no duration makes it surer."""
+    """It happened in this very second, as an end does: duration makes it no surer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Say in a few words that a cause was looked for and is not there: "swap (0 B)"."""
+    """Say in a few words that a cause was checked and is not there: "swap (0 B)"."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unsure:
-    """Say what could not be told, and why: "storage (io of the workers: permission denied)"."""
+    """Say what could not be determined, and why: "storage (io of the workers: permission denied)"."""
 
     text: str
 
@@ -74,7 +74,7 @@ Answer = Union[Suspicion, Cleared, Unsure]
 Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
 Key = tuple[Kind, Applicable[str]]
-"""What makes two suspicions the same verdict."""
+"""Two suspicions with the same key are the same verdict."""
 
 
 class EarlyAnswer(Exception):  # noqa: N818  # no error: a condition of a rule has said it all
@@ -86,7 +86,7 @@ class EarlyAnswer(Exception):  # noqa: N818  # no error: a condition of a rule h
 
 
 def by_conditions(judge: Callable[Arguments, Value]) -> Callable[Arguments, Value | Cleared | Unsure]:
-    """Let the first condition that does not hold be the answer of a rule."""
+    """Make the first condition that does not hold the answer of a rule."""
 
     @wraps(judge)
     def answer(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Value | Cleared | Unsure:
@@ -100,7 +100,7 @@ def by_conditions(judge: Callable[Arguments, Value]) -> Callable[Arguments, Valu
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Ask one after another what a cause needs, in a rule ``by_conditions``; ``what`` says it in words."""
+    """Ask in turn what a cause needs, in a rule ``by_conditions``; ``what`` names the cause in words."""
 
     what: str
 
@@ -111,12 +111,12 @@ class Claim:
         return value
 
     def clear(self, holds: bool, why: str) -> None:
-        """Clear the cause where ``holds`` speaks against it."""
+        """Clear the cause if ``holds``."""
         if holds:
             raise EarlyAnswer(Cleared(f"{self.what} ({why})"))
 
     def doubt(self, holds: bool, why: str) -> None:
-        """Leave the cause unsure where ``holds`` says that it cannot be told."""
+        """Leave the cause unsure if ``holds``."""
         if holds:
             raise EarlyAnswer(Unsure(f"{self.what} ({why})"))
 
@@ -124,7 +124,7 @@ class Claim:
 def reading(
     figure: Figure, value: Known[float], frame: Frame, *, of: object = "", text: str = "", source: str = ""
 ) -> Evidence:
-    """Return a reading of a Frame as evidence, with the age and, unless it is given, the source of its row.
+    """Return a reading of a Frame as evidence, with the age and, unless given, the source of its group.
 
     ``of`` fills the braces of its name or unit.
     """
@@ -141,7 +141,7 @@ def reading_aged(
     text: str = "",
     source: str = "",
 ) -> Evidence:
-    """Return a reading as evidence whose age is not that of a group of its Frame."""
+    """Return a reading as evidence with an age of its own, not that of its group in the Frame."""
     name, unit = figure.label.format(of), figure.unit.format(of)
     return Evidence(name, value, unit, text, source or figure.source, age_s)
 

@@ -31,19 +31,19 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_kno
 from tpmon.model.verdict import Evidence, Figure, Origin
 
 GROWTH_BYTES_S = 1e6
-"""Slope from which memory grows; the allocator's own noise is below it."""
+"""Slope above which memory grows; the allocator's own noise is below it."""
 GROWTH_WINDOWS = 3
 GROWTH_WINDOW_S = 15.0
-"""Growth in three windows one after the other; one alone is a cache that fills or a new epoch."""
+"""Growth counts in three windows in a row; in one it is a cache that fills, or a new epoch."""
 EDGE_S = 2.0
 ETA_S = 1800.0
-"""Time to the limit below which growth is told."""
+"""Growth is reported when the limit is nearer than this."""
 _TAKEN_NS = attrgetter("taken_ns")
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Hold how one figure grew: bytes per second in each window, oldest first, and over all of them."""
+    """Hold the growth of one figure: bytes per second in each window, oldest first, and over all of them."""
 
     slopes: tuple[float, ...]
     mean: float
@@ -67,10 +67,7 @@ def _points(
 def _around(
     history: Sequence[Frame], now_ns: int, edge_s: float, read: Callable[[Frame], Known[float]]
 ) -> tuple[float, float]:
-    """Return age and value about ``edge_s`` ago: the median of the readings next to it.
-
-    A batch that comes and goes between two readings is no growth. Only what lies there is read.
-    """
+    """Return age and value ``edge_s`` ago, as the median of the readings there: one batch is no growth."""
     low = bisect_left(history, now_ns - (edge_s + EDGE_S) * 1e9, key=_TAKEN_NS)
     high = bisect_right(history, now_ns - (edge_s - EDGE_S) * 1e9, key=_TAKEN_NS)
     near = list(_points(history[low:high], now_ns, read))
@@ -98,7 +95,7 @@ def read_growth(scene: Scene, read: Callable[[Frame], Known[float]]) -> Known[Gr
 
 
 def say_about(seconds: float) -> str:
-    """Write a time to come as a person says it: "about 14 min"."""
+    """Write a time to come: "about 14 min"."""
     if seconds < 90:
         return f"about {max(seconds, 1):.0f} s"
     if seconds < 5400:
@@ -107,14 +104,14 @@ def say_about(seconds: float) -> str:
 
 
 def find_urgency(eta_s: float) -> float:
-    """Return how near the end is, 0-1: the weight of a danger that costs no time yet."""
+    """Return the weight, 0-1, of a danger that costs no time yet: the nearer, the heavier."""
     return min(1.0, max(0.2, 1 - eta_s / ETA_S))
 
 
 STEADY_RATIO = 0.5
-"""Slope of the slowest window over the mean from which growth is steady; what settles grows ever slower."""
+"""Slowest window over the mean above which growth is steady; what settles grows ever slower."""
 RECORD_RATIO = 0.2
-"""Share of the readings that must be a new maximum: the maxima of a cache that settles become rare."""
+"""Share of the readings that must set a new maximum; in a cache that settles they become rare."""
 LEAST_RECORDS = 3
 _NOT_THERE = Missing("the card was not read")
 _WHOSE = Missing("whose memory it is, the driver does not say")
@@ -135,7 +132,6 @@ class Fill:
 
 
 def _own_bytes(sample: GpuSample, used: Known[int], others: bool) -> Known[int]:
-    """Return what the job has of ``used``: all of it where nobody else is there."""
     if not is_listed(sample):
         return _WHOSE
     ours = known_or(sample.pids, ())
@@ -147,7 +143,7 @@ def _own_bytes(sample: GpuSample, used: Known[int], others: bool) -> Known[int]:
 
 
 def read_fill(sample: GpuSample) -> Fill:
-    """Return the memory of one reading; of a card in slices that of the job's."""
+    """Return the memory of one reading; on a sliced card, that of the job's slice."""
     ours = known_or(sample.pids, ())
     if is_sliced(sample):
         own = find_slice((sample,))
@@ -171,7 +167,7 @@ def find_sample(frame: Frame, uuid: str) -> GpuSample | None:
 
 
 def find_fullest(history: Sequence[Frame], uuid: str) -> Known[float]:
-    """Return how full a card was at most over the history: what was freed to find room was there before."""
+    """Return how full a card was at most over the history, before anything was freed to find room."""
     samples = [one for frame in history if (one := find_sample(frame, uuid)) is not None]
     ratios = [ratio for one in samples if is_known(ratio := read_fill(one).ratio)]
     return max(ratios) if ratios else _NOT_THERE
@@ -195,7 +191,7 @@ def _own_or_used(frame: Frame, uuid: str) -> Known[int]:
 
 
 def _is_steady(values: Sequence[float], growth: Growth) -> bool:
-    """Tell whether it grew alike in all windows, and not in a few large steps."""
+    """Tell whether it grew alike in all windows, not in a few large steps."""
     highest, records = values[0], 0
     for value in values[1:]:
         if value > highest:
@@ -206,9 +202,9 @@ def _is_steady(values: Sequence[float], growth: Growth) -> bool:
 
 
 def read_own_growth(scene: Scene, uuid: str, least_bytes_s: float) -> Known[Growth | None]:
-    """Return how the job's memory on a card grows, None where it does so slowly, not steadily, or not.
+    """Return how the job's memory on a card grows; None where slowly, not steadily, or not at all.
 
-    Missing where it may grow, and the history is too short or the memory not known to be the job's.
+    Missing where it may grow, but the history is too short or the memory may be that of others.
     """
     now_ns, seconds = scene.frame.taken_ns, GROWTH_WINDOWS * GROWTH_WINDOW_S
     recent = [frame for frame in scene.history if now_ns - frame.taken_ns <= seconds * 1e9]
@@ -228,7 +224,7 @@ def read_own_growth(scene: Scene, uuid: str, least_bytes_s: float) -> Known[Grow
 
 
 def read_held_growth(scene: Scene, pids: Sequence[int]) -> Known[Growth]:
-    """Return how what the allocators of these ranks hold for tensors grows, as their hooks tell."""
+    """Return how the tensors' memory in the allocators of these ranks grows, by their hooks."""
 
     def read(frame: Frame) -> Known[float]:
         held = 0.0
@@ -242,14 +238,11 @@ def read_held_growth(scene: Scene, pids: Sequence[int]) -> Known[Growth]:
 
 
 SLICE_WAIT = 0.5
-"""Share of the time from which a wait beside a MIG slice, whose utilisation nobody knows, is told at all."""
+"""Share of the time above which a wait counts on a MIG slice, whose utilisation nobody knows."""
 
 
 def find_gpu_idle(rank: RankScene, scene: Scene) -> Applicable[float]:
-    """Return the idle share (0-1) of the rank's own cards; not applicable to a job on CPUs.
-
-    Missing where the rank may have a card that was not read: a full one would hide its wait.
-    """
+    """Return the idle share (0-1) of the rank's cards; Missing where it may have one that was not read."""
     own = cards_of(rank.process.pid, scene.gpus)
     if own:
         return map_known(lambda pct: max(0.0, 1 - pct / 100), mean_busy_pct(own))
@@ -260,9 +253,9 @@ def find_gpu_idle(rank: RankScene, scene: Scene) -> Applicable[float]:
 
 
 def may_starve(rank: RankScene, wait: DataWait, scene: Scene) -> bool:
-    """Tell whether a MIG slice may well idle while its rank waits: at most as long as its SMs do.
+    """Tell whether a MIG slice, which has no utilisation, may idle while its rank waits.
 
-    Such a slice has no utilisation; the wait must take half of the time, and find the queue empty.
+    The wait must take half of the time and find the queue empty, and the SMs must idle as long.
     """
     own = cards_of(rank.process.pid, scene.gpus)
     if not own or not all(is_sliced(card.last) for card in own) or wait.share.low < SLICE_WAIT:
@@ -278,7 +271,7 @@ def may_starve(rank: RankScene, wait: DataWait, scene: Scene) -> bool:
 
 
 def find_unseen_cards(scene: Scene) -> str:
-    """Say why the job may compute on cards that were not read, "" when it uses none or they were."""
+    """Say why the job may compute on cards that were not read; "" when it uses none, or they were."""
     gpus = scene.frame.gpus
     if isinstance(gpus, Missing):
         return "" if is_no_card(gpus.reason) else gpus.reason
@@ -290,26 +283,26 @@ def find_unseen_cards(scene: Scene) -> str:
 
 
 HOLLOW_SM_PCT = 25.0
-"""SM activity below which 100 % busy is a lie; a healthy H100 job reads 91-93."""
+"""SM activity below which 100 % busy is wrong; a healthy H100 job reads 91-93."""
 HOLLOW_POWER_RATIO = 0.35
-"""P below which 100 % busy is a lie: a quarter of the usable span above idle power (5-15 %)."""
+"""P below which 100 % busy is wrong: a quarter of the usable span above idle power (5-15 %)."""
 FULL_SM_PCT = 60.0
-"""SM activity from which a busy card truly computes."""
+"""SM activity above which a busy card truly computes."""
 FULL_POWER_RATIO = 0.55
-"""P from which a busy card truly computes, where no SM activity is read."""
+"""P above which a busy card truly computes, where SM activity is not read."""
 SMALL_LIMIT_W = 150.0
-"""Limit up to which a card may draw a third to half of it for nothing (T4, L4, A2, A10), by
-what others report of them; none was read by us."""
+"""Power limit up to which idle work may draw a third to half of it (T4, L4, A2, A10), by reports of others;
+none was measured here."""
 FULL_SMALL_RATIO = 0.65
-"""P from which such a card truly computes: a guess, above what a kernel that spins may take of it."""
+"""P above which such a card truly computes: a guess, above what a spinning kernel may draw."""
 SPIN_PCT = 1.0
-"""Activity of tensor cores and of memory below which SMs that are active only look at one flag."""
+"""Activity of tensor cores and memory below which active SMs only poll a flag."""
 
 MEDIUM_POWER = Missing("its power is between that of a card that spins and of one that computes")
 
 
 def full_power_ratio(card: CardScene) -> float:
-    """Return P from which a busy card truly computes, where no SM activity is read."""
+    """Return P above which a busy card truly computes, where SM activity is not read."""
     limit = card.last.power_limit_w
     return FULL_SMALL_RATIO if is_known(limit) and limit <= SMALL_LIMIT_W else FULL_POWER_RATIO
 
@@ -327,10 +320,10 @@ def _only_spins(card: CardScene) -> bool:
 
 
 def judge_hollow(card: CardScene) -> Known[bool]:
-    """Tell whether a card is busy by its driver and does next to nothing by its SMs or its power.
+    """Tell whether a card is busy by its driver, but does next to nothing by its SMs or its power.
 
-    SM activity decides where the card has it, unless the power contradicts it; else the power, measured by
-    what a card draws at its clock. At a low clock both must agree. Missing where the readings do not decide.
+    SM activity decides where the card has it, unless the power contradicts it; else the power does, relative
+    to what the clock allows. At a low clock both must agree. Missing where the readings do not decide.
     """
     if not is_known(card.busy_pct):
         return card.busy_pct
@@ -354,21 +347,21 @@ def judge_hollow(card: CardScene) -> Known[bool]:
 
 
 ALL_SM_PCT = 80.0
-"""SM activity from which a card has no time left in which it could wait for other ranks."""
+"""SM activity above which a card has no time left to wait for other ranks."""
 ALL_POWER_RATIO = 0.8
-"""P from which it has none; by the power of a kernel that spins, two thirds of the rest may be waits."""
+"""P above which it has none; between this and a spinning kernel, two thirds of the time may be waits."""
 SLACK_RATIO = 0.3
-"""Share of time a GPU must do nothing useful: the other side of starved (U < 70)."""
+"""Share of time in which a GPU must do nothing useful: the complement of starved (U < 70)."""
 
 
 def median_over(values: Iterable[Known[float]]) -> Known[float]:
-    """Return the median over cards; Missing as soon as one card was not read."""
+    """Return the median over cards; Missing if one of them was not read."""
     nothing = Missing("no card")
     return map_known(lambda known: statistics.median(known) if known else nothing, all_known(values))
 
 
 def gpu_figures(scene: Scene) -> tuple[Evidence, ...]:
-    """Return what the cards do as evidence: the median over the cards of what was read."""
+    """Return what the cards do as evidence: medians over the cards of what was read."""
     cards = scene.gpus
     rows = (
         (Figure.GPU_BUSY, median_over(card.busy_pct for card in cards), 1.0, "NVML utilisation"),
@@ -387,10 +380,7 @@ def gpu_figures(scene: Scene) -> tuple[Evidence, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Slack:
-    """Hold how much of the time a card does nothing useful, 0-1, and what shows it.
-
-    ``idle_ratio`` is the part of it in which no kernel runs at all.
-    """
+    """Hold how long (0-1) a card does nothing useful, how long it runs no kernel at all, and the origins."""
 
     ratio: float
     idle_ratio: float
@@ -398,7 +388,7 @@ class Slack:
 
 
 def works_all_the_time(card: CardScene) -> bool:
-    """Tell whether a card has no time left in which it could wait for anybody."""
+    """Tell whether a card has no time left in which it could wait."""
     active, work = card.sm_active_pct, card.work_ratio
     return (is_known(active) and active >= ALL_SM_PCT) or (is_known(work) and work >= ALL_POWER_RATIO)
 
@@ -440,7 +430,7 @@ def rank_slack(rank: RankScene, scene: Scene) -> Known[Slack]:
 
 
 def slackest(scene: Scene) -> Known[tuple[RankScene, Slack]]:
-    """Return the rank whose GPU has the most slack; Missing when none could be told."""
+    """Return the rank whose GPU has the most slack; Missing when none is known."""
     found: list[tuple[RankScene, Slack]] = []
     reason = Missing("no rank was read")
     for rank in scene.ranks:

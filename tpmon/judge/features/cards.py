@@ -1,9 +1,8 @@
 """Condense the Window into the figures of the job's cards: use, slices, whose work it is. Pure.
 
-Names as in the rules: U is NVML utilisation, P is power over its limit, C is the SM clock over its
-maximum. A single second of one card says little; a rule never looks at one.
-
-On a card that is cut into slices most readings are of the whole card, with the work of all its tenants.
+As in the rules, U is NVML utilisation, P power over its limit, C the SM clock over its maximum. Rules never
+judge a single second. On a card cut into slices most readings cover the whole card, with the work of all
+tenants.
 """
 
 from __future__ import annotations
@@ -35,31 +34,31 @@ from tpmon.model.gpu import (
 from tpmon.model.known import Known, Missing, is_known, join_known, known_or, map_known
 
 SHARED_PCT = 5.0
-"""SM % from which another process takes a card's time from the job; a desktop ticks below it."""
+"""SM % above which another process takes card time from the job; a desktop is below it."""
 UNLISTED_PCT = 70.0
-"""U from which it tells of others that are not listed; below it the job's card is starved either way, and
-single samples of a process that works and rests in turn miss U."""
+"""U above which unlisted others can be told; below it the job's card starves anyway, and single samples of a
+process that works in bursts miss U."""
 
 NOT_SHARED = Missing("the card is the job's own")
 
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """Hold who else computes on a card, and for how much of the time the job's own kernels were there."""
+    """Hold who else computes on a card, and how much of the time the job's own kernels ran."""
 
     named: str
-    """Who they are, "" where there is nobody."""
+    """Who they are, "" for nobody."""
     pids: tuple[int, ...]
     """Theirs, as far as the driver lists them here."""
     least_pct: Known[float]
-    """How long the driver saw the job's kernels on it."""
+    """How long the driver saw the job's kernels, percent."""
     most_pct: Known[float]
-    """The same with what they may have waited for their turn: cards give each process the same time."""
+    """The same with the time that they may have waited: cards give each process equal turns."""
 
 
 NOBODY = Others("", (), NOT_SHARED, NOT_SHARED)
 UNLISTED = "processes that the driver does not list here"
-"""Those of other containers on a card that is shared by turns (drivers from 535.113)."""
+"""Processes of other containers on a card shared in turns (drivers from 535.113)."""
 
 
 def _mean_of(pids: Sequence[int], shares: Sequence[Known[Mapping[int, float]]]) -> Known[float]:
@@ -69,7 +68,7 @@ def _mean_of(pids: Sequence[int], shares: Sequence[Known[Mapping[int, float]]]) 
 
 
 def find_others(samples: Sequence[GpuSample], busy_pct: Known[float]) -> Others:
-    """Return who shares a card with the job over the readings of a span; ``busy_pct`` is its U."""
+    """Return who shares a card with the job over a span of readings; ``busy_pct`` is its U."""
     last = samples[-1]
     if not is_listed(last) or (is_known(busy_pct) and busy_pct < SHARED_PCT):
         return NOBODY
@@ -87,10 +86,10 @@ def find_others(samples: Sequence[GpuSample], busy_pct: Known[float]) -> Others:
     told = own + sum(theirs.values())
     if not is_known(last.lists_only) or not is_known(busy_pct) or busy_pct < UNLISTED_PCT:
         return NOBODY
-    # Some drivers give 0 % to every process in a container: that is no reading beside a busy card.
+    # Some drivers give 0 % for every process in a container: beside a busy card that is no reading.
     if told < USED_PCT or told >= EXPLAINED_RATIO * busy_pct:
         return NOBODY
-    # How many they are is not told: the job may have waited for all that they did.
+    # Their number is unknown: the job may have waited for all that they did.
     return Others(UNLISTED, (), own, own + busy_pct - told)
 
 
@@ -101,7 +100,7 @@ def _name(pids: Sequence[int]) -> str:
 def find_strays(cards: Mapping[str, Sequence[GpuSample]]) -> frozenset[tuple[str, int]]:
     """Return the cards, by UUID, on which a process only has a context: it works on another one.
 
-    A card that is lost, or that only open files tell, is never one of them.
+    Never a card that is lost, or known only by open files.
     """
     lasts = {uuid: samples[-1] for uuid, samples in cards.items() if samples}
     listed = {uuid: one for uuid, one in lasts.items() if is_listed(one) and one.state is not GpuState.LOST}
@@ -131,7 +130,7 @@ class CardSlice:
 
 
 def _own(sample: GpuSample) -> MigInstance | None:
-    """Return the one slice that lists processes of the job; an only slice is that of its holder."""
+    """Return the one slice that lists processes of the job; a card's only slice is its holder's."""
     pids = set(known_or(sample.pids, ()))
     slices = sample.mig_instances
     if len(slices) == 1:
@@ -141,7 +140,7 @@ def _own(sample: GpuSample) -> MigInstance | None:
 
 
 def find_slice(samples: Sequence[GpuSample]) -> CardSlice:
-    """Return the job's slice of a card over its readings; Missing figures where none or several are its."""
+    """Return the job's slice of a card; its figures are Missing where there is none or several."""
     own = _own(samples[-1])
     if own is None:
         return CardSlice(NO_SLICE, NO_SLICE, NO_SLICE)
@@ -159,20 +158,20 @@ def is_sliced(sample: GpuSample) -> bool:
 
 
 BUSY_PCT = 90.0
-"""U from which a card counts as busy; never tried on a card (docs/thresholds.md)."""
+"""U above which a card counts as busy; never tried on a card (docs/thresholds.md)."""
 STARVED_PCT = 70.0
 """U below which a card waits for its host."""
 WORKING_CLOCK_RATIO = 0.8
-"""C from which low power is not just a low clock; below it the power is measured by the clock."""
+"""C above which low power is not due to a low clock; below it power is scaled by the clock."""
 QUIET_LINK_BYTES_S = 5 * (1 << 20)
-"""PCIe and NVLink bytes/s below which nothing is exchanged: a collective that spins."""
+"""PCIe and NVLink bytes/s below which nothing is exchanged: a collective spins."""
 
 LULL_PCT = 30.0
 """U of a second in which a card mostly rests between two steps; above STARVED_PCT it works in one."""
 STEPS_SPAN_S = 30.0
-"""Span for a card that works and rests in turn: ten seconds hold one or two of such steps, or a part."""
+"""Span for a card that works and rests in turn: ten seconds hold only one or two such steps."""
 LEAST_TURNS = 4
-"""Turns of work and rest in that span that make them steps; with fewer the card has changed once."""
+"""Turns of work and rest in that span that make them steps; fewer are a single change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,18 +180,18 @@ class CardScene:
 
     last: GpuSample
     pids: tuple[int, ...]
-    """The job's processes that work on it; all that have a context where that is not told."""
+    """The job's processes that work on it; all that have a context where that is not known."""
     visible_only: bool
-    """True where they only hold it open, as CUDA does with every card that it may see."""
+    """They only hold it open, as CUDA does with every visible card."""
     others: tuple[int, ...]
-    """Processes of others that compute on it; what is read of the whole card is not the job's then."""
+    """Processes of others that compute on it: readings of the whole card are then not the job's."""
     shares_unlisted: bool
-    """True where those others are told by the card's utilisation alone, and not listed."""
+    """Only the card's utilisation shows these others; they are not listed."""
     busy_pct: Known[float]
-    """U; of a shared card the part of the job's own processes, at most."""
+    """U; on a shared card at most the part of the job's own processes."""
     power_ratio: Known[float]
     clock_ratio: Known[float]
-    """Median of the seconds in which it works as much as on average: at rest a card saves power."""
+    """Median over the seconds with at least average work: at rest a card saves power."""
     sm_active_pct: Known[float]
     tensor_pct: Known[float]
     dram_pct: Known[float]
@@ -210,7 +209,7 @@ class CardScene:
 
     @property
     def work_ratio(self) -> Known[float]:
-        """Return its power over what its limit leaves it at its clock: a low one draws less."""
+        """Return its power over what the limit allows at its clock: a low clock draws less."""
 
         def at_clock(power: float, clock: float) -> float:
             return power / clock if 0 < clock < WORKING_CLOCK_RATIO else power
@@ -235,7 +234,7 @@ def _ratio(value: Known[float], limit: Known[float]) -> Known[float]:
 
 
 def _link_bytes_s(samples: Sequence[GpuSample]) -> Known[float]:
-    """Add the links that the card has counters for; a link without one is not thought quiet."""
+    """Add the links that have counters; a link without one does not count as quiet."""
     pcie = mean_known(_add(one.pcie_tx_bytes_s, one.pcie_rx_bytes_s) for one in samples)
     nvlink = mean_known(_add(one.nvlink_tx_bytes_s, one.nvlink_rx_bytes_s) for one in samples)
     return pcie if nvlink == NO_NVLINK else _add(pcie, nvlink)
@@ -262,14 +261,14 @@ def _count_lost(samples: Sequence[GpuSample]) -> int:
 
 def _clock_ratio(samples: Sequence[GpuSample], busy_pct: Known[float]) -> Known[float]:
     if is_known(busy_pct):
-        # Rounding must not leave out the seconds of a card that is always as busy.
+        # Rounding must not drop the seconds of a card that is always equally busy.
         least = busy_pct - 0.5
         samples = [one for one in samples if is_known(one.sm_pct) and one.sm_pct >= least]
     return median_known(_ratio(one.sm_clock_mhz, one.sm_clock_max_mhz) for one in samples)
 
 
 def _takes_turns(samples: Sequence[GpuSample]) -> bool:
-    """Tell whether a card works and rests in turn, and has not stayed at one of them for longer."""
+    """Tell whether a card works and rests in turn, and has not stayed in one state for longer."""
     told = [one.sm_pct for one in samples if is_known(one.sm_pct)]
     marks = [pct >= STARVED_PCT for pct in told if not LULL_PCT < pct < STARVED_PCT]
     *turns, newest = [len(list(turn)) for _, turn in groupby(marks)] or [0]
@@ -277,7 +276,7 @@ def _takes_turns(samples: Sequence[GpuSample]) -> bool:
 
 
 def _own_busy_pct(index: int, others: Others) -> Known[float]:
-    """Return U of the job's own processes on a shared card, where it is plain that they leave it idle."""
+    """Return U of the job's processes on a shared card, if the job clearly leaves it idle."""
     if is_known(others.most_pct) and others.most_pct < STARVED_PCT:
         return others.most_pct
     shared = f"card {index} is shared with {others.named}"
@@ -287,11 +286,11 @@ def _own_busy_pct(index: int, others: Others) -> Known[float]:
 
 
 _OF_ALL = ("power_ratio", "sm_active_pct", "tensor_pct", "dram_pct", "pcie_bytes_s", "link_bytes_s")
-"""Figures to which all who use a card add."""
+"""Figures that everybody on a card adds to."""
 
 
 def _see_shared(card: CardScene, samples: Sequence[GpuSample]) -> CardScene:
-    """Leave out what is read of the whole card where others compute on it, too."""
+    """Drop readings of the whole card where others compute on it, too."""
     others = find_others(samples, card.busy_pct)
     if not others.named or (is_known(others.least_pct) and others.least_pct >= BUSY_PCT):
         return card
@@ -311,7 +310,7 @@ def _see_slice(card: CardScene, samples: Sequence[GpuSample]) -> CardScene:
 
 
 def _see_card(samples: Sequence[GpuSample], holder: GpuSample) -> CardScene:
-    """Condense one card; ``holder`` is its reading that says whose it is."""
+    """Condense one card; ``holder`` is the reading that says whose it is."""
     last = samples[-1]
 
     def over(read: Callable[[GpuSample], Known[float]]) -> Known[float]:
@@ -360,10 +359,10 @@ def _by_card(frames: Sequence[Frame], uuids: Sequence[str]) -> dict[str, list[Gp
 def see_cards(frames: Sequence[Frame], history: Sequence[Frame] = ()) -> tuple[CardScene, ...]:
     """Condense the job's own cards over the Frames of a span, oldest first.
 
-    A card that works and rests in turn, as with steps of some seconds, is seen over a longer one.
-    CUDA opens every card it may see, so where only open files tell, an idle card beside a busy one
-    is taken for unused, and so is one on which a process has a context only. A card that does not answer
-    may list no process: it is the job's if it was within ``history``.
+    A card that works and rests in turn (steps of some seconds) is judged over a longer span. CUDA opens every
+    visible card: where only open files tell, an idle card beside a busy one counts as unused, as does one on
+    which a process has only a context. A card that does not answer may list no process: it is the job's if it
+    was in ``history``.
     """
     gpus = frames[-1].gpus
     if not is_known(gpus):
@@ -400,13 +399,13 @@ _OF_THE_CARD = (
 
 
 def doubt_cards(cards: tuple[CardScene, ...], ranks: int) -> tuple[CardScene, ...]:
-    """Leave out what is read of cards of which some are not the job's, and nothing tells which.
+    """Drop the readings of cards of which some are not the job's, and nothing tells which.
 
-    That is so where only open device files tell and more cards work than there are ranks: another job's
-    heat is no fault of this one.
+    That is so where only open device files tell and more cards work than there are ranks: another job's heat
+    is not this one's fault.
     """
     if len(cards) > max(ranks, 1):
-        # A card that is only held open and does not answer may be any that CUDA may see.
+        # A card that is only held open and does not answer may be any visible one.
         cards = tuple(one for one in cards if not one.visible_only or one.last.state is GpuState.OK) or cards
     doubted = [card for card in cards if card.visible_only]
     if not ranks or len(doubted) <= ranks:
@@ -433,7 +432,7 @@ def _is_unused(card: CardScene) -> bool:
 
 
 def held_pct(card: CardScene, reason: str) -> float:
-    """Return for which share of the last window, percent, a reason held the card's clocks; 0: none seen."""
+    """Return the percentage of the last window in which a reason held the card's clocks; 0: none seen."""
     return max((one.pct for one in card.last.throttle_shares if one.reason == reason), default=0.0)
 
 

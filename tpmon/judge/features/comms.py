@@ -1,8 +1,8 @@
 """Measure waits between ranks and the data that moves between them. Pure.
 
-Its stacks tell and, on CPU, how often its main thread was found in a lock: the longer counts. A
-GPU rank also waits while its collective's kernel spins: its card is busy and hollow, and its main
-thread sits in a synchronise. How hollow the card is says nothing of how long: the main thread does.
+Stacks tell and, on CPUs, how often the main thread was in a lock: the longer counts. A GPU rank also waits
+while its collective's kernel spins: its card is busy and hollow, its main thread in a synchronise. How hollow
+the card is says nothing about how long: the main thread does.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from tpmon.model.units import format_bytes
 from tpmon.model.verdict import Evidence, Figure, Origin
 
 COMM_DEMAND = 0.2
-"""Demand of a rank's communication threads from which they move data; gloo idles at 0.02."""
+"""Demand of a rank's communication threads above which they move data; gloo idles at 0.02."""
 NIC_BYTES_S = 50e6
-"""Bytes/s of the job's interface from which the network works: 40 % of a gigabit link."""
+"""Bytes/s of the job's interface above which the network works: 40 % of a gigabit link."""
 LINK_BYTES_S = 1e9
-"""NVLink or PCIe bytes/s from which a collective moves data: one that spins moves under 5 MiB/s."""
+"""NVLink or PCIe bytes/s above which a collective moves data; one that spins moves under 5 MiB/s."""
 MUCH_NVLINK_BYTES_S = 50e9
-"""NVLink bytes/s, both directions, from which the exchange may take a tenth of the time: all is 300e9 to
-900e9."""
+"""NVLink bytes/s, both directions, above which the exchange may take a tenth of the time: the maximum is
+300e9 to 900e9."""
 MUCH_PCIE_BYTES_S = 5e9
-"""The same of PCIe: 32e9 is all that 16 lanes of generation 3 move, 63e9 of generation 4."""
+"""The same for PCIe: the maximum is 32e9 with 16 lanes of generation 3, 63e9 of generation 4."""
 
 
 def _comm_demand(scene: Scene) -> Known[float]:
@@ -75,14 +75,14 @@ def nic_bytes_s(scene: Scene) -> Known[float]:
 
 
 def exchanged_bytes_s(uuid: str, scene: Scene) -> Known[float]:
-    """Return what one card's PCIe link moves both ways, bytes/s, the median over the span."""
+    """Return what one card's PCIe link moves both ways, bytes/s, median over the span."""
     return median_known(
         _pcie_bytes_s(one) for frame in scene.frames for one in known_or(frame.gpus, ()) if one.uuid == uuid
     )
 
 
 def _on_cards(scene: Scene, read: Callable[[GpuSample], Known[float]]) -> Known[float]:
-    """Return the figure of the job's card that has least of it, the median over the span."""
+    """Return the figure of the job's card that has least of it, median over the span."""
     values: dict[str, list[Known[float]]] = {card.last.uuid: [] for card in scene.gpus}
     for frame in scene.frames:
         for sample in known_or(frame.gpus, ()):
@@ -97,12 +97,12 @@ def _nvlink_bytes_s(card: GpuSample) -> Known[float]:
 
 
 def _pcie_bytes_s(card: GpuSample) -> Known[float]:
-    """Return what goes both ways: ranks exchange as much as they get, batches go to the card only."""
+    """Return what goes both ways: ranks send as much as they receive, batches only go to the card."""
     return join_known(lambda out, back: 2 * min(out, back), card.pcie_tx_bytes_s, card.pcie_rx_bytes_s)
 
 
 def find_traffic(scene: Scene) -> tuple[float, set[Origin], tuple[Evidence, ...]]:
-    """Return how far traffic is past its thresholds (0: none), what shows it, and the evidence."""
+    """Return how far traffic is past its thresholds (0: none), its origins, and the evidence."""
     nvlink, pcie = _on_cards(scene, _nvlink_bytes_s), _on_cards(scene, _pcie_bytes_s)
     rows: tuple[tuple[Figure, Known[float], float, Origin], ...] = (
         (Figure.COMM_THREADS, _comm_demand(scene), COMM_DEMAND, Origin.PROC),
@@ -123,10 +123,10 @@ def find_traffic(scene: Scene) -> tuple[float, set[Origin], tuple[Evidence, ...]
 
 
 def find_exchange(scene: Scene) -> tuple[Evidence, ...]:
-    """Return what moves in such amounts that it may take a good part of the time; () where nothing does.
+    """Return traffic so large that it may take a good part of the time; () for none.
 
-    Less tells no more than that the ranks exchange gradients, as all do: NVLink has hundreds of GB/s. What
-    comes over the network is data where no rank runs on another machine.
+    Less only shows that the ranks exchange gradients, as all do: NVLink has hundreds of GB/s. Network traffic
+    counts as data if no rank runs on another machine.
     """
     world = scene.frame.target.world_size
     away = is_known(world) and world > len(scene.ranks)
@@ -144,7 +144,7 @@ def find_exchange(scene: Scene) -> tuple[Evidence, ...]:
 
 
 def exchange_unread(scene: Scene) -> tuple[str, ...]:
-    """Say which link that ranks may exchange data over was not read; a card without NVLink has none there."""
+    """Say which link between the ranks was not read; a card without NVLink has none there."""
     world = scene.frame.target.world_size
     away = isinstance(world, Missing) or (is_known(world) and world > len(scene.ranks))
     network = nic_bytes_s(scene) if away else 0.0
@@ -167,7 +167,7 @@ def are_links_read(scene: Scene) -> bool:
 
 
 def is_traffic_read(scene: Scene) -> bool:
-    """Tell whether the bytes of any link or interface were read: else nobody knows that little moves."""
+    """Tell whether bytes of any link or interface were read: else nobody knows that little moves."""
     if are_links_read(scene):
         return True
     world = scene.frame.target.world_size
@@ -183,16 +183,16 @@ def say_traffic(scene: Scene) -> str:
 
 
 LEAST_SAMPLES = 10
-"""Stack samples of a rank below which they say nothing of its waits."""
+"""Stack samples of a rank below which they say nothing about its waits."""
 AGREE_RATIO = 0.15
-"""Difference up to which stacks and looks say the same; both are samples of a few dozen."""
+"""Difference up to which two sets of a few dozen samples agree."""
 SPINNING_RATIO = 0.2
 """Share in a synchronise or collective that makes a hollow card one that waits, not one of launches."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankWait:
-    """Hold the share of a rank's time in collectives, the upper end of its interval, and what tells it."""
+    """Hold the share of a rank's time in collectives, the upper end of its interval, and its origins."""
 
     rank: RankScene
     ratio: float
@@ -214,7 +214,7 @@ def _by_stacks(rank: RankScene) -> Known[RankWait]:
 
 
 def _by_looks(rank: RankScene, scene: Scene) -> Known[RankWait]:
-    """Read the lock waits of a CPU rank; with cards or a pin thread a lock may mean something else."""
+    """Read the lock waits of a CPU rank; with cards or a pin thread a lock may be another."""
     main = rank.main
     if not is_known(main):
         return main
@@ -227,7 +227,7 @@ def _by_looks(rank: RankScene, scene: Scene) -> Known[RankWait]:
 
 
 def _may_be_collective(rank: RankScene, phases: RankPhases, cards: Sequence[CardScene]) -> bool:
-    """Tell whether anything but a synchronise shows collectives: frames, threads, or links at rest."""
+    """Tell whether more than a synchronise shows collectives: frames, threads, or links at rest."""
     links = [card.link_bytes_s for card in cards]
     return (
         phases.ratio(Phase.COMMS) > 0
@@ -239,8 +239,7 @@ def _may_be_collective(rank: RankScene, phases: RankPhases, cards: Sequence[Card
 def _by_card(rank: RankScene, scene: Scene) -> Known[RankWait] | None:
     """Read a collective that spins on the card: busy, hollow, and the host waits for it.
 
-    None where the card tells of no wait: there is none, or it does little as well while the host does not
-    wait, as one does that computes tiny kernels.
+    None where the card shows no wait: it works, or does little while the host does not wait (tiny kernels).
     """
     cards = cards_of(rank.process.pid, scene.gpus)
     if not cards:
@@ -264,10 +263,10 @@ def _by_card(rank: RankScene, scene: Scene) -> Known[RankWait] | None:
 
 
 def _within_backward(looks: RankWait) -> RankWait:
-    """Count a lock for a collective only as far as the stacks are in one, or in backward.
+    """Count a lock as a collective only as far as the stacks are in one, or in backward.
 
     DDP waits for its gradients in C, within backward: no frame tells, but the lock does. Any other lock is
-    the program's own, also when the rank was in backward before it came there.
+    the program's own, even if the rank came there from backward.
     """
     phases = looks.rank.phases
     if not is_known(phases):
@@ -294,10 +293,9 @@ def _wait_of(rank: RankScene, scene: Scene) -> Known[RankWait]:
 
 
 def _left_undone(card: CardScene) -> Known[float]:
-    """Return for which share of the time, 0-1, at most, a busy card may have waited for other ranks.
+    """Return the largest share of the time, 0-1, in which a busy card may have waited for other ranks.
 
-    By its SMs what they leave; by its power what it is below its limit, of what lies between that of a
-    kernel that spins and the limit.
+    By SM activity, what is left of it; by power, where it lies between a spinning kernel and the limit.
     """
     if is_known(card.sm_active_pct):
         return max(0.0, 1 - card.sm_active_pct / 100)
@@ -305,9 +303,9 @@ def _left_undone(card: CardScene) -> Known[float]:
 
 
 def _as_far_as_cards_wait(wait: RankWait, scene: Scene) -> RankWait:
-    """Count a wait of the host in a collective only as far as its cards had nothing else to do.
+    """Count the host's wait in a collective only as far as its cards had nothing else to do.
 
-    Some collectives synchronise: the host is in their frames while the card does the work before them.
+    Some collectives synchronise: the host is in their frames while the card does earlier work.
     """
     cards = cards_of(wait.rank.process.pid, scene.gpus)
     left = []
@@ -332,7 +330,7 @@ def find_waits(scene: Scene) -> Known[list[RankWait]]:
 
 
 def cards_unread(scene: Scene) -> tuple[str, ...]:
-    """Say that cards, or how much of them works, were not read: a card at work waits for nobody."""
+    """Say that cards, or their activity, were not read: a card at work waits for nobody."""
     unseen = find_unseen_cards(scene)
     if unseen:
         return (f"whether cards work meanwhile ({unseen})",)
@@ -342,7 +340,7 @@ def cards_unread(scene: Scene) -> tuple[str, ...]:
 
 
 def locks_unread(waits: Sequence[RankWait]) -> tuple[str, ...]:
-    """Say that only the kernel's word tells of a wait: its lock may be one of the program's own."""
+    """Say that only /proc shows a wait: its lock may be one of the program's own."""
     stacks = [one.rank.phases for one in waits]
     silent = next((one for one in stacks if isinstance(one, Missing)), None)
     return () if silent is None else (f"whether its locks are collectives ({silent.reason})",)

@@ -1,8 +1,8 @@
 """Say which of the job's CPUs are free, and who has those that its threads wait for. Pure.
 
-Two questions: what the job leaves of its budget, and what others leave of that. A cause is told by the first,
-a proposal and its words by both. Neighbours do not change the demand of a thread that always wants a CPU;
-one that wakes often waits for one each time, and seems to want more.
+A cause depends on what the job leaves of its budget; a proposal and its words also on what others leave of
+that. Neighbours do not change the demand of a thread that always wants a CPU; one that wakes often waits each
+time, and seems to want more.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from tpmon.judge.features.snapshot import RankScene, Scene
 from tpmon.model.known import Known, Missing, is_known, join_known, known_or, map_known
 
 FREE_CORES = 0.5
-"""Cores left over from which one more worker gains something; the advice asks the same."""
+"""Free cores above which one more worker helps; the advice uses the same value."""
 PACE_DEMAND = 0.9
 PACE_IDLE = 0.25
-"""Demand of each worker from which, and share of waiting for work up to which, they always compute."""
+"""Workers always compute with at least this demand each, and at most this share of waiting for work."""
 TAKEN_LEAST = 0.1
-"""Free cores that others use from which it is said where they leave none for one more worker."""
+"""Free cores used by others above which they are named, if they leave none for one more worker."""
 TAKEN_RATIO = 0.25
-"""Part of the free cores that others use from which it is said."""
+"""Part of the free cores used by others above which they are named."""
 NEIGHBOUR_LEAST = 0.2
 """Threads that a job must want to be worth the note: one that hardly runs loses nothing."""
 NEIGHBOUR_DELAY_RATIO = 0.3
 NEIGHBOUR_DEMAND_RATIO = 1.2
 NEIGHBOUR_USED_RATIO = 0.8
 NEIGHBOUR_TAKES = 0.4
-"""Cores that others use, over the threads of the job that wait, from which it is they that are waited for."""
+"""Cores that others use, per waiting thread of the job, above which they are the reason."""
 QUOTA_TAKES = 0.05
-"""Share of throttled periods from which the wait is the quota's: throttled time counts as waiting."""
+"""Share of throttled periods above which the quota is the reason: throttled time counts as waiting."""
 
 
 class Taker(Enum):
@@ -48,9 +48,9 @@ def find_cores_free(scene: Scene) -> Known[float]:
 
 
 def _find_stretch(rank: RankScene) -> float:
-    """Return how much faster the workers of a rank would be without neighbours, 0 where that is not known.
+    """Return how much faster a rank's workers would be without neighbours, 0 where that is not known.
 
-    Each has to compute all the time in one thread: then it would run as much as it wants.
+    Known only if each computes all the time in one thread: it would then run as much as it wants.
     """
     wanted = waited = 0.0
     for one in rank.feeders:
@@ -65,9 +65,9 @@ def _find_stretch(rank: RankScene) -> float:
 def find_cores_spared(rank: RankScene, scene: Scene) -> Known[float]:
     """Return the cores of the budget that the job would leave if its workers had no neighbours.
 
-    Workers of ``rank`` that always compute set its pace: alone it would run as much more as they, and never
-    wait for a CPU to do so. All other threads, and a rank with a pool of threads, count by their demand; so
-    do all where a quota stops them, which no neighbour does.
+    Workers of ``rank`` that always compute set its pace: alone, the rank would run more by the same factor,
+    and not wait for a CPU. All other threads, and a rank with a thread pool, count by their demand; so does
+    everything under a quota, which is no neighbour.
     """
     if is_known(scene.throttled_ratio) and scene.throttled_ratio >= QUOTA_TAKES:
         return find_cores_free(scene)
@@ -77,7 +77,7 @@ def find_cores_spared(rank: RankScene, scene: Scene) -> Known[float]:
         return find_cores_free(scene)
     if not (is_known(scene.budget) and is_known(scene.runnable)):
         return find_cores_free(scene)
-    # Its one busy thread runs on one CPU at most, however much longer the workers wait.
+    # Its one busy thread runs on one CPU at most, however long the workers wait.
     alone = min(max(0.0, rank.demand - rank.waiting) * stretch, max(rank.demand, 1.0))
     return max(0.0, scene.budget - (scene.runnable - rank.demand + alone))
 
@@ -90,7 +90,7 @@ def find_cores_left(scene: Scene) -> Known[float]:
 
 
 def find_cores_had(free: Known[float], scene: Scene) -> Known[float]:
-    """Return the cores that more threads of the job would find: those that others leave of its own."""
+    """Return the cores that more threads of the job could use: those of its own that others leave."""
     left, by_demand = find_cores_left(scene), find_cores_free(scene)
     if not is_known(free) or not is_known(left):
         return free
@@ -126,7 +126,7 @@ def find_used_by_others(scene: Scene) -> Known[float]:
 
 
 def are_others_waited_for(scene: Scene) -> Known[bool]:
-    """Tell whether others use enough CPUs to be what the threads of the job wait for."""
+    """Tell whether others use enough CPUs to be what the job's threads wait for."""
     others = find_used_by_others(scene)
     if not is_known(scene.runnable) or not is_known(scene.delay_ratio):
         return Missing("how long its threads wait for a CPU was not read")
@@ -135,7 +135,7 @@ def are_others_waited_for(scene: Scene) -> Known[bool]:
 
 
 def find_taker(scene: Scene) -> Taker:
-    """Return who has the CPUs that a job which wants no more than its budget waits for."""
+    """Return who has the CPUs that a job waits for which wants no more than its budget."""
     demand = scene.frame.cpu.demand_ratio
     if not (is_known(demand) and is_known(scene.delay_ratio) and is_known(scene.used)):
         return Taker.NOBODY
@@ -148,15 +148,12 @@ def find_taker(scene: Scene) -> Taker:
     if is_known(scene.throttled_ratio) and scene.throttled_ratio >= QUOTA_TAKES:
         return Taker.QUOTA
     others = are_others_waited_for(scene)
-    # Of a machine that hides what others use they are the likelier ones.
+    # A machine may hide what others use: they are the likelier ones.
     return Taker.OTHERS if not is_known(others) or others else Taker.ITSELF
 
 
 def taker_unread(scene: Scene) -> tuple[str, ...]:
-    """Say what was not read of whether others have the CPUs, () where what was read tells.
-
-    Each figure that clears everybody by itself needs no other.
-    """
+    """Say what was not read of whether others have the CPUs; () where one figure clears them."""
     demand, delay, wanted = scene.frame.cpu.demand_ratio, scene.delay_ratio, scene.runnable
     used, budget = scene.used, scene.budget
     if (

@@ -1,11 +1,11 @@
 """Measure a main thread's wait for data as one share with its interval, and which loader feeds it. Pure.
 
-Two origins tell it: stack samples, and frequent looks at state and system call. Behind a pin
-thread a rank waits in a lock with a time-out and not in the poll of a queue. Without workers only
-the stacks can tell loading from computing.
+Two origins see it: stack samples, and frequent samples of state and system call. Behind a pin thread a rank
+waits in a lock with a time-out, not in the poll of a queue. Without workers only stacks tell loading from
+computing.
 
-The hook's figure is exact where torch's DataLoader makes the batches: the time inside its next().
-Sampled stacks also see copies that the program makes of a batch afterwards, so they may tell more.
+The hook's figure is exact where torch's DataLoader makes the batches: the time inside its next(). Stacks also
+see copies that the program makes of a batch afterwards, so they may show more.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from tpmon.model.text.job_words import is_evaluating, is_stalled
 from tpmon.model.verdict import Origin
 
 LEAST_SAMPLES = 20
-"""Fewer stack samples or looks tell a share of 10 % from none in half of the cases only."""
+"""With fewer samples, a share of 10 % is told from none in only half of the cases."""
 LEAST_HANDED = 0.1
-"""Lower end of the share of samples at a queue that is no loader's, from which it may hand batches on."""
+"""Lower end of the share of samples at a queue of no loader above which it may hand batches on."""
 LEAST_READINGS = 5
-"""Of the once-a-second readings, where there are no frequent looks."""
+"""Readings once a second, where there are no frequent samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataWait:
     """Hold the share of a main thread's time that goes into getting batches, 0-1.
 
-    ``parts`` are shares of all stack samples; empty without stacks. ``surest_low`` is the highest
-    lower bound that any of ``origins`` gives by itself, or all together.
+    ``parts`` are shares of all stack samples; empty without stacks. ``surest_low`` is the highest lower bound
+    that one of ``origins``, or all together, give.
     """
 
     share: Share
@@ -47,7 +47,7 @@ class DataWait:
     origins: frozenset[Origin]
     surest_low: float
     told: Mapping[Origin, float] = field(default_factory=dict)
-    """What each source tells by itself, where there are two."""
+    """What each origin says by itself, where there are two."""
 
     def part(self, *names: DataPart) -> float:
         """Return the share of samples in any of these parts, 0-1."""
@@ -60,7 +60,7 @@ def measure_share(ratio: float, samples: int) -> Share:
 
 
 def _add(one: Share, other: Share) -> Share:
-    """Add two shares of one time; the errors of their intervals add up as those of independent ones."""
+    """Add two shares of the same time; the errors of their intervals add as independent ones."""
     ratio = min(1.0, one.ratio + other.ratio)
     low = ratio - math.hypot(one.ratio - one.low, other.ratio - other.low)
     high = ratio + math.hypot(one.high - one.ratio, other.high - other.ratio)
@@ -68,10 +68,7 @@ def _add(one: Share, other: Share) -> Share:
 
 
 def _join(stacks: RankPhases, looks: Share) -> Share:
-    """Pool the wait for the queue, which both see, and add what the stacks alone see.
-
-    Each source weighs what it has of independent samples (``design``).
-    """
+    """Pool the queue wait, which both see, weighted by independent samples; add what only stacks see."""
     seen = stacks.ratio(Phase.DATA_WAIT)
     queue = min(seen, _queue_of(stacks))
     by_stacks, by_looks = stacks.samples / stacks.design, looks.samples / DESIGN
@@ -90,10 +87,10 @@ def _queue_of(stacks: RankPhases) -> float:
 def combine_wait(
     looks: Known[Share], stacks: Known[RankPhases], *, is_any_lock: bool = False
 ) -> Known[DataWait]:
-    """Combine the looks at the main thread with its stack samples; Missing when neither suffices.
+    """Combine the samples of the main thread's state with its stacks; Missing when neither suffices.
 
-    ``is_any_lock``: the looks saw a lock with a time-out, as behind a pin thread; stacks that see
-    the thread elsewhere then say that it was another lock.
+    ``is_any_lock``: a lock with a time-out was seen, as behind a pin thread; if the stacks see the thread
+    elsewhere, it was another lock.
     """
     told = is_known(stacks) and stacks.samples >= LEAST_SAMPLES
     if is_known(stacks) and told:
@@ -113,8 +110,8 @@ def combine_wait(
 def join_handed(wait: Known[DataWait], stacks: Known[RankPhases], *, loader_behind: bool) -> Known[DataWait]:
     """Count a wait at a queue, a lock or a future as one for data while the loader cannot keep up.
 
-    A thread that iterates the loader in the background hands its batches on: ``loader_behind`` says that
-    the workers always have work, so that somebody takes every batch as soon as it is made.
+    A background thread may iterate the loader and hand its batches on. ``loader_behind``: the workers always
+    have work, so somebody takes every batch at once.
     """
     if not loader_behind or not is_known(stacks) or stacks.samples < LEAST_SAMPLES:
         return wait
@@ -130,12 +127,12 @@ def join_handed(wait: Known[DataWait], stacks: Known[RankPhases], *, loader_behi
 
 
 AGREES_RATIO = 0.10
-"""How far outside of a sampled interval the exact share may lie: the spans of the two differ."""
+"""How far outside a sampled interval the exact share may lie: their spans differ."""
 LEAST_STEPS = 3
-"""Steps in the hook's span below which one slow batch would be a share."""
+"""Steps in the hook's span; with fewer, one slow batch would be a share."""
 
 _BATCHES = (StepRule.BATCH_AFTER_UPDATE, StepRule.BATCH_AFTER_BACKWARD, StepRule.CALL)
-"""Rules of loops whose batches come from torch's DataLoader; without one, fetching counts as forward."""
+"""Rules of loops whose batches come from torch's DataLoader; otherwise fetching counts as forward."""
 
 
 def exact_wait(pace: Known[StepPace]) -> Known[float]:
@@ -155,9 +152,9 @@ def exact_wait(pace: Known[StepPace]) -> Known[float]:
 
 
 def join_hook(wait: Known[DataWait], pace: Known[StepPace]) -> Known[DataWait]:
-    """Put the exact share in the place of the sampled one; where less was measured than sampled, beside it.
+    """Replace the sampled share by the exact one; if that is lower, keep the sampled one beside it.
 
-    ``told`` keeps what each source says, so that a rule counts only those that agree.
+    ``told`` keeps what each origin says, so that a rule counts only those that agree.
     """
     exact = exact_wait(pace)
     if not is_known(exact) or not is_known(pace):
@@ -174,16 +171,16 @@ def join_hook(wait: Known[DataWait], pace: Known[StepPace]) -> Known[DataWait]:
 
 
 IDLE_STEPS = 4
-"""Steps in which the idle shares of two loaders are compared: those closer than that are as busy."""
+"""Steps in which the idle shares of two loaders are compared; within one they are equally busy."""
 
 RESTS = 0.25
-"""Mean share of waiting for work from which workers have time to spare: 0-8 % where they are too slow."""
+"""Mean share of waiting for work above which workers have time to spare; too slow ones have 0-8 %."""
 STARVES = 0.5
-"""Share of looks at the queue that must find it empty."""
+"""Share of samples that must find the queue empty."""
 
 
 def _moves(loader: LoaderSample, frames: Sequence[Frame]) -> bool:
-    """Tell whether its queues were seen to change over the span, or to hold work."""
+    """Tell whether the queues of a loader changed over the span, or hold work."""
     pids = {queue.pid for queue in loader.queues}
     seen = [
         one
@@ -200,10 +197,10 @@ def _moves(loader: LoaderSample, frames: Sequence[Frame]) -> bool:
 def find_loader_in_use(
     pid: int, frames: Sequence[Frame], idle: Mapping[int, Known[float]]
 ) -> tuple[LoaderSample | None, frozenset[int]]:
-    """Return the loader that feeds a rank and the PIDs of its workers, none where it is the only one.
+    """Return the loader that feeds a rank and the PIDs of its workers; no PIDs where it is the only one.
 
-    It is the one whose workers wait for work least, else whose queues move, else the oldest. ``idle``
-    holds the share of waiting for work (0-1) by worker PID.
+    It is the one whose workers wait least for work, else whose queues move, else the oldest. ``idle`` is the
+    share of waiting for work (0-1) by worker PID.
     """
     loaders = [loader for loader in frames[-1].loader if loader.pid == pid]
     if len(loaders) < 2:
@@ -221,8 +218,8 @@ def find_loader_in_use(
 def is_behind(loader: LoaderSample | None, idle: Sequence[Known[float]]) -> bool:
     """Tell whether a loader never has a batch to spare: its workers have work, its queue is empty.
 
-    ``idle`` holds the share of waiting for work (0-1) of each of its workers. Behind a pin thread the
-    queue is empty in any case.
+    ``idle`` is the share of waiting for work (0-1) of each worker. Behind a pin thread the queue is always
+    empty.
     """
     shares = [share for share in idle if is_known(share)]
     if loader is None or not shares or 2 * len(shares) < len(idle) or statistics.fmean(shares) >= RESTS:

@@ -1,4 +1,4 @@
-"""What the settings that hooks tell prove for the catalogue of remedies. Pure."""
+"""Derive the needs that the settings reported by hooks prove. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tpmon.model.hook import TrainSettings
 from tpmon.model.known import Known, Missing, is_known, map_known
 
 MANY_BREAKS = 3
-"""Graph breaks from which a compiled model is in many graphs."""
+"""Graph breaks above which a compiled model is in many graphs."""
 MANY_BUCKETS = 8
 SMALL_BUCKET_BYTES = 25 << 20
-"""DDP's default cap; so many buckets of no more are many small reductions."""
+"""DDP's default cap; that many buckets of at most this size are many small reductions."""
 STEADY_STEPS = 10
-"""Steps after which compiling again is no part of the start."""
+"""Steps after which compiling again is not part of the start."""
 
 
 def _settings(scene: Scene) -> list[tuple[int, TrainSettings]]:
@@ -29,7 +29,7 @@ def _settings(scene: Scene) -> list[tuple[int, TrainSettings]]:
 
 
 def count_risen(scene: Scene, pid: int, read: Callable[[TrainSettings], Known[int]]) -> int:
-    """Return by how much a counter of one rank rose within the Window, after its first steps; 0 if untold."""
+    """Return how much a counter of one rank rose within the Window, after its first steps; 0 if unknown."""
     values = [
         value
         for frame in (scene.history[0], scene.frame)
@@ -41,12 +41,12 @@ def count_risen(scene: Scene, pid: int, read: Callable[[TrainSettings], Known[in
 
 
 def get_retries(settings: TrainSettings) -> Known[int]:
-    """Return how often the allocator gave back its cache to find room."""
+    """Return how often the allocator freed its cache to find room."""
     return map_known(lambda one: one.alloc_retries, settings.allocator)
 
 
 def get_ooms(settings: TrainSettings) -> Known[int]:
-    """Return how often it found none all the same."""
+    """Return how often it still found none."""
     return map_known(lambda one: one.ooms, settings.allocator)
 
 
@@ -58,7 +58,7 @@ def _frames(settings: TrainSettings) -> Known[int]:
 
 
 def _of_wrapper(settings: TrainSettings) -> Iterator[Need]:
-    """Name what a wrapper around the model proves; one that was made before the hook came is not told."""
+    """Return what a wrapper around the model proves; one made before the hook came is unknown."""
     if is_known(ddp := settings.ddp):
         yield Need.DDP_IN_STACK
         yield Need.FIND_UNUSED_ON if ddp.find_unused else Need.FIND_UNUSED_OFF
@@ -72,7 +72,7 @@ def _of_wrapper(settings: TrainSettings) -> Iterator[Need]:
 
 
 def _of_switches(settings: TrainSettings) -> Iterator[Need]:
-    """Name what a switch that is on proves; that autocast is off says nothing of the forward."""
+    """Return what a switch that is on proves; autocast being off says nothing about the forward."""
     switches = (
         (settings.anomaly, Need.DEBUG_TAX_SET),
         (settings.matmul_tf32, Need.TF32_ALLOWED),
@@ -116,7 +116,7 @@ _AGAINST = frozenset(
         Need.WORKERS_KEPT,
     )
 )
-"""What speaks against a remedy holds where every rank says so: one that differs may be who needs it."""
+"""These speak against a remedy only if every rank agrees: one that differs may need it."""
 
 
 def observe_settings(scene: Scene) -> frozenset[Need]:

@@ -1,4 +1,4 @@
-"""Reduce the readings of a span to one figure each, and tell waits for I/O. Pure."""
+"""Reduce the readings of a span to one figure each. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def median_known(values: Iterable[Known[float]]) -> Known[float]:
     listed = list(values)
     if len(listed) > 1:
         try:
-            # Readings compare with each other, a Missing with nothing: most columns end here.
+            # Numbers compare with each other, a Missing does not: most columns end here.
             ordered: list[float] = sorted(listed)  # type: ignore[arg-type]
         except TypeError:
             pass
@@ -33,7 +33,7 @@ def median_known(values: Iterable[Known[float]]) -> Known[float]:
 
 
 def all_known(values: Iterable[Known[float]]) -> Known[list[float]]:
-    """Return the values; the reason of the first that was not read."""
+    """Return the values, or the reason of the first that was not read."""
     known = []
     for value in values:
         if not is_known(value):
@@ -45,8 +45,7 @@ def all_known(values: Iterable[Known[float]]) -> Known[list[float]]:
 def mean_known(values: Iterable[Known[float]], nothing: Missing = NO_FRAMES) -> Known[float]:
     """Return the mean of the values that were read; the first reason when fewer than half were.
 
-    What is a share of time in each reading is one over the span only as a mean: the median of a card that
-    works for 3 s and rests for 2 is that of one that never rests.
+    Shares of time need the mean: by the median, a card that works for 3 s and rests for 2 never rests.
     """
     listed = list(values)
     known = [value for value in listed if is_known(value)]
@@ -64,7 +63,7 @@ def share_of(values: Sequence[Known[Wait]], wanted: WaitReason) -> Known[float]:
 
 
 LEAST_LOOKS = 3
-"""Looks that did not find it running, to tell what it waits for: fewer are no share of anything."""
+"""Samples that found a thread not running, needed to tell what it waits for."""
 
 
 def list_io_waits(states: Sequence[str], waits: Sequence[Known[Wait]]) -> tuple[Wait, ...]:
@@ -78,10 +77,7 @@ def list_io_waits(states: Sequence[str], waits: Sequence[Known[Wait]]) -> tuple[
 
 
 def share_waits(waits: Sequence[Known[Wait]], rest: float = 1.0) -> dict[Wait, float]:
-    """Return the share of each wait among those that were read, most frequent first.
-
-    ``rest`` is ``weigh_rest`` of the same looks: by it all but running is multiplied.
-    """
+    """Return the share of each wait among those read, most frequent first; ``rest`` is ``weigh_rest``."""
     known = [wait for wait in waits if is_known(wait)]
     if not known or 2 * len(known) < len(waits):
         return {}
@@ -94,10 +90,10 @@ def share_waits(waits: Sequence[Known[Wait]], rest: float = 1.0) -> dict[Wait, f
 
 
 def weigh_rest(states: Sequence[str], demands: Sequence[Known[float]]) -> float:
-    """Return by how much more of its time a main thread wanted no CPU than its looks say; 1: not known.
+    """Return by how much samples understate the time in which a main thread wanted no CPU; 1: not known.
 
-    Its demand is exact. On a crowded machine the looks come when this tool has a CPU, so that what shares
-    that CPU is found in state R more often than it is.
+    Its demand is exact. On a crowded machine samples come when this tool has a CPU, so a thread on that CPU
+    is found in state R too often.
     """
     known = [one for one in demands if is_known(one)]
     looked = len(states) - states.count("R")
@@ -107,10 +103,10 @@ def weigh_rest(states: Sequence[str], demands: Sequence[Known[float]]) -> float:
 
 
 def memory_origin(memory: MemorySample) -> Origin:
-    """Return where the job's memory is read: in its control group, or of each process."""
+    """Return where the job's memory is read: in its control group, or per process."""
     return Origin.PROC if memory.anon_source == SUMMED_ANON else Origin.CGROUP
 
 
 def pressure_origin(sample: CpuSample | MemorySample) -> Origin:
-    """Return where the pressure of CPUs or memory is read: of the control group, or of the whole host."""
+    """Return where CPU or memory pressure is read: in the control group, or of the whole host."""
     return Origin.PROC if is_known(sample.psi_of_host) else Origin.CGROUP

@@ -1,7 +1,4 @@
-"""Condense the Window into the figures that rules ask for, each answered once. Pure.
-
-A rule never looks at a single second. Everything here is computed once for each judgement.
-"""
+"""Condense the Window into the figures that rules ask for, each computed once a judgement. Pure."""
 
 from __future__ import annotations
 
@@ -50,14 +47,14 @@ from tpmon.model.waits import IO, Wait, WaitReason
 SPAN_S = 10.0
 """Rules judge medians over this span (docs/thresholds.md: they were set on 10 s)."""
 LEAST_FRAMES = 3
-"""With readings further apart than a third of the span it is longer: one Frame has no duration."""
+"""The span grows with readings further apart than a third of it: one Frame has no duration."""
 MANY_PROCESSES = 64
-"""With more, medians are over every other second: half the cost (docs/overhead.md), the same span."""
+"""With more, medians use every other second: half the cost (docs/overhead.md), the same span."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerScene:
-    """Hold what one loader worker did over the span. Demand and run in threads, shares 0-1."""
+    """Hold what one loader worker did over the span; demand in threads, shares 0-1."""
 
     pid: int
     number: Applicable[int]
@@ -83,7 +80,7 @@ class WorkerScene:
 
 @dataclass(frozen=True, slots=True)
 class MainThreadScene:
-    """Hold the shares (0-1) of the looks of the span at one rank's main thread."""
+    """Hold the shares (0-1) of the span's samples of one rank's main thread."""
 
     looks: int
     running: float
@@ -101,41 +98,41 @@ class RankScene:
     demand: Known[float]
     waiting: Known[float]
     ran: Known[float]
-    """CPUs that it got: a mean over the span, as shares of time are."""
+    """CPUs that it got: a mean, as for all shares of time."""
     main_demand: Known[float]
     """Of the main thread alone, in threads."""
     driving_demand: Known[float]
     """Of the threads that launch GPU work: the main thread and autograd's, which take turns."""
     busy_threads: Known[float]
     batch_wait_ratio: Known[float]
-    """Share of the readings in which the main thread waited for a batch, by the kernel's word."""
+    """Share of the readings in which the main thread waited for a batch, by its kernel wait."""
     running_ratio: float
     main: Known[MainThreadScene]
-    """The main thread by frequent looks; finer than ``batch_wait_ratio`` where it was read."""
+    """The main thread by frequent samples; finer than ``batch_wait_ratio`` where it was read."""
     phases: Known[RankPhases]
     """The main thread by stack samples."""
     data_wait: Known[DataWait]
-    """How long it waits for or works on its batches, by all that could tell."""
+    """How long it waits for or works on its batches, by all origins."""
     loader: LoaderSample | None
     has_workers: bool
-    """Whether there were loader workers at any time of the span."""
+    """There were loader workers at some time of the span."""
     births: int
     """Workers born in the last 60 s."""
     workers: tuple[WorkerScene, ...]
     feeders: tuple[WorkerScene, ...]
-    """The workers of ``loader``, which is the one that feeds the rank where there are several."""
+    """The workers of ``loader``, which feeds the rank where there are several."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Hold the job over the span. ``frames`` are the Frames of the span, oldest first."""
+    """Hold the job over the span; ``frames`` are the Frames of the span, oldest first."""
 
     frame: Frame
     frames: tuple[Frame, ...]
     history: tuple[Frame, ...]
-    """Every Frame of the Window, oldest first: what has to last longer than the span."""
+    """Every Frame of the Window, oldest first, for what lasts longer than the span."""
     history_s: float
-    """How far the whole Window reaches back."""
+    """How far the Window reaches back."""
     span_s: float
     budget: Known[float]
     used: Known[float]
@@ -154,12 +151,12 @@ class Scene:
     gpu_pct: Known[float]
     """Mean SM % of the job's cards over the span."""
     watch: WatchedTime = NO_WATCH
-    """What is remembered of how long nothing moved, and the newest picture of all stacks."""
+    """How long nothing moved, and the newest picture of all stacks."""
     answers: dict[object, Any] = field(default_factory=dict, compare=False)
-    """What ``once`` was asked about this Scene, by the question."""
+    """Answers that ``once`` keeps, by the question."""
 
     def __post_init__(self) -> None:
-        """Begin without answers: those that ``replace`` hands on are of another Scene."""
+        """Begin without answers: those passed on by ``replace`` belong to another Scene."""
         object.__setattr__(self, "answers", {})
 
     @property
@@ -172,7 +169,7 @@ Answered = TypeVar("Answered")
 
 
 def once(ask: Callable[[Scene], Answered]) -> Callable[[Scene], Answered]:
-    """Ask a pure question about a Scene once, although a dozen rules do; the Scene keeps the answer."""
+    """Ask a pure question about a Scene only once, although a dozen rules do; the Scene keeps the answer."""
 
     @wraps(ask)
     def recall(scene: Scene) -> Answered:
@@ -202,10 +199,7 @@ def demand_of(sample: ProcessSample, kinds: Sequence[ThreadKind]) -> Known[float
 
 
 def ran_of(sample: ProcessSample) -> Known[float]:
-    """Return the time that a process had a CPU, in threads.
-
-    Demand counts waiting for a CPU too: on a crowded machine a loop that only ticks looks busy by it.
-    """
+    """Return a process's CPU time, in threads; demand adds waits for a CPU, so idle ticking looks busy."""
     return join_known(lambda wanted, waited: max(0.0, wanted - waited), sample.runnable, sample.waiting)
 
 
@@ -278,7 +272,6 @@ def _see_main(pid: int, frames: Sequence[Frame]) -> Known[MainThreadScene]:
 def _see_batch_wait(
     main: Known[MainThreadScene], waits: Sequence[Known[Wait]], loaders: Sequence[LoaderSample]
 ) -> Known[Share]:
-    """Return the share of looks that found the main thread waiting for a worker's batch."""
     if not loaders:
         return Missing("no workers: only stacks tell loading from computing")
     pins = any(loader.pin_thread for loader in loaders)
@@ -357,7 +350,7 @@ def known_cards(frame: Frame) -> tuple[GpuSample, ...]:
 
 
 def ranks_on(card: CardScene, scene: Scene) -> tuple[ProcessSample, ...]:
-    """Return the ranks that compute on a card; none where each of several may as well use another.
+    """Return the ranks that compute on a card; none where several may use another one just as well.
 
     Open device files alone place a rank that holds one card, or that is the only one on it.
     """
@@ -374,15 +367,14 @@ def see(
     phases: Mapping[int, RankPhases] = MappingProxyType({}),
     watch: WatchedTime = NO_WATCH,
 ) -> Scene:
-    """Condense the Frames of a Window, oldest first; ``phases`` holds the stack shares by rank PID.
+    """Condense the Frames of a Window, oldest first; ``phases`` are by rank PID.
 
-    Raises:
-        ValueError: for no Frame at all.
+    ValueError without Frames.
     """
     if not frames:
         raise ValueError("a scene needs a Frame")
     frame = frames[-1]
-    # Half an interval more than the Frames' distance: they do not come on the dot.
+    # Half an interval more than the Frames' distance: they are not exactly on time.
     span_s = max(SPAN_S, (LEAST_FRAMES - 0.5) * frame.interval_s)
     recent = tuple(one for one in frames if frame.taken_ns - one.taken_ns <= span_s * 1e9)
     by_pid: dict[int, list[ProcessSample]] = {}
@@ -396,7 +388,7 @@ def see(
                 one for one in by_pid[process.pid] if one.start_ticks == process.start_ticks
             ]
     ranks = [process for process in frame.processes if process.role is Role.RANK]
-    # Of ranks that stand alike the first is named, in whatever order the kernel lists them.
+    # The first of equal ranks is named, whatever order the kernel lists them in.
     ranks.sort(key=lambda one: (known_or(one.rank, math.inf), one.pid))
     return Scene(
         frame=frame,
@@ -422,4 +414,4 @@ def see(
 
 
 Rule = Callable[[Scene], Answer]
-"""One cause: what it says of a Scene."""
+"""One cause: what it says about a Scene."""

@@ -1,10 +1,8 @@
 """Tell whether a job stands still, and which of its cards do not answer. Pure.
 
-A thread that waits for the GPU or a collective spins at 100 %, so moving is judged by stacks, and
-standing still by the main thread alone: background threads tick in the deadest of jobs.
-
-What was never seen to move may have stood for an hour or for a second. Until that is known no word is
-said of its speed, and none that would rule a hang out.
+A thread that waits for the GPU or a collective spins at 100 %: stacks tell movement, and the main thread
+alone tells standstill, since background threads tick in any hang. A job never seen to move may have stood for
+an hour or a second: until that is known, nothing is said of its speed, and nothing that rules out a hang.
 """
 
 from __future__ import annotations
@@ -30,41 +28,41 @@ from tpmon.model.verdict import Kind, Origin, pick_code
 from tpmon.model.waits import IO, is_wait_in
 
 STILL_S = 25.0
-"""How long nothing may move before it is called hung: 30 s after attaching, less the first
-readings, which have no rates."""
+"""How long nothing may move before it is called hung: 30 s after attaching, less the first readings without
+rates."""
 STILL_DEMAND = 0.005
 """Mean demand of a main thread, in threads, below which it does not run: 0.00 in every hang."""
 STILL_TICK_DEMAND = 0.05
 """The same in any one second: a loader's wait wakes up every 5 s, and waits for a CPU then."""
 AT_REST = 0.1
-"""Share of looks that may find the main thread running when its rank rests."""
+"""Share of samples that may find the main thread running when its rank rests."""
 QUIET_WORKER_DEMAND = 0.02
-"""Demand of a worker below which it does nothing."""
+"""Demand below which a worker does nothing."""
 QUIET_RANK_DEMAND = 0.1
 """Demand of all threads of a rank; gloo's loops tick at 97 switches a second and 0.02 threads."""
 QUIET_HELPER_DEMAND = 0.2
-"""Demand of a helper that may be doing the rank's work; an idle logger's is far below."""
+"""Demand of a helper that may do the rank's work; an idle logger's is far below."""
 FIRST_WAIT_S = 1.5
-"""How much younger than the first reading a wait may be that was not seen to begin: that one has no rates,
-so that the second one may find changed what is the same."""
+"""How much younger than the first reading a wait may be that was not seen to begin: the first has no rates,
+so the second may see a change where there is none."""
 LEAST_SAMPLES = 5
-"""Samples of a stack before "it does not move" is said (design: three looks, 5 s apart)."""
+"""Samples of a stack needed to say that it does not move (design: three, 5 s apart)."""
 LEAST_STACK_SPAN_S = 10.0
 
 IDLE_CARD_PCT = 5.0
-"""U of a card below which no kernel of the job runs on it: one that drives a screen is never at 0."""
+"""U below which no kernel of the job runs on a card: one that drives a screen is never at 0."""
 IDLE_SLICE_PCT = 1.0
-"""SM activity of a MIG slice below which no kernel runs on it: one block on one of 14 SMs reads 7."""
+"""SM activity below which no kernel runs on a MIG slice: one block on one of 14 SMs reads 7."""
 
 FRESH_S = 15.0
-"""Age up to which the newest slice of a rank tells what it does now; ranks are sampled in turn."""
+"""Age up to which a rank's newest slice shows what it does now; ranks are sampled in turn."""
 
 
 MAIN = (ThreadKind.MAIN,)
 
 
 def name_rank(rank: RankScene) -> str:
-    """Name a rank as a person does: by number, else by PID."""
+    """Name a rank by its number, else by PID."""
     number = rank.process.rank
     return f"rank {number}" if is_known(number) else f"process {rank.process.pid}"
 
@@ -100,7 +98,7 @@ def stack_moves(rank: RankScene) -> Known[bool]:
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """Hold a job of which nothing moves: for how long at least, and what says so."""
+    """Hold a job in which nothing moves: for how long at least, and the origins that say so."""
 
     seconds: float
     origins: frozenset[Origin]
@@ -120,7 +118,7 @@ def _is_still(process: ProcessSample) -> Known[bool]:
 
 
 def find_mover(frame: Frame) -> Known[str]:
-    """Name a process of the job that moved in one second, "" when none did."""
+    """Name a process of the job that moved in one second, "" for none."""
     for process in frame.processes:
         if process.role is Role.LAUNCHER:
             continue
@@ -135,9 +133,9 @@ def find_mover(frame: Frame) -> Known[str]:
 
 
 def _moving_wait(scene: Scene, least_s: float) -> Known[str]:
-    """Name a rank or worker whose wait is younger than a hang, or a worker that is; "" when none is.
+    """Name a rank or worker whose wait, or a worker whose life, is younger than a hang; "" for none.
 
-    A wait that is as old as tpmon's first reading was not seen to begin: nothing moved then.
+    A wait as old as tpmon's first reading was not seen to begin: nothing moved then.
     """
     watch, taken_ns = scene.watch, scene.frame.taken_ns
     watched_s = (taken_ns - watch.begun_ns) / 1e9 if watch.begun_ns else float("inf")
@@ -166,7 +164,7 @@ def _log_age_s(scene: Scene) -> Known[float]:
 
 
 def gpus_move(scene: Scene) -> Known[str]:
-    """Say which card works, "" when none does; a busy card may be a kernel that takes its time."""
+    """Say which card works, "" for none; a busy card may run one long kernel."""
     for card in scene.gpus:
         if is_sliced(card.last) and is_known(card.sm_active_pct):
             if card.sm_active_pct >= IDLE_SLICE_PCT:
@@ -182,7 +180,7 @@ def gpus_move(scene: Scene) -> Known[str]:
 def find_standstill(scene: Scene, least_s: float = STILL_S) -> Known[Standstill] | str:
     """Return a standstill of at least ``least_s``, what moves (never ""), or why it is not known.
 
-    The history does not reach beyond a minute: longer than that the waits alone tell.
+    The history covers a minute; beyond that only the waits tell.
     """
     waits = [rank.process.waits_unchanged_s for rank in scene.ranks]
     if not waits:
@@ -206,15 +204,15 @@ def find_standstill(scene: Scene, least_s: float = STILL_S) -> Known[Standstill]
 
 
 def _look_back(scene: Scene, log_age_s: Known[float]) -> Known[Standstill] | str:
-    """Go back over the ranks' seconds; the workers' waits have said already that they rest as long."""
+    """Go back over the ranks' seconds; the workers' waits have already shown that they rest as long."""
     known = [rank.phases for rank in scene.ranks if is_known(rank.phases)]
-    # Below the user's line a wait may wake up and wait again: a place counts, not a stack.
+    # Below the user's line a wait may repeat: compare places, not stacks.
     if any(one.newest_age_s <= FRESH_S and one.distinct > 1 and one.same_place_s <= 0 for one in known):
         return "stacks change"
     now_ns = scene.frame.taken_ns
     oldest_ns = now_ns
     demands: dict[int, list[float]] = {}
-    # Every other Frame is enough: the ranks' waits have told already that nothing moved between.
+    # Every other Frame is enough: the ranks' waits have shown that nothing moved in between.
     for frame in scene.history[::-2]:
         ranks = [process for process in frame.processes if process.role is Role.RANK]
         still = [_is_still(process) for process in ranks]
@@ -240,10 +238,7 @@ def _look_back(scene: Scene, log_age_s: Known[float]) -> Known[Standstill] | str
 
 
 def waits_for_batch(rank: RankScene, least: float = 0.9) -> Known[bool]:
-    """Tell whether a rank's main thread spends at least ``least`` of its time waiting for a batch.
-
-    Behind a pin-memory thread that is a lock with a time-out.
-    """
+    """Tell whether a rank's main thread waits for a batch for at least ``least`` of its time."""
     if is_known(rank.main):
         return (rank.main.timed_lock if see_pins(rank) else rank.main.batch_wait) >= least
     if see_pins(rank):
@@ -254,8 +249,8 @@ def waits_for_batch(rank: RankScene, least: float = 0.9) -> Known[bool]:
 def waits_for_workers(rank: RankScene) -> Known[bool]:
     """Tell whether a rank waits for a worker: at its queue, or at rest in the middle of a hand-over.
 
-    A batch in shared memory is fetched from its worker over a unix socket; a worker that is stopped then
-    leaves the rank there, which is no wait at a queue.
+    A batch in shared memory is fetched from its worker over a unix socket: a stopped worker leaves the rank
+    there, not at its queue.
     """
     waits = waits_for_batch(rank)
     if is_known(waits) and waits:
@@ -266,26 +261,26 @@ def waits_for_workers(rank: RankScene) -> Known[bool]:
 
 
 SILENT_S = 10.0
-"""Silence of a card from which it is a sign: a driver that is busy with itself stalls for some seconds."""
+"""Silence of a card that counts as a sign: a busy driver may stall for some seconds."""
 HUNG_S = 20.0
-"""Silence of a card from which a run that shows no sign of life hangs."""
+"""Silence of a card above which a run without a sign of life hangs."""
 LOST_READINGS = 3
-"""Readings in a row in which the driver itself says that a card is lost, from which it is believed."""
+"""Readings in a row in which the driver must call a card lost to be believed."""
 AFTER_S = 1.0
 """How much younger than the silence a sign of life must be: both are rounded to the second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Hold a card that does not answer, and that the job is on, or may be."""
+    """Hold a card that does not answer and that the job uses, or may use."""
 
     sample: GpuSample
     pids: tuple[int, ...]
     """The job's processes on it; all that hold it open where no list tells."""
     sure: bool
-    """Whether the job is known to compute on it: by a list, or by as many ranks as cards held open."""
+    """The job is known to compute on it: by a list, or by as many ranks as cards held open."""
     missed: bool
-    """Whether the job may need it: not where each of its processes has a card of its own that answers."""
+    """The job may need it: false where each of its processes has another card that answers."""
 
     @property
     def state(self) -> str:
@@ -297,7 +292,7 @@ class Silence:
 
     @property
     def words(self) -> str:
-        """Say which card that is, too."""
+        """Say it with the card's number."""
         return f"card {self.sample.index} {self.state}"
 
 
@@ -316,12 +311,12 @@ def find_silences(scene: Scene) -> tuple[Silence, ...]:
 
 
 def find_silence(card: CardScene, scene: Scene) -> Silence | None:
-    """Return the silence of one card that the job computes on, None where it answers."""
+    """Return the silence of a card that the job computes on, None where it answers."""
     return next((one for one in find_silences(scene) if one.sure and one.sample.uuid == card.last.uuid), None)
 
 
 def say_open(silences: Sequence[Silence]) -> str:
-    """Say of a silent card that may not be the job's what is not known of it, "" for none."""
+    """Say what is not known of a silent card that may not be the job's, "" for none."""
     for one in silences:
         if not one.sure:
             whose = (
@@ -334,10 +329,10 @@ def say_open(silences: Sequence[Silence]) -> str:
 
 
 def goes_on(scene: Scene, pids: Collection[int] = (), silent_s: float | None = None) -> bool:
-    """Tell whether the run gave a sign of life not too long ago, and since its card fell silent.
+    """Tell whether the run gave a recent sign of life, and one since its card fell silent.
 
-    Signs are its hook, its log, the stacks and waits of ``pids``, else of all ranks, and workers: with a full
-    queue these rest, so that those that work have been asked for batches.
+    Signs are its hook, its log, the stacks and waits of ``pids`` (else of all ranks), and working workers:
+    behind a full queue they rest, so work means that batches were taken.
     """
     now_ns, written = scene.frame.taken_ns, log_age_s(scene.frame)
     ranks = [one for one in scene.watch.ranks if one.pid in pids] or scene.watch.ranks
@@ -349,18 +344,18 @@ def goes_on(scene: Scene, pids: Collection[int] = (), silent_s: float | None = N
     limit_s = scene.watch.hang_after_s
     if silent_s is not None:
         limit_s = min(limit_s, silent_s - AFTER_S)
-    # What the job itself tells, it tells every some seconds.
+    # What the job itself reports, it reports every few seconds.
     return now_ns - max(signs_ns) < limit_s * 1e9 or now_ns - told_ns < max(limit_s, SILENT_S) * 1e9
 
 
 def stands_s(scene: Scene) -> float:
-    """Return for how long nothing was seen to move, whatever the cards do; 0 where that cannot be seen."""
+    """Return how long nothing was seen to move, whatever the cards do; 0 where that cannot be seen."""
     still_ns = scene.watch.still_ns
     return (scene.frame.taken_ns - still_ns) / 1e9 if still_ns else 0.0
 
 
 def _may_show_life(scene: Scene) -> bool:
-    """Tell whether a sign of life could be read at all: else that there is none says nothing."""
+    """Tell whether a sign of life could be read at all: without that, its absence says nothing."""
     phases = any(is_known(one.phases) for one in scene.ranks)
     return phases or log_age_s(scene.frame) is not None or bool(last_event_ns(scene.frame))
 
@@ -368,8 +363,8 @@ def _may_show_life(scene: Scene) -> bool:
 def hangs_on(silence: Silence, scene: Scene) -> bool:
     """Tell whether a run stands since its card fell silent.
 
-    A silent card alone may work on: of one that the driver does not call lost, or that the job may only hold
-    open, it must be seen that nothing moves, where other cards compute or it is not surely the job's.
+    A silent card may still work: if the driver does not call it lost, or the job may only hold it open, a
+    standstill must be seen where other cards compute or the card is not surely the job's.
     """
     silent_s = silence.sample.age_s
     if (
@@ -392,12 +387,12 @@ def hangs_on(silence: Silence, scene: Scene) -> bool:
 
 
 MORE_S = 10.0
-"""How much longer than a hang takes the command looks that is advised: until looks have come."""
+"""How much longer than a hang takes the advised command watches: dumps need that time."""
 
 SLOW_FACTOR = 2.5
-"""How many times longer than others a wait that may end by itself is looked at: hang_watch.TIMED_FACTOR."""
+"""How many times longer a wait that may end by itself is watched: hang_watch.TIMED_FACTOR."""
 UNMOVED_S = 10.0
-"""How long nothing may move before it is said of a run of which nothing else is known."""
+"""How long nothing may move before that is said of a run of which nothing else is known."""
 
 SPEEDS = frozenset(
     (
@@ -412,20 +407,20 @@ SPEEDS = frozenset(
         Kind.CPU_THROTTLED,
     )
 )
-"""Kinds that say what a run spends its steps on: without a step there are none of them."""
+"""Kinds that say what a run's steps are spent on: without steps there are none."""
 
 
 FIRST_STEPS = (Kind.STARTING, "first-steps")
-"""Steps too: a run that stands from its first second on has none."""
+"""Steps too: a run that stands from its first second has none."""
 
 
 def watched_s(watch: WatchedTime, frame: Frame) -> float:
-    """Return for how long tpmon has watched."""
+    """Return how long tpmon has watched."""
     return (frame.taken_ns - watch.begun_ns) / 1e9 if watch.begun_ns else 0.0
 
 
 def are_ranks_unmoved(scene: Scene) -> bool:
-    """Tell whether no rank was seen to move since the first reading, and no line was written."""
+    """Tell whether no rank was seen to move since the first reading, and nothing was logged."""
     watch = scene.watch
     return (
         watch.begun_ns > 0
@@ -446,10 +441,7 @@ def is_unmoved(scene: Scene) -> bool:
 
 
 def say_unmoved(scene: Scene, need: float) -> str:
-    """Say it with what decides: "nothing has moved for the 15 s watched; at most 30 s are needed: --for 40s".
-
-    ``need`` is for how many seconds at most what may be found must last.
-    """
+    """Say it with the command that decides; ``need`` is how long, at most, a finding must last (seconds)."""
     seconds = watched_s(scene.watch, scene.frame)
     words = f"nothing has moved for the {format_seconds(seconds)} watched"
     if seconds >= need:
@@ -458,7 +450,7 @@ def say_unmoved(scene: Scene, need: float) -> str:
 
 
 def still_s(scene: Scene) -> float:
-    """Return for how long nothing of the job has moved, as tpmon saw it; 0 where something does."""
+    """Return how long tpmon has seen nothing move; 0 where something does."""
     watch = scene.watch
     if not watch.still_ns or not scene.ranks or find_mover(scene.frame) != "" or gpus_move(scene) != "":
         return 0.0
@@ -467,14 +459,14 @@ def still_s(scene: Scene) -> float:
 
 
 def say_still(scene: Scene) -> str:
-    """Say so where it is not called a hang yet: "nothing has moved for 45 s, too short to call it hung"."""
+    """Say that no hang is stated yet: "nothing has moved for 45 s, too short to call it hung"."""
     seconds = format_seconds(still_s(scene))
     words = f"the {seconds} watched" if is_unmoved(scene) else seconds
     return f"nothing has moved for {words}, too short to call it hung"
 
 
 def say_longer(scene: Scene, need: float) -> str:
-    """Say which command decides, and ends once it has: ``need`` is what it takes at most, in seconds."""
+    """Say which command decides, and ends once it has; ``need`` is how long that takes at most (seconds)."""
     pid = scene.frame.target.pid
     longer_s = (need if still_s(scene) < need else SLOW_FACTOR * need) + MORE_S
     look = f"tpmon diagnose {pid} --until hung --for {longer_s:.0f}s"
@@ -482,10 +474,7 @@ def say_longer(scene: Scene, need: float) -> str:
 
 
 def hold_back(answers: Sequence[Answer], scene: Scene) -> list[Answer]:
-    """Take what was said of a run that cannot be known for what it is: not known.
-
-    No run is called well while a card that it is on, or may be, does not answer.
-    """
+    """Turn good verdicts into Unsure while a card that the job may need does not answer."""
     why = next((one.words for one in find_silences(scene) if one.missed), "")
     return [
         Unsure(f"{_name(one.kind, one.cause)} ({why})")
@@ -496,10 +485,10 @@ def hold_back(answers: Sequence[Answer], scene: Scene) -> list[Answer]:
 
 
 def _hold_back_unmoved(answers: Sequence[Answer], scene: Scene) -> list[Answer]:
-    """Take what was said of the speed of a run that has not been seen to move for what it is: not known.
+    """Turn what was said of the speed of a run that was not seen to move into Unsure.
 
-    Ranks that wait for each other do so in each step, or for ever: of those that have stopped moving it is
-    not known which. A wait for data may be as long as its reads.
+    Ranks that wait for each other do so in each step, or in a hang: once nothing moves, it is not known
+    which. A wait for data may last as long as its reads.
     """
     if is_unmoved(scene):
         why, held = "nothing has moved since tpmon attached", SPEEDS

@@ -1,7 +1,7 @@
 """Find the rank that waits longest for its data, and the function in which the time goes. Pure.
 
-A wait of the host is a fault only while the compute idles: on a GPU job the rank's own card, on a
-CPU job the waiting thread itself.
+A wait of the host matters only while the compute idles: the rank's own card, or on CPUs the waiting thread
+itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def see_pins(rank: RankScene) -> bool:
 
 @once
 def see_all_waits(scene: Scene) -> dict[int, list[tuple[int, float]]]:
-    """Return by rank PID when each Frame was closed and the share of its looks that found the wait."""
+    """Return by rank PID the time of each Frame, and the share of its samples that found the wait."""
     pins = {rank.process.pid for rank in scene.ranks if see_pins(rank)}
     waits: dict[int, list[tuple[int, float]]] = {}
     for frame in scene.history:
@@ -51,33 +51,33 @@ def see_waits(rank: RankScene, scene: Scene) -> list[tuple[int, float]]:
 
 
 LEAST_WAIT = 0.10
-"""Share of the time from which waiting is worth a verdict: 1.1x at best. Below it other costs hide it."""
+"""Share of the time above which waiting is worth a verdict: 1.1x at best; other costs hide less."""
 HIDDEN_IDLE = 0.10
 """A card that idles less than this hides the wait; a full launch queue reads 97-100 % busy."""
 IDLE_WORKERS = 0.6
-"""Mean share of waiting for work below which the workers are what is slow: 0-8 % against 96-98 %
-in a healthy run."""
+"""Mean share of waiting for work below which the workers are the bottleneck: 0-8 %; healthy runs have 96-98
+%."""
 QUEUE_AGREES = 0.5
-"""While a rank waits its queue is empty, so looks must find it empty at least half as often."""
+"""While a rank waits its queue is empty: samples must find it so at least half as often."""
 QUEUE_DISAGREES = 0.25
 LEAST_QUEUE_LOOKS = 10
 LOST_BATCH = 0.95
-"""A rank and all its workers that wait this much wait for each other: that is a hang, not a loader."""
+"""A rank and workers that all wait this much wait for each other: a hang, not a slow loader."""
 MOST_NEEDED = 20.0
-"""Batches that the compute could take, over those made, are not told beyond this."""
+"""Largest ratio that is reported of batches that the compute could take over those made."""
 
 BUSY_PIN = 0.8
-"""Demand of the pin thread, in threads, from which it sets the pace; it is one thread only."""
+"""Demand of the pin thread, in threads, above which it sets the pace; it is one thread only."""
 ONSET_FRAMES = 10
-"""A wait has begun when ten readings hold half of what it is now; fewer see each lull as its end."""
+"""A wait has begun when ten readings average half of what it is now; with fewer, each lull ends it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Starved:
     """Hold the rank that waits longest, and what its wait costs.
 
-    ``share`` is the part of the time that goes away with the wait: at most what the card idles.
-    Worker figures are means over its workers, Missing where too few were read.
+    ``share`` is the time saved without the wait: at most as long as the card idles. Worker figures are means
+    over its workers, Missing where too few were read.
     """
 
     rank: RankScene
@@ -88,13 +88,13 @@ class Starved:
     demand: Known[float]
     blocked: Known[float]
     cores_free: Known[float]
-    """Cores of the budget that the job leaves, or would without neighbours where that is known."""
+    """Cores of the budget that the job leaves, or would leave without neighbours where that is known."""
     cores_had: Known[float]
-    """Those of them that others leave too."""
+    """Those that others leave, too."""
 
     @property
     def workers(self) -> tuple[WorkerScene, ...]:
-        """Return the workers that are there now, of the loader that feeds the rank."""
+        """Return the current workers of the loader that feeds the rank."""
         return self.rank.feeders
 
 
@@ -102,7 +102,6 @@ Starvation = Union[Starved, Cleared, Unsure]
 
 
 def cap_share(share: Share, most: float) -> Share:
-    """Return a share that is no more than ``most``, its interval too."""
     return Share(min(share.ratio, most), min(share.low, most), min(share.high, most), share.samples)
 
 
@@ -133,7 +132,7 @@ def _pct(share: Share) -> str:
 
 
 def see_starved(rank: RankScene, wait: DataWait, scene: Scene) -> Starvation:
-    """Say whether a rank with this data wait loses by it: not when its card is busy meanwhile."""
+    """Say whether a rank loses time by this wait: it does not while its card is busy."""
     if wait.share.ratio < LEAST_WAIT and _may_be_handed(rank, wait):
         return Unsure("data wait (the loader is behind, and the main thread waits at a lock: for whom?)")
     if wait.share.ratio < LEAST_WAIT:
@@ -164,7 +163,8 @@ def _may_be_handed(rank: RankScene, wait: DataWait) -> bool:
 
 
 def _waits_for_nothing(found: Starved) -> bool:
-    # Each of them: one that is behind among 32 hardly lowers their mean. Who unpacks a batch has it.
+    # Each worker, not their mean: one that is behind among 32 hardly lowers it. A batch being unpacked is not
+    # lost.
     return (
         bool(found.workers)
         and _queue_wait(found) >= LOST_BATCH
@@ -183,7 +183,7 @@ def find_pin_demand(rank: RankScene, scene: Scene) -> Known[float]:
 
 
 def _is_any_lock(found: Starved, scene: Scene) -> bool:
-    """Tell whether the wait is a lock with a time-out that no loader is behind."""
+    """Tell whether the wait is a lock with a time-out that has nothing to do with a loader."""
     loader = found.rank.loader
     if loader is None or not loader.pin_thread or found.wait.origins != {Origin.PROC}:
         return False
@@ -194,7 +194,7 @@ def _is_any_lock(found: Starved, scene: Scene) -> bool:
 
 @once
 def find_starved(scene: Scene) -> Starvation:
-    """Return the rank that loses most by waiting for data: in a job of many, one holds them all."""
+    """Return the rank that loses most by waiting for data: one of many holds up all."""
     if not scene.ranks:
         return Unsure("data wait (no rank was read)")
     answers = [
@@ -210,7 +210,7 @@ def find_starved(scene: Scene) -> Starvation:
 
 
 def need_starved(scene: Scene) -> Starved:
-    """Return the rank that waits longest for its data; where none does, that answers a rule by conditions."""
+    """Return the rank that loses most by waiting for data; if none does, that ends a rule by conditions."""
     found = find_starved(scene)
     if not isinstance(found, Starved):
         raise EarlyAnswer(found)
@@ -218,7 +218,7 @@ def need_starved(scene: Scene) -> Starved:
 
 
 def _queue_wait(found: Starved) -> float:
-    """Return the part of the wait that an empty queue goes with, 0-1: all of it where no stack tells."""
+    """Return the part of the wait, 0-1, that an empty queue explains: all of it where no stack tells."""
     if Origin.STACKS not in found.wait.origins or not found.wait.parts:
         return found.wait.share.ratio
     others = (part for part in DataPart if part is not DataPart.QUEUE)
@@ -226,7 +226,7 @@ def _queue_wait(found: Starved) -> float:
 
 
 def _agrees(found: Starved) -> frozenset[Origin]:
-    """Name the origins that agree that the rank starves: one that sees half of it, or less, does not."""
+    """Return the origins that agree that the rank starves: those that see more than half of the wait."""
     least = QUEUE_AGREES * found.wait.share.ratio
     agree = {one for one in found.wait.origins if found.wait.told.get(one, 1.0) >= least}
     loader, ratio = found.rank.loader, _queue_wait(found)
@@ -251,12 +251,11 @@ def _against(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
 
 
 def _unread(found: Starved) -> tuple[str, ...]:
-    """Say that the queue of workers was not read, which may have batches ready all the while."""
+    """Say that the workers' queue was not read: it may always have batches ready."""
     loader = found.rank.loader
     if loader is None:
         return ("whether batches are ready (no queue was read)",) if found.rank.has_workers else ()
     empty = loader.empty_ratio
-    # A pin thread empties the pipe at once: there its emptiness says nothing, read or not.
     if loader.pin_thread or not isinstance(empty, Missing):
         return ()
     return (f"whether batches are ready ({empty.reason})",)
@@ -323,12 +322,11 @@ def suspect_loader(
     margin: float = math.inf,
     pid: Applicable[int] = NOT_APPLICABLE,
 ) -> Suspicion:
-    """Write the suspicion of one cause of a starved rank; ``why`` goes on "the loop waits 61 % …: ".
+    """Build the suspicion of one cause of a starved rank; ``why`` goes on "the loop waits 61 % …: ".
 
-    ``origins`` tell this cause; who agrees on the wait comes on top.
-    ``part`` is the share that this cause takes where it is not the whole wait, ``margin`` how far
-    the figure that tells the cause from others is past its threshold; the smaller of it and the
-    wait's own margin counts.
+    ``origins`` are those of this cause; those that agree on the wait are added. ``part`` is the share of this
+    cause where it is not the whole wait. ``margin`` is how far the figure that separates this cause is past
+    its threshold; the wait's own margin counts if smaller.
     """
     share = part if part is not None else found.share
     if is_known(found.gpu_idle):
@@ -365,8 +363,8 @@ def suspect_loader(
 def find_onset(found: Starved, scene: Scene) -> Applicable[int]:
     """Return when the wait began (CLOCK_MONOTONIC ns), where the Window reaches back to before it.
 
-    Not applicable without workers: looks from outside do not tell loading from computing, nor where only
-    the stacks tell the wait.
+    Not applicable without workers, or where only stacks see the wait: looking from outside, loading then
+    looks like computing.
     """
     if not found.workers or found.wait.origins == {Origin.STACKS}:
         return NOT_APPLICABLE
@@ -379,7 +377,7 @@ def find_onset(found: Starved, scene: Scene) -> Applicable[int]:
 
 
 def see_cores(found: Starved) -> frozenset[Need]:
-    """Return whether cores are free or used up, as far as it was read; neither where others have the rest."""
+    """Return whether cores are free or used up, as far as known; neither where others use the rest."""
     if is_known(found.cores_had) and found.cores_had >= FREE_CORES:
         return frozenset((Need.CORES_FREE,))
     is_full = is_known(found.cores_free) and found.cores_free < FREE_CORES
@@ -403,13 +401,13 @@ def part_of(found: Starved, *parts: DataPart) -> Share | None:
 
 
 def name_hot(phases: Known[RankPhases], phase: Phase, scene: Scene) -> tuple[Evidence, ...]:
-    """Name the function of the program that takes most of ``phase``, as a row of evidence."""
+    """Name the function of the program that takes most of ``phase``, as evidence."""
     spot = phases.spots.get(phase) if is_known(phases) else None
     return name_spot(spot, scene) if spot is not None else ()
 
 
 def name_spot(spot: Spot, scene: Scene) -> tuple[Evidence, ...]:
-    """Name a function with its share of the time, as a row of evidence."""
+    """Name a function with its share of the time, as evidence."""
     where = spot.where
     for phase in Phase:
         where = where.removeprefix(f"{phase.value}: ").removeprefix(f"{phase.value} ")
@@ -418,16 +416,15 @@ def name_spot(spot: Spot, scene: Scene) -> tuple[Evidence, ...]:
 
 
 MOST_LOADING = 0.5
-"""Share of the samples below such a name that the main thread must spend in a lock for them to be a wait."""
+"""Share of the samples below such a name that must sleep in a lock to count as a wait."""
 _IN_LOCKS = (Phase.BACKWARD, Phase.SYNC, Phase.COMMS, Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE)
-"""Phases that may wait in a lock: for autograd's thread, a card, other ranks, a thread that writes."""
+"""Phases that may wait in a lock: for autograd's thread, a card, other ranks, a writing thread."""
 
 
 def find_named_wait(rank: RankScene) -> float:
-    """Return the share of samples (0-1) below the name of a loading function that sleep in a lock.
+    """Return the share of samples (0-1) below a loading function's name that sleep in a lock.
 
-    A queue made of C leaves no frame of its own. Without a lock the function may well load: it reads a disk,
-    or it pauses.
+    A queue made of C leaves no frame. Without a lock the function may well load: it reads a disk, or pauses.
     """
     phases, main = rank.phases, rank.main
     if not is_known(phases) or not is_known(main) or not phases.hinted_ratio:

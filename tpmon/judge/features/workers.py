@@ -1,11 +1,11 @@
 """Tell what the workers of a starved rank do: load, locks, files that they open. Pure.
 
-The kernel's word for both is a futex. What tells them apart is a lock on a file, the stacks of the
-workers, what their other threads do meanwhile, and that somebody has a lock that others wait for.
+To the kernel, a lock and a wait for own threads are both a futex. File locks, the workers' stacks, what their
+other threads do, and the lock's holder tell them apart.
 
-``open``, ``os.stat`` and ``os.scandir`` run in C and leave no frame: what is seen are the functions of Python
-and of libraries that do nothing slow but call them. An ``open`` in the program's own lines is not, so that a
-share is a lower bound. Stacks say what a wait is for, never that there is one.
+``open``, ``os.stat`` and ``os.scandir`` run in C and leave no frame: only functions of Python and libraries
+that do little else are seen. An ``open`` in the program's own lines is not, so a share is a lower bound.
+Stacks say what a wait is for, never that there is one.
 """
 
 from __future__ import annotations
@@ -40,16 +40,15 @@ from tpmon.model.verdict import Evidence, Figure
 from tpmon.model.waits import LOCKS, RUNNING, SOCKETS, WaitReason
 
 BUSY_WORKER = 0.5
-"""Threads of demand from which a worker computes all the time: 0.99-1.1 against 0.00-0.31 for one
-that waits."""
+"""Demand, in threads, above which a worker computes all the time: 0.99-1.1; one that waits has 0.00-0.31."""
 BLOCKED_WORKER = 0.4
-"""Share of blocked readings from which reads are what a worker does; measured 72-100 %."""
+"""Share of blocked readings above which a worker mostly reads; measured 72-100 %."""
 RECENT_S = 15.0
 """How far back single workers are compared; ten readings cannot tell 0 % idle from 30 %."""
 
 
 IDLE_HARDLY = 0.1
-"""Share of its readings without work below which a worker hardly ever is."""
+"""Share of readings without work below which a worker is hardly ever idle."""
 LEAST_LOOKS = 10
 """Readings of a worker that this takes."""
 
@@ -65,7 +64,7 @@ class WorkerState(Enum):
 
 
 def name_state(found: Starved) -> WorkerState:
-    """Say what the workers do most; their means decide."""
+    """Say what the workers do most, by their means."""
     demand, blocked, idle = found.demand, found.blocked, found.idle
     if not found.workers or not is_known(demand):
         return WorkerState.UNREAD
@@ -87,11 +86,11 @@ def mean_wait(workers: Sequence[WorkerScene], reasons: Collection[WaitReason]) -
 
 
 WAITS_IN_VAIN = 0.5
-"""Part of their demand which workers wait for CPUs that nobody uses, from which more would wait too."""
+"""Part of the workers' demand that waits for CPUs which nobody uses: more workers would wait too."""
 
 
 def wait_in_vain(found: Starved, scene: Scene) -> bool:
-    """Tell whether the workers wait for CPUs that others leave: something keeps them from these."""
+    """Tell whether the workers wait for CPUs that others leave: something keeps them off these."""
     others = are_others_waited_for(scene)
     if not is_known(others) or others:
         return False
@@ -107,7 +106,7 @@ LEAST_STACKS = 10
 
 
 def _waits_for_work(stack: StackCount) -> bool:
-    """Tell whether a worker is at the queue of its requests; its data set may have a queue of its own."""
+    """Tell whether a worker is at its request queue; a dataset may have a queue of its own."""
     fetches = any(at.file.endswith(FETCH_FILE) for at in stack.frames)
     return not fetches and any(
         last_name(at.function) == "get" and at.file.endswith("queues.py") for at in stack.frames
@@ -125,7 +124,7 @@ def working_stacks(found: Starved, scene: Scene) -> Iterator[StackCount]:
 
 
 def find_collate_share(found: Starved, scene: Scene) -> Known[float]:
-    """Return the share of the workers' working time in collate, 0-1, where their stacks were sampled."""
+    """Return the share of the workers' working time in collate, 0-1, by their stacks."""
     working = collating = 0
     for stack in working_stacks(found, scene):
         working += stack.samples
@@ -137,7 +136,7 @@ def find_collate_share(found: Starved, scene: Scene) -> Known[float]:
 
 
 def name_hot_work(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
-    """Name the function of the program that takes most of the workers' working time, where it was seen."""
+    """Name the function of the program that takes most of the workers' working time, if seen."""
     places: Counter[StackPlace] = Counter()
     for stack in working_stacks(found, scene):
         places[read_stack(stack.frames).spot] += stack.samples
@@ -150,13 +149,13 @@ def name_hot_work(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
 
 
 def is_collating(found: Starved, scene: Scene) -> bool:
-    """Tell whether the workers were seen to spend most of their work in collate."""
+    """Tell whether the workers' stacks show them mostly in collate."""
     return known_or(find_collate_share(found, scene), 0.0) >= COLLATE_SHARE
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLooks:
-    """Count the recent readings of one worker: by its wait, and by the queue of its requests."""
+    """Count the recent readings of one worker: by its wait, and by its request queue."""
 
     worker: WorkerScene
     idle: int
@@ -172,7 +171,7 @@ class WorkerLooks:
 
     @property
     def backlog_ratio(self) -> float:
-        """Return the share of looks at its queue that found a request, 0 where none was made."""
+        """Return the share of readings of its queue that found a request, 0 without readings."""
         return self.backlogs / self.queue_looks if self.queue_looks else 0.0
 
 
@@ -195,7 +194,7 @@ def never_idle(found: Starved, scene: Scene) -> bool:
 
 @once
 def _look_at_all(scene: Scene) -> dict[int, list[int]]:
-    """Count by worker PID: idle readings, readings, backlogs, looks at its queue."""
+    """Count by worker PID: idle readings, readings, backlogs, readings of its queue."""
     since_ns = scene.frame.taken_ns - int(RECENT_S * 1e9)
     counts = {worker.pid: [0, 0, 0, 0] for rank in scene.ranks for worker in rank.workers}
     for frame in scene.history:
@@ -226,20 +225,20 @@ def look_at_workers(found: Starved, scene: Scene) -> tuple[WorkerLooks, ...]:
 
 
 WORKER_LOCK = 0.5
-"""Part of the most that workers behind one lock can wait from which the lock is what they wait for: one
-of n has it, so that is (n - 1) / n of their time."""
+"""Part of the longest possible wait for one lock above which the lock is the reason: one of n holds it, so
+that is (n - 1) / n of the time."""
 MOSTLY = 0.5
-"""Share of the workers' stacks in lines of the program, where a lock of C shows, for it to be one."""
+"""Share of the workers' stacks in the program's own lines, where a C lock shows, for it to be one."""
 HOLDER = 0.5
-"""Workers out of the lock on average, below which none of them has it."""
+"""Workers outside the lock on average, below which none of them holds it."""
 ALONE = 1.5
-"""Workers at work out of the lock on average up to which they may take turns."""
+"""Workers at work outside the lock on average up to which they may take turns."""
 OTHERS_CPU = 0.2
-"""Mean demand of the workers' other threads from which these are what is waited for."""
+"""Mean demand of the workers' other threads above which the wait is for these."""
 OTHERS_READ_BYTES_S = 20e6
-"""Bytes per second of all workers that their other threads must have read."""
+"""Bytes per second that the other threads of all workers must have read."""
 CERTAIN_FROM = 3
-"""Workers from which their looks may tell a lock: of two, each is found asleep half of the time by chance."""
+"""Workers needed to tell a lock by samples: of two, each sleeps half of the time by chance."""
 
 _ANSWERS = SOCKETS | {WaitReason.CONNECTION, WaitReason.POLL, WaitReason.EPOLL}
 _ACQUIRES = {
@@ -247,13 +246,13 @@ _ACQUIRES = {
     "/filelock/_api.py": ("acquire",),
     "/filelock/__init__.py": ("acquire",),
 }
-"""Functions that take a lock of several processes. ``multiprocessing.Lock().acquire`` itself is C."""
+"""Functions that take a lock between processes; ``multiprocessing.Lock().acquire`` itself is C."""
 _OWN_FILES = ("/multiprocessing/pool.py", "/multiprocessing/synchronize.py", "/concurrent/futures/thread.py")
 _QUEUES = ("/queue.py", "/multiprocessing/queues.py")
 
 
 class StackEnd(Enum):
-    """Name what the innermost frames of a worker's main thread are at."""
+    """Name where the innermost frames of a worker's main thread are."""
 
     LOCK = "a lock that processes share"
     OWN = "the end of a queue, a pool or a future"
@@ -275,13 +274,13 @@ class LockSign(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LockWait:
-    """Say whether the workers wait for a lock, how much of their time, and how much their stacks show."""
+    """Say whether the workers wait for a lock, how long, and how much of it their stacks show."""
 
     sign: LockSign
     ratio: float = 0.0
     """Share of their time, 0-1, in a lock or what looks like one."""
     least: float = WORKER_LOCK
-    """The share from which it counts."""
+    """The share above which it counts."""
     in_stacks: float = 0.0
     """Share of their stacks, 0-1, that are at an acquire."""
 
@@ -292,12 +291,12 @@ class LockWait:
 
     @property
     def looks_so(self) -> bool:
-        """Tell whether they are found in what may be a lock, whatever it is."""
+        """Tell whether they wait long enough in what may be a lock."""
         return self.ratio >= self.least
 
 
 def _inner_frames(frames: Sequence[StackFrame]) -> Iterator[StackFrame]:
-    """Return the frames of libraries below the program's innermost line, the innermost first."""
+    """Return the library frames below the program's innermost line, innermost first."""
     for frame in reversed(frames):
         if is_native(frame.file):
             continue
@@ -307,7 +306,7 @@ def _inner_frames(frames: Sequence[StackFrame]) -> Iterator[StackFrame]:
 
 
 def name_place(frames: Sequence[StackFrame]) -> StackEnd:
-    """Say what a stack of a worker's main thread is at; a queue's own lock is that queue."""
+    """Say where a stack of a worker's main thread is; the own lock of a queue is that queue."""
     inner = tuple(_inner_frames(frames))
     if not inner:
         return StackEnd.LINE
@@ -324,7 +323,7 @@ def name_place(frames: Sequence[StackFrame]) -> StackEnd:
 
 
 def _share_places(found: Starved, scene: Scene) -> dict[StackEnd, Share]:
-    """Return the shares of the workers' working stacks by what they are at; none where too few were seen."""
+    """Return the shares of the workers' working stacks by where they are; {} where too few were seen."""
     counts: Counter[StackEnd] = Counter()
     for stack in working_stacks(found, scene):
         counts[name_place(stack.frames)] += stack.samples
@@ -338,9 +337,9 @@ def _cpu_of_others(worker: WorkerScene) -> float:
 
 
 def _work_elsewhere(found: Starved) -> bool:
-    """Tell whether other threads of the workers compute or read meanwhile: these are waited for, no lock.
+    """Tell whether other threads of the workers compute or read: the wait is then for them, not for a lock.
 
-    What one of them reads itself while it has the lock shows in what its main thread waits for.
+    If a lock's holder reads, its main thread's wait shows it.
     """
     workers = found.workers
     if sum(map(_cpu_of_others, workers)) >= OTHERS_CPU * len(workers):
@@ -350,34 +349,34 @@ def _work_elsewhere(found: Starved) -> bool:
 
 
 def _has_card(found: Starved, scene: Scene) -> bool:
-    """Tell whether a worker is on a card, whose driver lets it wait in a futex."""
+    """Tell whether a worker uses a card: its driver waits in a futex, too."""
     held = {pid for card in scene.cards for pid in known_or(card.pids, ())}
     return any(worker.pid in held for worker in found.workers)
 
 
 def _count_out(found: Starved, ratio: float) -> float:
-    """Return how many workers are at work out of the lock, on average; one without work is in neither."""
+    """Return how many workers work outside the lock, on average; idle ones are neither in nor out."""
     return len(found.workers) * max(0.0, 1.0 - ratio - known_or(found.idle, 0.0))
 
 
 def _may_be_lock(found: Starved, ratio: float, load: WorkerState) -> bool:
-    """Tell whether their looks leave a lock open, where no stack decides."""
+    """Tell whether samples leave a lock possible, where no stack decides."""
     if load is WorkerState.COMPUTE:
         return known_or(found.cores_free, 0.0) >= FREE_CORES and _count_out(found, ratio) <= ALONE
     return load is WorkerState.OTHER_WAIT and mean_wait(found.workers, _ANSWERS) < BLOCKED_WORKER
 
 
 def find_lock(found: Starved, scene: Scene) -> LockWait:
-    """Say whether the workers wait for a lock, by their looks, their stacks and what else they do."""
+    """Say whether the workers wait for a lock, by samples, stacks and what else they do."""
     load, count = name_state(found), len(found.workers)
     if load in (WorkerState.IDLE, WorkerState.UNREAD):
         return LockWait(LockSign.NONE)
-    # Of a single worker the lock is held elsewhere.
+    # With a single worker the lock is held elsewhere.
     least = WORKER_LOCK * (count - 1) / count if count > 1 else WORKER_LOCK
     on_files = mean_wait(found.workers, (WaitReason.FILE_LOCK,))
     asleep = on_files + mean_wait(found.workers, LOCKS)
     places = _share_places(found, scene)
-    # Only working stacks are counted: of all their time it is as much less as they have no work.
+    # Only working stacks are counted; idle time shrinks their share of all the time.
     working = 1.0 - known_or(found.idle, 0.0)
     nothing = share_of(0, LEAST_STACKS)
     lock, own, full, line = (
@@ -408,7 +407,7 @@ def find_lock(found: Starved, scene: Scene) -> LockWait:
 
 
 OPENS_RATIO = 0.5
-"""Share of the loading in opens and look-ups from which these are what is waited for, not bytes."""
+"""Share of the loading in opens and look-ups above which these are the reason, not bytes."""
 
 _STAT = (
     "exists lexists isfile isdir islink getsize getmtime getatime getctime samefile realpath _joinrealpath"
@@ -430,7 +429,7 @@ _LIBRARIES = tuple(
         (r"/fsspec/implementations/local\.py$", "_open open info ls exists isfile isdir created modified"),
     )
 )
-"""Functions of libraries whose own line is an open, a stat or a listing; a bare name or a qualified one."""
+"""Library functions whose own line is an open, a stat or a listing; bare or qualified names."""
 _OWN = frozenset(("open", "stat", "lstat", "scandir", "listdir", "getsize", "pil_loader"))
 """Names of the program's own functions that say the same."""
 
@@ -468,7 +467,7 @@ def _share(stacks: Iterable[StackCount]) -> Known[float]:
 def find_open_share(scene: Scene) -> Known[float]:
     """Return the share of the loading, 0-1, in opens and look-ups, of the rank that starves most.
 
-    It is that of its workers while they have work, of its main thread where it has none.
+    Taken from its workers while they have work, or from its main thread without workers.
     """
     found = find_starved(scene)
     if not isinstance(found, Starved):
@@ -482,7 +481,7 @@ def is_opening(scene: Scene) -> bool:
 
 
 def name_opens(scene: Scene) -> tuple[Evidence, ...]:
-    """Return the share as a row of evidence where it is worth one."""
+    """Return the share as evidence where it is worth it."""
     share = find_open_share(scene)
     if not is_known(share) or share < OPENS_RATIO:
         return ()

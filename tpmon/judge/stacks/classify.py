@@ -1,8 +1,8 @@
 """Classify one stack: its phase, whose code it is, and whether it waits. Pure.
 
-A stack is walked from the outermost frame inwards. A frame that the tables know takes over when the
-phase so far gives way to it (``GIVES_WAY``), so the innermost meaningful frame wins and the insides
-of a region (torch.load within a dataset) stay with their region.
+A stack is walked from the outermost frame inwards. A frame that the tables know takes over if the phase so
+far gives way to it (``GIVES_WAY``), so the innermost meaningful frame wins, and what runs inside a region
+(torch.load in a dataset) counts for the region.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ _RECEIVES = frozenset(
         "recv_string",
     ]
 )
-"""Functions of these files that take what others hand over."""
+"""Functions of these files that receive what others hand over."""
 _RECEIVE_FILES = (*_WAIT_FILES, "/multiprocessing/pool.py")
 _RECEIVES_BY_WAIT = (_FUTURES, _PIPES, _RAY)
-"""Files whose function ``wait`` returns what is ready; elsewhere it is a lock or an event."""
+"""Files whose function ``wait`` returns what is ready; elsewhere it waits for a lock or an event."""
 _ENDS_OF_PROCESSES = ("/multiprocessing/popen_fork.py", "/multiprocessing/process.py")
-"""Who waits for the end of a process asks a pipe, and takes nothing."""
+"""A wait for the end of a process polls a pipe, but receives nothing."""
 _CALL_FILES = ("/socket.py", "/ssl.py", "/subprocess.py")
 """Files of the standard library whose innermost frame waits for a server or a child."""
 _EVENT_LOOP = (("_run_once", "asyncio/base_events.py"), ("select", "selectors.py"))
@@ -69,10 +69,10 @@ _NOTEBOOK = re.compile(r"/(?:ipykernel|jupyter_client|nbclient)/|/ipykernel_laun
 _EXECUTOR_LOOP = ("concurrent/futures/thread.py", "_worker")
 _POOL_LOOP = ("multiprocessing/pool.py", "worker")
 _TASK_LOOPS = (("concurrent/futures/process.py", "_process_worker"), _EXECUTOR_LOOP, _POOL_LOOP)
-"""Loops of what a pool has, over its tasks."""
+"""Loops of pools over their tasks."""
 _TASK_QUEUES = (("multiprocessing/queues.py", "get"), ("queue.py", "get"))
 _REMOTE_CALLS = "/multiprocessing/managers.py"
-"""A call of an object that lives in another process waits for its answer, not for what that makes."""
+"""A call on an object in another process waits for its answer, not for data."""
 
 
 @lru_cache(maxsize=4096)
@@ -83,30 +83,30 @@ def is_library(file: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_native(file: str) -> bool:
-    """Say whether a file is a library or a source file of C, as a stack with native frames has them."""
+    """Say whether a file is a C library or source file, as in stacks with native frames."""
     return _NATIVE.search(file) is not None
 
 
 def last_name(function: str) -> str:
-    """Return the last part of a qualified name; Python 3.10 and older have no other."""
+    """Return the last part of a qualified name; before Python 3.11 it is the whole name."""
     return function.rpartition(".")[2]
 
 
 def is_at(frame: StackFrame, path: str, function: str) -> bool:
-    """Say whether a frame is in this function of the file that has this path, below whatever folder."""
+    """Say whether a frame is in this function of a file whose path ends in this one."""
     return (frame.file == path or frame.file.endswith(f"/{path}")) and last_name(frame.function) == function
 
 
 def is_task_loop(frame: StackFrame) -> bool:
-    """Say whether a frame is the loop of a process or thread of a pool over its tasks."""
+    """Say whether a frame is the loop of a pool's process or thread over its tasks."""
     return any(is_at(frame, *place) for place in _TASK_LOOPS)
 
 
 def waits_for_task(frames: Sequence[StackFrame], index: int) -> bool:
-    """Say whether the loop of a pool at ``index`` waits for its next task, and is at none.
+    """Say whether the pool loop at ``index`` waits for its next task.
 
-    A process waits at its queue, a thread in C, without a frame of that. What looks so in a process is a
-    task of C, which the loop calls itself.
+    A process waits at its queue; a thread waits in C, which adds no frame. A process whose stack ends in the
+    loop runs a task in C.
     """
     if not is_task_loop(frames[index]):
         return False
@@ -117,20 +117,20 @@ def waits_for_task(frames: Sequence[StackFrame], index: int) -> bool:
 
 
 def _ends_in(frames: Sequence[StackFrame], files: tuple[str, ...]) -> bool:
-    """Say whether the innermost Python frame is in one of these files, as Python or a package has them."""
+    """Say whether the innermost Python frame is in one of these files of Python or an installed package."""
     last = next((frame.file for frame in reversed(frames) if not is_native(frame.file)), "")
     return last.endswith(files) and is_library(last)
 
 
 def waits_for_others(frames: Sequence[StackFrame]) -> bool:
-    """Say whether the innermost Python frame waits at a queue, a lock or a future, by the file it is in."""
+    """Say whether the innermost Python frame is in a file that waits at queues, locks or futures."""
     return _ends_in(frames, _WAIT_FILES)
 
 
 def receives(frames: Sequence[StackFrame]) -> bool:
     """Say whether the innermost frames wait for what another thread or process hands over.
 
-    That is the taking end of a queue, a pipe, a pool or a future; a full queue, a join or a lock is none.
+    That is the receiving end of a queue, a pipe, a pool or a future, not a full queue, a join or a lock.
     """
     if not waits_for_others(frames):
         return False
@@ -150,7 +150,7 @@ def _is_end_of_process(frame: StackFrame) -> bool:
 
 
 def waits_for_future(frames: Sequence[StackFrame]) -> bool:
-    """Say whether the innermost frames wait for a future of the standard library, of whatever it is."""
+    """Say whether the innermost frames wait for a future of the standard library."""
     return receives(frames) and any(frame.file.endswith(_FUTURES) for frame in frames[-4:])
 
 
@@ -167,7 +167,7 @@ def calls_out(frames: Sequence[StackFrame]) -> bool:
 
 
 def is_event_loop(frames: Sequence[StackFrame]) -> bool:
-    """Say whether the event loop of asyncio itself waits, and no callback of it."""
+    """Say whether asyncio's event loop itself waits, outside of callbacks."""
     return len(frames) > 1 and all(
         last_name(frame.function) == name and frame.file.endswith(file)
         for frame, (name, file) in zip(frames[-2:], _EVENT_LOOP, strict=True)
@@ -182,7 +182,7 @@ def rests_in_notebook(frames: Sequence[StackFrame]) -> bool:
 _INSTALLED = re.compile(
     r"^.*/(?:(?:site|dist)-packages|lib(?:64)?/python\d[\d.]*t?|python3\d*\.zip)/(?:[^/]+\.egg/)?"
 )
-"""What stands before the name of a library: a home or a project may have the name of one, too."""
+"""What precedes the name of a library: a home or a project may be called like one."""
 _PACKAGES = (
     re.compile(r"/(?:site|dist)-packages/([^/]+)"),
     re.compile(r"/lib(?:64)?/python\d[\d.]*/([^/]+)"),
@@ -222,18 +222,18 @@ _ALIASES = {
     "__avg_scatter_contiguous_grads": "reduce_scatter of gradients",
     "__reduce_and_partition_ipg_grads": "reduce_scatter of gradients",
 }
-"""What functions do that nobody calls by hand, in the words of a person."""
+"""Words for functions that nobody calls by hand."""
 FETCH_FILE = "torch/utils/data/_utils/fetch.py"
 _ITEMS = frozenset(("<listcomp>", "__getitem__", "__getitems__", "__next__", "__iter__", "<genexpr>"))
 _MODULE = "<module>"
 _NAME_CHARS = 40
 EVENT_LOOP = "event loop"
-"""Begins the place of a stack in which no task of asyncio can go on."""
+"""Begins the place of a stack in which no asyncio task can go on."""
 
 
 @dataclass(frozen=True, slots=True)
 class StackPlace:
-    """Hold where a stack is: in words, and in what a rule may go by."""
+    """Hold where a stack is: in words, and in what rules decide by."""
 
     where: str
     phase: Phase
@@ -254,22 +254,22 @@ class StackReading:
     is_loop: bool = False
     """The event loop waits, and none of its tasks can go on."""
     is_hint: bool = False
-    """Nothing tells its phase but the name of a function of the program."""
+    """Only the name of one of the program's functions tells its phase."""
 
     @property
     def by_name(self) -> bool:
-        """Tell whether it counts as loading by the name of the program's own function alone."""
+        """Tell whether it counts as loading only by the name of one of the program's functions."""
         return self.is_hint and self.part is DataPart.FETCH
 
     @property
     def spot(self) -> StackPlace:
-        """Return where it is, with what tells of that place."""
+        """Return where it is, with the phase of that place."""
         return StackPlace(self.where, self.phase, self.is_loop)
 
 
 @lru_cache(maxsize=4096)
 def _within_packages(file: str) -> str:
-    """Return the path of an installed file from the folder of its library on, "" for others."""
+    """Return the path of an installed file from its library's folder on, "" for others."""
     found = _INSTALLED.match(file)
     return file[found.end() :] if found else ""
 
@@ -285,10 +285,10 @@ def _fits(rule: FrameRule, name: str, file: str) -> bool:
 
 @lru_cache(maxsize=8192)
 def mark_frame(function: str, file: str) -> Mark | None:
-    """Say what a frame of ``function`` in ``file`` tells; None when it tells nothing."""
+    """Return the mark of a frame of ``function`` in ``file``; None when it says nothing."""
     name = last_name(function)
     if name == _MODULE:
-        # A module's own lines run when it is imported, whatever the file does later.
+        # A module's own lines run at its import, whatever the file does later.
         return None
     rules = read_frame_rules()
     for rule in chain(rules.frames.get(file.rpartition("/")[2], ()), rules.frames[""]):
@@ -303,9 +303,9 @@ def mark_frame(function: str, file: str) -> Mark | None:
 def _is_collate(fetch: str, name: str, below: str) -> bool:
     """Say whether ``name``, which ``fetch`` called, is the collate function; ``below`` is what that calls.
 
-    A map-style dataset is asked for its items and for nothing else, so all other calls are the collate
-    function, whatever its name; a decorator around the item access is none. An iterable dataset may be a
-    generator of any name. Before Python 3.11 a stack does not tell the two fetchers apart.
+    A map-style dataset is only asked for items, so any other call is the collate function, except for a
+    decorator around the item access. An iterable dataset may be a generator of any name. Before Python 3.11 a
+    stack does not tell the two fetchers apart.
     """
     if name in _ITEMS or below in ("__getitem__", "__getitems__"):
         return False
@@ -317,7 +317,7 @@ def _last_python(frames: Sequence[StackFrame]) -> int:
 
 
 def _mark_leaf(frames: Sequence[StackFrame]) -> Mark | None:
-    """Say what the innermost frame of Python tells just by being the innermost."""
+    """Return the mark that the innermost Python frame has only by being the innermost."""
     frame = frames[_last_python(frames)] if frames else None
     if frame is None:
         return None
@@ -369,7 +369,7 @@ def _walk(frames: Sequence[StackFrame]) -> _Region:
         if mark.phase is None:
             continue
         if mark.phase is phase:
-            # What reads a file for a model that is restored reads no data.
+            # Reading a file for a model that is restored reads no data.
             part = part if phase is Phase.LOAD else mark.part or part
         elif mark.phase in GIVES_WAY[phase] and not (mark.weak and phase is not Phase.OTHER):
             outer, phase, part, begin = phase, mark.phase, mark.part, index
@@ -384,7 +384,7 @@ def _walk(frames: Sequence[StackFrame]) -> _Region:
         by_name = begun is not None and begun.weak  # of the program's function: it may only take the batch
         if (part is None and waits_for_others(frames)) or (by_name and receives(frames)):
             part = DataPart.QUEUE
-    # A frame of a library within that loads makes it more than a name.
+    # A library frame inside that loads is more than a name.
     told = any(mark is not None and mark.phase is phase and not mark.weak for mark in marks[begin + 1 :])
     return _Region(phase, part, begin, outer, tuple(marks), frozenset(needs), by_name and not told)
 
@@ -399,7 +399,7 @@ _AUTOTUNES = frozenset(("autotune_to_one_config", "benchmark_all_configs", "coor
 
 
 def autotunes_in(frames: Sequence[StackFrame]) -> bool:
-    """Tell whether a stack shows a compiler that tries kernels out."""
+    """Tell whether a stack shows a compiler that tries out kernels."""
     return any(
         one.file.endswith("triton/runtime/autotuner.py") or last_name(one.function) in _AUTOTUNES
         for one in frames
@@ -437,7 +437,7 @@ def package_of(file: str) -> str:
 def _operation(frames: Sequence[StackFrame], region: _Region) -> str:
     """Name what a person called: the outermost named function of the region that is no wrapper.
 
-    In a forward or backward pass nobody called it by hand: there the innermost public one.
+    A collective in a forward or backward pass was not called by hand: take the innermost public one.
     """
     names = [
         last_name(frames[index].function)
@@ -520,11 +520,11 @@ _OF_PHASES = frozenset(
         Need.VALIDATION_IN_STACK,
     )
 )
-"""Proven by the phase that won: an import within a loader is no reason to wait for imports."""
+"""Proven only by the winning phase: an import within a loader is no wait for imports."""
 
 
 def _needs_of(region: _Region) -> frozenset[Need]:
-    """Return what the stack proves; while a module is imported, its frames prove nothing else."""
+    """Return what the stack proves; while a module is imported, only its own phase."""
     own = {mark.need for mark in region.marks if mark and mark.need and mark.phase is region.phase}
     return frozenset(own) if region.phase is Phase.IMPORT else frozenset(own | (region.needs - _OF_PHASES))
 

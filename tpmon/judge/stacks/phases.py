@@ -1,4 +1,4 @@
-"""Name the parts of a training step, which gives way to which, and what frames tell (``frames.toml``)."""
+"""Name the parts of a training step, which gives way to which, and what frames show (``frames.toml``)."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ ELSEWHERE = (
     Phase.COMPILE,
     Phase.INPUT,
 )
-"""What is neither the model, nor a wait for the GPU, nor the user's own code."""
+"""Neither the model, nor a wait for the GPU, nor the user's own code."""
 OUTSIDE = (Phase.OTHER, Phase.LOGGING)
-"""Python outside of the parts of a step."""
+"""Python outside the parts of a step."""
 
 
 class DataPart(str, Enum):
@@ -66,7 +66,7 @@ class DataPart(str, Enum):
     COPY = "copy"
     """It unpacks or copies the batch: the drain of the loader."""
     READ = "read"
-    """It reads data outside of any data set: a start, or, beside steps, a loop that loads for itself."""
+    """It reads data outside any dataset: at a start, or in a loop that loads for itself beside the steps."""
     SAMPLER = "sampler"
     """It chooses the next indices: samplers run in the main thread, with and without workers."""
 
@@ -75,8 +75,8 @@ class DataPart(str, Enum):
 class Mark:
     """Say what a frame tells about everything below it.
 
-    A ``weak`` mark is a hint, such as the name of a user's function: it counts only where nothing
-    was known yet. ``named``: the function (or the library) is worth naming to a person.
+    A ``weak`` mark is a hint, such as the name of a user's function: it counts only where nothing was known
+    before. ``named``: the function (or the library) is worth showing to a person.
     """
 
     phase: Phase | None
@@ -94,28 +94,28 @@ def _set(*phases: Phase) -> frozenset[Phase]:
 _P = Phase
 
 GIVES_WAY: Mapping[Phase, frozenset[Phase]] = {
-    # Nothing is known yet, or a module is executed: whatever comes tells more.
+    # Nothing is known yet, or a module is executed: any frame tells more.
     _P.OTHER: frozenset(Phase),
-    # Importing the compiler is no compiling.
+    # Importing the compiler is not compiling.
     _P.IMPORT: frozenset(Phase) - {_P.OTHER, _P.COMPILE},
-    # A dataset may load tensors, call modules and log: it stays the wait for data. A collective
-    # in it waits for other ranks, which no worker makes faster.
+    # A dataset may load tensors, call modules and log: it stays the wait for data. A collective in it waits
+    # for other ranks, and no worker makes that faster.
     _P.DATA_WAIT: _set(_P.COMMS, _P.INPUT),
-    # Offloading moves modules to the card and back in each forward pass: that is no load.
+    # Offloading moves modules to the card and back in each forward pass: that is not loading.
     _P.FORWARD: frozenset(Phase) - {_P.OTHER, _P.FORWARD, _P.VALIDATION, _P.LOAD},
-    # The forward pass of activation checkpointing within backward is backward.
+    # Activation checkpointing runs a forward pass within backward: it is backward.
     _P.BACKWARD: _set(_P.OPTIMIZER, _P.SYNC, _P.COMMS, _P.LOGGING, _P.COMPILE, _P.IMPORT, _P.INPUT),
     # Lightning and LBFGS run the whole step inside step(closure).
     _P.OPTIMIZER: _set(
         _P.DATA_WAIT, _P.FORWARD, _P.BACKWARD, _P.SYNC, _P.COMMS, _P.LOGGING, _P.COMPILE, _P.IMPORT, _P.INPUT
     ),
-    # A progress bar or a callback may enclose a loop, automatic logging a whole program; a metric may be
+    # A progress bar or a callback may enclose a loop, automatic logging a whole program, and a metric may be
     # a module.
     _P.LOGGING: _set(
         _P.OTHER, _P.DATA_WAIT, _P.BACKWARD, _P.OPTIMIZER, _P.COMMS, _P.CHECKPOINT, _P.VALIDATION, _P.INPUT
     ),
-    # The run is in validation whatever validation waits for. Training inside a function of that
-    # name (OTHER is the mark of a function named train) is training.
+    # A run in validation stays in it, whatever it waits for. Training in a function called train (its mark is
+    # OTHER) within it is training.
     _P.VALIDATION: _set(_P.OTHER, _P.CHECKPOINT, _P.BACKWARD, _P.OPTIMIZER, _P.INPUT),
     _P.LOAD: _set(_P.IMPORT, _P.COMPILE, _P.INPUT),
     _P.SYNC: _set(_P.INPUT),
@@ -124,15 +124,15 @@ GIVES_WAY: Mapping[Phase, frozenset[Phase]] = {
     _P.COMPILE: _set(_P.INPUT),
     _P.INPUT: frozenset(),
 }
-"""Which inner phases take over from an outer one. Every other phase inside belongs to the outer."""
+"""Which inner phases take over from an outer one; all others count for the outer."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrameRule:
-    """Give a mark to functions of a file; no functions named: to all but those in ``but``.
+    """Give a mark to functions of a file; with no functions named, to all but those in ``but``.
 
-    ``path`` is the end of a file's path ("torch/serialization.py") or, ending in "/", a folder
-    of it. ``installed``: the folder's name is a common word, so it must be a library's.
+    ``path`` is the end of a file's path ("torch/serialization.py") or, ending in "/", a folder in it.
+    ``installed``: the folder's name is a common word, so it must be a library's.
     """
 
     path: str
@@ -144,7 +144,7 @@ class FrameRule:
 
 @dataclass(frozen=True, slots=True)
 class FrameRules:
-    """Hold the rules by the last part of their path, folders under "", and the names of functions."""
+    """Hold rules by the last part of their path, folders under "", and the names of functions."""
 
     frames: Mapping[str, tuple[FrameRule, ...]]
     leaves: Mapping[str, tuple[FrameRule, ...]]
@@ -178,7 +178,7 @@ def _read_rules(
 
 
 def _by_file(rules: Iterable[FrameRule]) -> dict[str, tuple[FrameRule, ...]]:
-    """Group the rules by the last part of their path, the longest path first."""
+    """Group rules by the last part of their path, longest path first."""
     grouped: dict[str, list[FrameRule]] = {"": []}
     for rule in rules:
         grouped.setdefault(rule.path.rpartition("/")[2], []).append(rule)
@@ -186,11 +186,7 @@ def _by_file(rules: Iterable[FrameRule]) -> dict[str, tuple[FrameRule, ...]]:
 
 
 def make_rules(table: Mapping[str, Any]) -> FrameRules:
-    """Make the rules of a table of frames.
-
-    Raises:
-        TableError: for a mark, a phase, a part or a need that there is not.
-    """
+    """Make the rules of a table of frames; TableError for an unknown mark, phase, part or need."""
     marks = {name: make_row(Mark, name, {"phase": None, **row}) for name, row in table["marks"].items()}
     also_at = table["also_at"]
     frames = _read_rules(table["frames"], marks, also_at)

@@ -1,7 +1,6 @@
 """Profile the main thread of each rank over the last minute, from slices of stack samples. Pure.
 
-``classify`` reads one stack; ``read_phases`` counts them per rank, with intervals and with what the
-stacks prove. The parts of a step are named in ``phases``.
+``classify`` reads one stack; ``read_phases`` counts them per rank, with intervals and the needs they prove.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ Kind = TypeVar("Kind", bound=Hashable)
 
 Z_95 = 1.96
 DESIGN = 1.75
-"""How many samples count as one independent sample, at least. Measured on 114 windows of 15 s of six
-loops (5 to 90 % data wait, steps of 20 ms to 3 s) with 228 samples each, beside other work on two
-cores: the squared error was 1.4 times the binomial one (1.7 in the busier half), the plain interval
-held the truth in 90 % of the windows, this one in 98 %."""
+"""How many samples count as one independent sample, at least. Measured on 114 windows of 15 s of six loops (5
+to 90 % data wait, steps of 20 ms to 3 s) with 228 samples each, beside other work on two cores: the squared
+error was 1.4 times the binomial one (1.7 in the busier half); the plain interval held the truth in 90 % of
+the windows, this one in 98 %."""
 MIN_SLICES = 3
 CHANGE_Z = 3.5
 MIN_CHANGE = 0.15
 MIN_COMPARED = 10
-"""With fewer samples the test for two proportions sees changes in chance."""
+"""With fewer samples the test for two proportions takes chance for change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class Share:
 def share_of(count: float, samples: float, design: float = DESIGN) -> Share:
     """Return the share of ``count`` in ``samples``; ``design`` samples count as one independent one.
 
-    Wilson's interval with samples / design in place of samples. Nothing sampled: 0 to 1.
+    Wilson's interval with samples / design in place of samples; 0 to 1 without samples.
     """
     if samples <= 0:
         return Share(0.0, 0.0, 1.0, 0)
@@ -117,14 +116,14 @@ def differs(one: Mapping[Kind, int], other: Mapping[Kind, int]) -> bool:
 
 
 MIN_RATIO = 0.05
-"""Below one sample in twenty a remedy would gain less than the noise of a measurement."""
+"""Below one sample in twenty, a remedy would gain less than the noise of a measurement."""
 
 _FACTS = frozenset((Need.DDP_IN_STACK, Need.FSDP_IN_STACK, Need.RECOMPUTE_IN_STACK))
-"""One sample proves it: a model is wrapped or it is not, however rarely the frames are met."""
+"""One sample proves these: a model is wrapped or it is not, however rare the frames."""
 
 
 def find_needs(proofs: Mapping[Need, int], samples: int) -> frozenset[Need]:
-    """Return the needs whose frames were met often enough; ``proofs`` counts samples for each need."""
+    """Return the needs whose frames were seen often enough; ``proofs`` counts samples for each need."""
     return frozenset(
         need
         for need, count in proofs.items()
@@ -146,7 +145,7 @@ class Spot:
 
 
 def _function_of(where: str) -> str:
-    """Return a place without its line: the lines of one function are added up."""
+    """Return a place without its line, so that the lines of a function add up."""
     before, _, line = where.rpartition(":")
     return before if line.isdigit() else where
 
@@ -165,13 +164,13 @@ def find_spot(places: Mapping[StackPlace, int], samples: int) -> Applicable[Spot
 
 
 _SAVES = re.compile(r"(?:^|[^a-z])(?:ckpts?|checkpoints?|checkpointer|snapshots?)(?:$|[^a-z])", re.IGNORECASE)
-"""In the name of a thread or a function: "async_ckpt_0" is one, "checkpointing" of activations none."""
+"""In the name of a thread or function: "async_ckpt_0" matches, "checkpointing" of activations does not."""
 
 
 def read_beside(stacks: Sequence[StackCount], beside: Iterable[StackCount]) -> list[StackReading]:
-    """Read the stacks of a main thread as ``read_stack`` does, with an eye on the threads ``beside`` it.
+    """Read the stacks of a main thread like ``read_stack``, with regard to the threads ``beside`` it.
 
-    A wait for a future is one for the checkpoint where another thread writes one for half of that wait.
+    A wait for a future is a checkpoint if another thread writes one for at least half of that wait.
     """
     readings = [read_stack(stack.frames) for stack in stacks]
     waits = [
@@ -193,9 +192,9 @@ def _as_checkpoint(reading: StackReading) -> StackReading:
 
 
 def _count_saves(beside: Iterable[StackCount]) -> int:
-    """Count the samples in which a thread is at work on a checkpoint, by its frames or by its names.
+    """Count the samples in which another thread writes a checkpoint, by its frames or names.
 
-    Of several threads that do the busiest one counts: it was looked at as often as the main one.
+    Of several such threads the busiest counts: it was sampled as often as the main thread.
     """
     counts: Counter[int] = Counter()
     for stack in beside:
@@ -218,10 +217,9 @@ def _saves(stack: StackCount) -> bool:
 __all__ = ["DataPart", "Phase", "RankPhases", "Share", "classify", "read_phases"]
 
 SPAN_S = 60.0
-"""Older slices tell about a run as it was."""
+"""Older slices show the run as it was."""
 MIN_REREADS = 3
-"""Slices that read data after training had gone on in an earlier one: reading one set between two
-trainings takes part in two."""
+"""Slices that read data after an earlier one had trained: one read between two trainings is part of two."""
 MIN_CHANGE_S = 12.0
 """A behaviour that came back sooner was an outlier (a checkpoint, a stall), not a change."""
 
@@ -230,8 +228,8 @@ MIN_CHANGE_S = 12.0
 class RankPhases:
     """Hold how one rank's main thread spent the span of its slices.
 
-    ``shares`` holds every Phase that was seen; ``parts`` the DataParts, as shares of all samples.
-    ``where`` is the most frequent place of the newest slice in words ("forward model.py:88").
+    ``shares`` holds every Phase that was seen; ``parts`` the DataParts, as shares of all samples. ``where``
+    is the most frequent place of the newest slice in words ("forward model.py:88").
     """
 
     pid: int
@@ -245,42 +243,40 @@ class RankPhases:
     newest: Phase
     """The phase of that place."""
     needs: frozenset[Need]
-    """The *_IN_STACK needs whose frames were in at least 5 % of the samples; a wrapper of the model
-    (DDP, FSDP) or activation checkpointing: in one."""
+    """The *_IN_STACK needs seen in at least 5 % of the samples; wrappers (DDP, FSDP) and recomputing: in
+    one."""
     autotunes: bool = False
-    """A compiler tries kernels out in most of the newest slice."""
+    """Most of the newest slice shows a compiler that tries out kernels."""
     distinct: int = 0
     """Distinct stacks of the main thread in the newest slice."""
     unchanged_s: float = 0.0
-    """For how long one and the same stack was the only one seen, up to the newest slice; 0 when
-    the newest slice has several."""
+    """How long one stack was the only one seen, up to the newest slice; 0 when that has several."""
     same_place_s: float = 0.0
-    """The same for the phase and the innermost line of the user's code: below it, a wait may wake up
-    and wait again."""
+    """The same for the phase and the innermost line of the user's code; below it a wait may repeat."""
     waits_ratio: float = 0.0
     """Share of samples, 0-1, whose innermost frame waits at a queue, a lock or a future of the standard
     library, or in a library that hands over results."""
     plain_waits_ratio: float = 0.0
-    """The same of those that are in no phase: nothing else says what is waited for."""
+    """Those in no phase: nothing else says what they wait for."""
     handed_ratio: float = 0.0
-    """Those of the plain waits at the taking end of a queue, a pipe, a pool or a future."""
+    """Plain waits at the receiving end of a queue, a pipe, a pool or a future."""
     handed: Applicable[Spot] = NOT_APPLICABLE
     """Where most of these are."""
     spots: Mapping[Phase, Spot] = field(default_factory=dict)
-    """Where most of each phase is, the waits of ``handed`` left out."""
+    """Where most samples of each phase are, without the waits of ``handed``."""
     calls_ratio: float = 0.0
-    """Share of samples, 0-1, within a step or outside of its parts, whose innermost frame waits for a server
-    or a child; outside of the parts of a step also for a thread or an event."""
+    """Share of samples, 0-1, in a training phase or outside any, whose innermost frame waits for a server or
+    a child; outside the parts of a step also for a thread or an event."""
     call_waits_ratio: float = 0.0
-    """Those of them that wait for a thread or an event, which may have a time-out."""
+    """Those that wait for a thread or an event, which may have a time-out."""
     calls_in_step_ratio: float = 0.0
-    """Those of them within the parts of a step."""
+    """Those within the parts of a step."""
     calls: Applicable[Spot] = NOT_APPLICABLE
     """Where most of these are."""
     resting_ratio: float = 0.0
     """Share of samples, 0-1, in which a notebook has no cell to run."""
     hinted_ratio: float = 0.0
-    """Share of samples, 0-1, that count as loading by the name of the program's own function alone."""
+    """Share of samples, 0-1, that count as loading only by the name of one of the program's functions."""
     design: float = DESIGN
     """How many samples count as one independent sample."""
     proven: Mapping[Need, float] = field(default_factory=dict)
@@ -297,7 +293,7 @@ class RankPhases:
 
 @dataclass(frozen=True, slots=True)
 class SliceLook:
-    """Hold one slice of one rank, read: what ``read_phases`` adds up."""
+    """Hold what was read from one slice of one rank, for ``read_phases`` to add up."""
 
     taken: StackSlice
     samples: int
@@ -308,23 +304,23 @@ class SliceLook:
     waits: int
     """Samples at a queue, a lock or a future."""
     plain_waits: int
-    """Those of them in no phase."""
+    """Those in no phase."""
     handed: Mapping[StackPlace, int]
-    """Those of these that take what others hand over."""
+    """Those at a receiving end."""
     spots: Mapping[StackPlace, int]
-    """All other samples by place; a notebook at rest is in none."""
+    """All other samples by place, without a notebook at rest."""
     calls: Mapping[StackPlace, int]
     """As ``RankPhases.calls_ratio``, by place."""
     call_waits: int
-    """Those of them that wait for a thread or an event."""
+    """Those that wait for a thread or an event."""
     hinted: int
     resting: int
     """Samples of a notebook without a cell to run."""
     distinct: int
     only: tuple[StackFrame, ...] | None
-    """The one stack of the main thread, when it is one."""
+    """The stack of the main thread, if there is only one."""
     place: tuple[str, str, int] | None
-    """The one place, when it is one."""
+    """Its place, if there is only one."""
 
 
 def _begin_ns(taken: StackSlice) -> int:
@@ -334,7 +330,7 @@ def _begin_ns(taken: StackSlice) -> int:
 def main_stacks(taken: StackSlice) -> tuple[StackCount, ...]:
     """Return the stacks of the thread that runs the loop, mostly the main one.
 
-    A stack without frames was torn while it was read.
+    Stacks without frames are left out: they were torn while read.
     """
     stacks = taken.stacks
     named = next((stack.tid for stack in stacks if "MainThread" in stack.thread), None)
@@ -346,7 +342,7 @@ def main_stacks(taken: StackSlice) -> tuple[StackCount, ...]:
 
 
 def _is_call(phase: Phase, frames: Sequence[StackFrame]) -> bool:
-    """Tell whether a stack that takes nothing shows a wait, which is then for no card and no other rank."""
+    """Tell whether a stack that receives nothing shows a wait for something other than a card or a rank."""
     if phase in OUTSIDE and waits_for_others(frames):
         return True
     return (phase in OUTSIDE or phase in TRAINING) and calls_out(frames)
@@ -416,16 +412,16 @@ def _look(taken: StackSlice) -> SliceLook:
 
 
 def read_slices(slices: Iterable[StackSlice], before: Iterable[SliceLook] = ()) -> tuple[SliceLook, ...]:
-    """Read ``slices``, but those that are among ``before``: a slice stays in the Window for a minute."""
+    """Read ``slices``, except those among ``before``: a slice stays in the Window for a minute."""
     known = {id(look.taken): look for look in before}
     return tuple(known.get(id(taken)) or _look(taken) for taken in slices)
 
 
 def _since_change(looks: Sequence[SliceLook]) -> Sequence[SliceLook]:
-    """Return the newest looks that tell about the run as it is now; ``looks`` newest first.
+    """Return the newest slices that show the run as it is now; ``looks`` are newest first.
 
-    Older slices are left out from the point on where a run of them differs from the newer ones
-    and reaches the oldest slice or lasts ``MIN_CHANGE_S``.
+    Older ones are dropped from where a run of them differs from the newer ones, if it reaches the oldest
+    slice or lasts ``MIN_CHANGE_S``.
     """
     now = Counter(looks[0].kinds)
     odd_from = -1
@@ -446,10 +442,10 @@ _READ = (Phase.LOAD, DataPart.READ)
 
 
 def _loads_for_itself(looks: Sequence[SliceLook]) -> bool:
-    """Tell whether the loop reads its data itself, without any data set; ``looks`` newest first.
+    """Tell whether the loop reads its data itself, without any dataset; ``looks`` are newest first.
 
-    A start reads before the first step. What is read in turns with training is waited for in each turn;
-    a model that is moved or restored beside it for as long is none of that.
+    A start reads before the first step; reading in turns with training is waited for in each turn. Moving or
+    restoring a model for longer than that is no reading of data.
     """
     reads = sum(look.kinds.get(_READ, 0) for look in looks)
     loads = sum(count for look in looks for (phase, _), count in look.kinds.items() if phase is Phase.LOAD)
@@ -491,7 +487,6 @@ def _lasted_s(looks: Iterable[SliceLook], newest: SliceLook) -> float:
 
 
 def _read_rank(looks: Sequence[SliceLook], now_ns: int) -> RankPhases:
-    """Add up the looks at one rank, newest first."""
     newest = looks[0]
     recent = [look for look in looks if look.taken.ended_ns >= now_ns - SPAN_S * 1e9]
     kept = _since_change(recent)
@@ -553,10 +548,10 @@ def read_phases(slices: Iterable[StackSlice], now_ns: int) -> dict[int, RankPhas
 
 
 def add_up_phases(looks: Iterable[SliceLook], now_ns: int) -> dict[int, RankPhases]:
-    """Say by rank PID how the main thread spent the last minute, by slices that were read.
+    """Say by rank PID how the main thread spent the last minute, by slices already read.
 
-    ``now_ns`` is CLOCK_MONOTONIC. A rank without a sample in the last minute is left out. Slices from
-    before the run changed its behaviour are left out too, so that a verdict can follow.
+    ``now_ns`` is CLOCK_MONOTONIC. Ranks without a sample in the last minute are left out, and so are slices
+    from before the run changed its behaviour, so that a verdict can follow.
     """
     ranks: dict[int, list[SliceLook]] = {}
     for look in looks:

@@ -1,4 +1,4 @@
-"""Draw one picture of a job from several dumps: where each thread is, and what keeps it."""
+"""Combine several dumps of a job into one picture: where each thread is, and what it waits for."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from tpmon.model.waits import INPUTS, IO, PIPES, WaitReason, is_wait, is_wait_in
 
 LEAST_ROUNDS = 3
 LEAST_SPAN_S = 4.0
-"""Between the first and the last look of a picture."""
+"""Between the first and the last dump of a picture."""
 LEAST_USED_S = 0.3
-"""CPU that a thread must have used until the kernel's part of it is told: ticks are of 10 ms."""
+"""CPU that a thread must have used before its share in the kernel counts: ticks are 10 ms long."""
 
 Corner = tuple[StackFrame, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Trait:
-    """Hold what all looks together tell of one thread.
+    """Hold what all dumps together say about one thread.
 
-    ``used_s`` is the CPU that it used from the first look to the last; ``ready``: each look found it
-    runnable, so that where it used none it got none: others had the CPUs. ``gil_ratio`` is the share of the
-    looks in which it held the interpreter's lock, ``kernel_ratio`` that of its CPU inside the kernel, 0
-    where it is not known or too little to tell. ``goes_round``: it was in one function of the program
-    each time, whatever its line, and in nothing that this calls but the standard library.
+    ``used_s`` is the CPU that it used from the first dump to the last. ``ready``: runnable in every dump, so
+    if it used none, others had the CPUs. ``gil_ratio`` is the share of the dumps in which it held the GIL;
+    ``kernel_ratio`` the share of its CPU time in the kernel, 0 where unknown or too little to tell.
+    ``goes_round``: always in the same function of the program, at any line, and below it only in the standard
+    library.
     """
 
     used_s: float
@@ -55,10 +55,10 @@ class Trait:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Hold where everybody is as the last looks together tell it.
+    """Hold what the last dumps together say about every thread.
 
-    ``traits`` are by process and thread, of those that were there in every look; ``tolls`` are what each
-    process used from the first look to the last.
+    ``traits`` are by process and thread, of threads that were in every dump; ``tolls`` are what each process
+    used from the first dump to the last.
     """
 
     first_ns: int
@@ -73,7 +73,7 @@ class Picture:
 
     @property
     def seconds(self) -> float:
-        """Return the time from the first look to the last."""
+        """Return the time from the first dump to the last."""
         return (self.last_ns - self.first_ns) / 1e9
 
     def threads_of(self, pid: int) -> tuple[ThreadSeen, ...]:
@@ -85,30 +85,27 @@ class Picture:
         return next((one for one in self.threads_of(pid) if one.thread.kind is ThreadKind.MAIN), None)
 
     def trait_of(self, seen: ThreadSeen) -> Trait | None:
-        """Return what the looks together tell of a thread; None where it was not in all of them."""
+        """Return the trait of a thread; None where it was not in every dump."""
         tid = seen.thread.tid
         return self.traits.get((seen.thread.pid, tid)) if is_known(tid) else None
 
     def rests(self, seen: ThreadSeen) -> bool:
-        """Tell whether a thread hardly ran: a wait with a time-out wakes up, and goes on."""
+        """Tell whether a thread hardly ran; even a wait with a time-out wakes up now and then."""
         trait = self.trait_of(seen)
         if trait is None:
             return seen.thread.state not in ("R", "?")
         return trait.used_s <= RESTS_RATIO * self.seconds and not trait.ready
 
     def goes_round(self, seen: ThreadSeen) -> bool:
-        """Tell whether a thread runs in one function alone, and is no long call of a C library.
-
-        Those of torch and numpy let other threads have the interpreter meanwhile.
-        """
+        """Tell whether a thread loops in one function; long C calls of torch and numpy free the GIL."""
         trait = self.trait_of(seen)
         return trait is not None and trait.goes_round and trait.gil_ratio > 0 and not self.rests(seen)
 
 
 def find_corner(stacks: Iterable[Sequence[StackFrame]]) -> Corner | None:
-    """Return the one function of the user in which all stacks end, whatever its line; None for several.
+    """Return the one function of the user in which all stacks end, at any line; None for several.
 
-    Below it only the standard library may be: what calls torch or another library may be at work.
+    Only the standard library may be below it: a call into torch or another library may be at work.
     """
     found: Corner | None = None
     for frames in stacks:
@@ -127,7 +124,7 @@ def _is_standard(frame: StackFrame) -> bool:
 
 
 def choose_rounds(rounds: Sequence[DumpRound]) -> tuple[DumpRound, ...]:
-    """Return the newest looks that are enough for a picture, oldest first; () where there are too few."""
+    """Return the newest dumps that make a picture, oldest first; () where there are too few."""
     for count in range(LEAST_ROUNDS, len(rounds) + 1):
         chosen = tuple(rounds[-count:])
         if chosen[-1].taken_ns - chosen[0].taken_ns >= LEAST_SPAN_S * 1e9:
@@ -136,7 +133,7 @@ def choose_rounds(rounds: Sequence[DumpRound]) -> tuple[DumpRound, ...]:
 
 
 def came_late(rounds: Sequence[DumpRound], since_ns: int) -> bool:
-    """Tell whether the newest look since then got no stack of a rank for want of time alone."""
+    """Tell whether the newest dump after ``since_ns`` missed the stack of a rank only for lack of time."""
     newest = [one for one in rounds if one.taken_ns > since_ns][-1:]
     return any(
         error.kind is ErrorKind.LATE and error.role is Role.RANK for one in newest for error in one.errors
@@ -144,7 +141,7 @@ def came_late(rounds: Sequence[DumpRound], since_ns: int) -> bool:
 
 
 def draw_picture(rounds: Sequence[DumpRound], world_size: Applicable[int]) -> Picture | None:
-    """Fold looks into a picture; None where no stack of a rank could be read."""
+    """Combine dumps into a picture; None where no stack of a rank could be read."""
     last = rounds[-1]
     looks = [look for one in rounds for look in looks_of_round(one)]
     threads = see_threads(join_looks(looks, last.taken_ns / 1e9))
@@ -227,19 +224,19 @@ _RAY_LOOP = "ray/_private/worker.py"
 
 
 TICKS_RATIO = 0.1
-"""Share of the time on a CPU up to which a thread only asks again for the interpreter's lock."""
+"""Share of time on a CPU up to which a thread does no more than ask for the GIL again."""
 
 
 UNREAD = Missing("its looks do not tell what it waits for")
 
 
 def is_running(seen: ThreadSeen, picture: Picture) -> bool:
-    """Tell whether a thread ran, or wanted to, all the time between the looks."""
+    """Tell whether a thread ran, or wanted to, all the time between the dumps."""
     return seen.thread.state == "R" and not picture.rests(seen)
 
 
 def find_gil_holder(seen: ThreadSeen, picture: Picture) -> ThreadSeen | None:
-    """Return the thread of the same process that held the interpreter's lock in every look."""
+    """Return the thread of the same process that held the GIL in every dump."""
     return next(
         (
             one
@@ -251,9 +248,9 @@ def find_gil_holder(seen: ThreadSeen, picture: Picture) -> ThreadSeen | None:
 
 
 def waits_for_gil(seen: ThreadSeen, picture: Picture) -> bool:
-    """Tell whether a thread cannot go on because the interpreter's lock is held in C code, by it or another.
+    """Tell whether a thread is stuck because it or another holds the GIL in C code.
 
-    Who waits for that lock wakes up 200 times a second, which is no movement.
+    A thread that waits for the GIL wakes up 200 times a second; that is no movement.
     """
     holder = find_gil_holder(seen, picture)
     if holder is None or holder.motion is not Motion.FROZEN or seen.motion is Motion.MOVING:
@@ -277,7 +274,7 @@ def _reads_input(seen: ThreadSeen) -> bool:
 
 
 def find_wait(seen: ThreadSeen, picture: Picture) -> Known[WaitReason]:
-    """Say what a thread waits for, by all looks together; ``UNREAD`` where they do not tell."""
+    """Say what a thread waits for, by all dumps together; ``UNREAD`` where they do not tell."""
     if seen.is_stopped:
         return WaitReason.STOPPED
     if not seen.is_read:
@@ -300,7 +297,7 @@ def find_wait(seen: ThreadSeen, picture: Picture) -> Known[WaitReason]:
 
 
 def _find_rest(seen: ThreadSeen) -> WaitReason:
-    """Say what a thread waits for that rests at a place that does not tell."""
+    """Say what a resting thread waits for when its stack does not tell."""
     target = seen.thread.waits_on
     if seen.doing.call is LibraryCall.EXIT:
         return WaitReason.THREADS
@@ -318,7 +315,7 @@ def _find_rest(seen: ThreadSeen) -> WaitReason:
 
 
 def has_no_task(seen: ThreadSeen, picture: Picture) -> bool:
-    """Tell whether a process is an actor of ray that nobody has asked for anything: its driver may work."""
+    """Tell whether a process is a ray actor that has no request: its driver may be at work."""
     frames = [one for one in seen.frames if not is_native(one.file)]
     if not frames or not picture.rests(seen) or last_name(frames[-1].function) != "main_loop":
         return False

@@ -1,8 +1,8 @@
 """Tell a process that waits for requests, or for a notebook's next cell, from a training that hangs. Pure.
 
-Both rest for ever. Who waits in the loop of a server has no call of its own open; who waits at a queue is
-taken for one where another thread of it takes the requests. What the user called a function or a file
-tells nothing.
+Both rest forever. A process in the loop of a server has no call of its own open; one that waits at a queue
+counts as a server if another of its threads takes requests. The user's names of files and functions do not
+count.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tpmon.model.stacks import StackFrame
 from tpmon.model.waits import WaitReason
 
 _OF_TRAINING = frozenset((Phase.BACKWARD, Phase.OPTIMIZER, Phase.DATA_WAIT, Phase.COMMS))
-"""Phases that a server has not: it computes forward alone."""
+"""Phases that a server never shows: it only computes forward."""
 
 _LOOPS = (
     ("socketserver.py", "serve_forever"),
@@ -41,18 +41,18 @@ _LOOPS = (
     ("ray/_private/worker.py", "main_loop"),
     ("uvloop/__init__.py", "run"),
 )
-"""Calls that do not return as long as a server lives, by file and function."""
+"""Calls that return only when the server ends, by file and function."""
 _QUEUE = ("queue.py", "get")
 _ENGINE = (
     ("vllm/v1/engine/core.py", "run_busy_loop"),
     ("vllm/v1/engine/core.py", "_process_input_queue"),
     _QUEUE,
 )
-"""Where vLLM's engine is without a request; its steps run below the same loop."""
+"""Where vLLM's engine waits for a request; its steps run below the same loop."""
 _WEB = re.compile(r"/(?:uvicorn|hypercorn|tornado|sanic|aiohttp/web)")
-"""What runs an event loop for requests; others have one in a thread of theirs, as loggers do."""
+"""Libraries that run an event loop for requests; others (loggers) run one in a thread of their own."""
 ASKS = (WaitReason.SLEEP, WaitReason.OTHER, WaitReason.LOCK, WaitReason.READ_WRITE)
-"""Waits of who has asked another for something, or waits to be asked."""
+"""Waits of a process that has sent a request, or waits for one."""
 _CLIENTS = re.compile(
     r"/(?:requests|urllib3|httpx|httpcore|aiohttp|grpc|openai|zmq)/"
     r"|/(?:http/client|urllib/request|xmlrpc/client)\.py$"
@@ -61,7 +61,7 @@ _STORES = re.compile(
     r"/(?:botocore|redis|fsspec|s3fs|gcsfs|smart_open|wandb|comet_ml|neptune|clearml|mlflow"
     r"|huggingface_hub(?!/inference))/"
 )
-"""Clients of what keeps files or records: it answers soon or never, also from this machine."""
+"""Clients of stores for files or records: a store answers soon or never, even on this machine."""
 _RAY_CALLS = ("ray/_private/worker.py", ("get", "wait"))
 
 
@@ -79,7 +79,7 @@ def find_server(frame: Frame, picture: Picture, *, trained: bool) -> ThreadSeen 
         return None
     seen = mains[0]
     if len(mains) > 1:
-        # Processes of one server: each of them waits in its loop.
+        # Several processes of one server: each waits in its loop.
         return None if trained or not all(_is_in_loop(_frames(one)) for one in mains) else seen
     frames = _frames(seen)
     if rests_in_notebook(frames) or _has_no_request(frames):
@@ -104,7 +104,7 @@ def _may_serve(seen: ThreadSeen, picture: Picture) -> bool:
     if find_wait(seen, picture) not in ASKS or not picture.rests(seen):
         return False
     threads, frames = picture.threads_of(seen.thread.pid), _frames(seen)
-    # A cell may have left a process group of one behind, and an engine has one of its own.
+    # A cell may have left a process group of size one behind, and an engine has its own.
     apart = rests_in_notebook(frames) or _has_no_request(frames)
     if not apart and any(one.thread.kind is ThreadKind.COMM for one in threads):
         return False
@@ -112,12 +112,12 @@ def _may_serve(seen: ThreadSeen, picture: Picture) -> bool:
 
 
 def _works(seen: ThreadSeen, picture: Picture) -> bool:
-    """Tell whether a thread is at work for the program: on an answer, or on steps."""
+    """Tell whether a thread runs code of the program: for an answer, or for steps."""
     return not picture.rests(seen) and any(map(is_users, _frames(seen)))
 
 
 def _has_no_request(frames: Sequence[StackFrame]) -> bool:
-    """Tell whether the engine of a model waits for the next request, at the queue of its own loop."""
+    """Tell whether a model's engine waits for its next request, at the queue of its own loop."""
     rows = zip(frames, frames[1:], frames[2:], strict=False)
     return any(all(is_at(one, *place) for one, place in zip(row, _ENGINE, strict=True)) for row in rows)
 
@@ -128,9 +128,9 @@ def _is_in_loop(frames: Sequence[StackFrame]) -> bool:
 
 
 def asks_another(seen: ThreadSeen) -> bool:
-    """Tell whether a thread has asked a server, or an actor of ray, for something that may take its time.
+    """Tell whether a thread has asked a server or a ray actor for something that may take long.
 
-    What waits in an event loop may have asked: the stack of a coroutine that waits is not there to see.
+    An event loop counts too: the stack of a waiting coroutine cannot be seen.
     """
     frames = _frames(seen)
     clients = any(_CLIENTS.search(one.file) or _STORES.search(one.file) for one in frames)
@@ -138,13 +138,13 @@ def asks_another(seen: ThreadSeen) -> bool:
 
 
 def asks_actor(seen: ThreadSeen) -> bool:
-    """Tell whether a thread waits for actors of ray: rollouts, or a whole training, which take any time."""
+    """Tell whether a thread waits for ray actors: rollouts, or a whole training, may take any time."""
     path, calls = _RAY_CALLS
     return any(one.file.endswith(f"/{path}") and last_name(one.function) in calls for one in _frames(seen))
 
 
 def asks_here(seen: ThreadSeen) -> bool:
-    """Tell whether a thread waits for an answer of another process of this machine, as of a model."""
+    """Tell whether a thread waits for the answer of another process of this machine, such as a model."""
     target = seen.thread.waits_on
     if any(_STORES.search(one.file) for one in _last_call(_frames(seen))) or not is_known(target):
         return False
@@ -163,6 +163,6 @@ def _last_call(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
 
 
 def shows_training(frames: Sequence[StackFrame]) -> bool:
-    """Tell whether frames of libraries show a part of a step that a server has not."""
+    """Tell whether frames of libraries show a part of a step that a server never runs."""
     reading = read_stack(frames) if frames else None
     return reading is not None and reading.phase in _OF_TRAINING and not reading.is_hint

@@ -1,7 +1,7 @@
-"""Track, beyond the Window, how long each rank has stood where it is.
+"""Track how long each rank has stood still, beyond the Window.
 
-A rank stands still when what its main thread waits for did not change, or when every stack sample of
-it was the same; whatever CPU and GPU say, because a wait for other ranks or for the card may spin.
+A rank stands still while its main thread's wait does not change, or while all its stack samples are the same.
+CPU and GPU use do not matter: a wait for other ranks or for the card may spin.
 """
 
 from __future__ import annotations
@@ -26,20 +26,19 @@ from tpmon.model.text.job_words import say_stop
 from tpmon.model.waits import WaitReason, is_wait_in
 
 MOST_AGE_S = 366 * 86_400.0
-"""No job waits longer; what a reading says beyond it is no time."""
+"""No job waits longer; a larger reading is not an age."""
 HOOK = "hook"
-"""The name of the source in evidence."""
 ABSENT = "no hook"
-"""How the reason of a job begins that has no hook: that is known, and nothing is left unread."""
+"""How the reason begins if a job has no hook: that is known, and leaves nothing unread."""
 
 
 def list_hooks(frame: Frame) -> tuple[HookSample, ...]:
-    """Return the hooks that count; one that turned itself off tells nothing."""
+    """Return the running hooks; one that turned itself off says nothing."""
     return tuple(one for one in known_or(frame.hook, ()) if one.state is HookState.RUNNING)
 
 
 def hook_unread(frame: Frame) -> tuple[str, ...]:
-    """Say that a hook may be there and was not read; a job without one has none to speak against anything."""
+    """Say that a hook may exist and was not read; () for a job without one."""
     hook = frame.hook
     if isinstance(hook, Missing) and not hook.reason.startswith(ABSENT):
         return (f"what a hook tells ({hook.reason})",)
@@ -52,7 +51,7 @@ def find_hook(frame: Frame, pid: int) -> HookSample | None:
 
 
 def find_pace(frame: Frame, pid: int) -> Known[StepPace]:
-    """Return how the steps of one rank go."""
+    """Return the pace of one rank's steps."""
     hook = find_hook(frame, pid)
     if hook is not None:
         return hook.pace
@@ -60,50 +59,50 @@ def find_pace(frame: Frame, pid: int) -> Known[StepPace]:
 
 
 def event_age_s(frame: Frame) -> float | None:
-    """Return how long ago the loop of any rank last got on: began or ended a batch, a backward, an update.
+    """Return how long ago any rank's loop last began or ended a batch, a backward or an update.
 
-    None where no hook tells; exact also for the time before tpmon came.
+    None without a hook; exact also for the time before tpmon attached.
     """
     ages = [one.phase_s for one in list_hooks(frame) if is_known(one.phase_s)]
     return min(max(min(ages), 0.0), MOST_AGE_S) if ages else None
 
 
 def last_event_ns(frame: Frame) -> int:
-    """Return the same as CLOCK_MONOTONIC ns, 0 where no hook tells."""
+    """Return the CLOCK_MONOTONIC ns of that event, 0 without a hook."""
     age_s = event_age_s(frame)
     return frame.taken_ns - round(age_s * 1e9) if age_s is not None else 0
 
 
 def longest_step_s(frame: Frame) -> float:
-    """Return the longest step of the last minute, of any rank: a run that came back from it is no hang."""
+    """Return the longest step of any rank in the last minute: the run came back from it."""
     paces = [one.pace for one in list_hooks(frame)]
     return max((known_or(one.longest_ms, 0.0) / 1000 for one in paces if is_known(one)), default=0.0)
 
 
 def last_stepped(frame: Frame) -> StepPace | None:
-    """Return the pace of the rank that took a step last, None where none is known."""
+    """Return the pace of the rank that stepped last, None where none is known."""
     paces = [one.pace for one in list_hooks(frame) if is_known(one.pace)]
     return min((one for one in paces if is_known(one)), key=lambda one: one.step_age_s, default=None)
 
 
 STOPPED_S = 4.0
-"""A debugger or a look at the stacks stops a process for less."""
+"""A debugger, or reading stacks, stops a process for less."""
 MOST_LOST = 8
-"""Of the stops and pauses, the newest: a step that one of them is in ends soon after it."""
+"""How many stops and pauses are kept, newest last: a step that contains one ends soon after it."""
 LONGEST_STEP_S = 3.0
 LONGEST_STEP_INTERVALS = 1.5
-"""A pause of tpmon itself (suspend) is not evidence that something went on; the asked interval is none."""
+"""A longer gap between Frames is a pause of tpmon itself (suspend), and no sign that the job went on."""
 
 
 def longest_reading_s(interval_s: float) -> float:
-    """Return how far apart two Frames may be for all of the time between them to count as watched."""
+    """Return the longest gap between two Frames that counts as watched throughout."""
     return max(LONGEST_STEP_S, LONGEST_STEP_INTERVALS * interval_s)
 
 
 def find_gap_ns(before_ns: int, frame: Frame, interval_s: float = 0.0) -> int:
-    """Return for how long tpmon itself paused between the Frame of ``before_ns`` (0: none) and this one.
+    """Return how long tpmon itself paused between the Frame of ``before_ns`` (0: none) and this one.
 
-    ``interval_s`` is the interval of that one, which a key may have changed since.
+    ``interval_s`` is the interval of the earlier Frame; a key may have changed it since.
     """
     longest_s = longest_reading_s(max(frame.interval_s, interval_s))
     gap_ns = frame.taken_ns - before_ns - round(longest_s * 1e9)
@@ -116,44 +115,44 @@ def is_stopped(process: ProcessSample) -> bool:
 
 
 def leave_out_lost(step_s: float, lost_s: Sequence[float], interval_s: float) -> float:
-    """Return a step less the longest of the times that were lost, of those that may lie within it.
+    """Return a step less the longest lost time that may lie within it.
 
-    When a stop began and ended is known to a reading each.
+    The begin and the end of a stop are each known to one reading.
     """
     blur_s = 2 * longest_reading_s(interval_s)
     return max(0.0, step_s - max((one for one in lost_s if one <= step_s + blur_s), default=0.0))
 
 
 RHYTHM_FACTOR = 2.0
-"""How many times the longest pause that the run came back from is a hang."""
+"""A pause is a hang when it is this many times longer than any that the run came back from."""
 MOST_HANG_AFTER_S = 600.0
 LEAST_PAUSE_S = 2.0
-"""Shorter ones belong to the steps."""
+"""Shorter pauses belong to the steps."""
 STACK_FRESH_S = 45.0
-"""How old the newest stack of a rank may be: many ranks are sampled in turn."""
+"""How old a rank's newest stack may be: many ranks are sampled in turn."""
 KEPT_ROUNDS = 6
 KEPT_S = 60.0
-"""Looks further apart are not compared."""
+"""Dumps further apart are not compared."""
 MOVED_DEMAND = 0.05
-"""Share of a reading on a CPU from which a main thread that waits as before has worked meanwhile."""
+"""Share of a reading on a CPU above which a main thread that waits as before has worked in between."""
 MOVED_SINCE_S = 1.5
-"""A rank that moved so long after the first look of a picture is not where the picture shows it."""
+"""A rank that moved later than this after a picture's first dump is no longer where the picture has it."""
 
 _TICKING = frozenset((WaitReason.TIMED_LOCK, WaitReason.SLEEP, WaitReason.RUNNING))
-"""Waits that a loop begins again and again: a younger one than the newest stack is the same loop still."""
+"""Waits that a loop repeats: one that is younger than the newest stack belongs to the same loop."""
 
 
 def age_ns(seconds: float) -> int:
-    """Return an age in ns, within what can be true."""
+    """Convert an age to ns, limited to 0 to ``MOST_AGE_S``."""
     return round(min(max(seconds, 0.0), MOST_AGE_S) * 1e9)
 
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Hold since when one rank stands where it is, CLOCK_MONOTONIC ns; 0: it moves, or it is not known.
+    """Hold since when one rank stands where it is, CLOCK_MONOTONIC ns; 0: it moves, or that is not known.
 
-    ``stack_ns``: since when ``stack`` was the only one seen. ``corner_ns``: since when it was seen in
-    one function alone and in nothing that this calls but the standard library.
+    ``stack_ns``: since when ``stack`` was the only one seen. ``corner_ns``: since when it was seen only in
+    one function and the standard library below it.
     """
 
     pid: int
@@ -165,97 +164,98 @@ class RankMemory:
     corner_ns: int = 0
     seen_ns: int = 0
     ticks: bool = True
-    """Whether it runs, or asks for a lock or naps again and again: its waits do not tell."""
+    """It runs, or asks for a lock or naps again and again: its waits say nothing."""
     begun_ns: int = 0
-    """When it was read first."""
+    """When it was first read."""
     moved_ns: int = 0
-    """When it was last seen to get on, 0 for never: it waits again, or its stacks are others."""
+    """When it was last seen in a new wait or another stack, 0 for never."""
     trained: bool = False
-    """Whether a stack of it was in a part of a step that a server has not."""
+    """A stack of it was in a part of a step that a server never runs."""
     trained_in_thread: bool = False
-    """In a thread that still runs the loop: a page with a button is a server again when that has ended."""
+    """So was a thread that still runs the loop: a web page with a button is a server again after that."""
     left_ns: int = 0
     back_ns: int = 0
-    """When tpmon itself last paused, and when it read the rank again: what changed did so between the two."""
+    """When tpmon last paused, and when it read the rank again: a change lies anywhere between the two."""
 
     def still_ns(self, now_ns: int) -> int:
-        """Return since when it stands still; now, when it moves."""
+        """Return since when it stands still; now if it moves."""
         fresh = self.stack is not None and self._is_told_by_stacks(now_ns)
-        # A loop over results looks the same each time, and each result ends a wait.
+        # A loop over results shows the same stack each time, and each result ends a wait.
         stack_ns = self.stack_ns if self.ticks or not self.stack_ns else max(self.stack_ns, self.moved_ns)
         since = [one for one in (self.wait_ns, stack_ns if fresh else 0) if one]
         return min(since, default=now_ns)
 
     def _is_told_by_stacks(self, now_ns: int) -> bool:
-        """Tell whether the newest stack is of now: not where the thread has begun another wait since."""
+        """Tell whether the newest stack is still true: the thread has begun no other wait since."""
         return now_ns - self.seen_ns <= STACK_FRESH_S * 1e9 and (self.ticks or self.wait_ns <= self.seen_ns)
 
     def cornered_ns(self, now_ns: int) -> int:
-        """Return the same for a rank that only goes round in one function of the program."""
+        """Return the same, with looping in one function of the program counted as standing still."""
         fresh = self.corner is not None and self._is_told_by_stacks(now_ns)
         return min(self.still_ns(now_ns), self.corner_ns) if fresh else self.still_ns(now_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedTime:
-    """Hold what the hang watch remembers. Times are CLOCK_MONOTONIC ns.
+    """Hold what the hang watch remembers; times are CLOCK_MONOTONIC ns.
 
-    ``asked_s`` is the time that the user gave, None where the run's rhythm decides. ``still_ns`` says
-    since when no rank moved and no line was written, ``cornered_ns`` counts a rank that goes round in one
-    function as one that does not move. ``longest_s`` is the longest such time that came to an end.
+    ``asked_s`` is the time that the user gave, None where the run's rhythm decides. ``still_ns``: since when
+    no rank moved and no line was logged; ``cornered_ns`` counts a rank that loops in one function as still,
+    too. ``longest_s`` is the longest such pause that ended.
     """
 
     asked_s: float | None = None
     may_ask: bool = False
-    """Whether stacks of all processes may be read without being asked for."""
+    """Stacks of all processes may be read without a request."""
     begun_ns: int = 0
     ranks: tuple[RankMemory, ...] = ()
     numbers: frozenset[int] = frozenset()
-    """Every rank that was ever seen here, by number."""
+    """All rank numbers ever seen here."""
     still_ns: int = 0
     cornered_ns: int = 0
     longest_s: float = 0.0
     circled_s: float = 0.0
-    """The longest that ended within the function in which the ranks still go round: at another line of it."""
+    """The longest pause that ended within the function in which the ranks still loop, at another line of
+    it."""
     rounds: tuple[DumpRound, ...] = ()
     picture: Picture | None = None
     calls: Collectives | None = None
-    """What the job recorded of its collectives, as it was read after the looks of the picture."""
+    """The job's own records of its collectives, read after the dumps of the picture."""
     served: int = 0
-    """PID of the process that the last picture showed to wait for requests, 0 for none."""
+    """PID of the process that waits for requests in the last picture, 0 for none."""
     looked_ns: int = 0
-    """When it asked for looks last."""
+    """When it last asked for dumps."""
     first_errors: tuple[tuple[str, int], ...] = ()
-    """The least count of uncorrected memory errors that each card showed since attaching, by UUID."""
+    """The lowest count of uncorrected memory errors of each card since attaching, by UUID."""
     taken_ns: int = 0
     interval_s: float = 0.0
-    """When the last Frame was taken, and what it was asked to come after."""
+    """When the last Frame was taken, and after which interval."""
     left_ns: int = 0
     back_ns: int = 0
     """The last Frame before tpmon itself last paused (suspend, a pager), and the first after it; 0: never."""
     least_still_ns: int = 0
     least_cornered_ns: int = 0
-    """What ``still_ns`` and ``cornered_ns`` are at least: no pause of tpmon counts as one of the run."""
+    """Lower bounds of ``still_ns`` and ``cornered_ns``: a pause of tpmon is no pause of the run."""
     stopped_since_ns: int = 0
     stopped_ns: int = 0
     """Since when a rank is stopped or frozen, 0 for none; and when one was last seen so."""
     lost_s: tuple[float, ...] = ()
-    """For how long each time a rank was stopped, or tpmon paused, the newest ``MOST_LOST`` last."""
+    """How long each stop of a rank, or pause of tpmon, lasted; the newest ``MOST_LOST``, newest last."""
     stepped: bool = False
 
     @property
     def trained(self) -> bool:
-        """Tell whether any of the ranks was seen in a step, or a hook told of one."""
+        """Tell whether any rank was seen in a step, by its stacks or by a hook."""
         return self.stepped or any(one.trained or one.trained_in_thread for one in self.ranks)
 
     @property
     def moved_ns(self) -> int:
-        """Return when any of the ranks was last seen to get on; 0 for never."""
+        """Return when any rank last got on; 0 for never."""
         return max((one.moved_ns for one in self.ranks), default=0)
 
     @property
     def rhythm_s(self) -> float:
-        """Return how long it may stand still by the longest time that it came back from."""
+        """Return how long it may stand still, by the longest pause that it came back from."""
         return RHYTHM_FACTOR * self.longest_s
 
     @property
@@ -270,12 +270,12 @@ NO_WATCH = WatchedTime()
 
 
 def _note_stacks(one: RankMemory, stacks: Sequence[Corner], begun_ns: int, ended_ns: int) -> RankMemory:
-    """Note what one slice, or one look, saw of the main thread."""
+    """Note what one slice or one dump saw of the main thread."""
     only = stacks[0] if len(set(stacks)) == 1 else None
     corner = find_corner(stacks)
     stack_ns = one.stack_ns if only is not None and only == one.stack else begun_ns
     corner_ns = one.corner_ns if corner is not None and corner == one.corner else begun_ns
-    # What rests is judged by its waits: there the library that waits looks around now and then.
+    # A resting thread is judged by its waits: the library that waits looks around now and then.
     moved = one.ticks and _differs(only, one.stack) and _differs(corner, one.corner)
     seen_ns = ended_ns if one.seen_ns >= one.back_ns else one.left_ns
     return replace(
@@ -290,7 +290,7 @@ def _note_stacks(one: RankMemory, stacks: Sequence[Corner], begun_ns: int, ended
 
 
 def _differs(now: Corner | None, before: Corner | None) -> bool:
-    """Tell whether a thread was seen at several places: in these stacks, or in them and those before."""
+    """Tell whether a thread was seen at several places, in these stacks or compared to those before."""
     return now is None or (before is not None and now != before)
 
 
@@ -320,9 +320,9 @@ def _note_rounds(one: RankMemory, rounds: Iterable[DumpRound]) -> RankMemory:
 
 
 def _ran_main(process: ProcessSample) -> float:
-    """Return for which share of the reading a main thread had a CPU, at most; 0 where it is not known.
+    """Return the share of the reading that a main thread had a CPU, at most; 0 where it is not known.
 
-    Its demand counts waiting for one too, which the process as a whole tells apart.
+    Its demand includes waiting for a CPU, which is known only for the process as a whole.
     """
     mains = [group.runnable for group in process.thread_groups if group.kind is ThreadKind.MAIN]
     ran, waited = process.runnable, process.waiting
@@ -339,19 +339,19 @@ def _note_rank(
     unchanged = process.waits_unchanged_s
     rests = process.state != "R" and is_known(unchanged)
     wait = process.waits_for
-    # "running" in state S: it woke up while it was read, as who asks for a lock 200 times a second does. What
-    # it waits for is not told then, so that it is no new wait, and no end of the pause before it.
+    # "running" in state S: it woke up while it was read, like a thread that asks for a lock 200 times a
+    # second. Its wait is not known then: it is no new wait, and no end of the pause before it.
     ticks = not rests or is_wait_in(wait, _TICKING)
     wait_ns, moved_ns = 0, before.moved_ns
-    # The first readings have no rates: a wait that is as old as they are was not seen to begin.
+    # The first readings have no rates: a wait as old as they are was not seen to begin.
     first_ns = max(before.begun_ns, before.back_ns) + round(MOVED_SINCE_S * 1e9)
     if rests:
         wait_ns = frame.taken_ns - age_ns(known_or(unchanged, 0.0))
-        # Who worked and waits for the same again has got on, however few its switches are.
+        # A thread that worked and waits for the same again has got on, however few its switches are.
         if not ticks and _ran_main(process) >= MOVED_DEMAND:
             wait_ns = frame.taken_ns
         if not ticks and 0 < before.wait_ns < wait_ns and wait_ns >= before.back_ns:
-            # What changed while tpmon paused may have done so at once.
+            # What changed while tpmon paused may have changed at once.
             moved_ns = max(moved_ns, wait_ns if wait_ns > first_ns else before.left_ns)
         wait_ns = max(wait_ns, moved_ns)
     one = replace(before, wait_ns=wait_ns, ticks=ticks, moved_ns=moved_ns)
@@ -360,12 +360,12 @@ def _note_rank(
 
 
 def log_age_s(frame: Frame) -> float | None:
-    """Return how long ago the job last wrote into its log, None where no log is a file."""
+    """Return how long ago the job last wrote to its log, None where no log is a file."""
     return min((one.last_write_age_s for one in frame.output if is_known(one.last_write_age_s)), default=None)
 
 
 def _leave_out_gap(watch: WatchedTime, frame: Frame) -> WatchedTime:
-    """Leave out the time in which tpmon itself paused: it tells neither that the job stood nor moved."""
+    """Leave out the time in which tpmon itself paused: it shows neither standstill nor movement."""
     gap_ns = find_gap_ns(watch.taken_ns, frame, watch.interval_s)
     if not gap_ns:
         return watch
@@ -386,7 +386,7 @@ def _leave_out_gap(watch: WatchedTime, frame: Frame) -> WatchedTime:
 
 
 def _note_stop(watch: WatchedTime, living: Iterable[ProcessSample], now_ns: int) -> WatchedTime:
-    """Note that a rank is stopped: the run does not pause by itself then; a debugger's look ends no pause."""
+    """Note a stopped rank: such a run does not pause by itself. A short stop by a debugger ends no pause."""
     if not any(map(is_stopped, living)):
         return replace(watch, stopped_since_ns=0) if watch.stopped_since_ns else watch
     since_ns = watch.stopped_since_ns or watch.taken_ns or now_ns
@@ -401,7 +401,7 @@ def _note_stop(watch: WatchedTime, living: Iterable[ProcessSample], now_ns: int)
 
 
 def observe(watch: WatchedTime, frame: Frame) -> WatchedTime:
-    """Take one Frame into the memory."""
+    """Add one Frame to the memory."""
     now_ns = frame.taken_ns
     watch = _leave_out_gap(watch, frame)
     slices = known_or(frame.stacks, ())
@@ -411,19 +411,19 @@ def observe(watch: WatchedTime, frame: Frame) -> WatchedTime:
     still_ns = max((one.still_ns(now_ns) for one in ranks), default=now_ns)
     cornered_ns = max((one.cornered_ns(now_ns) for one in ranks), default=now_ns)
     written, event_ns = log_age_s(frame), last_event_ns(frame)
-    # Whatever stacks and waits look like: a loop that got on by its own word did not stand still then.
+    # Whatever stacks and waits show: a loop that reports an event did not stand still then.
     signed_ns = max(event_ns, now_ns - age_ns(written) if written is not None else 0)
     still_ns, cornered_ns = max(still_ns, signed_ns), max(cornered_ns, signed_ns)
-    # A picture stays true while tpmon pauses, as far as the waits tell that nothing has moved.
+    # A picture stays true while tpmon pauses, unless the waits show movement.
     true_ns = cornered_ns
     still_ns, cornered_ns = max(still_ns, watch.least_still_ns), max(cornered_ns, watch.least_cornered_ns)
     numbers = frozenset(one.rank for one in living if is_known(one.rank))
     born = {(one.pid, one.start_ticks) for one in watch.ranks}
     is_same = not living or any((one.pid, one.start_ticks) in born for one in living)
-    # Where none of them was there before, the job has started anew, perhaps with fewer.
+    # If none of them was there before, the job has started anew, perhaps with fewer ranks.
     numbers |= watch.numbers if is_same else frozenset()
     same = watch.still_ns and old.keys() == {one.pid for one in ranks}
-    # Whoever was stopped did not pause by itself.
+    # A rank that was stopped did not pause by itself.
     paused_s = (still_ns - max(watch.still_ns, watch.stopped_ns)) / 1e9 if same else 0.0
     movers = [one for one in ranks if one.still_ns(now_ns) > watch.still_ns]
     circles = bool(same) and cornered_ns <= watch.cornered_ns and all(one.ticks for one in movers)
@@ -449,7 +449,7 @@ def observe(watch: WatchedTime, frame: Frame) -> WatchedTime:
 
 
 def _note_errors(first: tuple[tuple[str, int], ...], frame: Frame) -> tuple[tuple[str, int], ...]:
-    """Keep the least count of each card: a driver that is loaded anew begins at 0 again."""
+    """Keep the lowest count of each card: a reloaded driver starts at 0 again."""
     counts = dict(first)
     for card in known_or(frame.gpus, ()):
         if is_known(card.ecc_uncorrected):
@@ -458,7 +458,7 @@ def _note_errors(first: tuple[tuple[str, int], ...], frame: Frame) -> tuple[tupl
 
 
 def _take_rounds(watch: WatchedTime, frame: Frame, moved_ns: int) -> WatchedTime:
-    """Take the looks of a Frame, draw a picture of the newest, and drop one from before ``moved_ns``."""
+    """Add the dumps of a Frame, draw a picture of the newest, and drop one from before ``moved_ns``."""
     if frame.rounds is not NOT_APPLICABLE and is_known(frame.rounds):
         kept = [
             one for one in (*watch.rounds, *frame.rounds) if frame.taken_ns - one.taken_ns <= KEPT_S * 1e9
@@ -476,7 +476,7 @@ def _take_rounds(watch: WatchedTime, frame: Frame, moved_ns: int) -> WatchedTime
 
 
 def _take_records(watch: WatchedTime, frame: Frame) -> WatchedTime:
-    """Take what the job recorded of its collectives, and keep it as long as the picture is true."""
+    """Keep the job's records of its collectives for as long as the picture is true."""
     if watch.picture is None:
         return replace(watch, calls=None) if watch.calls is not None else watch
     if is_known(frame.collectives):
