@@ -53,10 +53,7 @@ _ALIKE = frozenset(
 
 
 def find_differences(calls: Mapping[int, CollectiveCall]) -> tuple[CallDifference, ...]:
-    """Say what the ranks called where that is not the same, those of the most ranks first.
-
-    ``calls`` are by rank, all of one number; () where they fit.
-    """
+    """Return what the ranks called, most frequent first; () where ``calls`` of one number (by rank) fit."""
     if found := _divide(calls, lambda call: call.name):
         return found
     if any(call.name not in _ALIKE for call in calls.values()):
@@ -78,7 +75,7 @@ def _divide(
 
 
 def _say_size(call: CollectiveCall) -> str:
-    # Other shapes of as many elements are legal.
+    # Other shapes with the same number of elements are legal.
     count = sum(prod(size) for size in call.input_sizes)
     return f"{call.name} of {count} elements" if call.input_sizes else ""
 
@@ -102,7 +99,7 @@ BACKENDS = {"nccl": "NCCL", "gloo": "gloo"}
 _THREADS = (("pt_nccl", "nccl"), ("pt_gloo", "gloo"))
 """How torch names the threads of a backend."""
 FRAMEWORK_TIMEOUT_S = 1800.0
-"""What these frameworks give torch where the job does not say (docs/thresholds.md)."""
+"""Timeout that these frameworks give torch by default (docs/thresholds.md)."""
 _FRAMEWORKS = (
     ("transformers", "/transformers/trainer.py", "transformers.Trainer"),
     ("deepspeed", "", "DeepSpeed"),
@@ -110,13 +107,13 @@ _FRAMEWORKS = (
     ("pytorch_lightning", "", "Lightning"),
     ("lightning_fabric", "", "Lightning"),
 )
-"""Package, the file that shows the loop is the framework's, and how people call it."""
+"""Package, the file that shows that the loop is the framework's, and its usual name."""
 
 
 def find_standings(groups: Sequence[StackGroup]) -> dict[int, str]:
-    """Say where each rank of a dump is, "" where that is not known; of a number that several have none.
+    """Say where each rank of a dump is, "" where that is not known; without ranks that share a number.
 
-    Ranks that a program starts itself are numbered by birth, on each host of a job from 0 on.
+    Ranks that a program starts itself are numbered by birth, from 0 on each host.
     """
     found: dict[int, list[str]] = {}
     for group, thread in _ranks_of(groups):
@@ -128,10 +125,10 @@ def find_standings(groups: Sequence[StackGroup]) -> dict[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Hold for how long ranks are in collectives by their stacks, at most, and the backend by its threads.
+    """Hold how long ranks are in collectives by their stacks, at most, and the backend by its threads.
 
-    ``framework`` has a default timeout of its own; "" for none that the stacks show. ``by_log``: they were
-    seen once, and may have begun to wait with the last line of the log.
+    ``framework`` has a default timeout of its own; "" for none. ``by_log``: they were seen once, and may have
+    begun to wait at the last line of the log.
     """
 
     backend: str
@@ -141,7 +138,7 @@ class Waits:
 
 
 def find_waits(groups: Sequence[StackGroup], silent_s: Applicable[float] = NOT_APPLICABLE) -> Waits | None:
-    """Return the waits of ranks for other ranks, None where none waits; ``silent_s``: the age of the log."""
+    """Return the waits of ranks for other ranks, None for none; ``silent_s`` is the age of the log."""
     threads = (thread for group in groups for thread in group.threads if thread.kind is ThreadKind.COMM)
     backend = find_backend(thread.name for thread in threads)
     ranks = [group for group, _ in _ranks_of(groups)]
@@ -155,7 +152,7 @@ def find_waits(groups: Sequence[StackGroup], silent_s: Applicable[float] = NOT_A
 
 
 def find_framework(stacks: Iterable[Sequence[StackFrame]]) -> str:
-    """Return the framework in stacks of ranks that gives its process group a timeout; "" for none."""
+    """Return the framework in the ranks' stacks that sets a timeout of its process group; "" for none."""
     files = {frame.file for frames in stacks for frame in frames}
     for package, end, framework in _FRAMEWORKS:
         if any(package_of(file) == package and file.endswith(end) for file in files):
@@ -164,15 +161,15 @@ def find_framework(stacks: Iterable[Sequence[StackFrame]]) -> str:
 
 
 def find_backend(names: Iterable[str]) -> str:
-    """Return the backend whose threads there are, by the names of communication threads; "" for none."""
+    """Return the backend by the names of communication threads; "" for none."""
     there = tuple(names)
     return next((name for start, name in _THREADS if any(one.startswith(start) for one in there)), "")
 
 
 def may_wait(groups: Sequence[StackGroup]) -> bool:
-    """Tell whether any rank waits for other ranks or for its device by its stack, or could not be read.
+    """Tell whether a rank waits for other ranks or its device by its stack, or could not be read.
 
-    What it does there meanwhile, as to pack an object, takes nothing back: the job's records may know more.
+    A rank that only packs an object there counts, too: the job's records may know more.
     """
     waits = (WaitReason.COLLECTIVE, WaitReason.DEVICE)
     return any(
@@ -189,7 +186,7 @@ def _ranks_of(groups: Sequence[StackGroup]) -> Iterator[tuple[StackGroup, DumpTh
 
 
 def say_assumed_abort(waits: Waits | None, defaults_s: Mapping[str, float]) -> str:
-    """Say when the backend gives up if the job left its timeout as it is; "" where nothing tells."""
+    """Say when the backend gives up with its default timeout; "" where nothing tells."""
     if waits is None or not is_known(waits.since_s) or waits.backend not in defaults_s:
         return ""
     framework, name = waits.framework, BACKENDS[waits.backend]
@@ -208,9 +205,9 @@ def say_assumed_abort(waits: Waits | None, defaults_s: Mapping[str, float]) -> s
 
 
 JUST_NOW_S = 2.0
-"""A wait shorter than this is what every step has."""
+"""A shorter wait is part of every step."""
 OLD_S = 30.0
-"""A record older than this tells of what was, not of what is."""
+"""An older record shows what was, not what is."""
 _MOST_PLACES = 2
 _MOST_RAS = 3
 _MOST_TRANSFERS = 3
@@ -223,7 +220,7 @@ def name_call(one: CollectiveFinding) -> str:
 
 
 def say_why(one: CollectiveFinding) -> str:
-    """Say in a few words what keeps it: who has not called it, or whose call does not fit."""
+    """Say in a few words what holds it up: who has not called it, or whose call does not fit."""
     if one.cause is CollectiveCause.MISMATCH:
         return say_differences(one.differences)
     parts = [_say_missing(one, {})] if one.missing else []
@@ -241,10 +238,7 @@ def write_summary(
     age_s: float = 0.0,
     transfers: Mapping[int, str] = MappingProxyType({}),
 ) -> str:
-    """Say what one finding means, of records that are ``age_s`` seconds old.
-
-    ``transfers`` name the send or receive that a rank waits in.
-    """
+    """Say what a finding means, by records ``age_s`` old; ``transfers``: what each rank is in by itself."""
     total = len(one.waiting) + len(one.missing) + len(one.unread)
     call = name_call(one)
     who = "all" if len(one.waiting) == total else f"{len(one.waiting)} of {total}"
@@ -326,10 +320,7 @@ def sum_up(
     *,
     age_s: float = 0.0,
 ) -> str:
-    """Say in one sentence what the records tell, of which the oldest is ``age_s`` seconds old.
-
-    ``uncounted``: of numbers that mean nothing.
-    """
+    """Say in one sentence what the records show, the oldest ``age_s`` old; ``uncounted`` comes first."""
     old = _say_age(age_s)
     said = [
         uncounted and f"{old}{uncounted}",
@@ -378,7 +369,7 @@ class OpenCall:
 
 
 def open_call(rank: int, taken: datetime, group: GroupRecord, call: CollectiveCall) -> OpenCall:
-    """Return a call of a rank whose record was taken then."""
+    """Return a call of a rank by a record of the time ``taken``."""
     waited_s = max(0.0, (taken - call.created).total_seconds())
     return OpenCall(waited_s, rank, call.name, group.description or group.name)
 
@@ -395,7 +386,7 @@ def _say_open(calls: Iterable[OpenCall]) -> str:
 
 
 def say_uncounted(waits: Sequence[OpenCall]) -> str:
-    """Say who waits in collectives whose numbers cannot be compared between ranks, and why; "" for nobody."""
+    """Say who waits in collectives whose numbers cannot be compared between ranks; "" for nobody."""
     if not waits:
         return ""
     return (
@@ -405,7 +396,7 @@ def say_uncounted(waits: Sequence[OpenCall]) -> str:
 
 
 def _only_lags(report: RasReport) -> bool:
-    """Tell whether counts of operations differ, and nothing else: NCCL reads them while the ranks go on."""
+    """Tell whether only counts of operations differ: NCCL reads them while the ranks go on."""
     return not report.dead and not report.silent and all(one.problem in _LAGS for one in report.ranks)
 
 
@@ -428,7 +419,7 @@ def write_report(report: RasReport) -> str:
 
 
 def _is_lost(one: RasRank) -> bool:
-    """Tell whether nothing else is said of a rank than that it did not answer, or never launched anything."""
+    """Tell whether a rank only gave no answer, or never launched anything."""
     return one.problem == "no answer" or (one.problem == "behind" and one.launched == 0)
 
 

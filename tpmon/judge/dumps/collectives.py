@@ -1,9 +1,8 @@
-"""Tell from the records of all ranks which collective does not end, who waits in it and who never came. Pure.
+"""Find by the records of all ranks which collective does not end, who waits in it, who never came. Pure.
 
-A process group numbers its collectives, and each rank ends them in order. The first that a rank has
-called and not done is where the group stands; a rank that has not called it holds those that have.
-Ranks that wait in one group are missing in the next, so the cause is the rank that is missing somewhere
-and waits nowhere.
+A process group numbers its collectives, and each rank ends them in order. The group stands at the first that
+a rank has called and not finished; a rank that has not called it holds up those that have. Ranks that wait in
+one group are missing in the next, so the cause is the rank that is missing somewhere and waits nowhere.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ from tpmon.model.results.collectives import (
 DEFAULT_TIMEOUTS_S = {"nccl": 600.0, "gloo": 1800.0}
 """How long a backend waits when the job does not say (torch/distributed/constants.py)."""
 MOST_RANKS = 65_536
-"""Of a job that says itself how many it has."""
+"""Limit of the number of ranks that a job states itself."""
 SILENT_S = 30.0
-"""A log that was written since is that of a job that runs: its ranks meet in collectives all the time."""
+"""A log that was written since shows that the job runs: its ranks meet in collectives all the time."""
 CLOCKS_S = 60.0
-"""By how much the clocks of two machines may differ."""
+"""How far the clocks of two machines may differ."""
 WORLD = "default_pg"
 """What torch calls the group of all ranks of a job."""
 _CAUSES = tuple(CollectiveCause)
@@ -62,8 +61,8 @@ def judge_collectives(
 ) -> Collectives:
     """Judge all records of a job, of one or several hosts; ``standings`` say where ranks are by stack.
 
-    A file may have been written long before ``now``: its sentence then says how old it is. What is left of
-    a time limit stays that of the record.
+    A record may be much older than ``now``: its sentence then gives the age. The rest of a time limit is that
+    of the record.
     """
     records = pick_records(record for reading in readings for record in reading.records)
     transfers = find_transfers(records)
@@ -80,7 +79,7 @@ def judge_collectives(
 
 
 def _find_age(records: Sequence[RankRecord], ranks: Sequence[int], now: Applicable[datetime]) -> float:
-    """Return how old in seconds the oldest record of ``ranks`` is, of all where none are named."""
+    """Return the age in seconds of the oldest record of ``ranks``, of all ranks where none are named."""
     taken = [one.taken for one in records if not ranks or (is_known(one.rank) and one.rank in ranks)]
     if not taken or not is_known(now) or now.tzinfo is None:
         return 0.0
@@ -88,12 +87,12 @@ def _find_age(records: Sequence[RankRecord], ranks: Sequence[int], now: Applicab
 
 
 def add_collectives(dump: Dump, reading: CollectivesReading) -> Dump:
-    """Return a Dump with what the job recorded; as it is where nothing was found and nobody waits."""
+    """Return a Dump with the job's records; unchanged where nothing was found and nobody waits."""
     return _join(dump, (reading,))
 
 
 def fold_collectives(folded: Dump, dumps: Sequence[Dump]) -> Dump:
-    """Return the fold of several Dumps with the records of all of them, judged together."""
+    """Return the fold of several Dumps with all their records judged together."""
     newest = {(one.host, one.pid): one for one in sorted(dumps, key=lambda one: one.taken)}
     held = (one.collectives for one in newest.values())
     return _join(
@@ -112,7 +111,7 @@ def _join(dump: Dump, readings: Sequence[CollectivesReading]) -> Dump:
 
 
 def _find_silence(dump: Dump) -> Applicable[float]:
-    """Return for how long the log is silent, where that tells of waits: rank 0 is here, and it is old."""
+    """Return how long the log has been silent, if rank 0 is here and that is long enough to count."""
     mains = [one for group in dump.groups for one in group.threads if one.kind is ThreadKind.MAIN]
     writes = any(one.role is Role.RANK and known_or(one.rank, 0) == 0 for one in mains)
     if not writes or not is_known(dump.last_write) or dump.last_write.tzinfo is None:
@@ -122,7 +121,7 @@ def _find_silence(dump: Dump) -> Applicable[float]:
 
 
 def pick_records(records: Iterable[RankRecord]) -> tuple[RankRecord, ...]:
-    """Return the newest record of each rank, by rank; without what no clock can have said."""
+    """Return the newest record of each rank, by rank, without those with impossible times."""
     newest: dict[int, RankRecord] = {}
     for one in filter(_has_times, records):
         if is_known(one.rank) and (one.rank not in newest or newest[one.rank].taken < one.taken):
@@ -131,7 +130,7 @@ def pick_records(records: Iterable[RankRecord]) -> tuple[RankRecord, ...]:
 
 
 def _has_times(record: RankRecord) -> bool:
-    """Tell whether times can be subtracted: a file of somebody else may hold anything."""
+    """Tell whether times can be subtracted: somebody else's file may hold anything."""
     calls = [call for group in record.groups for call in group.calls]
     times = [record.taken, *(call.created for call in calls)]
     return all(time.tzinfo is not None for time in times) and all(
@@ -153,7 +152,7 @@ _GroupKey = tuple[str, str, str, tuple[int, ...]]
 
 
 def find_open(records: Sequence[RankRecord], world_size: Applicable[int]) -> tuple[CollectiveFinding, ...]:
-    """Find in each process group the first collective that is called and not done by all."""
+    """Find in each process group the first collective that was called and not finished by all."""
     groups = _seat_ranks(records)
     whole = {record.rank for record in records if is_known(record.rank) and record.from_start}
     found = (
@@ -165,7 +164,7 @@ def find_open(records: Sequence[RankRecord], world_size: Applicable[int]) -> tup
 
 
 def _seat_ranks(records: Sequence[RankRecord]) -> dict[_GroupKey, dict[int, _Seat]]:
-    """Sort what the ranks recorded by process group and by backend, of which a group may have two."""
+    """Sort the ranks' records by process group and backend; a group may have two backends."""
     groups: dict[_GroupKey, dict[int, _Seat]] = {}
     for record in records:
         for group in record.groups:
@@ -196,7 +195,7 @@ def find_uncounted(records: Sequence[RankRecord]) -> tuple[OpenCall, ...]:
 
 
 def _list_members(seats: Mapping[int, _Seat], world_size: Applicable[int]) -> set[int]:
-    """Return the members as far as they are known: gloo tells only those that called something."""
+    """Return the known members: gloo lists only those that called something."""
     members = set(seats)
     for seat in seats.values():
         if is_known(seat.group.ranks):
@@ -210,7 +209,7 @@ def _judge_group(
     seats: Mapping[int, _Seat], recorded: set[int], world_size: Applicable[int]
 ) -> CollectiveFinding | None:
     members = _list_members(seats, world_size)
-    # A member without a seat has never called anything of this group if its record is whole.
+    # A member without a seat never called anything of this group, if its record is whole.
     done = {rank: seats[rank].group.last_done if rank in seats else 0 for rank in members & recorded}
     called = {rank: seats[rank].group.last_called if rank in seats else 0 for rank in members & recorded}
     waiting = sorted(rank for rank in done if called[rank] > done[rank])
@@ -250,7 +249,7 @@ def _judge_group(
 
 
 def _is_older(seat: _Seat, calls: Sequence[tuple[_Seat, CollectiveCall]]) -> bool:
-    """Tell whether a record was written down before the first call that its rank seems to miss."""
+    """Tell whether a record was written before the first call that its rank seems to miss."""
     return bool(calls) and all(
         (call.created - seat.taken).total_seconds() > (0.0 if seat.host == other.host else CLOCKS_S)
         for other, call in calls
@@ -258,7 +257,7 @@ def _is_older(seat: _Seat, calls: Sequence[tuple[_Seat, CollectiveCall]]) -> boo
 
 
 def find_transfers(records: Sequence[RankRecord]) -> dict[int, str]:
-    """Return of each rank the oldest send or receive that it waits in."""
+    """Return the oldest send or receive that each rank waits in."""
     found: dict[int, CollectiveCall] = {}
     for record in records:
         for call in (call for group in record.groups for call in group.calls):
@@ -287,8 +286,7 @@ def _find_call(group: GroupRecord, number: int) -> CollectiveCall | None:
 def _find_mismatch(seats: Mapping[int, _Seat], number: int) -> tuple[int, tuple[CallDifference, ...]]:
     """Find the first number up to the open one at which calls do not fit; the open one and () for none.
 
-    Before the open one only where the group's members are known: without them two groups of one name
-    cannot be told apart.
+    Earlier numbers count only if the group's members are known: two groups of one name look alike.
     """
     first = 0 if all(is_known(seat.group.ranks) for seat in seats.values()) else number
     by_number: dict[int, dict[int, CollectiveCall]] = {}
@@ -323,7 +321,7 @@ def _find_abort(
 def order_findings(
     findings: Sequence[CollectiveFinding], transfers: Collection[int] = ()
 ) -> tuple[CollectiveFinding, ...]:
-    """Put the cause first: a mismatch, then what misses a rank that waits nowhere, then the longest wait.
+    """Put the cause first: a mismatch, then a missing rank that waits nowhere, then the longest wait.
 
     ``transfers`` are ranks that wait in a send or a receive.
     """
@@ -348,7 +346,7 @@ def order_findings(
 
 
 def _is_in_cycle(one: CollectiveFinding, holders: Mapping[int, set[int]]) -> bool:
-    """Tell whether those that are missing here all wait, over other groups, for those that wait here."""
+    """Tell whether all that are missing here wait, over other groups, for those that wait here."""
     if one.cause is not CollectiveCause.MISSING_RANK or not all(rank in holders for rank in one.missing):
         return False
     reached: set[int] = set()

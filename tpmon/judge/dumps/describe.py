@@ -1,10 +1,8 @@
 """Describe what a thread does, and shorten a stack to what matters. Pure.
 
-The words of phases come from ``classify``; here are those of waits in the standard library and
-of threads that are no main thread of a rank: loader workers, pin threads, feeders, progress bars.
-
-For a verdict such a phase is one thing, whatever happens in it. In a dump it matters that rank 3 writes a
-file while the others wait for it in a barrier of the same save.
+Words of phases come from ``classify``; here are those of library waits, and of threads other than a rank's
+main one. A verdict treats a phase as one thing; in a dump it matters that rank 3 writes a file while the
+others wait in a barrier of the same save.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ _WAITS = frozenset((Phase.COMMS, Phase.DATA_WAIT, Phase.SYNC))
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """Say what a phase waits for. ``word`` names both: "barrier (checkpoint)"; ``text`` has the line, too."""
+    """Say what a phase waits for; ``word`` names both, "barrier (checkpoint)", and ``text`` adds the line."""
 
     phase: Phase
     part: DataPart | None
@@ -56,7 +54,7 @@ class Inside:
 
 
 def read_inside(frames: Sequence[StackFrame], reading: StackReading) -> Inside | None:
-    """Read what the phase of a stack waits for; None where it waits for nothing that the stack tells."""
+    """Read what the phase of a stack waits for; None where the stack shows no wait."""
     if reading.phase not in _KEEPS:
         return None
     marks = [mark_frame(frame.function, frame.file) for frame in frames]
@@ -83,13 +81,13 @@ def read_inside(frames: Sequence[StackFrame], reading: StackReading) -> Inside |
 
 
 MOST_NATIVE = 8
-"""Frames of C that are shown at the inner end of a stack; there are some only where they were asked for."""
+"""C frames that are shown at the inner end of a stack; present only where they were asked for."""
 _FORKED = "multiprocessing/process.py"
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 
 
 class LibraryCall(Enum):
-    """Name a call of a library that waits: the words of a person, and where it is, as "file function ..."."""
+    """Name a library call that waits: in plain words, and its places as "file function ..."."""
 
     QUEUE_GET = ("queue.get", "multiprocessing/queues.py get", "queue.py get")
     QUEUE_PUT = ("queue.put", "multiprocessing/queues.py put", "queue.py put")
@@ -126,7 +124,7 @@ class LibraryCall(Enum):
 
     @property
     def words(self) -> str:
-        """Return what a person calls it."""
+        """Return its plain words."""
         return str(self.value[0])
 
 
@@ -140,10 +138,10 @@ _CALL_OF = {
 
 @dataclass(frozen=True, slots=True)
 class StackDoing:
-    """Say what a thread does. ``place`` is equal for threads at the same line of the user's code.
+    """Say what a thread does; ``place`` is equal for threads at the same line of the user's code.
 
-    ``text`` is for eyes alone; ``site`` has its parts, and is equal where it is. ``call`` is what its stack
-    waits in, where that has a name.
+    ``text`` is only for display; ``site`` holds its parts, and is equal where ``text`` is. ``call`` is the
+    named library call that it waits in.
     """
 
     text: str
@@ -153,7 +151,7 @@ class StackDoing:
     site: tuple[str, ...] = ()
     call: LibraryCall | None = None
     has_verb: bool = False
-    """Its text begins with one: "waits for work (queue.get)"."""
+    """Its text begins with a verb: "waits for work (queue.get)"."""
 
 
 _BOILERPLATE = (
@@ -214,7 +212,7 @@ def _call_at(function: str, file: str) -> LibraryCall | None:
 def _find_call(run: Sequence[StackFrame]) -> LibraryCall | None:
     for index, frame in enumerate(run):
         call = _call_at(frame.function, frame.file)
-        # A loop over tasks tells of a wait only where it is at none.
+        # The loop of a pool waits only between tasks.
         if call is not None and (not is_task_loop(frame) or waits_for_task(run, index)):
             return call
     return None
@@ -235,7 +233,7 @@ def _is_boilerplate(frame: StackFrame) -> bool:
 
 
 def _word_of_run(run: Sequence[StackFrame]) -> str:
-    """Say what a person called when they entered these library frames, outermost first."""
+    """Say what was called to enter these library frames, outermost first."""
     reading = read_stack(run)
     word, call = _word_of_phase(run, reading), _find_call(run)
     if word or call is not None:
@@ -249,7 +247,7 @@ def _word_of_run(run: Sequence[StackFrame]) -> str:
 
 
 def _word_of_phase(run: Sequence[StackFrame], reading: StackReading) -> str:
-    """Say in which phase library frames are, in the word of the call that is known best; "" for none."""
+    """Say in which phase library frames are, by its best known call; "" for none."""
     inside = read_inside(run, reading)
     if inside is not None:
         return inside.word
@@ -265,14 +263,14 @@ def _word_of_phase(run: Sequence[StackFrame], reading: StackReading) -> str:
 
 
 def shorten_stack(group: StackGroup) -> tuple[ShownFrame, ...]:
-    """Return the frames of a group as they are shown; none where they were not read."""
+    """Return the collapsed frames of a group; () where they were not read."""
     return collapse_frames(group.frames) if is_known(group.frames) else ()
 
 
 def collapse_frames(frames: Sequence[StackFrame]) -> tuple[ShownFrame, ...]:
-    """Keep the user's frames and put one word in the place of each run of library frames.
+    """Keep the user's frames and put one word in place of each run of library frames.
 
-    Frames of C stay at the inner end alone: there they say what the last line waits for.
+    C frames stay only at the inner end, where they say what the last line waits for.
     """
     shown: list[ShownFrame] = []
     run: list[StackFrame] = []
@@ -282,7 +280,7 @@ def collapse_frames(frames: Sequence[StackFrame]) -> tuple[ShownFrame, ...]:
         if not run:
             return
         word = _word_of_run(run)
-        # Between two frames of the user, the machinery of a module call tells nothing.
+        # Between two frames of the user, the machinery of a module call is of no interest.
         machinery = word in ("forward", "") or all(map(_is_boilerplate, run))
         if word and (at_end or not machinery):
             shown.append(ShownFrame(word, is_users=False, frame=run[0]))
@@ -321,7 +319,7 @@ def _tell(
     *,
     verb: bool = False,
 ) -> StackDoing:
-    """Say what a stack does; ``text`` where ``reading`` does not say it by itself."""
+    """Describe a stack; ``text`` where ``reading`` does not say it."""
     site = (text, *reading.site) if text else reading.site
     return StackDoing(text or reading.where, wait, reading.phase, reading.place, site, call, verb)
 
@@ -373,7 +371,7 @@ def _describe_main(frames: Sequence[StackFrame]) -> StackDoing:
 
 
 def _describe_other(frames: Sequence[StackFrame]) -> StackDoing:
-    """Say what a thread does that no step depends on as such: a feeder, a progress bar, a logger."""
+    """Describe a thread that no step depends on: a feeder, a progress bar, a logger."""
     reading = read_stack(frames)
     index, call = find_users(frames), _find_call(_last_run(frames))
     wait = WaitReason.WORK if call in _IDLE else _wait_in(call)
@@ -391,10 +389,7 @@ def _describe_other(frames: Sequence[StackFrame]) -> StackDoing:
 
 @lru_cache(maxsize=4096)
 def describe_stack(role: Role, kind: ThreadKind, frames: tuple[StackFrame, ...]) -> StackDoing:
-    """Say what a thread of a process of ``role`` does; ``frames`` outermost first.
-
-    Frames of C count only where those of Python say nothing of a wait.
-    """
+    """Say what a thread of a ``role`` process does; C frames count only if Python's show no wait."""
     own = [frame for frame in own_frames(frames) if not is_native(frame.file)]
     if not own:
         return StackDoing("no Python frames", WaitReason.OTHER, Phase.OTHER, ("", "", 0))
@@ -418,11 +413,11 @@ _NATIVE_WAITS = (
         "the device",
     ),
 )
-"""Waits that have no frame of Python: ``work.wait()`` and ``.item()`` show their line alone."""
+"""Waits without a Python frame: ``work.wait()`` and ``.item()`` show only their line."""
 
 
 def _name_native(doing: StackDoing, frames: Sequence[StackFrame]) -> StackDoing:
-    """Say what frames of C tell of a wait that those of Python leave open."""
+    """Add a wait that only C frames show."""
     if doing.wait is not WaitReason.OTHER or doing.phase not in (Phase.OTHER, Phase.BACKWARD, Phase.FORWARD):
         return doing
     names = [frame.function for frame in frames if is_native(frame.file)]

@@ -1,10 +1,8 @@
 """Fold the stacks of a job into groups, over ranks, workers, threads and hosts, and judge them alone. Pure.
 
-Clocks of two hosts are never compared. A Dump of a part of a job tells nothing of the other part.
-
-Where threads stand tells a hang from a slow moment only where they stood there all the time. One look names
-whom the others wait for and decides nothing; neither do looks at somebody who computes, sleeps, saves or
-is on another machine.
+Clocks of two hosts are never compared; a Dump of part of a job says nothing about the rest. Stacks show a
+hang only where threads stood all the time: one dump names whom the others wait for and decides nothing, nor
+do dumps of a rank that computes, sleeps, saves or is on another machine.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ from tpmon.model.waits import WaitReason, is_wait
 
 
 def group_dumps(dumps: Iterable[Dump]) -> tuple[tuple[Dump, ...], ...]:
-    """Group Dumps by host and job, each group from the oldest to the newest."""
+    """Group Dumps by host and job, each group oldest first."""
     groups: dict[tuple[str, int], list[Dump]] = {}
     for dump in sorted(dumps, key=lambda one: (one.taken, one.host, one.pid)):
         groups.setdefault((dump.host, dump.pid), []).append(dump)
@@ -66,7 +64,7 @@ def group_dumps(dumps: Iterable[Dump]) -> tuple[tuple[Dump, ...], ...]:
 
 
 def _join_dumps(dumps: Sequence[Dump]) -> tuple[set[ThreadKey], Dump]:
-    """Join the Dumps of one job on one host, oldest first; return the threads that still live, too."""
+    """Join the Dumps of one job on one host, oldest first; also return the threads that still live."""
     living: set[ThreadKey] = set()
     errors: list[DumpError] = []
     for dump in dumps:
@@ -90,17 +88,14 @@ def _join_dumps(dumps: Sequence[Dump]) -> tuple[set[ThreadKey], Dump]:
 
 
 def _find_last_write(jobs: Sequence[Dump]) -> Applicable[datetime]:
-    """Return when any host's log was written last; why not where none could tell."""
+    """Return when any host's log was last written, else why that is not known."""
     known = [job.last_write for job in jobs if is_known(job.last_write)]
     unread = (job.last_write for job in jobs if isinstance(job.last_write, Missing))
     return max(known) if known else next(unread, NOT_APPLICABLE)
 
 
 def find_clash(dumps: Sequence[Dump]) -> str:
-    """Say which Dumps of one host's name are of two machines; "" where none are.
-
-    Two machines of one name (localhost) may number their processes alike: their ranks tell them apart.
-    """
+    """Say which Dumps of one host name (localhost) are of two machines, by their ranks; "" for none."""
     ranks: dict[tuple[str, int], int] = {}
     for dump in dumps:
         for thread in _threads_of(dump):
@@ -141,7 +136,7 @@ def _count_not_asked(dumps: Sequence[Dump]) -> Applicable[int]:
 
 
 def _count_rounds(dumps: Sequence[Dump]) -> int:
-    """Count the looks; what several asked for at one time is one."""
+    """Count the rounds; several Dumps of one time count as one."""
     rounds, most = 0, 0
     before: datetime | None = None
     for dump in dumps:
@@ -155,7 +150,7 @@ def _count_rounds(dumps: Sequence[Dump]) -> int:
 
 LEAST_LOOKS = 3
 SURE_S = 60.0
-"""From so long on a picture is trusted more; never fully, it is one source."""
+"""Seconds above which a picture is trusted more; never fully, it is one origin."""
 UNDECIDED = Missing("where the threads are does not decide it; tpmon diagnose judges")
 NOBODY = Missing("no stack of a rank was read")
 _MOVE = Missing("the ranks move")
@@ -163,9 +158,9 @@ _MOVE = Missing("the ranks move")
 
 @dataclass(frozen=True, slots=True)
 class _Suspect:
-    """Hold who would be to blame if it stays so; nobody of this picture for a rank elsewhere.
+    """Hold who would be to blame if nothing changes; ``seen`` is not applicable for a rank elsewhere.
 
-    ``still`` must all stand still for it; ``excuse`` says why it may end by itself, "" for nothing.
+    ``still`` must all stand still; ``excuse`` says why it may end by itself, "" for no reason.
     """
 
     cause: str
@@ -223,7 +218,7 @@ def _find_dead(scene: DumpScene, *, with_host: bool) -> _Suspect | None:
 
 
 def _excuse(culprit: ThreadSeen, waiting: Sequence[ThreadSeen]) -> str:
-    """Say why what keeps the ranks may end by itself, "" where nothing speaks for it."""
+    """Say why the wait may end by itself, "" where nothing speaks for it."""
     phase, thread = culprit.doing.phase, culprit.thread
     if phase in (*SLOW_PHASES, Phase.LOGGING):
         return f"{phase.value} may take long"
@@ -241,7 +236,7 @@ def _has_hosts(scene: DumpScene) -> bool:
 
 
 def _find(suspect: _Suspect, scene: DumpScene, dump: Dump) -> Finding:
-    """Write the verdict: hung where all stood still for long enough, else who it would be."""
+    """Write the verdict: hung where all stood still for long enough, else what it would be."""
     stood_s = _stood_s(suspect.still)
     looks, hung = dump.rounds, f"hung ({suspect.cause})"
     is_hung = not suspect.excuse and looks >= LEAST_LOOKS and stood_s >= HANG_AFTER_S
@@ -281,7 +276,7 @@ def _find(suspect: _Suspect, scene: DumpScene, dump: Dump) -> Finding:
 
 
 def _date_back(taken: datetime, seconds: float) -> datetime:
-    """Return the time so long before a look; that of the look where there is no such date."""
+    """Return the time so long before a dump; the dump's own time where there is no such date."""
     try:
         return taken - timedelta(seconds=seconds)
     except OverflowError:
@@ -321,7 +316,7 @@ ROLES = (Role.RANK, Role.WORKER, Role.HELPER, Role.COMPILE, Role.LAUNCHER)
 
 @dataclass(frozen=True, slots=True)
 class DumpOrigin:
-    """Name the job that a dump is of; ``not_asked`` counts ranks of it here that nobody asked for."""
+    """Name the job that a dump is of; ``not_asked`` counts local ranks that were not asked for."""
 
     pid: int
     script: str
@@ -332,12 +327,9 @@ class DumpOrigin:
 def fold_rounds(
     rounds: Sequence[DumpRound], origin: DumpOrigin, *, earlier: Applicable[DumpRound] = NOT_APPLICABLE
 ) -> Dump:
-    """Fold the rounds of one host, in whatever order they come.
+    """Fold the rounds of one host, in any order; ValueError without a round.
 
-    ``earlier`` is a look of a dump before: what it cost was told there.
-
-    Raises:
-        ValueError: when there is no round.
+    ``earlier`` is a round of the dump before, which reported its cost.
     """
     if not rounds:
         raise ValueError("a fold needs a round")
@@ -370,11 +362,7 @@ def fold_rounds(
 
 
 def fold_dumps(dumps: Sequence[Dump]) -> Dump:
-    """Fold Dumps of several hosts into one; several of one host count as looks, one after the other.
-
-    Raises:
-        ValueError: when there is no Dump.
-    """
+    """Fold Dumps of several hosts into one, those of one host as rounds in turn; ValueError without any."""
     if not dumps:
         raise ValueError("a fold needs a dump")
     ordered = sorted(dumps, key=lambda dump: (dump.taken, dump.host, dump.pid))
@@ -412,7 +400,7 @@ def fold_dumps(dumps: Sequence[Dump]) -> Dump:
 
 
 def _fold(dump: Dump, sightings: Iterable[Sighting], dead: Sequence[tuple[str, DeadChild]]) -> Dump:
-    """Put the groups into a dump, and what they decide."""
+    """Add the groups to a dump, and what they decide."""
     seen = see_threads(sightings)
     scene = set_scene(seen, dump.world_size, known_or(dump.not_asked, 0), dead)
     answer, suspect = find_odd(scene, dump.errors), _find_suspect(scene)
@@ -433,7 +421,7 @@ def _key(seen: ThreadSeen) -> _Key:
     thread, frames = seen.thread, seen.sighting.frames
     what: object = seen.stack
     if not is_known(frames):
-        # Native threads of one pool differ by a number at the end of their names alone.
+        # Native threads of one pool differ only by a number at the end of their names.
         what = (thread.name.rstrip("0123456789"), thread.state, frames is NOT_APPLICABLE)
     return thread.role, thread.kind, seen.motion, what
 
@@ -441,8 +429,8 @@ def _key(seen: ThreadSeen) -> _Key:
 def group_threads(seen: Iterable[ThreadSeen], odd: tuple[str, int] | None = None) -> tuple[StackGroup, ...]:
     """Group threads of equal stacks, kind and motion; every thread is in exactly one group.
 
-    The main thread of the process ``odd`` comes first, then main threads of ranks, of workers, of
-    others, then all other threads; large groups before small ones.
+    The main thread of process ``odd`` comes first, then main threads of ranks, of workers, of others, then
+    all other threads; large groups first.
     """
     members: dict[_Key, list[ThreadSeen]] = {}
     for one in seen:

@@ -35,7 +35,7 @@ from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.model.waits import WaitReason
 
 MOST_FUNCTIONS = 100
-"""Of one group; the others are counted. A training has some hundred."""
+"""Of one group; the others are only counted. A training has some hundred."""
 NOT_KEPT = StackFrame("[stack not kept]", "", 0)
 """Stands for stacks beyond the number that is kept, so that the samples still add up."""
 _UNNAMED = "python"
@@ -67,7 +67,7 @@ def hot_functions(reading: SampleReading, origin: DumpOrigin) -> HotSample:
 
 
 def _group_processes(processes: Sequence[SampledProcess], counted: CountedFunction) -> Iterable[HotGroup]:
-    """Group by role, main threads first of each; ranks, then workers, then helpers."""
+    """Group by role (ranks, workers, helpers), the main threads of all roles first."""
     for main in (True, False):
         for role in ROLES:
             those = [process for process in processes if process.role is role]
@@ -83,7 +83,7 @@ def is_main(process: SampledProcess, stack: StackCount) -> bool:
 
 
 def fold_stacks(reading: SampleReading) -> tuple[FoldedStack, ...]:
-    """Add up equal stacks of each part of the job, in an order that the processes' order does not change."""
+    """Add up equal stacks of each part of the job; their order does not depend on that of processes."""
     counts: Counter[tuple[Role, bool, tuple[StackFrame, ...]]] = Counter()
     for process in reading.processes:
         for stack in process.stacks:
@@ -102,14 +102,14 @@ def _shorten(frames: tuple[StackFrame, ...]) -> tuple[StackFrame, ...]:
 
 
 class _Counts:
-    """Count the samples of the functions of one group; functions and their lines are numbered.
+    """Count the samples of one group's functions; functions and their lines are numbered.
 
     A job of 72 processes has some hundred thousand frames each second, so each costs two look-ups.
     """
 
     def __init__(self) -> None:
         self.functions: list[StackFrame] = []
-        """Each function, by the first frame that was met of it."""
+        """Each function, by its first frame."""
         self.own: list[int] = []
         self.total: list[int] = []
         self.waiting: list[int] = []
@@ -144,7 +144,7 @@ class _Counts:
                 waiting[owner] += samples
 
     def find_lines(self) -> list[int]:
-        """Return for each function the line seen most often; where it was innermost, of those samples."""
+        """Return each function's most frequent line; where it was innermost, of those samples only."""
         best: list[tuple[int, int, int]] = [(0, 0, 0)] * len(self.functions)
         for place, owner in enumerate(self._owners):
             found = (self._innermost[place], self._seen[place], -self._lines[place])
@@ -178,7 +178,7 @@ def _add_up(
     role: Role, processes: Sequence[SampledProcess], counted: CountedFunction, *, main: bool
 ) -> HotGroup:
     counts = _Counts()
-    # Processes of one role are mostly in the same stacks, and what a stack does is costly to tell.
+    # Processes of one role mostly share stacks, and describing a stack is costly.
     merged: Counter[tuple[StackFrame, ...]] = Counter()
     looks = sampled = 0
     for process in processes:
@@ -269,7 +269,7 @@ _Stack = tuple[StackGroup, tuple[ShownFrame, ...]]
 
 
 def show_stacks(groups: Sequence[StackGroup]) -> tuple[GroupStack, ...]:
-    """Collapse the stack of each group and mark the group by what it is, not by its place."""
+    """Collapse each group's stack, and mark the group by what it is, not by its place."""
     met: Counter[int] = Counter()
     shown = []
     for group in groups:
@@ -283,11 +283,10 @@ def show_stacks(groups: Sequence[StackGroup]) -> tuple[GroupStack, ...]:
 
 
 def build_tree(groups: Sequence[StackGroup]) -> tuple[TreeLine, ...]:
-    """Merge the stacks of ``groups`` where they begin alike; lines in the order of a tree that is open.
+    """Merge the stacks of ``groups`` where they begin alike; lines are in the order of an open tree.
 
-    Every thread ends in one place, main threads before others. Groups without frames (native threads,
-    stacks not read) are lines of their own at the end. A stack may be as deep as its program recurses,
-    so nothing here does.
+    Every thread ends in one place, main threads first. Groups without frames (native threads, stacks not
+    read) are lines of their own at the end. A stack may be very deep, so nothing here recurses.
     """
     stacks = [(group, shorten_stack(group)) for group in groups]
     lines: list[TreeLine] = []
@@ -336,21 +335,21 @@ NOTHING_READ = Missing("nothing was read yet")
 
 
 def whole_rounds(state: DumpState) -> tuple[DumpRound, ...]:
-    """Return the looks to fold: those read as a whole, or a part of the first when there is no more."""
+    """Return the rounds to fold: complete ones, or part of the first where there is no other."""
     is_part = state.running and 0 < state.answered < state.asked
     return state.rounds[:-1] if is_part and len(state.rounds) > 1 else state.rounds
 
 
 def date_log(logs: Sequence[OutputSample]) -> Applicable[datetime]:
-    """Return when the job wrote into its log last: what one look cannot tell, for how long it stands."""
+    """Return when the job last wrote its log: one dump alone cannot tell how long it stands."""
     dated = [one.last_write for one in logs if is_known(one.last_write) and is_known(one.last_write_age_s)]
     return max(dated, default=NOT_APPLICABLE)
 
 
 def fold_state(state: DumpState, frame: Frame) -> DumpUpdate:
-    """Fold what a dump has read; ``frame`` tells of which job, and of its log.
+    """Fold what a dump has read; ``frame`` gives its job and log.
 
-    Once its last look is done and somebody may wait for others, the job's records are worth reading.
+    The job's records are worth reading once the last round is done and somebody may wait for others.
     """
     rounds = whole_rounds(state)
     if not rounds:

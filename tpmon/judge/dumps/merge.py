@@ -1,7 +1,4 @@
-"""Join several looks at the same threads into one: where each is now, and whether it moved. Pure.
-
-A look is one thread of one round of a dump, or of one Dump of several that are folded together.
-"""
+"""Join looks (one thread in one round or Dump) into where each thread is and whether it moved. Pure."""
 
 from __future__ import annotations
 
@@ -17,16 +14,16 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_kno
 from tpmon.model.stacks import StackFrame
 
 RESTS_RATIO = 0.01
-"""Share of the time on a CPU up to which a thread rested; that of a hung one is below half of it
+"""Share of time on a CPU up to which a thread rested; a hung one uses under half of it
 (docs/thresholds.md)."""
 SPINS_RATIO = 0.9
-"""Share of the time on a CPU or waiting for one from which it never slept: a wait for the GPU spins."""
+"""Share of time on a CPU or waiting for one above which it never slept: a wait for the GPU spins."""
 LEAST_APART_S = 1.0
-"""How far apart the looks of two dumps must be to count as two: even a thread that works
-is still for less (docs/thresholds.md)."""
+"""Least time between two dumps that count as two: even a working thread is still for less
+(docs/thresholds.md)."""
 MOVES_S = 15.0
-"""Up to so long a look of a dump before tells what moves: three looks for it take 10 s. Of one that is older
-counts what rested ever since; other threads may have begun to hang in between."""
+"""Age up to which a look of an earlier dump shows movement: three looks take 10 s. An older one counts only
+for threads that rested ever since; others may have begun to hang in between."""
 _ONE_LOOK = Missing("one look tells no rate")
 SEEN_ONCE = Missing("seen once: a second look tells whether it moves")
 MOVED = Missing("it moved between the looks")
@@ -35,10 +32,7 @@ _PARTLY_MOVED = Missing("it ran between the looks")
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Hold one thread at one time. ``since_s`` is how long before it was in the same stack already.
-
-    ``at_s`` is a clock that all looks at one thread share.
-    """
+    """Hold one thread at ``at_s``, on its own clock; ``since_s`` is how long its stack had been the same."""
 
     at_s: float
     thread: DumpThread
@@ -49,7 +43,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """Hold one thread as all looks together tell it."""
+    """Hold one thread as all looks together show it."""
 
     thread: DumpThread
     frames: Applicable[tuple[StackFrame, ...]]
@@ -97,14 +91,14 @@ def looks_of_round(one: DumpRound) -> list[Look]:
 def _keep_users(
     frames: Applicable[tuple[StackFrame, ...]], found: Applicable[tuple[FrameLocals, ...]]
 ) -> Applicable[tuple[FrameLocals, ...]]:
-    """Keep the variables of the user's own frames: those of libraries tell nobody anything."""
+    """Keep the variables of the user's own frames; those of libraries are of no use."""
     if not is_known(found) or not is_known(frames):
         return found
     return tuple(one for one in found if one.frame < len(frames) and is_users(frames[one.frame]))
 
 
 def looks_of_dump(dump: Dump) -> list[Look]:
-    """Turn a Dump back into looks; nothing stands still for longer than there is a clock."""
+    """Turn a Dump back into looks; no thread stands still for longer than its clock runs."""
     at_s = dump.taken.timestamp()
     return [
         Look(
@@ -137,10 +131,10 @@ def key_thread(thread: DumpThread) -> ThreadKey:
 def join_looks(
     looks: Iterable[Look], newest: float | None = None, apart_s: float = 0.0, *, begun_s: float = 0.0
 ) -> tuple[Sighting, ...]:
-    """Join the looks at each thread, in the order of their threads' first appearance.
+    """Join the looks at each thread, in the order in which the threads first appear.
 
-    With ``newest`` (the time of the last round) a thread that was not seen then has ended and is
-    left out. Looks less than ``apart_s`` apart are one, those before ``begun_s`` of a dump before.
+    A thread that was not seen at ``newest`` (the last round) has ended and is left out. Looks less than
+    ``apart_s`` apart are one; those before ``begun_s`` are of an earlier dump.
     """
     of_thread: dict[ThreadKey, list[Look]] = {}
     for look in looks:
@@ -154,7 +148,7 @@ def join_looks(
 
 
 def _thin(same: Sequence[Look], apart_s: float) -> Sequence[Look]:
-    """Keep one of the looks at one time: the newest, but not a single look in place of several."""
+    """Keep one of the looks at one time: the newest, but never a single look in place of several."""
     kept: list[Look] = []
     begin_s = 0.0
     for look in same:
@@ -192,10 +186,7 @@ def _compare(same: Sequence[Look]) -> Motion:
 
 
 def _ran(same: Sequence[Look]) -> bool:
-    """Tell whether a thread that was met in one stack each time ran and slept in between.
-
-    A wait that ends and begins again shows the same stack every time: a loader's queue, a poll.
-    """
+    """Tell whether a thread in the same stack each time ran in between: its wait repeats, as in a poll."""
     first, last = same[0], same[-1]
     seconds = last.at_s - first.at_s
     ran = _used(first.thread.cpu_s, last.thread.cpu_s)
@@ -216,7 +207,7 @@ def _to_seconds(nanoseconds: int) -> float:
 
 
 def _pick_telling(same: Sequence[Look], begun_s: float) -> Sequence[Look]:
-    """Leave out an old look of a dump before, where it cannot tell what its thread does now."""
+    """Leave out an old look of an earlier dump where it cannot tell what its thread does now."""
     first, last = same[0], same[-1]
     if first.at_s >= begun_s or last.at_s - first.at_s <= MOVES_S:
         return same

@@ -1,9 +1,8 @@
 """Find the rank or worker that is not where the others are, and waits that may last long. Pure.
 
-The largest group is the norm. Ranks in a collective wait for those that are not in it, so where some
-wait like that, they are the norm against as many others, and against any number of them that stand still.
-When all wait alike nobody is accused: the cause is then on another machine, in the network, or in something
-that all of them wait for.
+The largest group is the norm. Ranks in a collective wait for those outside it, so they are the norm against
+as many others, and against any number that stand still. If all wait alike, nobody is accused: the cause is on
+another machine, in the network, or in something that all of them wait for.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _DEVICE = re.compile(r"/dev/(?!shm/)")
 
 @dataclass(frozen=True, slots=True)
 class ThreadSeen:
-    """Hold one thread with what it does in words; ``stack`` is the same number for equal stacks."""
+    """Hold one thread and what it does; ``stack`` is the same number for equal stacks."""
 
     sighting: Sighting
     doing: StackDoing
@@ -64,7 +63,7 @@ class ThreadSeen:
 
     @property
     def motion(self) -> Motion:
-        """Return what it did between the looks."""
+        """Return what it did between the dumps."""
         return self.sighting.motion
 
     @property
@@ -90,9 +89,8 @@ class Camp:
 class DumpScene:
     """Hold the ranks of a job by what they do, largest camp first, and the workers of each.
 
-    ``unread`` are main threads of ranks whose stack could not be read, ``not_asked`` counts ranks of
-    this machine that nobody asked for. ``dead`` are children that ended badly and nobody asked about, each
-    with its host.
+    ``unread`` are main threads of ranks whose stack could not be read; ``not_asked`` counts local ranks that
+    were not asked for; ``dead`` are children that ended badly and were not waited for, with their hosts.
     """
 
     camps: tuple[Camp, ...]
@@ -102,7 +100,7 @@ class DumpScene:
     not_asked: int = 0
     dead: tuple[tuple[str, DeadChild], ...] = ()
     pinning: tuple[ThreadSeen, ...] = ()
-    """Threads that are at a batch, on its way into pinned memory."""
+    """Threads that move a batch into pinned memory."""
 
     @property
     def ranks(self) -> tuple[ThreadSeen, ...]:
@@ -138,12 +136,12 @@ def order_threads(thread: DumpThread) -> tuple[float, str, int, int, str]:
 
 
 def see_threads(sightings: Iterable[Sighting]) -> tuple[ThreadSeen, ...]:
-    """Put what each thread does into words, ordered by rank and process."""
+    """Describe what each thread does, ordered by rank and process."""
     those = sorted(sightings, key=lambda one: order_threads(one.thread))
     talking = {(one.thread.host, one.thread.pid) for one in those if one.thread.kind is ThreadKind.COMM}
     ranks = {(one.thread.host, one.thread.pid) for one in those if one.thread.role is Role.RANK}
     where = talking if len(ranks) > 1 else talking & ranks
-    # Hashing a stack is what costs most: once for each thread, and never again.
+    # Hashing a stack costs most: do it once for each thread.
     numbers: dict[tuple[StackFrame, ...], int] = {}
     told: dict[tuple[int, Role, ThreadKind], StackDoing] = {}
     where -= {(one.thread.host, one.thread.pid) for one in those if _works_in_engine(one)}
@@ -151,7 +149,7 @@ def see_threads(sightings: Iterable[Sighting]) -> tuple[ThreadSeen, ...]:
 
 
 def _works_in_engine(sighting: Sighting) -> bool:
-    """Tell whether a thread of the engine runs Python for its backward pass, and not a wait for ranks."""
+    """Tell whether an engine thread runs Python for its backward pass, and does not wait for ranks."""
     frames = sighting.frames
     if sighting.thread.kind is not ThreadKind.AUTOGRAD or not is_known(frames):
         return False
@@ -161,12 +159,12 @@ def _works_in_engine(sighting: Sighting) -> bool:
 
 
 def _describe_engine(frames: tuple[StackFrame, ...]) -> StackDoing:
-    """Say what a thread of the engine does: what its main thread would do itself without a card."""
+    """Describe an engine thread as the main thread that would do the same without a card."""
     return describe_stack(Role.RANK, ThreadKind.MAIN, frames)
 
 
 def _weigh_wait(sighting: Sighting, doing: StackDoing) -> StackDoing:
-    """Take back that a thread waits for ranks where it reads a file, or packs what it sends, meanwhile."""
+    """Drop the wait for ranks of a thread that meanwhile reads a file, or packs what it sends."""
     if doing.wait is not WaitReason.COLLECTIVE:
         return doing
     thread, frames = sighting.thread, sighting.frames
@@ -200,7 +198,7 @@ def _see(
         and is_wait(thread.waits_for, WaitReason.LOCK)
         and (thread.host, thread.pid) in talking
     ):
-        # The engine calls the reducer's hooks in C++: a wait for gradients shows as a lock alone.
+        # The engine calls the reducer's hooks in C++: a wait for gradients shows only as a lock.
         where = doing.text.removeprefix(Phase.BACKWARD.value).strip()
         text = f"{IN_COLLECTIVE} {where}".strip()
         place, site = ("collective", *doing.place[1:]), (IN_COLLECTIVE, *doing.site)
@@ -209,7 +207,7 @@ def _see(
 
 
 def is_pinning(seen: ThreadSeen) -> bool:
-    """Tell whether a thread puts a batch into pinned memory, and does not wait at one of its queues."""
+    """Tell whether a thread moves a batch into pinned memory, and does not wait at a queue."""
     if seen.thread.kind is not ThreadKind.PIN:
         return False
     steps = [index for index, one in enumerate(seen.frames) if one.file.endswith(_PIN_FILE)]
@@ -230,7 +228,7 @@ def _find_engines(seen: Iterable[ThreadSeen]) -> dict[tuple[str, int], ThreadSee
 
 
 def _stand_in(main: ThreadSeen, engines: dict[tuple[str, int], ThreadSeen]) -> ThreadSeen:
-    """Return what keeps a rank: while its main thread waits in backward for the engine, that does."""
+    """Return what keeps a rank: the engine's thread while its main thread waits for that in backward."""
     engine = engines.get(main.process)
     waits = main.doing.phase is Phase.BACKWARD and is_wait(main.thread.waits_for, WaitReason.LOCK)
     if engine is None or not waits or main.is_stopped:
@@ -241,8 +239,8 @@ def _stand_in(main: ThreadSeen, engines: dict[tuple[str, int], ThreadSeen]) -> T
 def _camp_of(seen: ThreadSeen) -> tuple[object, ...]:
     """Return what is equal for ranks of one camp.
 
-    The one line of the user that starts a framework's loop makes many collectives: those that wait for
-    others are told apart by the operation, whose words hold the line, and not by where in its library.
+    One user line that starts a framework's loop makes many collectives: they are told apart by the operation,
+    whose words hold the line, and not by the place in the library.
     """
     doing = seen.doing
     return (doing.place[0], *doing.site) if doing.wait is WaitReason.COLLECTIVE else doing.place
@@ -281,7 +279,7 @@ MOST_DEAD = 2
 
 @dataclass(frozen=True, slots=True)
 class OutlierAnswer:
-    """Hold who is odd, if anybody can be named, and one sentence that says where everybody is."""
+    """Hold who is odd, if anybody is, and one sentence that says where everybody is."""
 
     odd: Applicable[OddOne]
     summary: str
@@ -327,7 +325,7 @@ def _say_workers(scene: DumpScene) -> str:
 
 
 def divide(scene: DumpScene) -> tuple[Camp | None, tuple[ThreadSeen, ...]]:
-    """Return the norm and the ranks outside of it; no norm where none is clearly the larger part."""
+    """Return the norm and the ranks outside it; no norm where none is clearly the larger part."""
     stopped = tuple(seen for seen in scene.ranks if seen.is_stopped)
     if 0 < len(stopped) < len(scene.ranks):
         camps = [camp for camp in scene.camps if not all(seen.is_stopped for seen in camp.ranks)]
@@ -339,7 +337,7 @@ def divide(scene: DumpScene) -> tuple[Camp | None, tuple[ThreadSeen, ...]]:
     first, second = scene.camps[0], scene.camps[1]
     if waiting:
         outside = tuple(seen for seen in scene.ranks if seen.doing.wait is not WaitReason.COLLECTIVE)
-        # Who waits for its card may be in the same collective: the host of a card waits for that alone.
+        # A rank that waits for its card may be in the same collective: its host waits only for the card.
         hosts = tuple(seen for seen in outside if seen.doing.wait is not WaitReason.DEVICE)
         still = all(seen.motion in (Motion.FROZEN, Motion.SLOW) for seen in hosts)
         if hosts and (still or 2 * len(hosts) <= total):
@@ -354,7 +352,7 @@ def divide(scene: DumpScene) -> tuple[Camp | None, tuple[ThreadSeen, ...]]:
 
 
 def _worst_first(ranks: tuple[ThreadSeen, ...]) -> tuple[ThreadSeen, ...]:
-    """Put the ranks that did not move first, among them those that sleep where nothing interrupts."""
+    """Put ranks that did not move first, and of these the uninterruptible ones."""
     still = (Motion.FROZEN, Motion.ONCE, Motion.SLOW, Motion.MOVING)
     return tuple(sorted(ranks, key=lambda seen: (still.index(seen.motion), seen.thread.state != "D")))
 
@@ -376,7 +374,7 @@ def _name(seen: ThreadSeen, others: tuple[int, ...]) -> OddOne:
 
 def _say_place(seen: ThreadSeen) -> str:
     """Say where one rank is: "is in decode data.py:88, blocked in a read of ..."."""
-    # A wait for a batch is said by the place already.
+    # The place already says that it waits for a batch.
     waits = "" if seen.doing.wait is WaitReason.BATCH and not seen.is_stopped else say_wait(seen.thread)
     motion = say_motion(seen.motion, seen.sighting.since_s)
     told = (_say_doing(seen.doing.text, seen.doing.wait), waits, motion)
@@ -400,7 +398,7 @@ def _say_all_at(who: str, count: int, doing: StackDoing) -> str:
 def _say_norm(norm: Camp, scene: DumpScene) -> str:
     waiting = [camp for camp in scene.camps if camp.waits_for_ranks]
     if norm.waits_for_ranks and len(waiting) < len(scene.camps):
-        # Those that wait in another collective wait for the same ranks.
+        # Those in another collective wait for the same ranks.
         texts = dict.fromkeys(camp.doing.text for camp in waiting)
         count = sum(len(camp.ranks) for camp in waiting)
         return f"{count} of {scene.local} ranks {'waits' if count == 1 else 'wait'} in {' or '.join(texts)}"
@@ -454,7 +452,7 @@ def _answer_alike(scene: DumpScene, unread: str) -> OutlierAnswer:
         said += _say_remote(scene)
     elif wait is WaitReason.COLLECTIVE and not scene.unread and not scene.not_asked and count > 1:
         said += "; none is outside of it: look at the network, or at ranks that ended"
-        # Ranks that a program started itself carry no WORLD_SIZE.
+        # Ranks that a program started itself have no WORLD_SIZE.
         said += ", or that run elsewhere" if isinstance(scene.world_size, Missing) else ""
     odd = _name(worker, ()) if worker else NOT_APPLICABLE
     hint = ONCE_HINT if first.motion is Motion.ONCE else ""
@@ -462,7 +460,7 @@ def _answer_alike(scene: DumpScene, unread: str) -> OutlierAnswer:
 
 
 def _say_remote(scene: DumpScene) -> str:
-    """Say that ranks are on other machines, and what tells where those are; "" where none is."""
+    """Say that ranks are on other machines, and how to see where they are; "" where none is."""
     if not scene.remote:
         return ""
     noun = "rank is elsewhere or has ended" if scene.remote == 1 else "ranks are elsewhere or have ended"
@@ -504,7 +502,7 @@ def _find_worker(rank: ThreadSeen, scene: DumpScene) -> tuple[ThreadSeen | None,
 
 
 HANG_AFTER_S = 30.0
-"""How long nothing may move where neither the user nor the run's own rhythm says."""
+"""How long nothing may move, unless the user or the run's own rhythm says otherwise."""
 SLOW_PHASES = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD, Phase.IMPORT)
 _AWAITS_ONE = re.compile(
     r"barrier|/rendezvous|init_process_group|wait_for_everyone|main_process_first"

@@ -102,6 +102,7 @@ Starvation = Union[Starved, Cleared, Unsure]
 
 
 def cap_share(share: Share, most: float) -> Share:
+    """Limit a share, and its interval, to ``most``."""
     return Share(min(share.ratio, most), min(share.low, most), min(share.high, most), share.samples)
 
 

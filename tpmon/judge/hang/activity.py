@@ -1,11 +1,10 @@
 """Say what still works beside a thread that waits, and for how long nothing has moved. Pure.
 
-A main thread may wait for what others of its job do: a training in a thread, a pool of C, a program that it
-started. While they work it is no hang, or has the time of what computes.
+A main thread may wait for other work of its job: a training in a thread, a pool of C, a program that it
+started. While that works it is no hang, or has the grace of what computes.
 
-A sign is the last moment at which the job was alive, so that no hang is older; how much younger one may be
-depends on how often the job gives that sign. The log of a job, its connections and its hook tell of it again
-and again, and their silence counts. What is written or started now and then only makes a hang younger.
+A sign is the last moment at which the job was alive: no hang is older. Log, connections and hook give signs
+again and again, so their silence counts; what is written or started now and then only makes a hang younger.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ from tpmon.model.verdict import Origin
 from tpmon.model.waits import WaitReason, is_wait
 
 BUSY_CARD_PCT = 20.0
-"""Utilisation from which a card of the process works: below it may be what another process ticks."""
+"""Utilisation above which a card of the process works; below it may be ticks of another process."""
 WORKS_RATIO = 0.1
-"""CPUs from which other threads of a process work: those that only tick use a tenth of it (gloo: 0.02)."""
+"""CPUs above which other threads of a process work: ticking alone takes a tenth of it (gloo: 0.02)."""
 TICKS_RATIO = 0.01
 """CPUs that each thread of gloo uses at rest."""
 POOL_CPUS = 1.5
-"""CPUs from which these are threads of a pool at work: one alone may go round without end."""
+"""CPUs above which a pool of threads works: one alone may loop without end."""
 MOVED_BYTES_S = 1e6
-"""Bytes a second from which a process, or one that it started, reads or writes what matters."""
+"""Bytes a second above which a process, or its child, reads or writes what matters."""
 
 LATELY_S = 60.0
 """How long ago bytes may have flowed, since nothing moves: what the Window holds."""
@@ -58,10 +57,7 @@ _NOT_WORK = (ThreadKind.MAIN, ThreadKind.COMM)
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Say what works. ``goes_on``: it was seen to get on, and does not only compute.
-
-    ``flows``: it works so much that it has longer than one thread that computes.
-    """
+    """Say what works; ``goes_on``: it does not only compute; ``flows``: it earns the longest grace."""
 
     text: str
     goes_on: bool
@@ -71,7 +67,7 @@ class Beside:
 def weigh_beside(
     blame: Blame | str, seen: ThreadSeen, wait: Known[WaitReason], scene: Scene, picture: Picture
 ) -> Blame | str:
-    """Give a wait more time, or take the blame back, where something works that may end it."""
+    """Give a wait more grace, or take the blame back, where something works that may end it."""
     if isinstance(blame, Blame) and wait is WaitReason.RUNNING and blame.seen is seen:
         found = [*_find_bytes(seen, scene, picture), *_find_cpus(seen, scene, picture)]
         flow = next((one for one in found if one.flows), None)
@@ -92,10 +88,7 @@ def _allow(blame: Blame, beside: Beside) -> Blame:
 
 
 def find_beside(seen: ThreadSeen, scene: Scene, picture: Picture, *, children: bool = True) -> Beside | None:
-    """Return what works beside a thread of a process that rests, None where nothing does.
-
-    ``children``: processes that it started count too.
-    """
+    """Return what works beside a resting thread, None for nothing; ``children``: its processes count, too."""
     found = [
         *_find_threads(seen, scene, picture),
         *(_find_children(seen, scene) if children else ()),
@@ -107,7 +100,7 @@ def find_beside(seen: ThreadSeen, scene: Scene, picture: Picture, *, children: b
 
 
 def _find_threads(seen: ThreadSeen, scene: Scene, picture: Picture) -> Iterator[Beside]:
-    """Find threads of Python that get on or compute. One that only wakes up now and then does not work."""
+    """Find Python threads that get on or compute; one that only wakes up now and then does not work."""
     for one in picture.threads_of(seen.thread.pid):
         if one.thread.tid == seen.thread.tid or one.thread.kind in _NOT_WORK or not one.is_read:
             continue
@@ -125,7 +118,7 @@ def _find_threads(seen: ThreadSeen, scene: Scene, picture: Picture) -> Iterator[
 
 
 def _find_cpus(seen: ThreadSeen, scene: Scene, picture: Picture) -> Iterator[Beside]:
-    """Find CPU that others of its threads use, most of them of C: now, or while it was looked at."""
+    """Find CPU use of its other threads, most of them of C: now, or between the dumps."""
     pid = seen.thread.pid
     spans = [_others_of(process) for process in _readings(scene, pid)]
     now = statistics.fmean(spans) if spans else 0.0
@@ -156,21 +149,21 @@ def _ran(process: ProcessSample) -> float:
 
 
 def _others_of(process: ProcessSample) -> float:
-    """Return the CPUs that a process used besides its main thread and those that talk to other ranks."""
+    """Return the CPUs that a process used besides its main and communication threads."""
     groups = (group.runnable for group in process.thread_groups if group.kind in _NOT_WORK)
     return max(0.0, _ran(process) - sum(known_or(one, 0.0) for one in groups))
 
 
 def _find_children(seen: ThreadSeen, scene: Scene) -> Iterator[Beside]:
-    """Find a process that it started, or one of that process, which works."""
+    """Find a process that it started, directly or not, which works."""
     target = seen.thread.waits_on
     at_pipe = is_known(target) and target.kind is WaitKind.PIPE
     awaited = at_pipe or seen.doing.call in _CHILD_CALLS or is_wait(seen.thread.waits_for, WaitReason.CHILD)
-    # The pipe of a loader is that of its workers, which are asked themselves.
+    # A loader's pipe leads to its workers, which are judged themselves.
     awaited = awaited and seen.doing.wait is not WaitReason.BATCH
     parents = {one.pid: one.parent for one in scene.frame.processes}
     for process in scene.frame.processes:
-        # A shell between them is no process of the job, and a child of an older torch looks like a worker.
+        # A shell in between is no process of the job, and a child of an older torch looks like a worker.
         below = process.rank_pid == seen.thread.pid or _descends(process.pid, seen.thread.pid, parents)
         unnamed = process.role is Role.WORKER and not process.name.startswith(WORKER_NAME)
         if not below or not (process.role in _OTHERS or unnamed):
@@ -187,7 +180,7 @@ def _find_children(seen: ThreadSeen, scene: Scene) -> Iterator[Beside]:
 
 
 def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
-    """Tell whether one process was started by another, or by one that this started."""
+    """Tell whether ``ancestor`` started a process, directly or not."""
     passed: set[int] = set()
     while pid in parents and pid not in passed:
         passed.add(pid)
@@ -198,10 +191,10 @@ def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
 
 
 def _find_bytes(seen: ThreadSeen, scene: Scene, picture: Picture) -> Iterator[Beside]:
-    """Find bytes that its threads read or write, however little CPU that takes: a download, an upload.
+    """Find bytes that its threads read or write with little CPU: a download, an upload.
 
-    While they flow it goes on; those that flowed since nothing moves, or while it was looked at, only give
-    it more time. What came before belongs to the steps.
+    While they flow it goes on; those since nothing moves, or between the dumps, only give it more time.
+    Earlier ones belong to the steps.
     """
     toll = picture.tolls.get(seen.thread.pid)
     runs = find_wait(seen, picture) is WaitReason.RUNNING
@@ -213,7 +206,7 @@ def _find_bytes(seen: ThreadSeen, scene: Scene, picture: Picture) -> Iterator[Be
     most = max(now, lately, looked)
     if most >= MOVED_BYTES_S:
         text = f"it reads and writes {format_bytes(round(most))}/s"
-        # A store may answer nothing for some seconds in the middle of a large file.
+        # A store may pause for some seconds in the middle of a large file.
         yield Beside(text, goes_on=now >= MOVED_BYTES_S, flows=max(now, lately) >= MOVED_BYTES_S)
 
 
@@ -226,9 +219,9 @@ def _moved_bytes_s(scene: Scene, pid: int, span_s: float) -> float:
 
 
 def find_exchange(waiting: Sequence[ThreadSeen], scene: Scene) -> str:
-    """Say that threads which talk to other ranks work, as on a large tensor over gloo; "" for none.
+    """Say that communication threads work, as on a large tensor over gloo; "" for none.
 
-    Beside a busy card they may be NCCL's, which turn in a collective that hangs too.
+    Beside a busy card they may be NCCL's, which spin in a hung collective, too.
     """
     for seen in waiting:
         cards = cards_of(seen.thread.pid, scene.gpus)
@@ -242,7 +235,7 @@ def find_exchange(waiting: Sequence[ThreadSeen], scene: Scene) -> str:
 
 
 def _ran_for_ranks(process: ProcessSample) -> float:
-    """Return the CPUs that threads which talk to other ranks used, beyond what they tick at rest."""
+    """Return the CPUs that communication threads used, beyond their ticks at rest."""
     groups = [one for one in process.thread_groups if one.kind is ThreadKind.COMM]
     wanted = sum(known_or(one.runnable, 0.0) - TICKS_RATIO * one.count for one in groups)
     return min(wanted, _ran(process))
@@ -262,9 +255,9 @@ def find_cards(seen: ThreadSeen, scene: Scene) -> Iterator[Beside]:
 OWN_S = 4.0
 """How long tpmon itself must have seen nothing move, whatever older signs say."""
 OUTSIDE_S = 240.0
-"""How old the last line of the log and the last data of the job's connections must be to count as signs."""
+"""Age above which the last line of the log and the last data of connections count as signs."""
 OLD_S = 1800.0
-"""Age from which an older sign alone tells that what may last minutes has lasted too long."""
+"""Age above which an older sign alone shows that a slow wait has lasted too long."""
 
 LAST_STEP = "last step by the hook"
 LAST_WRITE = "last log write"
@@ -282,10 +275,7 @@ ORIGIN_OF_SIGN = {
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """Hold for how long nothing moved: as tpmon saw it, and as older signs tell (0: none tells).
-
-    ``idle_s`` is what the connections of the job tell of it, 0 where there are none.
-    """
+    """Hold how long nothing moved: as tpmon saw it, by older signs, and by connections; 0: not known."""
 
     own_s: float
     cornered_s: float
@@ -299,15 +289,11 @@ class Quiet:
         return max(self.own_s, self.outside_s if self.own_s >= OWN_S else 0.0)
 
     def slow_s(self, *, logs: bool, awaits: bool) -> float:
-        """Return for how long at least what may last minutes has lasted.
+        """Return for how long, at least, a wait that may last minutes has lasted.
 
-        Its log is old in any run that writes seldom, and one that pauses is looked at because of that. Its
-        connections and its hook tell of every step.
-
-        Args:
-            logs: whether rank 0 runs here; the others' logs are old in every run.
-            awaits: whether it was seen to wait for long, with rank 0, for a rank elsewhere. Who waits saves
-                nothing alone, so that its log counts.
+        Logs are old in any run that writes seldom; connections and hook report every step. ``logs``: rank 0
+        runs here, as the others' logs are always old. ``awaits``: it was long seen to wait, with rank 0, for
+        a rank elsewhere; who waits saves nothing alone, so its log counts.
         """
         exact = self.sign in (LAST_STEP, LAST_DATA) or (logs and (awaits or self.outside_s >= OLD_S))
         outside_s = self.outside_s if exact else min(self.outside_s, self.idle_s)
@@ -315,7 +301,7 @@ class Quiet:
 
 
 def connections_age_s(frame: Frame) -> float | None:
-    """Return how long ago any connection of the job sent or received data, None where there is none."""
+    """Return how long ago a connection of the job last sent or received data, None where there is none."""
     sockets = frame.sockets
     if not is_known(sockets) or sockets.connections == 0:
         return None
@@ -333,49 +319,46 @@ def see_quiet(watch: WatchedTime, frame: Frame) -> Quiet:
         outside_s, sign = written, LAST_WRITE
     elif talked is not None:
         outside_s, sign = talked, LAST_DATA
-    # A file alone is no sign of silence, not even a journal: many get a line an epoch, and a slow batch in
-    # such a run would be a hang after seconds. It dates a hang that tpmon saw long enough by itself.
+    # A file alone is no sign of silence, not even a journal: many get a line an epoch, and a slow batch would
+    # be a hang after seconds. It dates a hang that tpmon saw long enough by itself.
     for later_s, later in ((file_age_s(frame), LAST_FILE), (find_youngest_s(frame), LAST_START)):
         if sign and later_s is not None and later_s < outside_s:
             outside_s, sign = later_s, later
     if outside_s < OUTSIDE_S:
         outside_s, sign = 0.0, ""
     event_s = event_age_s(frame)
-    # A log is written seldom, a step tells of each of its parts: its time counts as it is.
+    # A log is written seldom; the hook reports each part of a step, so its time counts as it is.
     if event_s is not None and (written is None or event_s <= written):
         outside_s, sign = event_s, LAST_STEP
-    # Who was seen to get on since then was alive, however seldom it writes: older signs are for
-    # the time before tpmon came.
+    # A job that was seen to get on since then was alive, however seldom it writes: older signs are for the
+    # time before tpmon came.
     if watch.moved_ns and watch.moved_ns > frame.taken_ns - age_ns(outside_s):
         outside_s, sign = 0.0, ""
     return Quiet(max(own_s, 0.0), max(cornered_s, 0.0), outside_s, sign, talked or 0.0)
 
 
 def file_age_s(frame: Frame) -> float | None:
-    """Return how long ago a rank last wrote into another file that it holds open, None where none is known.
+    """Return how long ago a rank last wrote to another file that it holds open, None where none is known.
 
-    It tells that the job was alive then. Others may write the same file, a console log or one of wandb: then
-    the hang is said to be younger than it is, and still no older. Of the silence since then it tells nothing:
-    many files are written once and kept open, a lock, a cache, a data base.
+    The job was alive then. If others write the file, too (a console log, wandb), a hang seems younger than it
+    is, never older. Silence since then shows nothing: many files are written once and kept open, such as a
+    lock, a cache or a database.
     """
     written = frame.written
     return max(0.0, (frame.taken - written.last_write).total_seconds()) if is_known(written) else None
 
 
 def keeps_journal(frame: Frame) -> bool:
-    """Tell whether a rank holds a file open that is written piece by piece through a run, besides its log.
-
-    The last write of such a file dates a hang where there is neither a log nor a connection.
-    """
+    """Tell whether a rank writes an open file besides its log throughout a run, which may date a hang."""
     return is_known(frame.written) and frame.written.journal
 
 
 def find_youngest_s(frame: Frame) -> float | None:
     """Return how long ago the youngest loader worker was started, None where there is none.
 
-    A rank starts its workers itself, so that it was alive then: no hang of it is older. That there are none
-    younger tells nothing, as they live for an epoch, or for the whole run. A pool that replaces a dead worker
-    does so from a thread, which lives on beside a hang: then that is said to be younger than it is, no older.
+    Its rank was alive then: no hang is older. Old workers show nothing, as they live for an epoch or a whole
+    run. A pool replaces a dead worker from a thread, which outlives a hang: that then seems younger than it
+    is.
     """
     started = [one.started for one in frame.processes if one.role is Role.WORKER]
     return max(0.0, (frame.taken - max(started)).total_seconds()) if started else None

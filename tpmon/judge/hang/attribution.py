@@ -1,7 +1,7 @@
 """Find who keeps a job from going on: a cause of the table, or who is missing. Pure.
 
-What one rank does alone on another machine, such as a save, looks like a hang from here, wherever the others
-wait for it. So these waits have minutes, unless NCCL or the records of the job tell that they cannot end.
+What a rank does alone on another machine, such as a save, looks like a hang from here. Such waits have
+minutes, unless NCCL or the job's records show that they cannot end.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def find_ended(scene: Scene) -> list[int]:
     # A job that goes on with fewer ranks does not wait for the numbers beyond.
     ended = {one for one in scene.watch.numbers - here if not is_known(size) or one < size}
     if len(local) == len(living) == len(here) and local and _have_one_starter(scene, living):
-        # The ranks of one launcher are numbered without a gap, on the machine as in the job.
+        # A launcher numbers its ranks without a gap, on the machine as in the job.
         first = min(here) - min(local) if min(here) >= min(local) else 0
         started = max(*local, _started_here(scene, living, local))
         ended |= {first + number for number in range(started) if number not in local} - here
@@ -75,7 +75,7 @@ def find_ended(scene: Scene) -> list[int]:
 def _have_one_starter(scene: Scene, living: Sequence[ProcessSample]) -> bool:
     """Tell whether one process started the ranks here: a launcher, the first of them, or a step of Slurm.
 
-    Ranks in a container each see none of the others, and the number of each looks like a gap before it.
+    Ranks in a container each do not see the others, and the number of each looks like a gap before it.
     """
     if _has_launcher(scene, living):
         return True
@@ -90,10 +90,10 @@ def _has_launcher(scene: Scene, living: Sequence[ProcessSample]) -> bool:
 
 
 def _started_here(scene: Scene, living: Sequence[ProcessSample], local: Sequence[int]) -> int:
-    """Return how many ranks the one launcher of this machine started as it says, 0 where none says so.
+    """Return how many ranks the launcher of this machine says it started, 0 where none says so.
 
-    torchrun waits for the others when one of its ranks ends well, as one does whose data are fewer. The
-    variable alone tells nothing: some set it for ranks that run in other containers.
+    torchrun waits for the others when a rank with less data ends well. The variable alone shows nothing: some
+    set it for ranks that run in other containers.
     """
     if len(set(local)) < len(local) or not _has_launcher(scene, living):
         return 0
@@ -102,7 +102,7 @@ def _started_here(scene: Scene, living: Sequence[ProcessSample], local: Sequence
 
 
 def _tell_local_size(living: Sequence[ProcessSample]) -> int:
-    """Return how many ranks run on this machine as all that say so say alike, 0 for none."""
+    """Return how many ranks run on this machine, if all ranks that say so agree; else 0."""
     told = {
         one.value
         for process in living
@@ -115,7 +115,7 @@ def _tell_local_size(living: Sequence[ProcessSample]) -> int:
 
 
 def blame_nobody(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture) -> Blame:
-    """Say who is missing where all ranks that were read wait for others; nobody is while their cards work."""
+    """Say who is missing where all ranks that were read wait for others; nobody while their cards work."""
     blame = _find_absent(waiting, scene, picture)
     works = next((said for seen in waiting if (said := say_card_works(seen, scene))), "")
     if works:
@@ -152,7 +152,7 @@ def _say_places(waiting: Sequence[ThreadSeen]) -> str:
 
 
 def _blame_ended(ended: Sequence[int], waiting: Sequence[ThreadSeen], scene: Scene) -> Blame:
-    """Say that ranks have ended; those that are left wait for them, and none of them is to blame."""
+    """Say that ranks have ended; those that are left wait for them, and none of these is to blame."""
     verb = "have ended" if len(ended) > 1 else "has ended"
     left = _say_all(waiting).replace(" here", f" that {'are' if len(waiting) > 1 else 'is'} left")
     ends = f"{name_numbers(ended)} {verb}{say_rank_ends(ended, scene)}"
@@ -195,7 +195,7 @@ def _blame_remote(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture)
 
 
 def _blame_each_other(waiting: Sequence[ThreadSeen]) -> Blame:
-    """Say of ranks that all wait, and that are all there are, where they do; most often none is to blame."""
+    """Say where ranks wait where all ranks of the job do; mostly none is to blame."""
     first, count, camps = waiting[0], len(waiting), find_camps(waiting)
     others = tuple(waiting[1:])
     if len(camps) > 1 and any(map(_is_transfer, waiting)):
@@ -205,14 +205,14 @@ def _blame_each_other(waiting: Sequence[ThreadSeen]) -> Blame:
         return Blame("no-progress", first, text, also=others, is_of_all=True)
     hosts = [seen for seen in waiting if seen.doing.wait is WaitReason.COLLECTIVE]
     if len(camps) > 1 and len(hosts) < count and not any(awaits_one((seen,)) for seen in hosts):
-        # The line at which a host waits for its card may be any after the collective. At a barrier it waits
-        # itself: there it is in no collective that another has launched.
+        # A host may wait for its card at any line after the collective. At a barrier it waits itself, and is
+        # in no collective that another has launched.
         text = f"all {count} ranks wait for each other, in one collective or in several: {say_camps(waiting)}"
         return Blame("no-progress", first, text, also=others, is_of_all=True)
     if len(camps) > 1:
         text = f"all {count} ranks wait for each other in different collectives: {say_camps(waiting)}"
         if len(camps[-1]) == len(camps[-2]):
-            # Of as many on each side none is more in the wrong place than the others.
+            # With as many on each side, none is more in the wrong place than the others.
             return Blame("missing-rank", first, text, also=others, is_of_all=True)
         odd = camps[-1][0]
         return Blame("missing-rank", odd, text, also=tuple(seen for seen in waiting if seen is not odd))
@@ -228,11 +228,11 @@ def _blame_each_other(waiting: Sequence[ThreadSeen]) -> Blame:
 def may_run_elsewhere(scene: Scene) -> bool:
     """Tell whether ranks may run on other machines because nobody says how many there are.
 
-    A program that starts its ranks itself gives them no WORLD_SIZE. Those of several machines are connected.
+    A program that starts its ranks itself sets no WORLD_SIZE. Ranks on several machines are connected.
     """
     if not isinstance(scene.frame.target.world_size, Missing) or _are_all_recorded(scene):
         return False
-    # NCCL holds the ports of InfiniBand open on any host that has some.
+    # NCCL holds the InfiniBand ports of any host open.
     network = [one for one in known_or(scene.frame.network, ()) if one.kind != "ib"]
     apart = bool(network) and all(
         is_known(one.used_by_job) and (not one.used_by_job or one.interface == LOOPBACK) for one in network
@@ -241,7 +241,7 @@ def may_run_elsewhere(scene: Scene) -> bool:
 
 
 def _are_all_recorded(scene: Scene) -> bool:
-    """Tell whether the records of the job, or NCCL, count as many ranks as run here."""
+    """Tell whether the job's records, or NCCL, count as many ranks as run here."""
     calls = scene.watch.calls
     if calls is None:
         return False
@@ -252,9 +252,9 @@ def _are_all_recorded(scene: Scene) -> bool:
 
 
 def doubt_all_here(blame: Blame, scene: Scene) -> Blame:
-    """Give ranks of which all wait the time of a wait for another machine, where others may run there.
+    """Give ranks that all wait the grace of a wait for another machine, where others may run there.
 
-    The one that is not where the others are stays the one to look at.
+    A rank that is not where the others are stays the one to look at.
     """
     if not may_run_elsewhere(scene) or _is_loss_told(scene):
         return blame
@@ -264,10 +264,7 @@ def doubt_all_here(blame: Blame, scene: Scene) -> Blame:
 
 
 def _grace_of_remote(waiting: Sequence[ThreadSeen], scene: Scene) -> Grace:
-    """Say how long ranks may wait for one that cannot be seen.
-
-    While rank 0 saves alone the others wait in the next step's collective, which looks like any other.
-    """
+    """Say how long ranks may wait for an unseen one: a save of rank 0 looks like any other collective."""
     if _is_loss_told(scene):
         return Grace.ENDLESS
     return Grace.SLOW if awaits_one(waiting) else Grace.REMOTE
@@ -287,7 +284,7 @@ def _is_loss_told(scene: Scene) -> bool:
 
 
 _SLOW_PHASES = (*SLOW_PHASES, Phase.LOGGING)
-"""Also what sends a run's last records, and ends when they have arrived."""
+"""Also those that send a run's last records, and end when they have arrived."""
 _CHILD_CALLS = (
     LibraryCall.QUEUE_GET,
     LibraryCall.POOL_RESULT,
@@ -297,9 +294,9 @@ _CHILD_CALLS = (
     LibraryCall.SUBPROCESS,
 )
 POLLS_RATIO = 0.15
-"""Share of its CPU in the kernel from which a thread that gets nothing there asks it again and again."""
+"""Share of its CPU in the kernel above which a thread that gets nothing there polls."""
 LINE_S = 60.0
-"""How long a thread must be met at one line alone to be in one call: a loop is met at others of it."""
+"""How long a thread must be seen at only one line to be in one call: a loop changes lines."""
 OTHERS_RATIO = 0.1
 """CPUs that the other threads of its process may use meanwhile: those of a pool wait by yielding."""
 
@@ -307,7 +304,7 @@ OTHERS_RATIO = 0.1
 def find_blame(scene: Scene, picture: Picture) -> Blame | str:
     """Return who keeps the job from going on, or what shows that nobody does.
 
-    Actors that have no task may be at their turn later, or be what the others wait for.
+    Actors without a task may get one later, or be what the others wait for.
     """
     waits = [(seen, find_wait(seen, picture)) for seen in picture.scene.ranks]
     free = [seen for seen, wait in waits if wait is WaitReason.TASK]
@@ -349,7 +346,7 @@ def _find_blame(
     if untold is not None:
         return untold
     told = [blame for _, blame in blames if isinstance(blame, Blame)]
-    # A card that may be busy and does next to nothing is in a collective, where there are others to wait for.
+    # A card that may be busy but does next to nothing is in a collective, if there are other ranks.
     spins = [one for one in told if one.cause == "gpu-wait" and may_card_spin(one.seen, scene)]
     if spins and (len(spins) < len(told) or picture.scene.remote or unread or waiting):
         told = [one for one in told if one not in spins]
@@ -365,7 +362,7 @@ def _find_blame(
     if not waiting and len(told) > 1 and all(one.cause == "gpu-wait" for one in told):
         blame = blame_cards(told)
         return blame if blame.grace is Grace.TRANSFER else doubt_all_here(blame, scene)
-    # What one of them does on purpose, the others wait for.
+    # The others wait for what one of them does on purpose.
     first = give_grace(pick_blame(told), max(one.grace for one in told))
     works = next((one for one in spins if one.grace is Grace.TRANSFER), None)
     if works is not None and first.cause not in ("dead-worker", "lost-batch"):
@@ -373,18 +370,18 @@ def _find_blame(
         first = replace(give_grace(first, Grace.TRANSFER), text=f"{first.text}; meanwhile {works.text}")
     if waiting:
         return _blame_missing(first, waiting, outside)
-    # A sleep ends by itself: a program alone may poll for a file, or keep away from a limit.
+    # A sleep ends by itself: a lone program may poll for a file, or keep to a limit.
     alone = any(seen is first.seen and wait is WaitReason.SLEEP for seen, wait in outside)
     return give_grace(first, grace_of_sleep(scene)) if alone else first
 
 
 def grace_of_sleep(scene: Scene) -> Grace:
-    """Say how long a program alone may sleep: as long as what is slow, or as its user says."""
+    """Say how long a lone program may sleep: as long as slow work, or as its user says."""
     return Grace.REMOTE if scene.watch.asked_s is not None else Grace.SLOW
 
 
 def _blame_unread(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture) -> Blame | str:
-    """Say what the kernel tells of a rank whose stack could not be read, where all others wait for it."""
+    """Say what /proc shows of a rank whose stack could not be read, where all others wait for it."""
     unread = picture.scene.unread
     first = picture.main_of(unread[0].pid)
     process = next((one for one in scene.frame.processes if one.pid == unread[0].pid), None)
@@ -396,14 +393,14 @@ def _blame_unread(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture)
     waits = f", by the kernel in: {describe_wait(process.waits_for)}" if is_known(process.waits_for) else ""
     head = _say_waiting(waiting, len(waiting) + len(unread))
     text = f"{head}; the stack of {name_ranks(unread)} was not read{why}{waits}"
-    # Where it stands is not known, so that it may be anything that is slow.
+    # Its place is not known, so it may be anything that is slow.
     return Blame("missing-rank", first, text, Grace.SLOW, also=tuple(waiting))
 
 
 def _blame_missing(
     blame: Blame, waiting: Sequence[ThreadSeen], outside: Sequence[tuple[ThreadSeen, Known[WaitReason]]]
 ) -> Blame:
-    """Say of the one that the others wait for that it is not with them."""
+    """Say that the rank which the others wait for is not with them."""
     head = _say_waiting(waiting, len(waiting) + len(outside))
     culprit = blame.seen.thread
     pids = (culprit.pid, culprit.rank_pid)  # a worker is blamed in the words of its rank
@@ -419,15 +416,15 @@ def _blame_rank(seen: ThreadSeen, wait: Known[WaitReason], scene: Scene, picture
     if isinstance(blame, str):
         return blame
     if wait in ASKS and asks_another(seen) and (blame.seen is seen or blame.cause == "no-progress"):
-        # A batch of rollouts takes as long as its longest answer. The server may rest in its loop meanwhile.
+        # A batch of rollouts takes as long as its longest answer; the server may rest in its loop meanwhile.
         long = asks_actor(seen) or asks_here(seen)
         if long or blame.seen is seen:
             return give_grace(blame, Grace.TRANSFER if long else Grace.COMPUTE)
     if blame.grace in (Grace.COMPUTE, Grace.TRANSFER):
         return blame
-    # A writer in a thread, or in a process, may do what a rank waits for.
+    # A writer, be it a thread or a process, may do what a rank waits for.
     own = [one for one in (blame.seen, *blame.also) if one.thread.role is not Role.WORKER]
-    # Loggers keep idle threads in most programs: of these only the rank's own stack tells.
+    # Loggers keep idle threads in most programs: for these only the rank's own stack counts.
     is_slow = seen.doing.phase in _SLOW_PHASES or any(one.doing.phase in SLOW_PHASES for one in own)
     return give_grace(blame, Grace.SLOW) if is_slow else blame
 
@@ -440,7 +437,7 @@ def _blame_wait(seen: ThreadSeen, wait: Known[WaitReason], scene: Scene, picture
         return blame_loader(seen, scene, picture)
     if wait is WaitReason.THREADS:
         return blame_exit(seen, picture)
-    # Who waits for the interpreter's lock is no further: what it asked for may have come.
+    # A thread that waits for the GIL is no further: what it asked for may have come.
     if seen.doing.call in _CHILD_CALLS and wait is not WaitReason.GIL:
         child = blame_children(seen, scene, picture)
         if child is not None:
@@ -466,14 +463,14 @@ def _blame_wait(seen: ThreadSeen, wait: Known[WaitReason], scene: Scene, picture
 
 
 def _may_wait(seen: ThreadSeen, cards: Sequence[CardScene], picture: Picture) -> bool:
-    """Tell whether a thread that runs may be waiting for a card: it does not compute beside idle ones."""
+    """Tell whether a running thread may wait for a card: not if it loops, or its cards are idle."""
     if picture.goes_round(seen):
         return False
     return any(not is_known(one.busy_pct) or one.busy_pct >= IDLE_CARD_PCT for one in cards)
 
 
 def _changes_lines(seen: ThreadSeen, scene: Scene) -> bool:
-    """Tell whether samples found a main thread at several lines of the one function that it is in."""
+    """Tell whether samples found a main thread at several lines of its one function."""
     one = next((one for one in scene.watch.ranks if one.pid == seen.thread.pid), None)
     if one is None or not one.corner_ns:
         return False
@@ -482,10 +479,10 @@ def _changes_lines(seen: ThreadSeen, scene: Scene) -> bool:
 
 
 def _polls(seen: ThreadSeen, picture: Picture) -> bool:
-    """Tell whether a thread that goes round asks the kernel again and again, and gets nothing.
+    """Tell whether a thread that loops asks the kernel again and again, and gets nothing.
 
-    Such a call gives the interpreter's lock away, as a long call of a library does; that one computes
-    outside of the kernel, or moves bytes, or makes memory.
+    Such calls release the GIL, as do long library calls; but those compute outside the kernel, move bytes or
+    make memory.
     """
     trait, toll = picture.trait_of(seen), picture.tolls.get(seen.thread.pid)
     if trait is None or toll is None or not trait.goes_round or picture.rests(seen):

@@ -1,4 +1,4 @@
-"""Say what keeps one thread of a picture, with its culprit, and how processes ended. Pure."""
+"""Say what keeps one thread of a picture and who is to blame, and how processes ended. Pure."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _NEED_OF_CALL: Mapping[LibraryCall | None, tuple[Need, ...]] = {
     LibraryCall.PIPE_READ: (Need.PROCESS_WAIT,),
     LibraryCall.PIPE_WRITE: (Need.PROCESS_WAIT,),
 }
-"""What a wait in the standard library is for: what feeds it, its lock, or a process."""
+"""What a library wait is for: what feeds it, its lock, or a process."""
 
 _DAEMONS = frozenset(("tqdm", "wandb", "tensorboard", "tensorboardX", "comet_ml", "neptune", "clearml"))
 """Packages whose threads are all daemons: a progress bar's monitor, the senders of loggers."""
 
 FEW_BYTES_S = 1e6
-"""Bytes a second up to which a process neither reads nor writes what matters."""
+"""Bytes a second up to which a process reads and writes nothing that matters."""
 FEW_FAULTS_S = 100.0
-"""Page faults a second up to which the kernel's time is none of making memory."""
+"""Page faults a second up to which the kernel's time is not spent on making memory."""
 
 
 class Grace(IntEnum):
-    """Say how long what keeps a rank may last until it is a hang, the shortest first, by what it is."""
+    """Say how long a wait may last before it is a hang, by its kind, shortest first."""
 
     ENDLESS = 0
     """It does not end by itself."""
@@ -51,9 +51,9 @@ class Grace(IntEnum):
     LOOP = 2
     """It runs in one place."""
     REMOTE = 3
-    """What it waits for cannot be seen, and may take minutes: a rank elsewhere, what a sleep is for."""
+    """What it waits for cannot be seen and may take minutes: a rank elsewhere, or the reason of a sleep."""
     SLOW = 4
-    """It takes long in a run that is well, too."""
+    """It takes long in healthy runs, too."""
     COMPUTE = 5
     """It computes, or something that it may wait for does."""
     TRANSFER = 6
@@ -64,8 +64,8 @@ class Grace(IntEnum):
 class Blame:
     """Hold a cause with its culprit, one sentence about it, and what was seen for it.
 
-    ``also`` are further threads to show: a lock's holder, the workers that a rank waits for. ``dead`` are
-    processes to show that are no more.
+    ``also`` are further threads to show (a lock's holder, workers that a rank waits for); ``dead`` are ended
+    processes to show.
     """
 
     cause: str
@@ -79,7 +79,7 @@ class Blame:
     is_of_all: bool = False
     """No single rank is to blame: ``seen`` is only the first of them."""
     gone: Applicable[int] = NOT_APPLICABLE
-    """The number of the one rank that is to blame, where it has ended and ``seen`` waits for it."""
+    """The number of the one rank to blame, where it has ended and ``seen`` waits for it."""
 
 
 def say_place(seen: ThreadSeen) -> str:
@@ -99,23 +99,23 @@ def say_place(seen: ThreadSeen) -> str:
 
 
 def name_thread(seen: ThreadSeen) -> str:
-    """Name a thread that is no main thread: "thread log-flusher (4711)"."""
+    """Name a thread that is not the main one: "thread log-flusher (4711)"."""
     tid = f" ({seen.thread.tid})" if is_known(seen.thread.tid) else ""
     return f"thread {seen.thread.name}{tid}"
 
 
 def pick_blame(blames: Sequence[Blame]) -> Blame:
-    """Return the blame that is the surest, and that says the most."""
+    """Return the surest blame; of equal ones, one that says more than "no-progress"."""
     return min(blames, key=lambda one: (one.grace, one.cause == "no-progress"))
 
 
 def give_grace(blame: Blame, grace: Grace) -> Blame:
-    """Give a blame at least so much time."""
+    """Give a blame at least this grace."""
     return replace(blame, grace=max(blame.grace, grace))
 
 
 def find_camps(waiting: Sequence[ThreadSeen]) -> list[list[ThreadSeen]]:
-    """Return the ranks that wait by the place where they do, the largest group first."""
+    """Return the waiting ranks by place, the largest group first."""
     sites = dict.fromkeys(seen.doing.site for seen in waiting)
     camps = [[seen for seen in waiting if seen.doing.site == site] for site in sites]
     return sorted(camps, key=len, reverse=True)
@@ -139,7 +139,7 @@ def blame_thread(
 ) -> Blame:
     """Say what keeps a thread whose own stack tells: a rank's main thread, or a worker's.
 
-    ``polls``: it asks the kernel again and again and gets nothing; ``circles``: it was met at several lines.
+    ``polls``: it asks the kernel again and again and gets nothing; ``circles``: it was seen at several lines.
     """
     if wait is WaitReason.GIL:
         return blame_gil(seen, picture)
@@ -183,7 +183,7 @@ def need_of_io(seen: ThreadSeen) -> Need:
 
 
 def need_of_wait(wait: Known[Wait]) -> Need:
-    """Return the same where only the kernel's word for the wait is known."""
+    """Return the same where only the kernel wait is known."""
     if is_wait_in(wait, SOCKETS | {WaitReason.CONNECTION}):
         return Need.SOCKET_WAIT
     if is_wait(wait, WaitReason.FIFO):
@@ -210,7 +210,7 @@ def _say_feeders(feeders: Sequence[ThreadSeen], verb: str) -> str:
 
 
 def gets_something(seen: ThreadSeen, picture: Picture) -> bool:
-    """Tell whether the process of a thread read, wrote or made memory while it was looked at."""
+    """Tell whether a thread's process read, wrote or made memory between the dumps."""
     toll = picture.tolls.get(seen.thread.pid)
     return toll is not None and (
         toll.faults > FEW_FAULTS_S * picture.seconds or toll.moved_bytes > FEW_BYTES_S * picture.seconds
@@ -218,10 +218,10 @@ def gets_something(seen: ThreadSeen, picture: Picture) -> bool:
 
 
 def _grace_of_run(seen: ThreadSeen, picture: Picture, *, polls: bool, circles: bool) -> Grace:
-    """Say how long a thread that runs may go on: at work longer than in a loop without end.
+    """Say how long a running thread may go on: longer at work than in an endless loop.
 
-    At work are those that get something from the kernel, and those that load data, in a worker or in the
-    main thread. One that keeps the interpreter at one line is in one call of C, which may end.
+    A thread is at work if it gets something from the kernel, or loads data in a worker or the main thread.
+    One that holds the GIL at one line is in one C call, which may end.
     """
     trait = picture.trait_of(seen)
     if trait is None or not (polls or picture.goes_round(seen)) or gets_something(seen, picture):
@@ -233,7 +233,7 @@ def _grace_of_run(seen: ThreadSeen, picture: Picture, *, polls: bool, circles: b
 
 
 def _find_holders(seen: ThreadSeen, picture: Picture) -> tuple[ThreadSeen, ...]:
-    """Return the threads that may hold what ``seen`` waits for: the one that is known, else those at rest."""
+    """Return the threads that may hold what ``seen`` waits for: the known one, else those at rest."""
     others, tids = _list_others(seen, picture), _find_awaited_tids(seen)
     known = tuple(one for one in others if one.thread.tid in tids)
     if known:
@@ -245,7 +245,7 @@ def _find_holders(seen: ThreadSeen, picture: Picture) -> tuple[ThreadSeen, ...]:
         and one.thread.kind is ThreadKind.OTHER
         and find_wait(one, picture) not in (WaitReason.NOTHING, UNREAD)
     ]
-    # One that writes a checkpoint gives them all its time, so that no three of a logger may hide it.
+    # A checkpoint writer sets the grace of all: three threads of a logger must not hide it.
     return tuple(sorted(at_rest, key=lambda one: one.doing.phase not in SLOW_PHASES)[:3])
 
 
@@ -272,7 +272,7 @@ def _say_holders(seen: ThreadSeen, holders: Sequence[ThreadSeen]) -> str:
 
 
 def blame_gil(seen: ThreadSeen, picture: Picture) -> Blame:
-    """Say who holds the interpreter's lock and does not run Python: a library that kept it."""
+    """Say who holds the GIL without running Python: a library that kept it."""
     holder = find_gil_holder(seen, picture) or seen
     name = name_rank(seen.thread) if seen.thread.role is Role.RANK else name_process(seen.thread)
     needs = (Need.LOCK_WAIT,)
@@ -307,7 +307,7 @@ def blame_exit(seen: ThreadSeen, picture: Picture) -> Blame | str:
 
 
 def _is_daemon(seen: ThreadSeen) -> bool:
-    """Tell whether a thread is of a library that starts only such threads as Python does not wait for."""
+    """Tell whether a thread is of a library that starts only daemon threads."""
     return any(package_of(one.file) in _DAEMONS for one in seen.frames) and not any(
         map(is_users, seen.frames)
     )
@@ -320,13 +320,13 @@ def _order_left(seen: ThreadSeen, tids: Collection[int]) -> tuple[bool, bool, bo
 
 
 def tell_ends(dead: Iterable[DeadChild], scene: Scene) -> list[DeadChild]:
-    """Say of dead processes what was seen when they ended, which tells the OOM killer from any SIGKILL."""
+    """Add how dead processes were seen to end, which tells the OOM killer from any other SIGKILL."""
     seen = {end.pid: end.how for _, end in list_ends(scene)}
     return [replace(one, how=seen.get(one.pid, one.how)) for one in dead]
 
 
 def find_killed(parent: int, scene: Scene) -> list[DeadChild]:
-    """Return the children of a process that were seen to fail, and that it has asked about since."""
+    """Return the children of a process that were seen to fail, and that it has waited for since."""
     failed = {end.pid: end for _, end in list_ends(scene) if end.outcome is Outcome.FAILED}
     children = {
         one.pid: one

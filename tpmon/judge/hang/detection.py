@@ -1,7 +1,7 @@
 """Decide when stacks of the whole job are worth reading, and whether they show a hang. Pure.
 
-A hang needs a picture: several looks in which nobody moved. How long nobody moved is what tpmon saw
-itself, or what the log and the job's connections tell of the time before, where tpmon came late.
+A hang needs a picture: several dumps in which nobody moved. For how long is what tpmon saw itself, or what
+the log and the connections say about the time before it came.
 """
 
 from __future__ import annotations
@@ -47,30 +47,30 @@ from tpmon.model.verdict import IN_WORDS, Evidence, Figure, Kind, Origin
 from tpmon.model.waits import SOCKETS, WaitReason, is_wait, is_wait_in
 
 LOOP_OWN_S = 8.0
-"""The same for a thread that computes."""
+"""How long tpmon itself must have seen a computing thread not get on, whatever older signs say."""
 SOON_S = 2.5
 """The same before it reads the stacks of all processes because of older signs."""
 SLOW_S = 300.0
 """How long a checkpoint, validation, load, import or compile may stand still, or a long call compute."""
 TRANSFER_S = 1800.0
-"""The same where bytes flow or a pool of threads computes: a large file or corpus takes as long."""
+"""The same where bytes flow or a thread pool computes: a large file or corpus takes as long."""
 TIMED_FACTOR = 2.5
 """How many times longer a wait with a time-out must last than one that cannot end."""
 LOOP_FACTOR = 4.0
-"""The same for a loop that goes round in one place."""
+"""The same for a loop in one place."""
 LEAD_S = 10.0
-"""How long before the time is up the looks begin."""
+"""How long before the time is up the dumps begin."""
 ROUNDS = 3
 EVERY_S = 2.5
 BUSY_ROUNDS = 6
 BUSY_EVERY_S = 1.0
-"""Looks at ranks that run: more of them tell a loop of Python from a call of a library."""
+"""Dumps of ranks that run: more of them tell a Python loop from a library call."""
 AGAIN_S = 180.0
-"""How long after looks that showed no hang others may be read."""
+"""How long after dumps that showed no hang others may be read."""
 STALE_S = 600.0
 """How old a picture of a job that still stands may become."""
 ANSWER_S = 25.0
-"""How long looks may take before those that were asked for are given up."""
+"""How long requested dumps may take before they are given up."""
 
 _COMPUTES = (Grace.COMPUTE, Grace.TRANSFER)
 _SLOW = (Grace.REMOTE, Grace.SLOW)
@@ -88,7 +88,7 @@ def need_s(watch: WatchedTime, grace: Grace) -> float:
     if grace is Grace.ENDLESS or asked:
         return least
     if grace is Grace.REMOTE:
-        # It may be a collective: that has a time-out of its own.
+        # It may be a collective, which has a time-out of its own.
         return max(SLOW_S, least)
     if grace is Grace.LOOP and not watch.trained:
         return slow_s  # before the first step programs build their tables in a loop of Python
@@ -96,7 +96,7 @@ def need_s(watch: WatchedTime, grace: Grace) -> float:
 
 
 def plan_look(watch: WatchedTime, scene: Scene) -> Applicable[DumpRequest]:
-    """Return the looks that are worth reading now, not applicable where none are."""
+    """Return the dumps that are worth reading now, not applicable where none are."""
     frame = scene.frame
     if not watch.may_ask or not scene.ranks or frame.target.state is not TargetState.RUNNING:
         return NOT_APPLICABLE
@@ -126,10 +126,10 @@ def _ask(scene: Scene) -> DumpRequest:
 
 
 def is_looking(scene: Scene) -> bool:
-    """Tell whether looks were asked for and have not all come yet."""
+    """Tell whether dumps were asked for and have not all come yet."""
     watch, now_ns = scene.watch, scene.frame.taken_ns
     come = [one.taken_ns for one in watch.rounds if one.taken_ns > watch.looked_ns]
-    # On a crowded machine each look takes its time: while they come they are not given up.
+    # On a crowded machine each dump takes its time: while they come they are not given up.
     asked = watch.looked_ns > 0 and now_ns - max(come, default=watch.looked_ns) <= ANSWER_S * 1e9
     overdue = not come and see_quiet(watch, scene.frame).own_s >= watch.hang_after_s + ANSWER_S
     return asked and watch.picture is None and len(come) < LEAST_ROUNDS and not overdue
@@ -149,7 +149,7 @@ def judge_hang(scene: Scene) -> Answer:
     if blame.grace in _SLOW:
         awaits = blame.cause == "remote-rank" and blame.grace is Grace.REMOTE
         awaits = awaits and quiet.own_s >= watch.hang_after_s
-        # Which of the ranks is the first of all is not known either then.
+        # Then it is not even known which of the ranks is the first of all.
         logs = logs_here(scene) and not (_waits_with_others(blame) and may_run_elsewhere(scene))
         seconds = quiet.slow_s(logs=logs, awaits=awaits)
     circles = _is_loop(blame, picture)
@@ -166,10 +166,9 @@ def judge_hang(scene: Scene) -> Answer:
 
 
 def _recorded_s(blame: Blame, quiet: Quiet, scene: Scene) -> float:
-    """Return for how long ranks wait by the job's own record, where the one to blame stands as long.
+    """Return how long ranks wait by the job's own record, if the rank to blame has stood as long.
 
-    One that is not with them may have come to where it is just now: from a validation, in which it was seen
-    to get on, into a save.
+    A rank that is not with them may have just come there: from a validation, in which it got on, into a save.
     """
     watch = scene.watch
     waited_s = find_waited_s(watch.calls, scene.frame.taken, quiet.own_s)
@@ -181,7 +180,7 @@ def _recorded_s(blame: Blame, quiet: Quiet, scene: Scene) -> float:
 
 
 def _waits_with_others(blame: Blame) -> bool:
-    """Tell whether the one to blame waits for ranks itself, as all do where there is none to blame."""
+    """Tell whether the rank to blame waits for ranks itself, as all do where nobody is to blame."""
     return blame.is_of_all or blame.seen.doing.wait is WaitReason.COLLECTIVE
 
 
@@ -192,12 +191,12 @@ def has_ranks_elsewhere(scene: Scene) -> bool:
 
 
 def logs_here(scene: Scene) -> bool:
-    """Tell whether the rank that writes the log of the job, by custom rank 0, runs on this machine."""
+    """Tell whether the rank that writes the log of the job, usually rank 0, runs on this machine."""
     return not has_ranks_elsewhere(scene) or any(rank.process.rank == 0 for rank in scene.ranks)
 
 
 def guess_grace(rank: RankScene, scene: Scene) -> Grace:
-    """Say how long a rank may rest by the kernel's word alone, where no stack tells what it does.
+    """Say how long a rank may rest by its kernel wait alone, where no stack tells what it does.
 
     It may have asked a service, or wait for a rank elsewhere that saves alone, or for a thread that uploads.
     """
@@ -213,7 +212,7 @@ def guess_grace(rank: RankScene, scene: Scene) -> Grace:
 
 
 def find_need_s(scene: Scene) -> float:
-    """Return how long what was found must last until it is a hang; before that the longest of what may be."""
+    """Return how long a finding must last to be a hang; without a finding, the longest that may be needed."""
     watch, picture = scene.watch, scene.watch.picture
     blame = find_blame(scene, picture) if picture is not None else ""
     if isinstance(blame, Blame):
@@ -223,18 +222,17 @@ def find_need_s(scene: Scene) -> float:
 
 
 def _is_loop(blame: Blame, picture: Picture) -> bool:
-    """Tell whether the main thread of a rank goes round in one place, and loads no data there."""
+    """Tell whether the main thread of a rank loops in one place, and loads no data there."""
     one = blame.seen
     is_main = one.thread.role is Role.RANK and one.thread.kind is ThreadKind.MAIN
     return is_main and one.doing.phase is not Phase.DATA_WAIT and picture.goes_round(one)
 
 
 def _running_s(quiet: Quiet, grace: Grace, *, circles: bool) -> float:
-    """Return for how long a thread that computes, or that waits for what does, has not got on.
+    """Return how long a thread that computes, or waits for one that does, has not got on.
 
-    A loop is met at other lines all the time, whatever it gets from the kernel meanwhile. A run that writes
-    seldom may be in any of its steps, so older signs count for little here: they must be very old, and for a
-    call of a library they are none.
+    A loop changes lines all the time, whatever it gets from the kernel. A run that writes seldom may be in
+    any of its steps, so older signs must be very old here, and do not count for a library call.
     """
     if grace in _COMPUTES:
         return quiet.cornered_s if circles else quiet.own_s
@@ -310,7 +308,7 @@ def _list_evidence(blame: Blame, quiet: Quiet, seconds: float, scene: Scene) -> 
     )
     for sign, read_age_s, figure in _SIGNS:
         signed_s = read_age_s(scene.frame)
-        # What tells since when it hangs stands beside the verdict already.
+        # The sign that dates the hang stands beside the verdict already.
         if signed_s is not None and quiet.sign != sign:
             rows.append(reading_aged(figure, signed_s, 0.0))
     youngest = find_youngest_s(scene.frame)

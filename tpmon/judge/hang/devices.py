@@ -1,7 +1,4 @@
-"""Say of a rank that waits for its card, or in a collective, whether that works or stands.
-
-What tells is the job's own record, read after the looks; without one the stacks and a default timeout.
-"""
+"""Say whether a wait for a card or in a collective works or stands: by records, else stacks and timeouts."""
 
 from __future__ import annotations
 
@@ -42,17 +39,17 @@ from tpmon.model.verdict import Evidence, Figure, Origin
 from tpmon.model.waits import WaitReason
 
 _AT_CARD = (*TRAINING, Phase.SYNC, Phase.COMMS, Phase.OTHER)
-"""Phases in which a host may wait for its card; one that loads or compiles computes itself."""
+"""Phases in which a host may wait for its card; loading and compiling run on the host."""
 _LEAVE_IT_TO_CARDS = frozenset(
     ("torch", "transformers", "accelerate", "deepspeed", "lightning", "pytorch_lightning", "lightning_fabric")
 )
-"""Packages whose own code computes on the card; one such as numpy does so on the CPU."""
+"""Packages whose own code computes on the card; others, such as numpy, compute on the CPU."""
 _WORKS = ""
 _HOLLOW = "is busy and does next to nothing"
 
 
 def may_card_spin(seen: ThreadSeen, scene: Scene) -> bool:
-    """Tell whether a card of a rank is busy, with whatever, or may be: also one that cannot be seen."""
+    """Tell whether a card of a rank is busy with anything, or may be, as one that cannot be seen."""
     cards = cards_of(seen.thread.pid, scene.gpus)
     return not cards or any(not is_known(one.busy_pct) or one.busy_pct >= IDLE_CARD_PCT for one in cards)
 
@@ -75,7 +72,7 @@ def is_network_busy(scene: Scene, picture: Picture) -> bool:
 
 
 def _say_state(card: CardScene, scene: Scene) -> Known[str]:
-    """Say what a card does that is at no work, "" for one that works; Missing where that is not told."""
+    """Say what an idle card does, "" for one that works; Missing where that is not known."""
     silence = find_silence(card, scene)
     if silence is not None:
         return silence.state
@@ -97,14 +94,14 @@ def _is_alone(picture: Picture) -> bool:
 
 
 def _may_exchange(card: CardScene, scene: Scene, picture: Picture) -> bool:
-    """Tell whether a busy card may be in a slow collective that moves bytes where no counter shows it."""
+    """Tell whether a busy card may be in a slow collective whose bytes no counter shows."""
     if _is_alone(picture) or not is_known(card.busy_pct) or card.busy_pct < IDLE_CARD_PCT:
         return False
     return is_network_busy(scene, picture) or not is_known(card.link_bytes_s)
 
 
 def blame_card(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | str:
-    """Say that a rank waits for its card. Where that works it may be in a kernel that does not end.
+    """Say that a rank waits for its card; one that works may be in a kernel that does not end.
 
     A collective over a slow network is as hollow as a kernel that does not end; the bytes tell them apart.
     """
@@ -128,7 +125,7 @@ def blame_card(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | str:
     elif _is_alone(picture) and any(
         state == _HOLLOW and not is_known(card.sm_active_pct) for card, state in states
     ):
-        # A slow kernel of few blocks draws as little as one that does not end.
+        # A slow kernel of few blocks draws as little power as one that does not end.
         grace = Grace.TIMED
     elif any(_may_exchange(one, scene, picture) for one in cards):
         grace = Grace.SLOW
@@ -137,10 +134,10 @@ def blame_card(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | str:
 
 
 def blame_unseen_card(seen: ThreadSeen, picture: Picture) -> Blame | None:
-    """Say that a rank may wait for its card where that cannot be read; None where it does something else.
+    """Say that a rank may wait for a card that cannot be read; None where it does something else.
 
-    A card of AMD, or of another container: NCCL's threads tell that there is one. A host that waits for its
-    card spins at a line of the program, and a collective on the card is such a wait.
+    NCCL's threads show that there is one: of AMD, or of another container. A host that waits for its card, or
+    for a collective on it, spins at a line of the program.
     """
     names = (one.thread.name for one in picture.threads_of(seen.thread.pid))
     if _is_alone(picture) or _computes(seen, picture) or seen.doing.phase not in _AT_CARD:
@@ -153,7 +150,7 @@ def blame_unseen_card(seen: ThreadSeen, picture: Picture) -> Blame | None:
 
 
 def _computes(seen: ThreadSeen, picture: Picture) -> bool:
-    """Tell whether a rank is at work itself: torch waits for the card without the interpreter's lock."""
+    """Tell whether a rank itself works: torch waits for the card without the GIL."""
     trait = picture.trait_of(seen)
     if trait is not None and trait.gil_ratio > 0:
         return True
@@ -164,7 +161,7 @@ def _computes(seen: ThreadSeen, picture: Picture) -> bool:
 
 
 def blame_cards(blames: Sequence[Blame]) -> Blame:
-    """Say the same of all ranks of a job, of which each waits for its own card: none is the culprit."""
+    """Join the blames of all ranks, each of which waits for its own card: none is the culprit."""
     blame = max(blames, key=lambda one: one.grace)
     ranks = [one.seen for one in blames]
     also = tuple(one for one in ranks if one is not blame.seen)
@@ -175,23 +172,23 @@ def blame_cards(blames: Sequence[Blame]) -> Blame:
     none = "is known to do" if blame.grace is Grace.COMPUTE else "does"
     text = f"{head}, none of which {none} anything: most likely in one collective"
     if len(find_camps(ranks)) > 1:
-        # Where a host waits for its card is the line after the collective, of each rank another perhaps.
+        # A host waits for its card at the line after the collective, perhaps another one in each rank.
         text = f"{text}, or in different ones: {say_camps(ranks)}"
     return replace(blame, text=text, also=also, is_of_all=True)
 
 
 CAUSES = frozenset(("missing-rank", "remote-rank", "no-progress", "gpu-wait"))
-"""Those in which ranks wait for others, or may."""
+"""Causes in which ranks wait for others, or may."""
 BEFORE_S = 5.0
-"""How long before the stillness began a record may have been written down and still be of this hang."""
+"""How long before the standstill a record may have been written and still be of this hang."""
 
 
 def show_calls(
     calls: Collectives | None, picture: Picture, frame: Frame, still_s: float, *, on_cards: bool = False
 ) -> list[Evidence]:
-    """Return the rows for a hang in which ranks wait for others; ``still_s``: for how long nothing moved.
+    """Return the evidence of a hang in which ranks wait for others; ``still_s``: how long nothing moved.
 
-    ``on_cards``: they may wait in collectives of their cards, and the host for the card alone.
+    ``on_cards``: they may wait in collectives of their cards, and the host only for the card.
     """
     mains = picture.scene.ranks
     in_ranks = any(find_wait(seen, picture) is WaitReason.COLLECTIVE for seen in mains)
@@ -219,7 +216,7 @@ def _find_open(
 
 
 def find_waited_s(calls: Collectives | None, now: datetime, still_s: float) -> float:
-    """Return for how long ranks have waited in a collective by the job's own records; 0 where none tells."""
+    """Return how long ranks have waited in a collective by the job's own records; 0 where none tells."""
     found = _find_open(calls, now, still_s) if calls is not None else None
     return found[0].waited_s + found[2] if found is not None else 0.0
 
@@ -238,7 +235,7 @@ def _show_finding(calls: Collectives, now: datetime, still_s: float) -> Iterator
 
 
 def _find_record(calls: Collectives, finding: CollectiveFinding) -> tuple[datetime, str]:
-    """Return when the oldest record of a rank that waits was written down, and where it was read."""
+    """Return when the oldest record of a waiting rank was written, and where it was read."""
     those = [one for one in calls.records if is_known(one.rank) and one.rank in finding.waiting]
     first = min(those, key=lambda one: one.taken)
     return first.taken, first.source.value

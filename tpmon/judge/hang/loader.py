@@ -1,4 +1,4 @@
-"""Say why a batch or a result does not come: a process died, one is held, or nobody has it. Pure."""
+"""Say why a batch or a result does not come: a process died, one is stuck, or nobody has it. Pure."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from tpmon.model.waits import WaitReason
 
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 _TRACKER = "/resource_tracker.py"
-"""Of multiprocessing, and of the copies that loky and multiprocess keep: it waits on a pipe all its life."""
+"""Of multiprocessing, and of its copies in loky and multiprocess: it waits on a pipe all its life."""
 _BATCH = "a batch"
 _TASKS = (LibraryCall.POOL_RESULT, LibraryCall.PROCESS_JOIN, LibraryCall.FUTURE, LibraryCall.SUBPROCESS)
-"""Waits for work that was handed over as a whole, however long that takes."""
+"""Waits for work that was handed over as a whole, however long it takes."""
 _RESULTS = (LibraryCall.QUEUE_GET, LibraryCall.POOL_RESULT, LibraryCall.FUTURE)
-"""Waits for what another process of Python hands over."""
+"""Waits for what another Python process hands over."""
 
 
 def _blame_dead(seen: ThreadSeen, dead: Sequence[DeadChild], noun: str, scene: Scene) -> Blame:
@@ -57,7 +57,7 @@ def _blame_dead(seen: ThreadSeen, dead: Sequence[DeadChild], noun: str, scene: S
 
 
 def _waits_for_another(seen: ThreadSeen, dead: Sequence[DeadChild]) -> bool:
-    """Tell whether what a rank waits for by number is none of the dead processes: it lives."""
+    """Tell whether a rank waits for a process by number, and that is none of the dead ones."""
     awaited = _find_awaited(seen)
     return bool(awaited) and awaited.isdisjoint(one.pid for one in dead)
 
@@ -72,7 +72,7 @@ def _find_awaited(seen: ThreadSeen) -> set[int]:
 def _blame_workers(
     seen: ThreadSeen, workers: Sequence[ThreadSeen], scene: Scene, picture: Picture, what: str = _BATCH
 ) -> Blame | str | None:
-    """Say which of the processes that a rank waits for keeps it; None where all of them are idle."""
+    """Say which of the processes that a rank waits for holds it up; None where all of them are idle."""
     name = name_rank(seen.thread)
     told: list[Blame] = []
     moving: Blame | None = None
@@ -99,23 +99,23 @@ def _blame_workers(
 
 
 def _blame_worker(worker: ThreadSeen, wait: Known[WaitReason], scene: Scene, picture: Picture) -> Blame | str:
-    """Say what keeps one process that is not idle. One that moves may try the same again without end."""
+    """Say what keeps a process that is not idle; one that moves may retry without end."""
     who = f"{name_process(worker.thread)} ({worker.thread.pid})"
     if wait is WaitReason.NOTHING:
         return Blame("no-progress", worker, f"{who} moves: {worker.doing.text}", Grace.TRANSFER)
     blame = weigh_beside(blame_thread(worker, wait, who, picture), worker, wait, scene, picture)
-    # Clients of stores wait for an answer with limits and attempts of their own.
+    # Clients of stores wait for an answer with time-outs and retries of their own.
     asks = isinstance(blame, Blame) and blame.seen is worker and wait in ASKS and asks_another(worker)
     return give_grace(blame, Grace.COMPUTE) if isinstance(blame, Blame) and asks else blame
 
 
 def _is_torch_loader(seen: ThreadSeen) -> bool:
-    """Tell whether a rank waits in torch's DataLoader: others have threads or actors, and no workers."""
+    """Tell whether a rank waits in torch's DataLoader: others have threads or actors, not workers."""
     return Need.TORCH_LOADER in read_stack(seen.frames).needs
 
 
 def _was_worker(dead: DeadChild, seen: ThreadSeen, scene: Scene) -> bool:
-    """Tell whether a dead child may have been a loader worker, and not a program that the rank started."""
+    """Tell whether a dead child may have been a loader worker, and not a program of the rank's."""
     if dead.name.startswith(WORKER_NAME):
         return True
     cast = [one for frame in scene.history for one in frame.processes if one.pid == dead.pid]
@@ -130,7 +130,7 @@ def _was_worker(dead: DeadChild, seen: ThreadSeen, scene: Scene) -> bool:
 
 
 def _may_answer(dead: DeadChild, seen: ThreadSeen, scene: Scene) -> bool:
-    """Tell whether a dead child may be what a rank waits for: into a queue or a pool only Python puts."""
+    """Tell whether a rank may wait for a dead child: only Python fills a queue or a pool."""
     if seen.doing.call not in _RESULTS:
         return True
     rank = next((one for one in scene.frame.processes if one.pid == seen.thread.pid), None)
@@ -142,7 +142,7 @@ def _is_at(seen: ThreadSeen, *files: str) -> bool:
 
 
 def blame_loader(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | str:
-    """Say why a batch does not come: a dead worker, one that is held, or nobody has it."""
+    """Say why a batch does not come: a worker is dead or stuck, or nobody has it."""
     pid, name = seen.thread.pid, name_rank(seen.thread)
     workers = picture.scene.workers_of(seen)
     blame = _blame_workers(seen, workers, scene, picture) if workers else None
@@ -174,7 +174,7 @@ def blame_loader(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | st
 
 
 def _blame_pin(seen: ThreadSeen, pin: ThreadSeen, picture: Picture) -> Blame | str:
-    """Say what keeps the thread that puts batches into pinned memory, through which all of them go."""
+    """Say what keeps the thread that puts all batches into pinned memory."""
     wait = find_wait(pin, picture)
     who = f"{name_rank(seen.thread)} waits for a batch; {name_thread(pin)} of it"
     if wait in (WaitReason.NOTHING, UNREAD):
@@ -201,7 +201,7 @@ def blame_children(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | 
     ]
     awaited = _find_awaited(seen)
     if awaited:
-        # A join: the others may stand where they like.
+        # A join waits for certain processes: where the others are does not matter.
         children = [one for one in children if one.thread.pid in awaited]
     if not children:
         return None
@@ -224,7 +224,7 @@ def blame_children(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | 
 
 
 def blame_other_end(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | str | None:
-    """Say what keeps the process that has the other end of what a rank waits on; None where none is known."""
+    """Say what keeps the process at the other end of what a rank waits on; None where none is known."""
     target = seen.thread.waits_on
     if not is_known(target) or not is_known(target.others):
         return None

@@ -1,9 +1,8 @@
-"""Jobs that stand still, by their stacks or by the readings alone.
+"""Judge jobs that stand still, by their stacks or by the readings alone.
 
-``hung`` is said of processes that are stopped at once. Where the stacks were read they decide; where
-not, a read that does not return and a worker that is gone are named after 25 s.
-
-Not before 25 s in which no main thread ran, no worker worked, and no line was written.
+Stopped processes are ``hung`` at once. Stacks decide where they were read; else a read that does not return,
+or a worker that is gone, is named after 25 s in which no main thread ran, no worker worked and nothing was
+logged.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ SIBLINGS_S = 10.0
 """Time within which the workers of one loader start."""
 
 _NO_CARD = ("lock", "dead-worker", "lost-batch")
-"""Causes that stacks show and that no card has: they tell more than one that the job only holds open."""
+"""Causes that stacks show and that involve no card: they outweigh a card that may only be held open."""
 
 
 def held_ns_of(scene: Scene, unchanged_s: Known[float]) -> Applicable[int]:
@@ -76,7 +75,7 @@ def _list_members(scene: Scene) -> tuple[tuple[RankScene, ProcessSample, str], .
 
 
 def _stopped_s(scene: Scene, pid: int) -> float:
-    """Return for how long, as far as the history reaches, every reading found a process stopped."""
+    """Return for how long every reading found a process stopped, as far as the history reaches."""
     oldest_ns = scene.frame.taken_ns
     for frame in reversed(scene.history):
         process = next((one for one in frame.processes if one.pid == pid), None)
@@ -93,14 +92,14 @@ def _stop_origins(process: ProcessSample) -> frozenset[Origin]:
 
 
 def _observe_stop(process: ProcessSample) -> Need:
-    """Say what lets a stopped process go on again: each has another remedy."""
+    """Return what lets a stopped process go on: each has another remedy."""
     if is_known(process.frozen):
         return Need.FROZEN
     return Need.TRACED if process.state == "t" else Need.STOPPED
 
 
 def _add_place(shown: Evidence, rank: RankScene, process: ProcessSample, seconds: float) -> Evidence:
-    """Add where a stopped rank is, as its newest stacks tell: since it was stopped, or from before."""
+    """Add where a stopped rank is by its newest stacks, from before or after the stop."""
     phases = rank.phases
     if process.role is not Role.RANK or not is_known(phases) or not phases.where:
         return shown
@@ -151,7 +150,7 @@ def _judge_stop(scene: Scene, rank: RankScene, process: ProcessSample, name: str
         return Unsure(f"stopped ({name} is; whether its rank waits for it: {waits.reason})")
     if not waits:
         return Cleared(f"stopped processes ({name} is; its rank goes on)")
-    # A scheduler, or somebody, may have suspended the job as a whole.
+    # A scheduler or a person may have suspended the job as a whole.
     together = len(scene.ranks) > 1 and all(is_stopped(one.process) for one in scene.ranks)
     shown = _show_stop(process, name, how, seconds, scene.frame.ages_s.cpu)
     return Suspicion(
@@ -173,7 +172,7 @@ _UNNAMED = Wait(WaitReason.OTHER, "an uninterruptible wait")
 
 
 def _io_of(process: ProcessSample) -> Wait | None:
-    """Return what a process is blocked in, None when it is not blocked in I/O, or is stopped in it.
+    """Return the wait that a process is blocked in, None when that is no I/O, or when it is stopped.
 
     A rank also waits for sockets when it waits for other ranks.
     """
@@ -193,7 +192,7 @@ def _is_stuck(rank: RankScene, least_s: float) -> Known[bool]:
 
 
 def defer_to_stacks(scene: Scene, what: str) -> Answer | None:
-    """Leave the word to the stacks of all processes, where they were read or are being read."""
+    """Leave the verdict to the stacks of all processes, where they were read or are being read."""
     found = judge_hang(scene)
     if isinstance(found, Suspicion):
         return Cleared(f"{what} (the stacks tell more)")
@@ -210,8 +209,8 @@ def still_s_of(scene: Scene) -> float:
 def judge_blocked_io(scene: Scene) -> Answer:
     """Suspect a read or write that has not returned for long, in a rank or in a worker it waits for.
 
-    Where the stacks were read, the word is theirs but for a rank whose own could not be: as nobody knows
-    what that read is for, it has the time of a checkpoint.
+    Where stacks were read they decide, except for a rank whose own could not be: its read may be for
+    anything, so it has the time of a checkpoint.
     """
     deferred = defer_to_stacks(scene, "blocked reads")
     picture = scene.watch.picture
@@ -237,7 +236,7 @@ def _judge_read(
     stuck = True if process.role is Role.RANK else _is_stuck(rank, still_s_of(scene))
     if not is_known(stuck):
         return Unsure(f"blocked reads ({name}: {stuck.reason})")
-    # Nothing that a killed process does may take long.
+    # A killed process does nothing more that may take long.
     killed = wait.reason in (WaitReason.KILLED, WaitReason.KILLED_IN_DRIVER)
     least_s = max(still_s_of(scene), SLOW_S if is_unseen and not killed else 0.0)
     if unchanged < least_s or not stuck:
@@ -283,22 +282,22 @@ def _lost_workers(rank: RankScene, scene: Scene) -> list[int]:
         for process in frame.processes
         if process.role is Role.WORKER and process.rank_pid == rank.process.pid
     }
-    # The workers of a loader start together: one whose siblings are gone too went with its loader, as
-    # those of a validation do while the workers of the training stay.
+    # The workers of a loader start together: one whose siblings are gone ended with its loader, as those of a
+    # validation do while the workers of the training stay.
     siblings = [started[pid] for pid in now if pid in started]
     gone = sorted(
         pid
         for pid, born in started.items()
         if pid not in now and any(abs(born - one).total_seconds() <= SIBLINGS_S for one in siblings)
     )
-    # A whole generation that ended, or one that was replaced, is the end of an epoch.
+    # A whole generation that ended or was replaced is the end of an epoch.
     living = len(now) - len(zombies)
     replaced = any(worker.age_s < scene.history_s for worker in workers)
     return zombies + (gone if living and not replaced else [])
 
 
 def judge_dead_worker(scene: Scene) -> Answer:
-    """Suspect a worker that is gone while its rank has waited long for a batch that it was to make."""
+    """Suspect a worker that is gone while its rank has waited long for its batch."""
     deferred = defer_to_stacks(scene, "dead workers")
     if deferred is not None:
         return deferred
@@ -338,7 +337,7 @@ def _say_doubt(silence: Silence) -> tuple[str, ...]:
 
 
 def judge_gpu_lost(scene: Scene) -> Answer:
-    """Suspect a card that the driver no longer reaches, or that does not answer it, where the run stands."""
+    """Suspect a card that the driver cannot reach, or that does not answer it, where the run stands."""
     silences = find_silences(scene)
     silence = next((one for one in silences if hangs_on(one, scene)), None)
     found = judge_hang(scene)
@@ -373,7 +372,7 @@ def judge_gpu_lost(scene: Scene) -> Answer:
 
 
 def judge_stacks(scene: Scene) -> Answer:
-    """Suspect a hang whose cause the stacks of all processes show; a stop and a lost card say more."""
+    """Suspect a hang that the stacks of all processes show; a stop and a lost card say more."""
     for rule in (judge_stopped, judge_gpu_lost):
         answer = rule(scene)
         if isinstance(answer, Suspicion):
@@ -385,11 +384,11 @@ RULES: tuple[Rule, ...] = (judge_stacks, judge_stopped, judge_blocked_io, judge_
 
 
 ODD_RATIO = 0.5
-"""How much less than every other rank one must wait in collectives to be the one that is named."""
+"""How much less than every other rank one must wait in collectives to be named."""
 
 
 def _serves(rank: RankScene, scene: Scene) -> bool:
-    """Tell whether a rank waits for requests: as it was looked at last, or in an event loop all by itself."""
+    """Tell whether a rank waits for requests: by the last dumps, or alone in an event loop."""
     if rank.process.pid == scene.watch.served:
         return True
     world = scene.frame.target.world_size
@@ -401,7 +400,7 @@ def _serves(rank: RankScene, scene: Scene) -> bool:
 
 
 def _excuse(scene: Scene) -> str:
-    """Return what a quiet rank does on purpose, "" for nothing: it may take minutes."""
+    """Return what a quiet rank does on purpose, "" for nothing; that may take minutes."""
     for rank in scene.ranks:
         if is_wait_in(rank.process.waits_for, INPUTS):
             return f"{name_rank(rank)} waits for input"
@@ -436,10 +435,7 @@ def _explain(scene: Scene) -> str:
 
 
 def judge_no_progress(scene: Scene) -> Answer:
-    """Suspect a hang when for long no main thread ran, no worker worked and no line was written.
-
-    The word of the readings alone, where no stacks may be read.
-    """
+    """Suspect a hang by readings alone: for long no main thread ran, no worker worked, nothing was logged."""
     if not any(rank.process.state not in ("Z", "X") for rank in scene.ranks):
         return Cleared("no progress (no rank lives)")
     deferred = defer_to_stacks(scene, "no progress")
