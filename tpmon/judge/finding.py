@@ -36,14 +36,14 @@ MEDIUM_SPAN_S = 4.0
 MEDIUM_MARGIN = 1.5
 """A single origin counts as medium only when it is this far past its threshold."""
 ONSET_HISTORY_S = 10.0
-"""A cause that came so long after its rule had first said that it is not there began where it was seen."""
+"""A cause that came this long after its rule first denied it began where it was seen."""
 FIRST_READINGS_S = 3.0
-"""What held within so long after the first reading is older than it."""
+"""What held within this time after the first reading is older than that."""
 MOST_PLACES = 2
 MOST_ALSO = 4
+"""Remedies worth reading beside the one to try."""
 MOST_IFS = 8
-"""Of hardware that is full nothing is wrong: what may make it faster is a list to go through at leisure."""
-"""Remedies beside the one to try that are worth reading."""
+"""The same for full hardware: nothing is wrong with it, so a longer list may be read at leisure."""
 LOOKING_S = 10.0
 
 _RISKS = {
@@ -55,11 +55,11 @@ _LEVELS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 
 
 def rate_confidence(suspicion: Suspicion, span_s: float) -> Confidence:
-    """Say how sure: independent sources, how long (seconds), how far past the threshold.
+    """Say how sure: by the origins, how long (seconds), how far past the threshold.
 
-    Two origins for 8 s, a quarter past the threshold, are high; what speaks against it takes a level, and so
-    does what might and was not read: a source that is lost makes no verdict surer.
-    What was seen to happen needs no time.
+    Two origins for 8 s, a quarter past the threshold, are high. Evidence against it takes a level, and so
+    does what might be and was not read: a lost source makes no verdict surer. What was seen to happen needs
+    no time.
     """
     origins = len(suspicion.origins)
     if suspicion.seen:
@@ -81,7 +81,7 @@ YOUNG_IMPORT_S, YOUNG_STEPS_S = 150.0, 60.0
 def _last_sign(scene: Scene, cause: Applicable[str]) -> tuple[datetime, str] | None:
     """Return the last sign of life from before tpmon came: the job's record, log, connections, or a journal.
 
-    A later write into any open file, or start of a worker, takes its place.
+    A later write to any open file, or start of a worker, takes its place.
     """
     still_s = (scene.frame.taken_ns - scene.watch.still_ns) / 1e9
     waited_s = find_waited_s(scene.watch.calls, scene.now, still_s) if cause in CAUSES else 0.0
@@ -104,7 +104,7 @@ def _last_sign(scene: Scene, cause: Applicable[str]) -> tuple[datetime, str] | N
         time, words = filed
     else:
         return None
-    # It was alive then still, so that it hangs for less long.
+    # It was still alive then, so it has hung for less long.
     if filed is not None and filed[0] > time:
         time, words = filed
     youngest_s = find_youngest_s(scene.frame)
@@ -114,7 +114,7 @@ def _last_sign(scene: Scene, cause: Applicable[str]) -> tuple[datetime, str] | N
 
 
 def _started(suspicion: Suspicion, scene: Scene) -> Applicable[datetime]:
-    """Return when the process began whose imports or first steps these are: they began with it."""
+    """Return when the process started, if its imports or first steps began with it."""
     if suspicion.kind is not Kind.STARTING or Origin.HOOK in suspicion.origins:
         return NOT_APPLICABLE
     young_s = {"import": YOUNG_IMPORT_S, "first-steps": YOUNG_STEPS_S}.get(known_or(suspicion.cause, ""), 0.0)
@@ -128,11 +128,10 @@ def _date_of(at_ns: int, scene: Scene) -> datetime:
 
 
 def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
-    """Return since when the cause holds, whether that is its onset, and what tells it.
+    """Return since when the cause holds, whether that is its onset, and what shows it.
 
-    A cause that was there at the first reading, or that takes longer to tell than there are
-    readings, is older than that: the earliest sign of it is a lower bound, for a hang the last line
-    of the log.
+    A cause that was there at the first reading, or takes longer to tell than there are readings, is older:
+    its earliest sign is a lower bound, for a hang the last line of the log.
     """
     suspicion, now = track.suspicion, scene.now
     if suspicion.seen:
@@ -165,10 +164,9 @@ def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
 
 
 def write_try(chosen: Chosen) -> str:
-    """Join what to do and what to paste; several lines of paste stand below it.
+    """Join what to do, its risk to the science, and what to paste; several lines of paste stand below.
 
-    A title that ends with the beginning of the paste says it once. What the remedy does to the science of
-    the run stands behind its title.
+    A title that ends with the beginning of the paste says it only once.
     """
     said, _, last = chosen.text.rpartition(": ")
     title = said if said and chosen.paste.startswith(last) else chosen.text
@@ -177,7 +175,7 @@ def write_try(chosen: Chosen) -> str:
 
 
 def list_others(suspicion: Suspicion, remedies: Sequence[Chosen], worth: Sequence[Chosen]) -> list[Chosen]:
-    """Return the next remedies; hardware that is full is told its "if" ones here, never as what to try."""
+    """Return the next remedies; hardware that is full gets uncertain ("if") ones here, never to try first."""
     if suspicion.kind is not Kind.COMPUTE_BOUND:
         return list(worth[1 : 1 + MOST_ALSO])
     rest = [one for one in remedies if one not in worth and one.remedy.needs]
@@ -185,10 +183,9 @@ def list_others(suspicion: Suspicion, remedies: Sequence[Chosen], worth: Sequenc
 
 
 def list_worth(suspicion: Suspicion, remedies: Sequence[Chosen], observed: Collection[Need]) -> list[Chosen]:
-    """Return the remedies that are worth saying, best first; a healthy run is told only what helps it.
+    """Return the remedies that are worth saying, best first; a healthy run gets only what helps it.
 
-    Idle tensor cores of a card that is full of computing are seen, why they are idle is not: that is worth
-    its "if".
+    Idle tensor cores of a card full of computing are seen, their reason is not: that is worth an "if".
     """
     if pick_code(suspicion.kind, suspicion.cause) != 0:
         return list(remedies)
@@ -211,7 +208,7 @@ def write_ceiling(suspicion: Suspicion, chosen: Chosen | None) -> Applicable[str
     if is_known(share) and 0 < share <= 1:
         gain = write_gain(share)
         whole = f"{gain} if all of it goes away"
-        # What the remedy itself can do may be less: a worker still takes its time for each batch.
+        # The remedy itself may do less: a worker still takes its time for each batch.
         if chosen is None or not _tells_workers(chosen) or chosen.ceiling.startswith(f"{gain} "):
             return whole
         unread = fill(chosen.remedy.ceiling, RunFacts())
@@ -232,7 +229,7 @@ def _texts(answers: Sequence[Answer]) -> tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def _read_rows(rows: Sequence[Evidence]) -> tuple[Evidence, ...]:
-    """Leave out what was not read: it speaks for nothing."""
+    """Drop what was not read: it shows nothing."""
     return tuple(row for row in rows if row.text or is_known(row.value))
 
 
@@ -245,7 +242,7 @@ def find(track: Track, answers: Sequence[Answer], scene: Scene) -> Finding:
     remedies = choose(suspicion.kind, cause, observed, facts)
     worth = list_worth(suspicion, remedies, observed)
     chosen, others = (worth[0] if worth else None), list_others(suspicion, remedies, worth)
-    # Of a job that is gone nothing is ruled out and nothing more can be read.
+    # For a job that is gone nothing is ruled out and nothing more can be read.
     ruled_out, unknown = _texts(()) if suspicion.seen else _texts(answers)
     unknown = tuple(dict.fromkeys((*suspicion.unread, *unknown)))
     held_s = min(scene.span_s, (scene.frame.taken_ns - track.first_ns) / 1e9 + scene.span_s / 2)
@@ -285,7 +282,7 @@ def _place_of(suspicion: Suspicion, scene: Scene) -> Applicable[str]:
 
 
 def find_nothing(answers: Sequence[Answer], scene: Scene, standing: Standing) -> Finding:
-    """Write the Finding that nothing is decided: how long tpmon has looked, and what it could not read."""
+    """Write the Finding that nothing is decided: how long tpmon has watched, and what it could not read."""
     looked_s = (standing.judged_ns - standing.begun_ns) / 1e9
     ruled_out, unknown = _texts(answers)
     begun = scene.now - timedelta(seconds=looked_s)

@@ -1,13 +1,11 @@
 """Keep a verdict from flickering: a cause must last to be stated, and must be gone to be dropped.
 
-Every cause has a score between 0 and 1 that rises while its rule suspects it and falls while it
-does not; a reading at the threshold, suspected half of the time, so drifts and does not toggle.
+Every cause has a score, 0 to 1, that rises while its rule suspects it and else falls: a reading at the
+threshold drifts and does not toggle. A run at a threshold may cross it for longer than stating takes; flicker
+is damped, other causes are stated as ever.
 
-A run at a threshold crosses it again and again, and each crossing may last longer than any cause needs to be
-stated. What never was part of the flicker is stated as ever.
-
-A settled verdict is looked at seldom. What its rules judge moves a median of 10 s only after half of it,
-and stacks only with the next slice: a change of what threads do is seen within seconds.
+A settled verdict is judged seldom: medians of 10 s move only after half of it, stacks only with the next
+slice. A change of what threads do is seen within seconds.
 """
 
 from __future__ import annotations
@@ -28,27 +26,27 @@ from tpmon.model.process import Role
 from tpmon.model.verdict import Finding, Kind
 
 RISE_S = 4.0
-"""Seconds of suspicion until a cause may be stated; its rule has looked at 10 s medians before."""
+"""Seconds of suspicion before a cause may be stated, after the 10 s medians of its rule."""
 FALL_S = 6.0
 LINGER_S = 10.0
-"""How long a verdict may outlast its cause while no other one is there: one event for one change."""
+"""How long a verdict may outlast its cause while there is no other one: one event for one change."""
 URGENT_RISE_S = 1.0
-"""For kinds that no median is needed for: what a process does right now."""
+"""For kinds that need no median: what a process does right now."""
 SWITCH_S = 4.0
-"""How long a heavier cause must be ahead before it takes the place of the stated one."""
+"""How long a heavier cause must lead before it replaces the stated one."""
 INCUMBENT = 1.25
 """The stated cause weighs this much more, so that two equal ones do not take turns."""
 SETTLED_S = 60.0
-"""A verdict that has stood for so long, and that nothing begins to contradict, needs fewer looks."""
+"""A verdict that stood this long without contradiction needs fewer judgements."""
 
 URGENT = frozenset((Kind.STARTING, Kind.PAUSED, Kind.IDLE, Kind.HUNG))
 AT_ONCE = URGENT | {Kind.GPU_UNHEALTHY}
-"""With what a driver states of a card: no median makes an error surer, and none is waited for."""
+"""Also what a driver states of a card: no median makes an error surer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """Follow one cause: its score, when it was first suspected in this run of it, its last answer."""
+    """Follow one cause: its score, when this suspicion of it began, its last answer."""
 
     suspicion: Suspicion
     score: float
@@ -56,8 +54,8 @@ class Track:
     seen_after_ns: int
     """How long the history had been without it when it came, nanoseconds; 0 when it was there at first."""
     clear_ns: int = 0
-    """How long before that its rule had said for the first time that it is not there, nanoseconds; 0: it
-    never had, so that the cause may be older than the history."""
+    """How long before that its rule first denied it, nanoseconds; 0: never, it may be older than the
+    history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +70,13 @@ class Standing:
     """When the first Frame was judged."""
     judged_ns: int = 0
     cleared_ns: tuple[int, ...] = ()
-    """When each rule first said that its cause is not there, in the order of the rules; 0: never."""
+    """When each rule first denied its cause, in the order of the rules; 0: never."""
     rules: tuple[tuple[Key, int], ...] = ()
-    """Which rule, by its number, suspected each cause that is followed."""
+    """The number of the rule that suspected each followed cause."""
     dropped_ns: int = 0
     """When a cause was last dropped because it was seen to be over."""
     lost_ns: int = 0
-    """Since when the stated cause is gone and no other has taken its place; 0 while one holds."""
+    """Since when the stated cause is gone without a successor; 0 while one holds."""
     stated_ns: int = 0
     """When the stated cause took its place."""
     previous: tuple[Key | None] | None = None
@@ -90,12 +88,12 @@ class Standing:
     """One of them that would be stated, since ``pending_ns``."""
     pending_ns: int = 0
     finding: Finding | None = None
-    """What was said last, and the notes beside it."""
+    """The last verdict, and the notes beside it."""
     notes: tuple[str, ...] = ()
     watch: WatchedTime = NO_WATCH
-    """How long nothing has moved, and the looks at all stacks."""
+    """How long nothing has moved, and the dumps of all stacks."""
     looks: tuple[SliceLook, ...] = ()
-    """The samples of stacks of the Window, read."""
+    """The stack slices of the Window, read."""
 
 
 def key_of(suspicion: Suspicion) -> Key:
@@ -117,7 +115,7 @@ def _step(track: Track, found: Mapping[Key, Suspicion], dt_s: float) -> Track:
 
 
 def note_cleared(standing: Standing, answers: Sequence[Answer], now_ns: int) -> Standing:
-    """Note when each rule first said that its cause is not there; "cannot tell" is no such word."""
+    """Note when each rule first denied its cause; "cannot tell" is no denial."""
     before = standing.cleared_ns or (0,) * len(answers)
     return replace(
         standing,
@@ -137,10 +135,10 @@ def note_rules(standing: Standing, answers: Sequence[Answer]) -> Standing:
 
 
 def is_settled(standing: Standing, now_ns: int) -> bool:
-    """Tell whether the verdict has stood for a while, and nothing gains on it or takes its place.
+    """Tell whether the verdict has stood for a while, and nothing gains on it.
 
-    What a process does right now (a start, a stop, a hang) is never settled. That no cause is found is:
-    what a whole Window does not tell, the next one will not either.
+    What a process does right now (a start, a stop, a hang) never settles. That no cause is found does: what a
+    whole Window does not tell, the next one will not either.
     """
     stated = standing.stated
     since_ns = max(standing.stated_ns, standing.begun_ns, standing.dropped_ns)
@@ -152,10 +150,7 @@ def is_settled(standing: Standing, now_ns: int) -> bool:
 
 
 def leave_out_own(standing: Standing, answers: Sequence[Answer]) -> list[Answer]:
-    """Leave out what the rule of the stated cause says now, where it no longer suspects it.
-
-    A verdict that stands for some seconds more is not shown beside the word that it is ruled out.
-    """
+    """Leave out a denial by the stated cause's own rule: a verdict must not linger beside it."""
     own = dict(standing.rules).get(standing.stated, -1) if standing.stated is not None else -1
     return [one for number, one in enumerate(answers) if number != own or isinstance(one, Suspicion)]
 
@@ -168,10 +163,7 @@ def follow(
     interval_s: float = 1.0,
     cleared_ns: Mapping[Key, int] = MappingProxyType({}),
 ) -> Standing:
-    """Raise and lower the scores by one Frame; a cause whose score is 0 is forgotten.
-
-    ``cleared_ns`` says of a cause when its rule first said that it is not there.
-    """
+    """Raise or lower the scores by one Frame, and forget causes at 0; ``cleared_ns`` are first denials."""
     begun_ns = standing.begun_ns or now_ns
     longest_s = longest_reading_s(interval_s)
     dt_s = min((now_ns - standing.judged_ns) / 1e9, longest_s) if standing.judged_ns else 0.0
@@ -194,7 +186,7 @@ def follow(
 
 
 def drop(standing: Standing, keys: Collection[Key], now_ns: int) -> Standing:
-    """Forget causes of which it is seen that they are over; the stated one among them does not linger."""
+    """Forget causes that are seen to be over; the stated one among them does not linger."""
     if not keys:
         return standing
     return replace(
@@ -206,7 +198,7 @@ def drop(standing: Standing, keys: Collection[Key], now_ns: int) -> Standing:
 
 
 def _let_go(standing: Standing, now_ns: int) -> Standing:
-    """Keep a verdict whose cause is gone until the next one is there, for a while; a hang not at all."""
+    """Keep a verdict whose cause is gone for a while, until there is another; a hang not at all."""
     lost_ns = standing.lost_ns or now_ns
     hangs = standing.stated is not None and standing.stated[0] is Kind.HUNG
     if standing.stated is None or hangs or now_ns - lost_ns >= LINGER_S * 1e9:
@@ -235,9 +227,9 @@ def state(standing: Standing, ranked: Sequence[Track], weigh: Mapping[Key, float
 
 
 FLICKER_S = 30.0
-"""A verdict that took the place of another one, and gave it back sooner, was flicker."""
+"""A verdict that replaced another one and gave way to it within this time was flicker."""
 DAMPED_S = 60.0
-"""How long what flickered must be ahead all the time before it is stated again."""
+"""How long what flickered must lead without a break before it is stated again."""
 CALM_S = 300.0
 """How long after the last flicker changes are damped."""
 
@@ -277,17 +269,17 @@ def _is_urgent(key: Key | None) -> bool:
 
 
 RECENT = 3
-"""Readings that all must differ: one or two are a step of another kind."""
+"""Readings that all must differ: one or two may be a step of another kind."""
 BEFORE = 10
-"""Readings before them that they are compared with."""
+"""Readings before them to compare with."""
 MANY = 3
-"""Ranks from which their looks are also compared together: they share the looks of a second."""
+"""Ranks above which their samples are also compared together: they share the samples of a second."""
 LEAST_DEMAND = 0.15
-"""By how much the demand of all ranks, or of all their workers, must move, in threads."""
+"""How much the demand of all ranks, or of all their workers, must move, in threads."""
 
 
 def _count_looks(frames: Sequence[Frame]) -> dict[int, Counter[str]]:
-    """Count by rank what the looks found its main thread at."""
+    """Count by rank what the samples found its main thread at."""
     counts: dict[int, Counter[str]] = {}
     for frame in frames:
         for one in frame.main_threads if is_known(frame.main_threads) else ():
@@ -298,24 +290,21 @@ def _count_looks(frames: Sequence[Frame]) -> dict[int, Counter[str]]:
 
 
 def _has_moved(values: Sequence[float]) -> bool:
-    """Tell whether the newest values lie all outside of those before them, and by how much."""
+    """Tell whether the newest values all lie outside those before, their median by ``LEAST_DEMAND``."""
     before, recent = values[:-RECENT], values[-RECENT:]
     is_outside = min(recent) > max(before) or max(recent) < min(before)
     return is_outside and abs(statistics.median(recent) - statistics.median(before)) >= LEAST_DEMAND
 
 
 def is_shaken(frames: Sequence[Frame]) -> bool:
-    """Tell whether the last ``RECENT`` Frames differ from the ``BEFORE`` before them by more than chance.
-
-    Compared are the looks at each main thread, and the demand of the ranks and of their workers.
-    """
+    """Tell whether samples or demands of the last ``RECENT`` Frames differ by more than chance."""
     seen = frames[-RECENT - BEFORE :]
     if len(seen) < RECENT + BEFORE:
         return False
     recent, before = _count_looks(seen[-RECENT:]), _count_looks(seen[:-RECENT])
     if any(differs(recent[pid], before[pid]) for pid in recent.keys() & before.keys()):
         return True
-    # Of many ranks each has too few looks in ``RECENT`` seconds.
+    # Each of many ranks has too few samples in ``RECENT`` seconds.
     if len(recent) >= MANY and differs(*(sum(one.values(), Counter[str]()) for one in (recent, before))):
         return True
     demands = [

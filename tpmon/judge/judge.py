@@ -70,11 +70,11 @@ ENDS: frozenset[Key] = frozenset((Kind.IDLE, cause) for cause in END_CAUSES.valu
 GPU_LOST: Key = (Kind.HUNG, "gpu-lost")
 """It is over with the first sign of life."""
 LARGE_JOB_S = 2.5
-"""With more than MANY_PROCESSES a verdict stands for so long: judging 137 processes takes 6 ms (ADR 0016)."""
+"""With more than MANY_PROCESSES a verdict stands this long: judging 137 of them takes 6 ms (ADR 0016)."""
 SETTLED_JUDGED_S = 1.5
-"""A settled verdict stands for so long, that is for every second Frame of one second."""
+"""A settled verdict stands this long: at one Frame a second, every second one is judged."""
 OTHER_WEIGHT = 0.1
-"""Share of the time from which a second cause is worth a note."""
+"""Share of the time above which a second cause is worth a note."""
 NOTES = (cpu.note_tenants, cpu.note_single_threaded_workers, *card_faults.NOTES)
 
 
@@ -82,8 +82,8 @@ NOTES = (cpu.note_tenants, cpu.note_single_threaded_workers, *card_faults.NOTES)
 class Judgement:
     """Hold the Frame with its verdict, notes, places of the ranks and event; and what to remember.
 
-    ``look`` are looks at the stacks of all processes that are worth reading now. ``settled`` says that
-    the verdict needs fewer samples of stacks than one that is sought.
+    ``look`` are dumps worth reading now; ``settled``: the verdict needs fewer stack samples than one that is
+    sought.
     """
 
     frame: Frame
@@ -93,7 +93,7 @@ class Judgement:
 
 
 def _place(row: RankRow, phases: dict[int, RankPhases]) -> RankRow:
-    """Put the place that the stacks tell into the row of a rank; the kernel's word stays without them."""
+    """Put the place that the stacks show into the row of a rank; without them its kernel wait stays."""
     known = phases.get(row.pid)
     return replace(row, where=known.where) if known is not None and known.where else row
 
@@ -107,10 +107,7 @@ def _tell(old: Key | None, new: Key | None, frame: Frame) -> tuple[Event, ...]:
 
 
 def _note_others(suspicions: Sequence[Suspicion], standing: Standing) -> tuple[str, ...]:
-    """Name what else was seen, so that the second cause is no surprise when the first is gone.
-
-    Beside no verdict there is no "also": what is suspected then may become the verdict.
-    """
+    """Name other causes, so that a second one is no surprise; without a verdict each "may be" it."""
     stated = standing.stated
     keys = [key_of(one) for one in suspicions]
     weights = {key_of(one.suspicion): one.suspicion.weight for one in standing.tracks}
@@ -128,7 +125,7 @@ def _note_others(suspicions: Sequence[Suspicion], standing: Standing) -> tuple[s
 
 
 def _keep_before(finding: Finding, before: Finding, frame: Frame) -> Finding:
-    """Keep what was said last before the end: it may be why the job ended."""
+    """Keep the last verdict before the end: it may be why the job ended."""
     if is_undecided(before) or (before.kind, before.cause) in ENDS:
         return finding
     sure = (say_confidence(before), say_since_in_full(before, frame.taken))
@@ -139,10 +136,7 @@ def _keep_before(finding: Finding, before: Finding, frame: Frame) -> Finding:
 
 
 def _drop_outlived(followed: Standing, suspicions: Sequence[Suspicion], scene: Scene) -> Standing:
-    """Drop a start or pause whose steps go on by now, and the speed of a run that stands still.
-
-    So goes what was well of a run of which a card does not answer now.
-    """
+    """Drop what steps, a standstill or a silent card disprove: a start or pause, a speed, a good verdict."""
     suspected = {key_of(one) for one in suspicions}
     past, stands = lifecycle.find_past_starts(scene), still_s(scene) >= STILL_S
     keys = {key_of(track.suspicion) for track in followed.tracks} | {followed.stated}
@@ -197,7 +191,7 @@ def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tu
 
 
 def _stands(frame: Frame, standing: Standing, *, settled: bool) -> bool:
-    """Tell whether the last verdict stands for this Frame too: the job is large, or nothing changes."""
+    """Tell whether the last verdict stands for this Frame, too: the job is large, or nothing changes."""
     if frame.target.state is not TargetState.RUNNING:
         return False
     settled_s = SETTLED_JUDGED_S if settled else 0.0
@@ -206,11 +200,7 @@ def _stands(frame: Frame, standing: Standing, *, settled: bool) -> bool:
 
 
 def judge(frames: Sequence[Frame], standing: Standing) -> Judgement:
-    """Judge the Frames of a Window, oldest first, and write the verdict into the last of them.
-
-    Raises:
-        ValueError: for no Frame at all.
-    """
+    """Judge the Frames (one or more) of a Window, oldest first, and write the verdict into the last one."""
     slices = [one for frame in frames for one in known_or(frame.stacks, ())]
     looks = read_slices(slices, standing.looks)
     phases = add_up_phases(looks, frames[-1].taken_ns)

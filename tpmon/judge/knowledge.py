@@ -1,7 +1,7 @@
-"""Read the tables of what tpmon knows: TOML files beside the modules that use them. Knows what none means.
+"""Read the tables of what tpmon knows: TOML files beside the modules that use them.
 
-A file is read when a row of it is first asked for, and that row alone is made, so a command pays for what it
-needs. Rows become the frozen dataclasses of their module; one that does not fit says where and why.
+A file is read when one of its rows is first asked for, and only that row is made. Rows become the frozen
+dataclasses of their module; one that does not fit says where and why.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Row = TypeVar("Row")
 Raw = Mapping[str, Any]
 """A table of a TOML file."""
 Verbatim = NewType("Verbatim", str)
-"""Text that keeps its line breaks; in all other text a break is a space, so that long lines can be folded."""
+"""Text that keeps its line breaks; elsewhere a break is a space, so that long lines can be folded."""
 
 
 class TableError(ValueError):
@@ -29,7 +29,7 @@ class TableError(ValueError):
 
 
 class LazyTable(Mapping[Key, Row]):
-    """Hold the rows of some files: each file is read when a row is looked for in it, each row made once."""
+    """Hold the rows of some files: a file is read when a row is looked for in it, each row made once."""
 
     def __init__(
         self, reads: Iterable[Callable[[], Mapping[Key, Raw]]], make: Callable[[Key, Raw], Row]
@@ -53,7 +53,7 @@ class LazyTable(Mapping[Key, Row]):
 
 
 def read_table(module: str, name: str) -> dict[str, Any]:
-    """Return the TOML file ``name`` that lies beside a module, whose ``__file__`` is ``module``."""
+    """Return the TOML file ``name`` beside the module whose ``__file__`` is ``module``."""
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     with open(os.path.join(os.path.dirname(module), name), "rb") as file:
         table: dict[str, Any] = toml.load(file)
@@ -68,11 +68,7 @@ def _fields(kind: type) -> Mapping[str, tuple[Any, bool]]:
 
 
 def make_row(kind: type[Row], where: str, row: Raw) -> Row:
-    """Make one row of a table: each key is a field, and each field without a default has a key.
-
-    Raises:
-        TableError: for a key that is missing or unknown, and for a value that is not of its type.
-    """
+    """Make one row, whose keys are fields of ``kind``; TableError for a missing, unknown or wrong one."""
     known = _fields(kind)  # type: ignore[arg-type]  # a class can be a key
     for key in row:
         if key not in known:
@@ -90,11 +86,7 @@ def make_row(kind: type[Row], where: str, row: Raw) -> Row:
 
 
 def convert(hint: Any, value: Any) -> Any:
-    """Return a value of TOML as the type that ``hint`` names: text, a flag, a member of an Enum, a tuple.
-
-    Raises:
-        TableError: for a value that is not of that type.
-    """
+    """Return a TOML value as the type ``hint`` (text, flag, Enum, tuple); TableError for any other value."""
     if hint is str and isinstance(value, str):
         return re.sub(r"\n\s*", " ", value) if "\n" in value else value
     if hint is Verbatim and isinstance(value, str):

@@ -26,7 +26,7 @@ _SPEED_OF_ONE = ((Kind.PYTHON_BOUND, _ANY),)
 
 EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
     {
-        # A job that stands still waits for something; what it waits for is part of the hang.
+        # A job that stands still waits for something; that is part of the hang.
         (Kind.HUNG, _ANY): (*_WAITING_FOR_A_RANK, *_SPEED_OF_ONE, (Kind.DATA_BOUND, _ANY)),
         # A call into a driver that does not answer does not return.
         (Kind.HUNG, "gpu-lost"): ((Kind.HUNG, "blocked-io"), (Kind.HUNG, "no-progress")),
@@ -54,10 +54,10 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
         # More of them, or cheaper ones, would still share these few CPUs.
         (Kind.DATA_BOUND, "worker-affinity"): (*_LOADING, (Kind.DATA_BOUND, "periodic")),
         (Kind.DATA_BOUND, "one-slow-worker"): (*_LOADING, *_READING, (Kind.DATA_BOUND, "periodic")),
-        # Workers without data are no sign that more of them would help.
         (Kind.DATA_BOUND, "worker-lock"): (*_LOADING, *_READING, (Kind.DATA_BOUND, "periodic")),
+        # Workers without data are no sign that more of them would help.
         (Kind.DATA_BOUND, "uneven-workers"): (*_LOADING, *_READING, (Kind.DATA_BOUND, "periodic")),
-        # A batch is handed over by a thread of the worker, which waits there for the interpreter's lock.
+        # A thread of the worker hands a batch over, and waits there for the interpreter's lock.
         (Kind.DATA_BOUND, "collate"): ((Kind.DATA_BOUND, "drain"),),
         (Kind.DATA_BOUND, "periodic"): (
             (Kind.DATA_BOUND, "too-few-workers"),
@@ -65,7 +65,7 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
         ),
         # A rank that waits for its data is the one that the others wait for; it moves no bytes between them.
         (Kind.DATA_BOUND, _ANY): _WAITING_FOR_ONE,
-        # A slow card comes late; what all ranks send each other is slow by a slow link only.
+        # A slow card comes late; only a slow link slows what all ranks send each other.
         (Kind.GPU_THROTTLED, _ANY): _WAITING_FOR_ONE,
         (Kind.GPU_THROTTLED, "pcie"): _WAITING_FOR_A_RANK,
         (Kind.GPU_UNHEALTHY, _ANY): _WAITING_FOR_ONE,
@@ -77,14 +77,14 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
         ),
     }
 )
-"""Which causes are only the shadow of another one."""
+"""Which causes only follow from another one."""
 
 EXPLAINS_WAIT = 0.5
-"""Share of a wait between ranks that a card must lose to its clock or link to be what they wait for."""
+"""Share of a wait between ranks that a card must lose to its clock or link to explain it."""
 LEAST_THROTTLE = 0.05
-"""Share of its time that a card must lose before what holds it may be the verdict."""
+"""Share of its time that a card must lose before the reason may be the verdict."""
 GIVES_WAY = 0.5
-"""Score of the stated cause, gone for 3 s then, at which another of its kind takes its place at once: the
+"""Score of the stated cause, gone for 3 s then, at which another of its kind replaces it at once: it is the
 same wait, known better."""
 _NO_WEIGHTS: Mapping[Key, float] = MappingProxyType({})
 _FIRST = 1000.0
@@ -97,7 +97,7 @@ def _is(key: Key, wanted: Key) -> bool:
 
 
 def _is_enough(key: Key, shadow: Key, weights: Mapping[Key, float]) -> bool:
-    """Tell whether a cause costs enough for its shadow; only of a throttle its cost says how much."""
+    """Tell whether a cause costs enough to explain another; only a throttle has to."""
     if key[0] is not Kind.GPU_THROTTLED or key not in weights or shadow not in weights:
         return True
     return weights[key] >= EXPLAINS_WAIT * weights[shadow]
@@ -134,14 +134,14 @@ def weigh(track: Track) -> float:
 
 
 def _gives_way(stated: Track, risen: Iterable[Track]) -> bool:
-    """Tell whether the stated cause is going and another of its kind, of about its weight, is there."""
+    """Tell whether the stated cause fades while another of its kind and about its weight has risen."""
     kind, least = stated.suspicion.kind, stated.suspicion.weight / INCUMBENT
     others = (one.suspicion for one in risen)
     return stated.score <= GIVES_WAY and any(one.kind is kind and one.weight >= least for one in others)
 
 
 def rank(tracks: Iterable[Track], stated: Key | None) -> tuple[Track, ...]:
-    """Return the causes that may be stated, heaviest first: risen fully, or stated and not fallen yet."""
+    """Return the causes that may be stated, heaviest first: fully risen, or stated and not fallen yet."""
     tracks = tuple(
         track
         for track in tracks

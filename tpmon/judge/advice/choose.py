@@ -1,8 +1,7 @@
-"""Choose what to do about a verdict: which remedies of the catalogue fit a cause in this run, best first.
+"""Choose the remedies of the catalogue that fit a cause in this run, best first.
 
-The tables of remedies and explanations are TOML files, which are read here.
-
-Knows no reading: what was observed comes in as a set of ``Need``, the numbers as ``RunFacts``.
+Remedies and explanations are TOML tables. No reading is used here: what was observed comes as a set of
+``Need``, numbers as ``RunFacts``.
 """
 
 from __future__ import annotations
@@ -46,13 +45,12 @@ class Language(str, Enum):
 class Remedy:
     """Hold one entry of the catalogue.
 
-    ``title``, ``paste`` and ``ceiling`` are templates of ``str.format`` over the fields of
-    ``RunFacts``. ``title`` begins in lower case: it also follows "if ...:". It is certain when
-    all ``needs`` were observed; an observed ``never_with`` rules it out, an observed ``first_with`` puts
-    it before the others that are as certain. ``adds_workers`` marks what makes more loader processes,
-    for which cores and memory must be there, ``adds_threads`` what makes a rank's pool larger, for
-    which a core for each new thread must be free, ``caps_workers`` what names the most workers that a
-    quota pays for, which is worth nothing to a rank that has no more.
+    ``title``, ``paste`` and ``ceiling`` are templates of ``str.format`` over the fields of ``RunFacts``;
+    ``title`` begins in lower case, as it also follows "if ...:". It is certain when all ``needs`` were
+    observed; an observed ``never_with`` rules it out, an observed ``first_with`` puts it before equally
+    certain ones. ``adds_workers``: more loader processes, which need cores and memory. ``adds_threads``: a
+    larger pool of a rank, which needs a free core for each thread. ``caps_workers``: names the most workers
+    that a quota pays for, which is no help to a rank that has no more.
     """
 
     id: str
@@ -91,8 +89,7 @@ Cause = str | NotApplicable
 class Explanation:
     """Say what a verdict means, how tpmon sees it, what it is often confused with, and what to do.
 
-    ``remedies`` are names of the catalogue, best first. ``what_to_do`` is for a row without any: what a
-    person does then.
+    ``remedies`` are names of the catalogue, best first; ``what_to_do`` is for a row without any.
     """
 
     means: str
@@ -125,7 +122,7 @@ CATALOGUE = LazyTable(
     (partial(read_table, __file__, f"catalogue/{area}.toml") for area in _AREAS),
     lambda name, row: make_row(Remedy, name, {"id": name, **row}),
 )
-"""The remedies by their name."""
+"""The remedies by name."""
 
 
 def _more_workers_help(observed: frozenset[Need], facts: RunFacts) -> bool:
@@ -151,16 +148,15 @@ _ALWAYS_SEEN = frozenset(
         Need.FP16_CORES_ALONE,
     )
 )
-"""What the process list and the driver always tell: not observed means that it is not so."""
+"""The process list and the driver always tell these: not observed means that it is not so."""
 _SEEN_IN_STACKS = frozenset(
     (Need.ONLY_FORWARD, Need.LOGGING_IN_STACK, Need.SAVE_IN_STACK, Need.VALIDATION_IN_STACK)
 )
-"""The same of what stacks show. A synchronise and a copy are not among them: ``.item()`` and ``.to()`` run in
-C and leave no frame."""
+"""The same for stacks. Not a synchronise or a copy: ``.item()`` and ``.to()`` run in C and leave no frame."""
 
 
 _WRAPPERS = frozenset((Need.DDP_IN_STACK, Need.FSDP_IN_STACK))
-"""A model is wrapped in one of them: where one was seen, the other is known not to be there."""
+"""A model is wrapped in one of them: where one was seen, the other is known to be absent."""
 
 
 def _tells(need: Need, observed: frozenset[Need]) -> bool:
@@ -198,13 +194,11 @@ def fill_remedy(remedy: Remedy, observed: frozenset[Need], facts: RunFacts) -> C
 
 
 def choose(kind: Kind, cause: Cause, observed: frozenset[Need], facts: RunFacts) -> tuple[Chosen, ...]:
-    """Return the remedies of one row of the table for one run, those first of which least is unseen.
+    """Return the remedies of one row of the table for one run; KeyError where there is no such row.
 
-    Among these ``first_with`` ones, then those of which most was seen, then the order of the table. What
-    would do harm (more workers on cores that are used up) is left out, not put behind an "if".
-
-    Raises:
-        KeyError: when the table has no such row.
+    Those with the fewest unseen needs come first; among these ``first_with`` ones, then those with most seen
+    needs, then in the order of the table. What would do harm (more workers on cores that are used up) is left
+    out, not put behind an "if".
     """
     filled = [
         fill_remedy(CATALOGUE[name], observed, facts)

@@ -1,4 +1,4 @@
-"""Say what was observed of a run, in the words of the catalogue of remedies. Pure."""
+"""Say what was observed of a run, as needs of the catalogue, and gather its numbers. Pure."""
 
 from __future__ import annotations
 
@@ -35,11 +35,10 @@ from tpmon.model.text.redaction import MOST_DIGITS
 from tpmon.model.verdict import Kind
 
 DEEP_PREFETCH = 4
-"""Batches per worker from which the queue is as long as the remedy would make it."""
+"""Batches per worker above which the queue is as long as the remedy would make it."""
 
 
 def _list_done(settings: TrainSettings) -> Iterator[Need]:
-    """Yield what the settings of one rank show as done."""
     if is_known(compiled := settings.compiled):
         if not compiled.frames and not compiled.graphs:
             yield Need.NOTHING_COMPILED
@@ -62,10 +61,7 @@ def _list_done(settings: TrainSettings) -> Iterator[Need]:
 
 
 def observe_done(scene: Scene) -> frozenset[Need]:
-    """Return what is done already in every rank whose hook tells its settings; nothing without a hook.
-
-    One rank that differs may be the one that needs it.
-    """
+    """Return what is done in every rank whose hook tells its settings: one that differs may need it."""
     told = [
         set(_list_done(one.settings))
         for one in list_hooks(scene.frame)
@@ -77,21 +73,21 @@ def observe_done(scene: Scene) -> frozenset[Need]:
 FULL_RATIO = 0.9
 POOL_THREADS = 2
 LARGE_POOL_RATIO = 1.25
-"""Busy threads of the ranks' pools over the CPU budget from which the pools are larger than their cores; a
-thread counts as busy from a quarter of a core, and autograd's is one beside the main thread."""
+"""Busy threads of the ranks' pools over the CPU budget above which the pools are too large; a thread is busy
+from a quarter of a core, and autograd's is one beside the main thread."""
 FREE_CARD_RATIO = 0.6
 FULL_CARD_RATIO = 0.95
 TENSOR_IDLE_PCT = 5.0
 TENSOR_BUSY_PCT = 25.0
 NEAR_LIMIT_RATIO = 0.8
 ONLY_FORWARD_RATIO = 0.5
-"""Share of samples in forward, beside none in backward or the optimizer, that makes a run one of answers."""
+"""Share of samples in forward, with none in backward or the optimizer, that shows inference alone."""
 OFTEN_RATIO = 0.2
-"""Share of samples in validation, beside some in training, from which doing so less often is advised."""
+"""Share of samples in validation, with some in training, above which less of it is advised."""
 OFTEN_S = 30.0
-"""Time that the samples must span for it: one validation just after attaching says nothing of how often."""
+"""Time that these samples must span: one validation just after attaching does not show how often."""
 SET_THREADS_RATIO = 1.5
-"""Busy threads over what the environment or the machine explains from which the program asked for them."""
+"""Busy threads over what the environment or the machine explains above which the program set them."""
 _FP16_ALONE = re.compile(r"V100|TITAN V\b|\bT4\b|TITAN RTX|RTX 20\d\d|Quadro RTX|\bT4G\b")
 """Names of Volta and Turing cards with tensor cores: NVIDIA's tables of compute capability 7.0 to 7.5."""
 _WAITS_BLOCKED, _FAST_NETWORK = "TORCH_NCCL_BLOCKING_WAIT", "NCCL_IB_DISABLE"
@@ -126,7 +122,7 @@ def _sets_threads(rank: RankScene, scene: Scene) -> bool:
 
 
 def _observe_loader(scene: Scene) -> Iterator[Need]:
-    """Without workers the rank itself is the loader; with some it is torch's that started them."""
+    """Observe the loader: without workers it is the rank itself; with some it is torch's."""
     workers = _workers(scene)
     if workers:
         yield from (Need.WORKERS_PRESENT, Need.TORCH_LOADER)
@@ -215,7 +211,7 @@ def _observe_memory(scene: Scene) -> Iterator[Need]:
     elif is_known(memory.host_available_bytes) and is_known(memory.host_total_bytes):
         near = memory.host_available_bytes <= (1 - NEAR_LIMIT_RATIO) * memory.host_total_bytes
         yield Need.MEMORY_LIMIT_NEAR if near else Need.MEMORY_FREE
-    # What lies in swap untouched costs nothing: any machine that was once short of memory has some there.
+    # Untouched swap costs nothing: any machine that was once short of memory has some.
     if isinstance(judge_swap(scene), Suspicion):
         yield Need.SWAP_USED
     if is_known(memory.shm) and is_shm_tight(memory.shm, scene):
@@ -223,7 +219,7 @@ def _observe_memory(scene: Scene) -> Iterator[Need]:
 
 
 def _observe_stacks(scene: Scene) -> Iterator[Need]:
-    """Say what the stacks show: enough of every rank, and whether none trains but all are in forward."""
+    """Yield what the stacks show: enough samples of every rank, and whether all only run forward."""
     phases = [rank.phases for rank in scene.ranks if is_known(rank.phases)]
     for one in phases:
         yield from one.needs
@@ -242,7 +238,7 @@ def _observe_stacks(scene: Scene) -> Iterator[Need]:
 
 
 def _observe_taxes(scene: Scene) -> Iterator[Need]:
-    """Tell whether a setting slows the job; that no debug setting does takes every rank's environment."""
+    """Yield settings that slow the job; that there is none takes every rank's environment."""
     known, world = _environments(scene), scene.frame.target.world_size
     paths = {_WAITS_BLOCKED}
     if scene.ranks and is_known(world) and world > len(scene.ranks):
@@ -259,14 +255,14 @@ def _observe_taxes(scene: Scene) -> Iterator[Need]:
 
 
 def observe(scene: Scene, suspicion: Suspicion) -> frozenset[Need]:
-    """Return every need of the catalogue that was seen: by the rule, in the stacks, in the readings."""
+    """Return every need of the catalogue that was seen: by the rule, in stacks, in readings."""
     seen = {*_observe_loader(scene), *_observe_cpus(scene, suspicion), *_observe_cards(scene)}
     seen |= {*_observe_memory(scene), *_observe_stacks(scene), *_observe_taxes(scene)}
     seen |= observe_done(scene) | observe_settings(scene) | suspicion.observed
     if Need.DEBUG_TAX_SET in seen:
         seen.discard(Need.NO_DEBUG_TAX)  # anomaly detection is set by the program, not by its environment
     if Need.REFAULTS_SEEN in seen:
-        # The page cache is not counted as used: it is given back before anything fails, and read again.
+        # The page cache does not count as used: it is given back before anything fails, and read again.
         seen = (seen - {Need.MEMORY_FREE}) | {Need.MEMORY_LIMIT_NEAR}
     if not is_known(_other_pid(scene, suspicion)):
         seen.discard(Need.PROCESS_WAIT)  # nobody is to be sent to look at the process that waits
@@ -282,7 +278,7 @@ def _memory_free(scene: Scene) -> Known[int]:
 
 
 def _shm_room(scene: Scene) -> Known[float]:
-    """Return how many batches fit into what is free of /dev/shm, each as large as its largest growth."""
+    """Return how many batches fit into free /dev/shm, each as large as its largest growth."""
     step = find_largest_step(scene.history)
     if step <= 0:
         return Missing("shared memory was not seen to grow")
@@ -309,10 +305,10 @@ def _worker_load(scene: Scene, waiting: Applicable[float]) -> Known[float]:
 
 
 def _needed(workers: Known[int], suspicion: Suspicion) -> Known[float]:
-    """Return the batches that the compute could take over those that the loader makes.
+    """Return the batches per second that the compute could take over those that the loader makes.
 
-    With a wait share w: 1 / (1 - w) times what the workers make today; without workers the loop is
-    the loader, and loading takes w / (1 - w) times as long as computing.
+    With a wait share w that is 1 / (1 - w); without workers the loop loads, w / (1 - w) as long as it
+    computes.
     """
     if is_known(suspicion.needed_ratio):
         return suspicion.needed_ratio
@@ -361,7 +357,7 @@ def _peer(target: Applicable[WaitTarget]) -> Applicable[str]:
 
 
 def _slurm_job(scene: Scene) -> Applicable[str]:
-    """Return the job of Slurm that the ranks are of, by what they were started with."""
+    """Return the Slurm job of the ranks, by their start environment."""
     if not (read := _environments(scene)):
         return Missing("no environment was read")
     jobs = [one.value for settings in read for one in settings if one.name == "SLURM_JOB_ID"]

@@ -1,4 +1,4 @@
-"""The numbers of one run that fill the templates of the catalogue. Pure."""
+"""Compute the numbers of one run that fill the templates of the catalogue. Pure."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ MEMORY_SHARE = 0.8
 """Share of the free memory that new workers may take; the rest is for their batches and for growth."""
 
 CORE_SLACK = 0.5
-"""Cores that a proposal may go over the budget: half a free core makes one more worker worth having, as the
-rules of the loader say, and single-threaded workers beyond the budget cost nothing."""
+"""Cores that a proposal may go over the budget: half a free core makes another worker worthwhile, as in the
+rules of the loader, and single-threaded workers beyond the budget cost nothing."""
 
 ROUNDING_CORES = 0.25
-"""Of a free core that may be missing from it: a thread that computes takes a little more than its core."""
+"""Part of a free core that may be missing: a computing thread takes a little more than its core."""
 
 LEAST_WORKER_CORES = 0.05
-"""Cores that a worker which only waits for reads is still counted with."""
+"""Cores counted for a worker that only waits for reads."""
 
 MOST_AT_ONCE = 4
-"""Times the present workers that one proposal names at most: what a store gives so many is not known."""
+"""Most times the present workers in one proposal: what a store gives so many is not known."""
 
 WORKERS_A_CORE = 2.0
-"""Workers per core of the budget from which a proposal doubles at most: each has its own imports."""
+"""Workers per core of the budget above which a proposal at most doubles them: each has its own imports."""
 
 QUEUED_BATCHES = 2
 """Batches of each worker that lie in /dev/shm: prefetch_factor, by default."""
@@ -59,8 +59,8 @@ def propose_workers(
     by shm    = now + floor(0.8 * shm_room / 2), where /dev/shm was seen to grow
     proposal  = max(now, min(wanted, by cores, by memory, by step, by shm)): never fewer than there are
 
-    All cores, bytes and batches are the rank's share. Missing as soon as one of them was not read, the room
-    in /dev/shm excepted: where no batch was seen in it, it is no limit.
+    All cores, bytes and batches are the rank's share. Missing if one of them was not read, except the room in
+    /dev/shm: where no batch was seen in it, it is no limit.
     """
     readings: dict[str, Known[float]] = {
         "workers": workers_now,
@@ -98,8 +98,8 @@ def limit_growth(
     by cores  = (cores of the workers now + free cores) / cores of the workers now
     by need   = the batches that the compute could take over those of today
 
-    A batch takes the CPU time that it takes now: beyond the free cores more workers only share. Workers
-    that wait for reads, which take next to no core, are bound by their number alone.
+    A batch takes the CPU time that it takes now: beyond the free cores more workers only share. Workers that
+    wait for reads take next to no core, and are limited only by their number.
     """
     busy_cores = workers_now * worker_cores
     by_cores = (busy_cores + cores_free) / busy_cores if busy_cores > 0 else workers / workers_now
@@ -124,18 +124,18 @@ def write_thaw(frozen: Freezer) -> Known[str]:
 
 
 def _find_maker(directory: str, version: int) -> str:
-    """Return the command of what made the group by the form of its path, "" where that does not tell."""
+    """Return the command of what made the group, by its path; "" where that does not tell."""
     if found := _CONTAINER.search(directory):
         return f"{_TOOLS[found[1]]} unpause {found[2]}"
     if found := _SLURM.search(directory):
         return f"scontrol resume {found[1]}"
-    # systemd freezes units of the unified hierarchy alone, and no group that a unit made within its own.
+    # systemd freezes only units of the unified hierarchy, and no group that a unit made within its own.
     unit = _UNIT.search(directory) if version == 2 else None
     return f"sudo systemctl thaw {shlex.quote(unit[1])}" if unit else ""
 
 
 MOST_GAIN = 20.0
-"""Above this the ceiling is not written as a number: the share behind it is not known that well."""
+"""Above this the ceiling is no number: the share behind it is not known well enough."""
 
 _GIB = 1 << 30
 _LEAST_SHM_BYTES = 8 * _GIB
@@ -148,9 +148,9 @@ class RunFacts:
     """Hold the numbers that remedies name.
 
     Cores, memory and ranks are those of the job on this machine; workers are those of one rank.
-    ``waiting_ratio`` is the share of the step time (0-1) that goes away at best,
-    ``needed_ratio`` the batches per second that the compute could take over those that the
-    loader makes. ``pid``, ``rank`` and ``card`` name what the verdict points at.
+    ``waiting_ratio`` is the share of the step time (0-1) that goes away at best; ``needed_ratio`` the batches
+    per second that the compute could take over those that the loader makes. ``pid``, ``rank`` and ``card``
+    are those of the verdict.
     """
 
     ranks: Known[int] = _UNREAD
@@ -160,7 +160,7 @@ class RunFacts:
     quota_cores: Applicable[float] = _UNREAD
     memory_free_bytes: Known[int] = _UNREAD
     worker_rss_bytes: Known[int] = _UNREAD
-    """RSS of one worker; with no workers that of the rank, an upper bound of what a fork costs."""
+    """RSS of one worker; without workers that of the rank, an upper bound of what a fork costs."""
     worker_busy_ratio: Known[float] = _UNREAD
     needed_ratio: Known[float] = _UNREAD
     waiting_ratio: Known[float] = _UNREAD
@@ -169,25 +169,23 @@ class RunFacts:
     pool_library: Applicable[str] = _UNREAD
     shm_total_bytes: Known[int] = _UNREAD
     shm_room: Known[float] = _UNREAD
-    """Free bytes of /dev/shm over the largest growth of a second: the batches that still fit, at least."""
+    """Free bytes of /dev/shm over its largest growth in a second: the batches that still fit, at least."""
     pid: Applicable[int] = _UNREAD
     rank: Applicable[int] = _UNREAD
     card: Applicable[int] = _UNREAD
     other_pid: Applicable[int] = _UNREAD
-    """The process that the one which the verdict names waits for."""
+    """The process that the named one waits for."""
     peer: Applicable[str] = _UNREAD
     """What its socket is connected to."""
     script: Known[str] = _UNREAD
     pools: Known[int] = _UNREAD
-    """Processes with a thread pool at work, loader workers left out."""
+    """Processes with a thread pool at work, except loader workers."""
     log_path: Known[str] = _UNREAD
     """The file that the job wrote to last."""
     slurm_job: Applicable[str] = _UNREAD
-    """The number of its job in Slurm, as its environment says."""
+    """Its number in Slurm, by its environment."""
     frozen: Applicable[Freezer] = _UNREAD
-    """What freezes the process."""
     tracer: Applicable[Tracer] = _UNREAD
-    """Who traces it."""
 
 
 def size_loader(facts: RunFacts) -> Known[int]:
@@ -221,7 +219,7 @@ def _threads_per_rank(facts: RunFacts) -> Known[int]:
 
 
 def count_threads_in_free(facts: RunFacts) -> Known[int]:
-    """Return the threads for a rank that has one: a core for each new one is free, its share at most.
+    """Return the threads for a rank that has one: its share at most, with a free core for each new one.
 
     The loader's workers have the other cores: a pool of the whole budget would fight with them.
     """
@@ -242,7 +240,7 @@ def _workers_in_quota(facts: RunFacts) -> Known[int]:
 
 
 def may_exceed_quota(facts: RunFacts) -> bool:
-    """Tell whether a rank may have more workers than its quota pays for: a cap is never above what runs."""
+    """Tell whether a rank may have more workers than its quota pays for; a cap never exceeds what runs."""
     most, now = _workers_in_quota(facts), facts.workers_per_rank
     return not is_known(most) or not is_known(now) or now > most
 
@@ -262,9 +260,9 @@ def _gain(facts: RunFacts) -> Known[str]:
 
 
 def _workers_gain(facts: RunFacts) -> Known[str]:
-    """Return what so many workers gain a loop that loads by itself: they take turns with it no more.
+    """Return what so many workers gain a loop that loads by itself: it no longer takes turns with loading.
 
-    Of a share w of the time in loading, n workers leave w / n, or all else if that is longer.
+    Of a share w of the time in loading, n workers leave w / n, or all the rest if that is longer.
     """
     waiting, loading, count = facts.waiting_ratio, facts.loading_ratio, size_loader(facts)
     if not is_known(waiting) or not 0 <= waiting <= 1 or not is_known(count) or count < 1:
@@ -333,7 +331,7 @@ def _shm_size(facts: RunFacts) -> Known[str]:
 
 
 def _shm_note(facts: RunFacts) -> str:
-    """Return a line of paste for a small /dev/shm that nothing was seen to grow in: batches may not fit."""
+    """Return a line to paste for a small /dev/shm in which no growth was seen: batches may not fit."""
     total = facts.shm_total_bytes
     if not is_known(total) or total >= _GIB or is_known(facts.shm_room):
         return ""
@@ -359,8 +357,8 @@ def _shm_fix(facts: RunFacts) -> str:
 def _dump_all_hosts(facts: RunFacts) -> str:
     if not is_known(facts.slurm_job):
         return "tpmon dump --job --json > dump-$(hostname).json  # on each host, into a folder that all share"
-    # A pipe would not do: srun cuts the output of its tasks into pieces and mixes them. Without -N and -n a
-    # batch script's shell asks for its own number of tasks.
+    # A pipe would not do: srun cuts and mixes the output of its tasks. Without -N and -n a batch script's
+    # shell asks for its own number of tasks.
     job = facts.slurm_job
     return (
         "# in a folder that all hosts share and that holds no older dump\n"
@@ -436,7 +434,6 @@ FIELDS = {
         "TracerPid of /proc/PID/status, read outside of here",
     ),
 }
-"""The fields of the templates by name."""
 
 
 def list_fields(template: str) -> tuple[str, ...]:
@@ -446,7 +443,7 @@ def list_fields(template: str) -> tuple[str, ...]:
 
 
 def fill(template: str, facts: RunFacts) -> str:
-    """Put the numbers of a run into a template; what was not read is named by its stand-in."""
+    """Put the numbers of a run into a template, with stand-ins for what was not read."""
     fields = {name: FIELDS[name] for name in list_fields(template)}
     return template.format_map(
         {name: known_or(one.read(facts), one.stand_in) for name, one in fields.items()}

@@ -1,1 +1,1 @@
-"""The rules: each suspects or clears one cause from the figures of a Snapshot. Pure."""
+"""The rules: each suspects or clears one cause from the figures of a Scene. Pure."""

@@ -1,7 +1,4 @@
-"""Errors and full memory of cards, and remarks that are no fault.
-
-A caching allocator fills a card on purpose, so that a full one alone proves nothing.
-"""
+"""Judge errors and memory of cards, and write notes; a caching allocator fills a card on purpose."""
 
 from __future__ import annotations
 
@@ -55,7 +52,7 @@ from tpmon.model.units import format_bytes, format_pct, say_bytes_s
 from tpmon.model.verdict import Evidence, Figure, Kind, Origin
 
 SILENCE = "NVML"
-"""Source of the silence of a card, which it does not report itself."""
+"""Source of a card's silence, which it does not report itself."""
 _LATER = 0.2
 _SERIOUS = 0.5
 
@@ -76,14 +73,14 @@ def _ecc_rise(card: CardScene, scene: Scene) -> int:
 
 
 def _say_old_errors(scene: Scene) -> str:
-    """Say which cards had uncorrected memory errors before tpmon looked, "" for none."""
+    """Say which cards had uncorrected memory errors before tpmon came, "" for none."""
     counts = [(card.index, card.last.ecc_uncorrected) for card in scene.gpus]
     told = [f"card {index}: {count}" for index, count in counts if is_known(count) and count]
     return f"none new; uncorrected memory errors from before: {', '.join(told)}" if told else ""
 
 
 def _say_unread(scene: Scene) -> str:
-    """Say that no row remapping was read, "" where it was: V100 and T4 retire pages, which are not read."""
+    """Say that row remapping was not read, "" where it was; V100 and T4 retire pages, which are not read."""
     for card in scene.gpus:
         rows = card.last.remapped_rows_failed
         if isinstance(rows, Missing):
@@ -156,22 +153,21 @@ RULES: tuple[Rule, ...] = (judge_unhealthy,)
 
 CARD_FULL = 0.95
 NEARLY_FULL = 0.9
-"""Fill, at its highest within the Window, that goes with an allocator that finds no room: a large piece does
-not fit long before the last byte is taken."""
+"""Highest fill within the Window that goes with an allocator that finds no room: a large piece does not fit
+long before the last byte is taken."""
 LEAST_RETRIES = 2
-"""Retries within the Window that are no chance; a single one comes of a first validation or a long batch."""
+"""Retries within the Window that are no chance; a first validation or a long batch causes a single one."""
 LEAST_WEIGHT = 0.2
 HELD_RATIO = 0.5
-"""Growth of what the allocator holds for tensors, over that of the job on the card, from which it is no cache
-that grows."""
+"""Growth of the allocator's tensors over that of the job on the card above which it is no growing cache."""
 RAMP_RATIO = 0.5
-"""Growth within the Window over all that is there from which a card is being filled for the first time."""
+"""Growth within the Window over all that is there above which a card is being filled for the first time."""
 SETTLED_AGE_S = 120.0
-"""Age of a rank up to which its memory grows as it starts."""
+"""Age of a rank up to which its memory grows because it starts."""
 WORKS_PCT = 20.0
-"""U, or SM activity of a slice, from which a card whose memory grows is not just being loaded."""
+"""U, or SM activity of a slice, above which a card with growing memory is past its loading."""
 TRAINS_RATIO = 0.5
-"""Share of stack samples in forward, backward and optimizer that says the same."""
+"""Share of stack samples in forward, backward and optimizer that shows the same."""
 
 
 def _name(rank: RankScene, scene: Scene) -> str:
@@ -179,7 +175,7 @@ def _name(rank: RankScene, scene: Scene) -> str:
 
 
 def _others_row(card: CardScene, scene: Scene) -> tuple[Evidence, ...]:
-    """Say what others have of the memory of a card, where the driver lists them."""
+    """Show what others have of the memory of a card, where the driver lists them."""
     sample = card.last
     if not is_known(sample.pids) or is_sliced(sample):
         return ()
@@ -198,7 +194,7 @@ def _full_need(ratio: Known[float], least: float) -> frozenset[Need]:
 
 
 def _count_retries(rank: RankScene, scene: Scene) -> tuple[int, int]:
-    """Return how often a rank's allocator asked again, and found no room; (0, 0) where that is chance."""
+    """Return how often a rank's allocator retried, and found no room; (0, 0) where that is chance."""
     pid = rank.process.pid
     retries, ooms = count_risen(scene, pid, get_retries), count_risen(scene, pid, get_ooms)
     return (retries, ooms) if retries >= LEAST_RETRIES or ooms else (0, 0)
@@ -253,7 +249,7 @@ def _count_steps(scene: Scene, pid: int) -> int:
 
 
 def _trains(rank: RankScene, card: CardScene, scene: Scene) -> Known[bool]:
-    """Tell whether a rank is past its start and computes: what fills a card at first grows as steadily."""
+    """Tell whether a rank is past its start and computes: a card that is first filled grows as steadily."""
     before = find_hook(scene.history[0], rank.process.pid)
     if before is not None:
         return before.counts.steps >= STEADY_STEPS and _count_steps(scene, rank.process.pid) > 0
@@ -316,7 +312,7 @@ def _judge_growth(card: CardScene, scene: Scene) -> Answer | None:
 
 
 def _tells_allocator(card: CardScene, scene: Scene) -> bool:
-    """Tell whether the hook of every rank on a card tells the counters of its allocator."""
+    """Tell whether every rank on a card has a hook that reports its allocator's counters."""
     hooks = [
         find_hook(scene.frame, rank.process.pid) for rank in scene.ranks if rank.process.pid in card.pids
     ]
@@ -368,7 +364,7 @@ def _name_cards(indices: Sequence[int]) -> str:
 
 
 def note_power_limited(scene: Scene) -> str:
-    """Return the note that cards run at their power limit, "" when they do not: normal under full load."""
+    """Return the note that cards run at their power limit, "" for none; that is normal under full load."""
     limited = [
         card.index
         for card in scene.gpus
@@ -431,7 +427,7 @@ def note_hollow(scene: Scene) -> str:
 
 
 def note_xids(scene: Scene) -> str:
-    """Return the note that a card told of a fault that a new start of the program ends, "" for none."""
+    """Return the note that a card reported a fault which a restart of the program ends, "" for none."""
     for card in scene.gpus:
         xids = dict.fromkeys(xid for xid in card.last.xids if xid in RESTART_XIDS)
         if xids:
@@ -456,7 +452,7 @@ def note_shared(scene: Scene) -> str:
 
 
 def note_silent(scene: Scene) -> str:
-    """Return the note that a card does not answer which the job may compute on, "" for none."""
+    """Return the note that a card which the job may use does not answer, "" for none."""
     said = say_open(find_silences(scene))
     return f"silent: {said}" if said else ""
 

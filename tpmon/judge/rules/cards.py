@@ -1,7 +1,4 @@
-"""What holds the clocks of a card down, and its PCIe link.
-
-Judged under load only: an idle card lowers its clocks on purpose.
-"""
+"""Judge what holds down a card's clocks and PCIe link, under load only: idle cards are slow on purpose."""
 
 from __future__ import annotations
 
@@ -42,29 +39,29 @@ Reasons = tuple[str, ...]
 THERMAL = ("SW thermal", "HW thermal")
 BRAKE = ("power brake",)
 LEAST_LOSS = 0.05
-"""Share of its time that a card must lose to its clock before what holds it is a cause and not a note."""
+"""Share of its time that a card must lose to its clock before the reason is a cause, not a note."""
 COUNTER_PCT = 5.0
 """Share of the window by the violation counter, which misses nothing."""
 THERMAL_BIT_PCT = 30.0
-"""Share of one-second looks at the reason bit: 3 s of the 10 s window."""
+"""Share of one-second readings of the reason bit: 3 s of the 10 s window."""
 BRAKE_BIT_PCT = 20.0
 """2 s of the 10 s window."""
 LOADED_PCT = 30.0
-"""U below which a card mostly waits for its host, and its clocks hold nothing back (starved)."""
+"""U below which a card mostly waits for its host: its clocks hold nothing back (starved)."""
 CAP_PCT = 50.0
-"""Share of the window with the power cap: half of it, so a burst at its limit is none."""
+"""Share of the window at the power cap: half of it, so that a burst does not count."""
 CAPPED_POWER_RATIO = 0.8
-"""P below which a card at its power cap has a cap that its limit does not explain (odd power cap)."""
+"""P below which the card's own limit does not explain its power cap (odd power cap)."""
 LOW_CLOCK_RATIO = 0.8
 """C below which locked or application clocks cost; defaults of data-centre cards are 0.86 to 0.93."""
 COOL_MARGIN_C = 10.0
-"""Margin from which the core itself is not what is hot: the reason is also that of other sensors."""
+"""Margin above which the core itself is not hot: other sensors set the same reason."""
 SET_CLOCKS = ("application clocks", "display clocks")
 """What somebody set, and can set back."""
 CAP_REASONS = (*SET_CLOCKS, "board limit", "reliability")
 
 UNREAD_COST = 0.2
-"""Weight of a cause of a card whose cost was not read."""
+"""Weight of a card's cause whose cost was not read."""
 
 
 def answer_without_cards(scene: Scene) -> Cleared | Unsure:
@@ -74,7 +71,7 @@ def answer_without_cards(scene: Scene) -> Cleared | Unsure:
 
 
 def need_cards(scene: Scene) -> None:
-    """Answer a rule by conditions where there are no cards, or none could be read."""
+    """End a rule by conditions where there are no cards, or none could be read."""
     if not scene.gpus:
         raise EarlyAnswer(answer_without_cards(scene))
 
@@ -93,17 +90,14 @@ def is_touched(card: CardScene, reasons: Iterable[str]) -> bool:
 
 
 def is_hot(card: CardScene, scene: Scene) -> bool:
-    """Tell whether heat holds the card's clocks, and that costs something.
-
-    Hardware protection halves clocks: where it holds for long, clocks that read full are not believed.
-    """
+    """Tell whether heat costs the card clocks; long hardware protection halves them, whatever they read."""
     if held_pct(card, "HW thermal") >= THERMAL_BIT_PCT:
         return True
     return is_touched(card, THERMAL) and _costs(lost_to(card, THERMAL, scene))
 
 
 def is_braked(card: CardScene, scene: Scene) -> bool:
-    """Tell whether the external power brake holds the card's clocks, and that costs something."""
+    """Tell whether the external power brake costs the card clocks."""
     return is_touched(card, BRAKE) and _costs(lost_to(card, BRAKE, scene))
 
 
@@ -113,7 +107,7 @@ def is_loaded(card: CardScene, least_pct: float) -> bool:
 
 
 def _mean_clock(card: CardScene, frames: Iterable[Frame]) -> Known[float]:
-    """Return the mean clock of a card over its maximum: slow seconds count, however few they are."""
+    """Return the mean clock of a card over its maximum; a mean, so that few slow seconds count."""
     ratios = [
         min(1.0, one.sm_clock_mhz / one.sm_clock_max_mhz)
         for frame in frames
@@ -138,8 +132,7 @@ def _lost_clock(card: CardScene, frames: Iterable[Frame]) -> Known[float]:
 def _held_by_others(card: CardScene, reasons: Collection[str]) -> bool:
     """Tell whether a limit held the clocks for longer than these reasons did.
 
-    Application clocks are set on every data-centre card, a little below the maximum: only those that
-    are far below it hold anything.
+    Every data-centre card has application clocks a little below the maximum: only far lower ones count.
     """
     slow = is_known(card.clock_ratio) and card.clock_ratio < LOW_CLOCK_RATIO
     others = ("power cap", *CAP_REASONS) if slow else ("power cap",)
@@ -147,7 +140,7 @@ def _held_by_others(card: CardScene, reasons: Collection[str]) -> bool:
 
 
 def _part_of(card: CardScene, reasons: Collection[str], lost: Known[float]) -> Known[float]:
-    """Return what these reasons took of a lost clock: all, or only their time where a limit held longer."""
+    """Return what these reasons took of a lost clock: all, or only their time if a limit held longer."""
     if not is_known(lost) or not _held_by_others(card, reasons):
         return lost
     return lost * min(1.0, max(held_pct(card, one) for one in reasons) / 100)
@@ -156,8 +149,7 @@ def _part_of(card: CardScene, reasons: Collection[str], lost: Known[float]) -> K
 def lost_to(card: CardScene, reasons: Collection[str], scene: Scene) -> Known[float]:
     """Return the share of its time, 0-1, that heat or the power brake costs a card.
 
-    Where other cards of the job work below the maximum clock without these reasons, their clock is all that
-    the card could have had: its power limit would take as much from it.
+    Other cards of the job without these reasons give the clock that its power limit would have left it.
     """
     lost = _part_of(card, reasons, _lost_clock(card, scene.frames))
     clock = _mean_clock(card, scene.frames)
@@ -190,7 +182,7 @@ def _shares(card: CardScene, reasons: Iterable[str], frame: Frame) -> tuple[Evid
 
 
 def rank_on(card: CardScene, scene: Scene) -> Applicable[int]:
-    """Return the rank that computes on a card, where that is one."""
+    """Return the rank that computes on a card, where there is one."""
     return next((rank.rank for rank in ranks_on(card, scene)), NOT_APPLICABLE)
 
 
@@ -206,7 +198,7 @@ def _throttled(
     need: Need,
     alone: bool = True,
 ) -> Suspicion:
-    """Suspect what holds a card; ``alone`` says that nothing else explains its low clock."""
+    """Suspect what holds a card; ``alone``: nothing else explains its low clock."""
     ratio = known_or(card.clock_ratio, 1.0)
     slow = ratio < BUSY_PCT / 100
     clock = f" at {format_pct(100 * ratio)} % of its clock" if slow and alone else ""
@@ -228,7 +220,7 @@ def _throttled(
 
 
 def _need_reasons(scene: Scene, cause: Claim) -> None:
-    """Leave a cause unsure where throttling could not be read of any card."""
+    """Leave a cause unsure where throttling was not read of any card."""
     need_cards(scene)
     known = [card.last.throttle_known for card in scene.gpus]
     if not any(map(is_known, known)):
@@ -255,7 +247,7 @@ def _find_held(scene: Scene, reasons: Reasons, cause: Claim, none: str) -> tuple
 def _suspect_held(
     scene: Scene, found: tuple[CardScene, Known[float]], reasons: Reasons, cause: str, *, why: str, need: Need
 ) -> Suspicion:
-    """Suspect what holds a card for as long and costs as much as both are past their thresholds."""
+    """Suspect what holds a card; the margin is the lesser of how long it holds and what it costs."""
     card, lost = found
     evidence = _shares(card, (*reasons, "HW slowdown") if reasons == BRAKE else reasons, scene.frame)
     if reasons == THERMAL:
@@ -294,10 +286,9 @@ def judge_brake(scene: Scene) -> Answer:
 def find_odd_cap(card: CardScene, scene: Scene) -> str:
     """Return what caps a busy card oddly, "" for none: a cap below the limit, clocks that someone set.
 
-    A card that is at its limit for a part of each step, and waits for the rest of it, draws less than its
-    limit on the whole: the cap is odd only where its own seconds cannot have been at the limit. Some cards
-    meet the limit of a memory rail, or of a module that they share with a CPU, a little before their own:
-    a clock that is hardly lower for it is none.
+    A card that is at its limit in a part of each step draws less on the whole: its cap is odd only where the
+    capped seconds cannot have been at the limit. Some cards meet the limit of a memory rail, or of a module
+    shared with a CPU, a little before their own: a clock that is hardly lower does not count.
     """
     if not is_loaded(card, BUSY_PCT) or is_hot(card, scene) or is_braked(card, scene):
         return ""
@@ -348,13 +339,13 @@ RULES: tuple[Rule, ...] = (judge_thermal, judge_brake, judge_odd_cap)
 
 LINK_LOAD_PCT = 50.0
 LINK_USE_RATIO = 0.2
-"""Share of the present link's capacity from which a faster one would be felt."""
+"""Share of the link's present capacity above which a faster one would be felt."""
 LINK_RUIN_RATIO = 0.25
-"""More than two generations, or than three quarters of the lanes, lost: named even where no counter tells
-the traffic. Slots of four lanes are sold for cards of sixteen."""
+"""More than two generations, or three quarters of the lanes, lost: named even without traffic counters. Slots
+of four lanes are sold for cards of sixteen."""
 HIDDEN_IDLE_RATIO = 0.03
 """Share of time that a card idles, or its ranks wait for each other, below which no faster link is felt:
-copies beside kernels cost nothing, and a card with a full launch queue reads 97 to 100 %."""
+copies beside kernels are free, and a card with a full launch queue reads 97 to 100 %."""
 LANE_BYTES_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}
 """PCI Express payload per lane and direction by generation, after line coding."""
 
@@ -386,8 +377,8 @@ def _felt_ratio(card: CardScene, scene: Scene) -> Known[float]:
     world = scene.frame.target.world_size
     if not is_known(idle) or (len(scene.ranks) < 2 and (not is_known(world) or world < 2)):
         return idle
-    # Collectives may go over the link, and their kernels count as busy meanwhile: the host of ranks that
-    # exchange gradients waits in no call of its own.
+    # Collectives may use the link while their kernels count as busy: the host of ranks that exchange
+    # gradients waits in no call of its own.
     now, exchanged = _lane_speed_of(card), exchanged_bytes_s(card.last.uuid, scene)
     much = is_known(now) and is_known(exchanged) and exchanged / 2 >= LINK_USE_RATIO * now
     if much and not works_all_the_time(card):
@@ -401,7 +392,7 @@ def _felt_ratio(card: CardScene, scene: Scene) -> Known[float]:
 
 @by_conditions
 def judge_pcie(scene: Scene) -> Answer:
-    """Suspect a downtrained PCIe link, under load, when its traffic would be faster on a whole one."""
+    """Suspect a PCIe link below its best, under load, if its traffic would be faster on a whole one."""
     need_cards(scene)
     link = Claim("PCIe link")
     loaded = [card for card in scene.gpus if is_loaded(card, LINK_LOAD_PCT)]

@@ -42,32 +42,31 @@ from tpmon.model.verdict import Figure, Kind, Origin
 from tpmon.model.waits import RUNNING, describe_wait
 
 WAITING_RATIO = 0.3
-"""Share of its time that the typical rank waits in collectives before it is worth a cause."""
+"""Share of its time that the typical rank must wait in collectives to be worth a cause."""
 BEHIND_RATIO = 0.2
 """How much less than the typical rank a late one waits."""
 ALL_WAIT_RATIO = 0.35
-"""Share that even the least waiting rank spends in collectives when transfer is the cause: a third and
-more; two equal gloo ranks of a small model exchange gradients for up to a quarter of a step."""
+"""Share that even the least waiting rank spends in collectives, a third and more: two equal gloo ranks of a
+small model exchange gradients for up to a quarter of a step."""
 CROWDED_RATIO = 0.3
-"""Share of their demand that the job's threads wait for a CPU from which ranks take turns and so wait
-for each other."""
+"""Share of demand that waits for a CPU above which ranks take turns, and so wait for each other."""
 TURNS = 3.0
-"""How many times as long as it waits for a CPU each rank waits for the others by that: for the latest."""
+"""How many times its own wait for a CPU each rank waits for the others: for the latest of them."""
 WORKS_MORE = 1.4
-"""CPU time that a late rank takes over what the others take, from which it has more to do: they make the same
-steps, so neighbours change this ratio little. Beside a busy process equal work is 0.91 to 1.07, and three
-forward passes more are 1.49 to 2.04."""
+"""CPU time of a late rank over that of the others above which it has more to do. All make the same steps, so
+neighbours change this little: beside a busy process equal work is 0.91 to 1.07, and three forward passes more
+are 1.49 to 2.04."""
 CROWDED_GAP = 0.15
-"""How much less than the others such a rank waits on crowded CPUs: they wait for a CPU in part of the time
-that they would wait for it, and for it 0.25 to 0.44 of the time where it is 0.43 alone."""
+"""How much less than the others such a rank waits on crowded CPUs: a part of their wait for it is a wait for
+a CPU, which leaves 0.25 to 0.44 of the time where it is 0.43 alone."""
 BEHIND_CLOCK_RATIO = 0.9
 """Clock of a card over the median of the job's cards below which it holds them back."""
 SPREAD_CLOCK_RATIO = 0.8
-"""Clock over the median from which a card at its own power limit is one of many: chips and inlets differ."""
+"""Clock over the median above which a card at its power limit is one of many: chips and inlets differ."""
 CARD_EXPLAINS = 0.5
-"""Part of the wait for a late rank that the low clock of its card must explain to be named instead of it."""
+"""Part of the wait for a late rank that its card's low clock must explain to be named instead."""
 RESTING_RATIO = 0.1
-"""Share of looks that find a main thread running below which its wait says more than its stack."""
+"""Share of samples with a running main thread below which its wait says more than its stack."""
 UNREAD = "how much moves was not read"
 CROWDED = "the ranks wait for CPUs, and so for each other"
 STRAGGLER_SPAN_S = 20.0
@@ -75,7 +74,7 @@ STRAGGLER_SPAN_S = 20.0
 
 
 def _need_ranks(scene: Scene) -> None:
-    """Answer a rule by conditions where there is nobody to wait for, or that is not known."""
+    """End a rule by conditions where there is nobody to wait for, or that is not known."""
     comms, world = Claim("comms"), scene.frame.target.world_size
     if len(scene.ranks) < 2:
         comms.known(world, "whether ranks run on other machines: ")
@@ -113,7 +112,7 @@ def _say_doing(rank: RankScene) -> str:
 
 
 def _origins(waits: Sequence[RankWait]) -> frozenset[Origin]:
-    """Return what tells of every wait: two ranks told by one source each are not told by two."""
+    """Return the origins that all waits share: two ranks with one origin each do not make two."""
     common = frozenset.intersection(*(wait.origins for wait in waits))
     return common or waits[0].origins
 
@@ -126,12 +125,12 @@ def _say_sources(wait: RankWait) -> str:
 
 
 def _is_crowded(scene: Scene) -> bool:
-    """Tell whether the ranks of a CPU job wait for CPUs, and by that alone for each other."""
+    """Tell whether the ranks of a CPU job wait for CPUs, and only by that for each other."""
     return not scene.cards and is_known(scene.delay_ratio) and scene.delay_ratio >= CROWDED_RATIO
 
 
 def _take_turns(scene: Scene, least: float) -> bool:
-    """Tell whether that they wait for CPUs explains that each waits ``least`` of its time for the others.
+    """Tell whether waits for CPUs explain that each rank waits ``least`` of its time for the others.
 
     Ranks that rest in a collective want little CPU: whatever part of that they wait, it holds nobody up long.
     """
@@ -155,9 +154,9 @@ def _find_late_rank(waits: Sequence[RankWait], scene: Scene) -> Suspicion | None
     gap = typical - late.ratio
     more = _work_ratio(late.rank, [one.rank for one in others])
     is_crowded = _is_crowded(scene)
-    # A neighbour takes more from one rank than from the other; it gives neither of them more to do.
+    # A neighbour takes more from one rank than from another; it gives none of them more to do.
     least = 2 * BEHIND_RATIO if is_crowded else BEHIND_RATIO
-    # What was not read may be against it: that they wait for CPUs, or in locks of the program's own.
+    # What was not read may be against it: waits for CPUs, or for the program's own locks.
     doubted = bool(locks_unread(waits)) or (not scene.cards and isinstance(scene.delay_ratio, Missing))
     waits_long = typical >= WAITING_RATIO and gap >= least
     works_more = is_crowded and is_known(more) and more >= WORKS_MORE and not find_unseen_cards(scene)
@@ -188,7 +187,7 @@ def _find_late_rank(waits: Sequence[RankWait], scene: Scene) -> Suspicion | None
 
 
 def _behind(cards: Sequence[CardScene]) -> tuple[CardScene, float] | None:
-    """Return the slowest card and its clock over the median, when it is behind and all are busy."""
+    """Return the slowest card and its clock over the median, if it is behind and all are busy."""
     if len(cards) < 2 or not all(is_loaded(card, BUSY_PCT) for card in cards):
         return None
     clocks = [(card.clock_ratio, card) for card in cards if is_known(card.clock_ratio)]
@@ -204,8 +203,8 @@ def _behind(cards: Sequence[CardScene]) -> tuple[CardScene, float] | None:
 def _is_at_its_limit(card: CardScene, others: Sequence[CardScene], ratio: float) -> bool:
     """Tell whether a card's own power limit explains its low clock, ``ratio`` of the others' median.
 
-    Either it works and the others draw less: that is the card of a rank that has more to do; those that
-    wait for it clock high and draw little. Or all are at their limits, where no two chips clock alike.
+    Either it has more to do, and the others wait for it at high clocks and little power; or all are at their
+    limits, where no two chips clock alike.
     """
     own, theirs = card.power_ratio, median_known(one.power_ratio for one in others)
     if held_pct(card, "power cap") < CAP_PCT or not is_known(own) or own < CAPPED_POWER_RATIO:
@@ -263,14 +262,14 @@ def judge_straggler(scene: Scene) -> Answer:
     if found is None:
         alike = f"late rank (all wait about as long, {format_pct(100 * waits[0].ratio)} % at least)"
         return by_card or Cleared(alike)
-    # A slow card makes a rank late where it may be its own, and explains most of the wait.
+    # A slow card explains a late rank if it may be that rank's, and explains most of the wait.
     if isinstance(by_card, Suspicion) and (not is_known(by_card.rank) or by_card.rank == found.rank):
         return by_card if by_card.weight >= CARD_EXPLAINS * found.weight else found
     return found
 
 
 def _all_wait(scene: Scene, cause: Claim) -> tuple[list[RankWait], float]:
-    """Return the waits when even the least waiting rank waits long, and how long that is."""
+    """Return the waits and the least of them, where even that is long."""
     _need_ranks(scene)
     waits = cause.known(find_waits(scene))
     least = waits[0].ratio
@@ -299,8 +298,8 @@ def _suspect_all(scene: Scene, waits: Sequence[RankWait], cause: str, summary: s
 def _suspect_spinning(scene: Scene) -> Suspicion | None:
     """Suspect a transfer that no stack shows: hosts run ahead of their cards, whose collectives spin.
 
-    Every card is busy and does little while bytes move. How long they wait is a guess from their power, so
-    it is never more than a suspicion of one source.
+    Every card is busy and does little while bytes move. The wait is a guess from their power: one origin
+    only.
     """
     slacks = [rank_slack(rank, scene) for rank in scene.ranks]
     world = known_or(scene.frame.target.world_size, 1)
@@ -339,7 +338,7 @@ def judge_transfer(scene: Scene) -> Answer:
     except EarlyAnswer as early:
         return (_suspect_spinning(scene) if isinstance(early.answer, Cleared) else None) or early.answer
     margin, origins, evidence = find_traffic(scene)
-    # On crowded CPUs communication threads want a CPU whatever they move; bytes that moved stay true.
+    # On crowded CPUs communication threads want a CPU whatever they move; bytes that moved are certain.
     transfer.doubt(_take_turns(scene, least) and Origin.NETWORK not in origins, CROWDED)
     Claim("transfer").doubt(margin < 1 and not is_traffic_read(scene), UNREAD)
     transfer.clear(margin < 1, "little moves")

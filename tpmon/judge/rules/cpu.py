@@ -1,10 +1,8 @@
 """CPU causes: quota, thread pools that fight, and masks that keep workers on few CPUs.
 
-Order matters to people, not to the rules: throttling is named before oversubscription because
-waiting for a CPU includes throttled time (measured).
-
-OMP_PROC_BIND, GOMP_CPU_AFFINITY and KMP_AFFINITY bind the main thread of a rank to one CPU and the rest of
-its pool to others; workers are forked from the main thread and keep its mask, so all of them share that CPU.
+Throttling is named before oversubscription, since waiting for a CPU includes throttled time (measured).
+OMP_PROC_BIND, GOMP_CPU_AFFINITY and KMP_AFFINITY bind a rank's main thread to one CPU and its pool to others;
+workers are forked from the main thread and keep its mask, so all of them share that CPU.
 """
 
 from __future__ import annotations
@@ -34,29 +32,28 @@ from tpmon.model.units import format_pct
 from tpmon.model.verdict import IN_WORDS, Evidence, Figure, Kind, Origin
 
 THROTTLED_RATIO = 0.25
-"""Share of throttled periods from which a quota is the cause; measured 1.0 under a real quota."""
+"""Share of throttled periods above which a quota is the cause; measured 1.0 under a real quota."""
 THROTTLED_SOME_RATIO = 0.1
-"""Share of periods that is enough where the quota is used up, or the job waits for CPUs that no other uses:
-beside a neighbour that takes CPUs from the job, a quota of 0.6 CPUs that was used to 97 % stopped it in 20 to
-40 % of its periods only."""
+"""Share of periods that suffices if the quota is used up, or the job waits for CPUs that nobody else uses:
+beside a neighbour, a quota of 0.6 CPUs used to 97 % stopped the job in only 20 to 40 % of its periods."""
 USED_UP_RATIO = 0.9
-"""Share of the quota that is used when it is used up; between two readings a period may be cut."""
+"""Share of a quota above which it is used up; a period may lie across two readings."""
 THROTTLED_DELAY_RATIO = 0.1
-"""Waiting share that says the same from another side: throttled time counts as waiting for a CPU."""
+"""Waiting share that confirms it: throttled time counts as waiting for a CPU."""
 POOL_RATIO = 1.5
 """Demand of pools over the budget; 8 threads on 2 CPUs (2.9) cost a quarter of the steps, 3 (1.1) little."""
 DELAY_RATIO = 0.35
-"""Waiting share that must go with it: spinning pools run, they do not wait."""
+"""Waiting share that must come with it: spinning pools run, they do not wait."""
 SINGLE_THREADED_RATIO = 1.5
 FITTING_RATIO = 1.25
-"""Demand of one rank over the budget up to which its pool fits: collectives come on top."""
+"""Demand of one rank over the budget up to which its pool fits; collectives come on top."""
 PRESSURE_PCT = 50.0
 """cpu.pressure of the job's group; measured 79-100 with fighting pools, 1-30 without."""
 _THREAD_SETTINGS = frozenset(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 )
 CROWDED_MARGIN = 1.0
-"""How sure it is what paces a run whose CPUs others have: what it would do with them is not known."""
+"""Margin where others have the CPUs: what the run would do with these is not known."""
 TENANT_RATIO = 0.25
 
 
@@ -78,14 +75,14 @@ def read_waiting(scene: Scene) -> Evidence:
 
 
 def _is_used_up(scene: Scene) -> bool:
-    """Tell whether the job uses all of its budget; it must be smaller than the CPUs of the machine."""
+    """Tell whether the job uses all of its budget, which must be less than the machine's CPUs."""
     if not is_known(scene.used) or not is_known(scene.budget):
         return False
     return scene.budget < scene.frame.cpu.host_cores and scene.used >= USED_UP_RATIO * scene.budget
 
 
 def _is_waited_for(scene: Scene) -> bool:
-    """Tell whether the job's threads wait for CPUs that no other process uses: the quota is left."""
+    """Tell whether the job's threads wait for CPUs that no other process uses: only the quota is left."""
     if not is_known(scene.delay_ratio) or scene.delay_ratio < NEIGHBOUR_DELAY_RATIO:
         return False
     others = are_others_waited_for(scene)
@@ -94,7 +91,7 @@ def _is_waited_for(scene: Scene) -> bool:
 
 
 def _find_withheld(scene: Scene) -> Known[float]:
-    """Return the share of the CPU time that the job's threads want, on this machine, that the quota keeps.
+    """Return the share of the CPU time that the job's threads want which the quota withholds.
 
     What neighbours take of the quota itself would not come back with a larger one.
     """
@@ -140,10 +137,7 @@ def has_pool(one: RankScene | WorkerScene | ProcessSample) -> bool:
 
 
 def find_pools(scene: Scene) -> frozenset[int]:
-    """Return the PIDs of the processes in which a thread pool is at work, loader workers left out.
-
-    Trainings that a program starts without a process group (Hogwild, a sweep) are helpers of its one rank.
-    """
+    """Return the PIDs of ranks and helpers (trainings that a program starts by itself) with a busy pool."""
     busy = Counter(
         one.pid
         for frame in scene.frames
@@ -155,9 +149,9 @@ def find_pools(scene: Scene) -> frozenset[int]:
 
 @by_conditions
 def judge_oversubscription(scene: Scene) -> Answer:
-    """Suspect thread pools when they demand 1.5 times the budget and wait for a third of that time.
+    """Suspect thread pools that demand 1.5 times the budget and wait for a third of that time.
 
-    Single-threaded loader workers beyond the budget cost nothing and are left out.
+    Single-threaded loader workers beyond the budget cost nothing and do not count.
     """
     both, pools = Claim("thread oversubscription"), Claim("thread pools")
     pool, delay = both.known(scene.pool_ratio), both.known(scene.delay_ratio)
@@ -201,7 +195,7 @@ def judge_oversubscription(scene: Scene) -> Answer:
 
 
 def _library_of(scene: Scene, role: Role) -> str:
-    """Return the library of the job's largest pool where that is in a process of ``role``, else ""."""
+    """Return the library of the job's largest pool, if that is in a process of ``role``; else ""."""
     pool = scene.frame.cpu.pool
     if not is_known(pool) or pool.role is not role or not is_known(pool.library):
         return ""
@@ -209,7 +203,7 @@ def _library_of(scene: Scene, role: Role) -> str:
 
 
 def _set_threads(scene: Scene) -> tuple[Evidence, ...]:
-    """Return the thread settings of the start environment that are larger than the budget."""
+    """Return the thread settings of the start environment that exceed the budget."""
     if not is_known(scene.budget):
         return ()
     found = {
@@ -232,7 +226,7 @@ def _feels_pressure(scene: Scene) -> bool:
 
 
 def _fits(rank: RankScene, budget: float) -> bool:
-    """Tell whether one rank's threads alone would fit the budget; those of its collectives come on top."""
+    """Tell whether one rank's threads fit the budget; those of its collectives come on top."""
     return is_known(rank.demand) and rank.demand <= FITTING_RATIO * budget
 
 
@@ -250,13 +244,13 @@ def note_neighbours(scene: Scene) -> str:
 
 
 def note_tenants(scene: Scene) -> str:
-    """Return the note that others work on the CPUs of the job, whether they take some from it or not yet."""
+    """Return the note that others work on the job's CPUs, whether it loses by that or not."""
     harm, budget = note_neighbours(scene), scene.budget
     others = find_used_by_others(scene)
     if harm or not is_known(others) or not is_known(budget):
         return harm
     cores = scene.frame.cpu.host_cores
-    # As many as the job may not use can be busy without touching it.
+    # As many CPUs as the job may not use can be busy without touching it.
     if others - max(cores - budget, 0.0) < TENANT_RATIO * budget:
         return ""
     return f"other-tenants: other processes use {others:.1f} of the {cores} CPUs of this machine"
@@ -287,13 +281,13 @@ def note_single_threaded_workers(scene: Scene) -> str:
 
 
 BOUND_DEMAND = 1.5
-"""Threads that the workers want for each CPU on which they may run, from which these are too few for them."""
+"""Threads that the workers want for each allowed CPU, above which these are too few for them."""
 BOUND_DELAY = 0.3
-"""Part of that time which they wait for a CPU."""
+"""Part of that demand in which they wait for a CPU."""
 
 
 _CPUS = re.compile(r"\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*", re.ASCII)
-# Of five digits at most: no kernel has more CPUs, and what a Frame of a file says may be anything.
+# Five digits at most: no kernel has more CPUs, and a Frame from a file may say anything.
 
 
 @lru_cache(maxsize=1024)

@@ -1,4 +1,4 @@
-"""Causes that the main thread of a starved rank tells: no workers, collate, pin, drain, waits in bursts."""
+"""Causes that a starved rank's main thread shows: no workers, collate, pin, drain, waits in bursts."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ from tpmon.model.verdict import Figure, Origin
 from tpmon.model.waits import READS
 
 READS_ITSELF = 0.4
-"""Share of the readings in such a wait from which a rank without workers reads its data itself."""
+"""Share of readings in a wait for reads above which a rank without workers reads its data itself."""
 READS_OVER_WRITES = 4.0
 """Bytes read over written: a checkpoint writes."""
 
 IDLE_AT_TIMES = 0.25
-"""Share of idle readings of every worker, from which the loader is ahead at times: 0-8 % where it
-is just too slow."""
+"""Share of idle readings of every worker above which the loader is ahead at times: 0-8 % where it is too
+slow."""
 IDLE_SURE = 0.1
 NO_SHARE = Share(0.0, 0.0, 0.0, 0)
 ALWAYS_EMPTY = 0.95
 
 
 def _reads_itself(rank: RankScene, scene: Scene) -> DataWait | None:
-    """Tell a rank without workers that reads its files itself, where no stacks were seen."""
+    """Find a wait of a rank without workers that reads its files itself, where no stacks were seen."""
     if rank.has_workers or is_known(rank.data_wait):
         return None
     samples = [one for frame in scene.frames for one in frame.processes if one.pid == rank.process.pid]
@@ -165,7 +165,7 @@ def judge_collate(scene: Scene) -> Answer:
 
 
 def _part_of_loading(found: Starved, name: DataPart, cause: Claim) -> Share:
-    """Return the share of a part of the loading that is half of the wait, by the stacks."""
+    """Return the share of a part of the loading that is half of the wait or more, by the stacks."""
     cause.doubt(Origin.STACKS not in found.wait.origins, "no stacks")
     part = part_of(found, name) or NO_SHARE
     least = COLLATE_SHARE * found.wait.share.ratio
@@ -175,7 +175,7 @@ def _part_of_loading(found: Starved, name: DataPart, cause: Claim) -> Share:
 
 @by_conditions
 def judge_drain(scene: Scene) -> Answer:
-    """Suspect the taking out of batches when the main thread copies or unpacks for half of its wait."""
+    """Suspect the unpacking of batches when the main thread copies or unpacks for half of its wait."""
     found = need_starved(scene)
     part = _part_of_loading(found, DataPart.COPY, Claim("unpacking of batches"))
     loader = found.rank.loader
@@ -218,18 +218,18 @@ def judge_pin(scene: Scene) -> Answer:
 
 LEAST_PERIODS = 3
 LEAST_PERIOD = 3
-"""Readings; what is shorter cannot be seen in readings of one second."""
+"""In readings: shorter periods cannot be seen at one reading a second."""
 LEAST_HISTORY = 15
 CORRELATION = 0.5
 CORRELATION_SIGMAS = 2.5
-"""Chance gives correlations of 1 / sqrt(pairs); this many of them are not chance."""
+"""Chance gives correlations of 1 / sqrt(pairs); this many times that is not chance."""
 LEAST_SWING = 0.2
 """Standard deviation of the seconds' wait: bursts are all or nothing, a slow loader is even."""
 LULL = 0.1
 LEAST_LULLS = 0.2
-"""Share of the seconds that hardly wait at all: the loader is fast enough between the bursts."""
+"""Share of the seconds with hardly any wait: the loader is fast enough between the bursts."""
 OVER_PERIODS = 2.0
-"""So long after the last burst, in periods, they are over: the run has changed."""
+"""Periods after the last burst from which they are over: the run has changed."""
 
 
 def _correlate(values: Sequence[float], lag: int) -> float:
@@ -243,7 +243,7 @@ def _correlate(values: Sequence[float], lag: int) -> float:
 
 
 def _count_since_burst(shares: Sequence[float]) -> int:
-    """Return how many readings came after the last one that waited more than the mean."""
+    """Return how many readings came after the last one above the mean."""
     mean = statistics.fmean(shares)
     return next(number for number, share in enumerate(reversed(shares)) if share >= mean)
 
@@ -251,7 +251,7 @@ def _count_since_burst(shares: Sequence[float]) -> int:
 def find_period(waits: Sequence[tuple[int, float]]) -> Known[tuple[float, float]]:
     """Return the seconds between bursts of waiting and their correlation; Missing where none is seen.
 
-    ``waits`` are (ns, share of the second). Needs three periods of at least three readings.
+    ``waits`` are (ns, share of the second). It takes three periods of at least three readings.
     """
     if len(waits) < LEAST_HISTORY:
         return Missing("too short a history")
@@ -274,11 +274,11 @@ def find_period(waits: Sequence[tuple[int, float]]) -> Known[tuple[float, float]
 STEADY_RATE = 0.2
 """Difference of the steps of single periods from their mean up to which the rate is steady."""
 LEAST_STEPS = 2
-"""Steps between bursts from which they are told; below it every step waits."""
+"""With fewer steps between bursts every step waits: no number is given."""
 
 
 def _counts(scene: Scene, pid: int) -> list[tuple[float, int]]:
-    """Return seconds and steps of the Frames whose hook counts steps that go on, oldest first."""
+    """Return seconds and steps of the Frames whose hook counts training steps, oldest first."""
     found = []
     for frame in scene.history:
         pace = find_pace(frame, pid)
@@ -288,7 +288,7 @@ def _counts(scene: Scene, pid: int) -> list[tuple[float, int]]:
 
 
 def _at(counts: Sequence[tuple[float, int]], seconds: float) -> float:
-    """Return the count at a time, between two readings in proportion."""
+    """Return the count at a time, interpolated between two readings."""
     for (before_s, before), (after_s, after) in itertools.pairwise(counts):
         if before_s <= seconds <= after_s and before_s < after_s:
             return before + (after - before) * (seconds - before_s) / (after_s - before_s)
@@ -298,7 +298,7 @@ def _at(counts: Sequence[tuple[float, int]], seconds: float) -> float:
 def count_steps_between(scene: Scene, pid: int, period_s: float) -> Known[float]:
     """Return the steps of one period, a mean over whole periods of the Window.
 
-    A hook's rate of ten seconds holds one burst or two of every seven: only whole periods tell it.
+    A hook's rate over ten seconds holds one burst or two of every seven, so it cannot tell.
     """
     counts = _counts(scene, pid)
     if len(counts) < 2 or period_s <= 0:
@@ -316,7 +316,7 @@ def count_steps_between(scene: Scene, pid: int, period_s: float) -> Known[float]
 
 
 def round_steps(steps: float, period_s: float, reading_s: float) -> int:
-    """Round to 1 or 5 times a power of ten, no coarser than a period that is known to half a reading."""
+    """Round to 1 or 5 times a power of ten, as fine as a period known to half a reading allows."""
     doubt = steps * reading_s / (2 * period_s)
     if doubt <= 1:
         return round(steps)
@@ -334,8 +334,7 @@ def say_nth(number: int) -> str:
 def _idle_at_times(found: Starved, scene: Scene) -> Known[float]:
     """Return the idle share of the busiest worker, 0-1; Missing when it is not surely above a tenth.
 
-    The late batches may all fall to one worker: then the others have none for most of the time, and it has
-    none at times.
+    All late batches may fall to one worker: then the others mostly have none, and it has none at times.
     """
     looks = look_at_workers(found, scene)
     shares = [measure_share(one.idle / one.looks, one.looks) for one in looks if one.looks]
@@ -352,7 +351,7 @@ def _idle_at_times(found: Starved, scene: Scene) -> Known[float]:
 
 
 def _starved_over_history(scene: Scene, answer: Starvation) -> Starvation:
-    """Look at the whole Window: with a long period ten seconds may fall between two bursts."""
+    """Use the whole Window: with a long period ten seconds may fall between two bursts."""
     seen = see_all_waits(scene)
     for rank in scene.ranks:
         waits = seen.get(rank.process.pid, []) if rank.has_workers else []
@@ -363,7 +362,7 @@ def _starved_over_history(scene: Scene, answer: Starvation) -> Starvation:
 
 
 def _queue_empty(found: Starved) -> Known[float]:
-    """Return how often the queue was found empty; behind a pin thread it is always."""
+    """Return how often the queue was found empty; Missing behind a pin thread, which always empties it."""
     loader = found.rank.loader
     if loader is None:
         return Missing("its queue was not read")

@@ -1,11 +1,9 @@
-"""Whether the job's GPUs are full, and whether their host holds them back.
+"""Judge whether the job's GPUs are full, and whether their host holds them back.
 
-The driver's utilisation says that a kernel runs, not that the card works; SM activity or power
-must agree before a card is called full.
-
-Idle time of the GPU is what every accusation needs: a host that waits over a full launch queue
-costs nothing. What else than launching explains it counts against launching: waits for the GPU, an
-optimizer that computes on the CPU, and cards of one rank that work one after another.
+The driver's utilisation says that a kernel runs, not that the card works: SM activity or power must agree
+before a card is called full. Every accusation needs idle time of the GPU, since a host that waits over a full
+launch queue costs nothing. Other explanations count against launching: waits for the GPU, an optimizer that
+computes on the CPU, cards of one rank that work one after another.
 """
 
 from __future__ import annotations
@@ -42,27 +40,27 @@ from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Figure, Kind, Origin
 
 DRIVING_DEMAND = 0.85
-"""Demand of main plus autograd thread from which the host is at its launches all the time."""
+"""Demand of main plus autograd thread above which the host launches all the time."""
 HELD_RATIO = 0.2
-"""Share of samples in a synchronise or collective from which a wait, not launching, may be what holds."""
+"""Share of samples in a synchronise or collective above which a wait may be the cause, not launching."""
 SYNC_SLACK_RATIO = 0.1
-"""GPU idle time that nothing but the synchronise explains; less is the noise of two samplings."""
+"""GPU idle time that only the synchronise explains; less is the noise of two samplings."""
 WORKING_RATIO = 0.5
-"""Share of samples in model or Python code that makes the host the one that works."""
+"""Share of samples in model or Python code above which the host is the one that works."""
 OFFLOAD_DEMAND = 1.0
-"""Demand of a rank's further threads, in threads, from which its optimizer may compute on the CPU: more
-than what a thread of Python asks beside a main thread that works."""
+"""Demand of a rank's further threads, in threads, above which its optimizer may compute on the CPU: more than
+a Python thread asks for beside a main thread that works."""
 _FURTHER = (ThreadKind.POOL, ThreadKind.OTHER, ThreadKind.UNREAD)
-"""What threads of an OpenMP pool are counted as: they carry no name of their own."""
+"""How threads of an OpenMP pool are counted: they have no name of their own."""
 
 
 @by_conditions
 def judge_launch_bound(scene: Scene) -> Answer:
     """Suspect the host's launching when a GPU has slack while its main thread works all the time.
 
-    "Works" needs stacks that move and are not in a synchronise, ``.item()`` or collective: those
-    spin at 100 % as well. Until that is known a hollow GPU is undecided. A synchronise beside launches
-    explains slack only up to its own share.
+    "Works" needs stacks that move outside synchronises, ``.item()`` and collectives, which spin at 100 %,
+    too: until then a hollow GPU is undecided. A synchronise beside launches explains slack only up to its
+    share.
     """
     need_cards(scene)
     launching = Claim("launching of kernels")
@@ -93,11 +91,10 @@ def judge_launch_bound(scene: Scene) -> Answer:
 
 
 def _say_may_wait(phases: RankPhases, slack: Slack, scene: Scene) -> str:
-    """Say what else than launching keeps a card busy that does little, "" where nothing else can.
+    """Say what besides launching may keep a card busy that does little, "" for nothing.
 
-    The kernel of a collective spins while it waits, and its host is in no call of it. And a host that waits
-    in ``.item()`` is in a line of its own, over a card with a full queue; if it were slow itself, the card
-    would run empty.
+    A collective's kernel spins while it waits, and its host is in no call of it. A host that waits in
+    ``.item()`` is in a line of its own, over a full queue; if it were slow itself, the card would run empty.
     """
     training, between = phases.ratio(*TRAINING), phases.ratio(Phase.OTHER, Phase.LOGGING)
     if between > training and slack.idle_ratio < SYNC_SLACK_RATIO:
@@ -116,7 +113,7 @@ def _say_may_wait(phases: RankPhases, slack: Slack, scene: Scene) -> str:
 def _find_offloaded(rank: RankScene, phases: RankPhases, slack: Slack, scene: Scene) -> float:
     """Return the share of time, 0-1, in which the optimizer may compute on the CPU; 0 where it hardly does.
 
-    It takes most of what the GPU has slack, and the rank's further threads want CPUs meanwhile.
+    It takes most of the GPU's slack, and the rank's further threads want CPUs meanwhile.
     """
     optimizer = phases.ratio(Phase.OPTIMIZER)
     if optimizer < slack.ratio / 2:
@@ -127,15 +124,12 @@ def _find_offloaded(rank: RankScene, phases: RankPhases, slack: Slack, scene: Sc
         for process in frame.processes
         if process.pid == rank.process.pid
     )
-    # Its main thread was read, so Missing says that it has no threads of these kinds.
+    # Its main thread was read, so Missing says that it has no such threads.
     return optimizer if known_or(further, 0.0) >= OFFLOAD_DEMAND else 0.0
 
 
 def _say_in_turn(rank: RankScene, scene: Scene) -> str:
-    """Say that a rank's own cards may wait for each other, "" where they cannot.
-
-    Cards that work one after another are each idle while another works, and together as busy as one.
-    """
+    """Say that a rank's cards may work one after another (together as busy as one), "" if they cannot."""
     own = [card for card in scene.gpus if card.pids == (rank.process.pid,)]
     # A rank's slack is known only where all of its cards were read.
     busy = sum(known_or(card.busy_pct, 0.0) for card in own)
@@ -187,9 +181,9 @@ def _suspect_launches(
 
 
 def _copy_ratio(phases: RankPhases) -> float:
-    """Return the share of samples in copies to a device; to unpack a batch is none."""
+    """Return the share of samples in copies to a device; unpacking a batch is none."""
     share = phases.parts.get(DataPart.COPY)
-    # Where needs were counted, one that is not among them was in no sample.
+    # Where needs were counted, an absent one was in no sample.
     most = phases.proven.get(Need.COPY_IN_STACK, 0.0 if phases.proven else 1.0)
     return min(share.ratio, most) if share is not None else 0.0
 
@@ -198,11 +192,11 @@ _EXPLICIT = frozenset((Need.SYNC_IN_STACK, Need.SCALER_IN_STACK, Need.NAN_CHECK_
 
 
 def _held_ratio(phases: RankPhases, needs: frozenset[Need]) -> float:
-    """Return the share of samples that a kind of synchronise accounts for, 0 where it was not seen."""
+    """Return the share of samples that a kind of synchronise explains, 0 where it was not seen."""
     seen = needs & phases.needs
     if not seen:
         return 0.0
-    # Of two kinds in one step each has its own samples only.
+    # Two kinds in one step each have only their own samples.
     waits = min(phases.ratio(Phase.SYNC), sum(phases.proven.get(one, 1.0) for one in seen))
     if Need.COPY_IN_STACK in seen:
         return max(_copy_ratio(phases), 0.0 if _EXPLICIT & phases.needs else waits)
@@ -224,7 +218,7 @@ def _judge_sync(scene: Scene, cause: str, needs: frozenset[Need], words: str, le
         else:
             held = _held_ratio(rank.phases, needs)
             copies = min(rank.phases.ratio(Phase.DATA_WAIT), _copy_ratio(rank.phases))
-            # What the host does elsewhere than in steps and copies explains as much of the idle time.
+            # What the host does outside steps and copies explains as much of the idle time.
             idle = max(0.0, slack.idle_ratio - (rank.phases.ratio(*ELSEWHERE) - copies))
             if best is None or min(held, idle) > min(best[0], best[1]):
                 best = held, idle, rank, slack
@@ -237,7 +231,7 @@ def _judge_sync(scene: Scene, cause: str, needs: frozenset[Need], words: str, le
     syncing.clear(is_free, "costs 0: the GPU is busy meanwhile")
     in_turn = _say_in_turn(rank, scene)
     syncing.doubt(bool(in_turn), f"{samples}; {in_turn}")
-    # Without the wait the host still takes the time that it launches.
+    # Without the wait the host still takes the time of its launches.
     share = min(held, idle)
     return Suspicion(
         kind=Kind.SYNC_BOUND,
@@ -284,19 +278,16 @@ LAUNCH_RULES: tuple[Rule, ...] = (
 
 
 DRAM_BOUND_PCT = 50.0
-"""GPM DRAM activity from which memory is the limit: about 80 is all there is, matmuls read 18-21."""
+"""GPM DRAM activity above which memory is the limit: about 80 is the maximum, matmuls read 18-21."""
 TENSOR_WORKS_PCT = 25.0
-"""Tensor activity from which the card multiplies matrices; a healthy H100 job reads 28."""
+"""Tensor activity above which the card multiplies matrices; a healthy H100 job reads 28."""
 HIDDEN_WAIT_RATIO = 0.1
 SLICE_SYNC = 0.5
-"""Share of time that a host waits for its slice from which that is busy, where neither U nor SMs are read."""
+"""Share of time that a host waits for its slice above which that is busy, without U or SM activity."""
 
 
 def _full_margin(card: CardScene) -> Known[float]:
-    """Return how far a card is past being full, by SM activity or power; Missing when neither was read.
-
-    Power counts by what the card draws at its clock: a locked one draws less and is as full.
-    """
+    """Return how far a card is past full, by SM activity or by power at its clock; Missing without both."""
     power = card.work_ratio if is_known(card.work_ratio) else card.power_ratio
     margins = [
         value / limit
@@ -320,7 +311,7 @@ def _choose_compute(scene: Scene) -> str:
 
 
 def _hidden_wait(scene: Scene) -> tuple[Evidence, ...]:
-    """Return the data wait that a busy GPU hides, so that nobody hunts it."""
+    """Return the data wait that a busy GPU hides, so that nobody chases it."""
     waits = [rank.phases.ratio(Phase.DATA_WAIT) for rank in scene.ranks if is_known(rank.phases)]
     if not waits or max(waits) < HIDDEN_WAIT_RATIO:
         return ()
@@ -329,7 +320,7 @@ def _hidden_wait(scene: Scene) -> tuple[Evidence, ...]:
 
 
 def _say_unread(card: CardScene) -> str:
-    """Name what tells how full a card is and was not read: "power: not supported by this card"."""
+    """Name the unread figure that would tell how full a card is: "power: not supported by this card"."""
     figures = {"power": card.power_ratio, "SM clock": card.clock_ratio, "SM activity": card.sm_active_pct}
     return next((f"{name}: {one.reason}" for name, one in figures.items() if isinstance(one, Missing)), "")
 
@@ -342,10 +333,7 @@ def _is_awaited(card: CardScene, scene: Scene) -> bool:
 
 
 def _weigh_card(card: CardScene, scene: Scene) -> Known[float]:
-    """Return how far a card is past being full, below 1 for one that is busy and not hollow, else why not.
-
-    Missing of one that is busy where nothing was read of how full it is.
-    """
+    """Return how far a busy card is past full, below 1 if it is not; Missing where nothing tells."""
     full, name = Claim("GPU compute"), f"card {card.index}"
     margin, active = _full_margin(card), card.sm_active_pct
     if not is_known(card.busy_pct):
@@ -370,7 +358,7 @@ def _weigh_card(card: CardScene, scene: Scene) -> Known[float]:
 def _exchanged(scene: Scene) -> tuple[tuple[Evidence, ...], tuple[str, ...]]:
     """Return what the ranks move that may keep their cards busy, and what was not read of it.
 
-    The kernel of a collective counts as busy while it waits; SM activity and power tell how much is work.
+    A collective's kernel counts as busy while it waits; SM activity and power tell how much is work.
     """
     world = scene.frame.target.world_size
     if all(map(works_all_the_time, scene.gpus)):
@@ -387,8 +375,8 @@ def _exchanged(scene: Scene) -> tuple[tuple[Evidence, ...], tuple[str, ...]]:
 def judge_gpu_compute(scene: Scene) -> Answer:
     """Suspect, in the good sense, that the GPUs are full: every card busy, working, and not held.
 
-    Cards that never run empty and are neither full nor hollow are bound by their kernels, too; that is
-    all that is said of them, and of those of which nothing was read that tells how full they are.
+    Cards that never run empty are bound by their kernels, too, if they are neither full nor hollow, or if
+    nothing tells how full they are; no more is said of them.
     """
     need_cards(scene)
     margins, missing = [], ""

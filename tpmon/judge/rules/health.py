@@ -1,7 +1,4 @@
-"""The healthy ends: a CPU job whose cores compute, and a run that nothing holds back. Pure.
-
-Both need to see work, not only the absence of trouble: what was not read is no health.
-"""
+"""Judge healthy runs (CPUs that compute, nothing that holds) by work seen, not by absent trouble. Pure."""
 
 from __future__ import annotations
 
@@ -24,24 +21,24 @@ from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Figure, Kind, Origin
 
 BUSY_BUDGET_RATIO = 0.8
-"""Demand of the ranks over the budget from which the cores are the limit: 1.0 with as many threads as
-CPUs, 0.5 with one on two. Demand, not use: neighbours do not change it."""
+"""Demand of the ranks over the budget above which the cores are the limit: 1.0 with as many threads as CPUs,
+0.5 with one on two. Demand, not use: neighbours do not change it."""
 COMPUTING_RATIO = 0.6
 """Share of samples in forward, backward and optimizer that makes computing what the ranks do."""
 LIVELY_RATIO = 0.4
-"""Share of samples in the model below which steps may be a small part of what goes on."""
+"""Share of samples in the model below which steps may be a small part of the run."""
 HELD_RATIO = 0.2
 """Share of samples that no single wait may reach in a balanced run."""
 WAITING_RATIO = 0.2
-"""The same of the looks at the main thread: waits for batches and for I/O."""
+"""The same for samples of the main thread: waits for batches and for I/O."""
 LIVELY_LOOKS = 0.5
-"""Share of looks that must find the main thread running where no stack tells what it does."""
+"""Share of samples that must find the main thread running where no stack tells what it does."""
 LEAST_SAMPLES = 10
-"""Stack samples of a rank below which nothing is said of its shares."""
+"""Stack samples of a rank below which its shares say nothing."""
 
 _HOLDING = (*ELSEWHERE, Phase.SYNC)
 _PAUSES = {Phase.CHECKPOINT: "checkpoints", Phase.VALIDATION: "validations"}
-"""Pauses in words, as many of them are said."""
+"""Plural words for pauses."""
 
 
 def _computing(scene: Scene) -> Known[float]:
@@ -109,7 +106,7 @@ def _most_held(rank: RankScene) -> tuple[Phase, float]:
 
 
 def _was_paused(rank: RankScene, phase: Phase) -> bool:
-    """Tell whether a phase is a pause of a run that goes on: no other rule has a word for it then."""
+    """Tell whether a phase is a past pause of a run that goes on: no other rule reports it then."""
     return phase in _PAUSES and find_pause(rank) is None
 
 
@@ -128,7 +125,7 @@ def _check_stacks(scene: Scene) -> Answer | float:
 
 
 def _check_looks(scene: Scene) -> Answer | float:
-    """Return the share of looks that found the least busy main thread running, or what holds it."""
+    """Return the share of samples that found the least busy main thread running, or what holds it."""
     running = []
     for rank in scene.ranks:
         if not is_known(rank.main):
@@ -147,10 +144,7 @@ def _check_looks(scene: Scene) -> Answer | float:
 
 
 def _find_outside(scene: Scene) -> Evidence | None:
-    """Return how much of a rank's time goes into its own code outside of a step, in one thread maybe.
-
-    A GPU that is busy all the same is not held by it.
-    """
+    """Return how long a rank is in its own code outside steps, perhaps in one thread; not with GPUs."""
     worst = 0.0
     for rank in scene.ranks if not scene.gpus else ():
         if is_known(rank.phases):
@@ -194,10 +188,10 @@ def judge_balanced(scene: Scene) -> Answer:
         evidence += (reading(Figure.IN_PHASE, 100 * by_stacks, scene.frame, of="the model"),)
     if isinstance(by_looks, float):
         origins.add(Origin.PROC)
-        # A host that waits for its busy card is no less healthy: its looks take nothing from the stacks.
+        # A host that waits for its busy card is no less healthy: its samples do not weaken the stacks.
         if not (scene.gpus and margins):
             margins.append(by_looks / LIVELY_LOOKS)
-        # State R is also that of a thread that waits for a CPU.
+        # State R includes waiting for a CPU.
         figure = Figure.MAIN_RUNS_OR_WAITS if got else Figure.MAIN_RUNS
         evidence += (reading(figure, 100 * by_looks, scene.frame),)
     if scene.gpus and origins:
@@ -208,7 +202,7 @@ def judge_balanced(scene: Scene) -> Answer:
     against = tuple(one for one in (pauses, outside) if one is not None)
     unread = taker_unread(scene)
     if isinstance(by_stacks, Unsure):
-        # Only they tell a step from a checkpoint, a validation or code of the program's own.
+        # Only stacks tell a step from a checkpoint, a validation or the program's other code.
         unread += (f"pauses and code outside of the step: {by_stacks.text}",)
     summary = "steps go on and no single wait takes a fifth of the time"
     if got:

@@ -1,7 +1,4 @@
-"""What the hooks add to the rules: an independent word on each suspicion, and what only they can see. Pure.
-
-``with_hooks`` wraps the rules, so that without a hook nothing changes.
-"""
+"""Add to the rules what hooks say of each suspicion, and what only hooks see; no hook, no change. Pure."""
 
 from __future__ import annotations
 
@@ -27,19 +24,19 @@ from tpmon.model.units import format_pct, format_seconds
 from tpmon.model.verdict import Evidence, Figure, Kind, Origin
 
 FIRST_STEPS = 3
-"""A loop that took fewer is still warming up: compilers, caches and allocators work in the first steps."""
+"""A loop with fewer still warms up: compilers, caches and allocators work in the first steps."""
 FIRST_STEPS_AGE_S = 600.0
 """A rank older than this is slow, not new, however few steps it took."""
 UNCOUNTED_TURNS = 30
-"""A loop that went round so often without a step has steps that its hook does not count."""
+"""A loop with so many turns and no step has steps that its hook does not count."""
 SAME_RATE = 0.2
-"""Difference of the step rates up to which ranks go in step."""
+"""Difference of the step rates up to which ranks run in step."""
 WAITS_FOR_IT = 0.5
 """Part of a late rank's extra time by which the backward of the others must be longer than its own."""
 AGREES_HALF = 0.5
-"""The hook agrees with a wait of which it measured half."""
+"""The hook confirms a wait of which it measured half."""
 STANDS_S = 4.0
-"""How long no hook may have told of any event before it speaks for a hang."""
+"""How long no hook may have reported an event before it confirms a hang."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,7 @@ class _Word:
 
 
 def _ranks_of(suspicion: Suspicion, scene: Scene) -> list[RankScene]:
-    """Return the rank that a suspicion points at, all where it points at none."""
+    """Return the rank that a suspicion points at, or all ranks."""
     named = [
         rank
         for rank in scene.ranks
@@ -82,7 +79,7 @@ def _on_data(suspicion: Suspicion, scene: Scene) -> _Word | None:
 
 
 def _on_health(suspicion: Suspicion, scene: Scene) -> _Word | None:
-    """Say whether every rank's host time goes into the model; a wait of a fifth speaks against it."""
+    """Say whether every rank's host time goes into the model; a data wait of a fifth speaks against it."""
     worst, lowest = None, 1.0
     least = COMPUTING_RATIO if suspicion.kind is Kind.COMPUTE_BOUND else LIVELY_RATIO
     paces = _paces(scene.ranks, scene)
@@ -157,14 +154,14 @@ _WORDS: dict[Kind, Callable[[Suspicion, Scene], _Word | None]] = {
 
 
 def _ask_of(suspicion: Suspicion) -> Callable[[Suspicion, Scene], _Word | None] | None:
-    """Return what asks the hooks about a suspicion, None where they have no word."""
+    """Return what asks the hooks about a suspicion, None where they have nothing to say."""
     if (suspicion.kind, suspicion.cause) == (Kind.COMMS_BOUND, "straggler"):
         return _on_straggler
     return _WORDS.get(suspicion.kind)
 
 
 def weigh_in(suspicion: Suspicion, scene: Scene) -> Suspicion:
-    """Add the hook's word: a source and a row of evidence where it agrees, a row against it where not."""
+    """Add the hook's word: an origin and evidence where it agrees, else a row against it."""
     if suspicion.is_exact:
         return replace(suspicion, share_low=NOT_APPLICABLE, share_high=NOT_APPLICABLE)
     ask = _ask_of(suspicion)
@@ -176,7 +173,7 @@ def weigh_in(suspicion: Suspicion, scene: Scene) -> Suspicion:
     since_ns = suspicion.since_ns
     age_s = event_age_s(scene.frame)
     if suspicion.kind is Kind.HUNG and age_s is not None:
-        # When the loop last got on: the onset of a hang, also before tpmon came.
+        # The last event of the loop is the onset of a hang, also before tpmon came.
         since_ns = scene.frame.taken_ns - round(age_s * 1e9)
     return replace(
         suspicion,
@@ -197,10 +194,10 @@ class LateRank:
 
 
 def find_late(scene: Scene) -> LateRank | None:
-    """Return the rank that the others wait for in each step, None where there is none or it is not known.
+    """Return the rank that the others wait for in each step, None where there is none, or it is not known.
 
-    Ranks that exchange gradients go in step; one that comes late to its backward has a short one, and the
-    others wait for it in theirs. What follows the backward tells nothing: it fills up the step on any rank.
+    Ranks that exchange gradients run in step: a late one has a short backward, and the others wait for it in
+    theirs. What follows the backward tells nothing: it fills up the step on any rank.
     """
     found = [
         (rank, pace, pace.own_ms)
@@ -288,7 +285,7 @@ def _suspect_first_steps(scene: Scene) -> Suspicion | None:
 
 
 def _suspect_validation(scene: Scene) -> Suspicion | None:
-    """Suspect a validation by its evaluation steps; a program that never trained evaluates for a living."""
+    """Suspect a validation by its evaluation steps; a program that never trained only evaluates."""
     found = [
         (rank, pace)
         for rank, pace in _paces(scene.ranks, scene)
@@ -321,7 +318,7 @@ _ALONE: dict[Rule, Callable[[Scene], Suspicion | None]] = {
 
 
 def _ask_hooks(rule: Rule, scene: Scene) -> Answer:
-    """Return the rule's answer with the word of the hooks; their own suspicion where the rule has none."""
+    """Return the rule's answer with the hooks' word, or their own suspicion where the rule has none."""
     answer = rule(scene)
     if not list_hooks(scene.frame):
         unread = hook_unread(scene.frame)
@@ -335,5 +332,5 @@ def _ask_hooks(rule: Rule, scene: Scene) -> Answer:
 
 
 def with_hooks(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """Return the rules so that each asks the hooks too; they stay what they are where there is none."""
+    """Wrap the rules so that each asks the hooks, too."""
     return tuple(partial(_ask_hooks, rule) for rule in rules)

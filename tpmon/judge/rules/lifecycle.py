@@ -1,4 +1,4 @@
-"""Runs that take no steps for a good reason, or are over."""
+"""Judge runs that take no steps for a good reason, or are over."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tpmon.model.verdict import END_CAUSES, IN_WORDS, Evidence, Figure, Kind, Or
 from tpmon.model.waits import INPUTS, WaitReason, describe_wait, is_wait_in
 
 REBIRTH_S = 20.0
-"""How long no rank lives before they are said to have ended: torchrun starts them anew after a failure,
-once it has met the other machines."""
+"""How long no rank may live before they count as ended: torchrun restarts them after a failure, once it has
+met the other machines."""
 _ERROR = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt|Exit)\b|\b(?:Killed|Segmentation fault|Aborted)\b")
 
 
@@ -40,7 +40,7 @@ def _rankless_s(scene: Scene) -> Known[float]:
 
 
 def find_last_words(frame: Frame) -> tuple[OutputSample, str] | None:
-    """Return the line that the job's log ends with, and its log: one that names an error goes first."""
+    """Return the last line of the job's log, and the log; a line that names an error goes first."""
     told = [(log, [line.strip() for line in log.lines if line.strip()]) for log in frame.output if log.lines]
     told = [(log, lines) for log, lines in told if lines]
     for log, lines in told:
@@ -66,7 +66,7 @@ def _evidence(scene: Scene, words: str) -> tuple[Evidence, ...]:
 
 
 def _say_ranks(scene: Scene, outcome: Outcome) -> str:
-    """Say how the ranks of a job that goes on without them ended: by name where the history has it."""
+    """Say how the ranks of a job that outlives them ended, by name where the history has it."""
     bad = [end for _, end in list_ends(scene) if end.role is Role.RANK and end.outcome is not Outcome.WELL]
     if outcome is Outcome.WELL:
         return "every rank has ended: exit 0"
@@ -109,18 +109,18 @@ def judge_finished(scene: Scene) -> Answer:
 STARTING_RATIO = 0.5
 """Share of samples in imports, loading or the compiler that makes a run one that starts."""
 TRAINS_RATIO = 0.1
-"""Share of samples in forward, backward and optimizer from which steps go on: an import or a load beside them
-is a part of the run, such as modules that are moved to the card and back."""
+"""Share of samples in forward, backward and optimizer above which steps go on: an import or load beside them
+is part of the run, such as modules moved to the card and back."""
 FIRST_STEPS_S = 15.0
 """Age of a rank up to which it may be importing: torch alone takes 2-5 s, on a network disk far more."""
 COMPILER_DEMAND = 0.5
-"""Demand of compile workers, in threads, from which the compiler works beside a waiting rank."""
+"""Demand of compile workers, in threads, above which the compiler works beside a waiting rank."""
 RESTING_MAIN_DEMAND = 0.1
 PAUSE_RATIO = 0.2
-"""Share of the samples of the span that a pause takes besides being the newest thing seen: a short
-checkpoint between steps is a part of the run, not a pause of it."""
+"""Share of samples that a pause must take besides being the newest thing seen: a short checkpoint between
+steps is part of the run."""
 WRITES_BYTES_S = 1e6
-"""Writes of a rank from which they tell of its checkpoint, too: logs write less."""
+"""Writes of a rank above which they confirm its checkpoint: logs write less."""
 INPUT_S = 3.0
 """How long a terminal must be waited for; keys come faster."""
 
@@ -132,9 +132,9 @@ _SHOWN = {
     "compile": (Need.COMPILE_IN_STACK, "is compiling the model"),
     "autotune": (Need.COMPILE_IN_STACK, "is trying out kernels (autotune)"),
 }
-"""What the stacks of a start prove, and what the rank is said to do."""
+"""What the stacks of a start prove, and what its rank does."""
 _BUILDS = "is reading a data set, or builds or moves its model"
-"""What a load is where the stacks show no checkpoint."""
+"""What a load is whose stacks show no checkpoint."""
 
 
 def _age_s(rank: RankScene, scene: Scene) -> float:
@@ -167,7 +167,7 @@ def _starting(scene: Scene, rank: RankScene, cause: str, ratio: float) -> Suspic
         origins.add(Origin.PROC)
     got = say_got(scene)
     need, words = _SHOWN[cause]
-    # Data sets are read and modules moved without a checkpoint: its remedy needs the frames of one.
+    # Datasets are read and modules moved without a checkpoint: its remedy needs its frames.
     seen = cause != "load" or (is_known(rank.phases) and need in rank.phases.needs)
     words = words if seen else _BUILDS
     return Suspicion(
@@ -212,7 +212,7 @@ def _starts_by_compiler(scene: Scene) -> Answer | None:
 
 
 def _starts_by_age(scene: Scene) -> Answer:
-    """Suspect the first steps by age alone: only where no stack tells and no loader has begun."""
+    """Suspect the first steps by age alone, where no stack tells and no loader has begun."""
     oldest = max((_age_s(rank, scene) for rank in scene.ranks), default=FIRST_STEPS_S)
     loading = any(rank.workers or rank.loader is not None for rank in scene.ranks)
     waiting = any(is_known(one := waits_for_batch(rank)) and one for rank in scene.ranks)
@@ -244,10 +244,10 @@ def judge_starting(scene: Scene) -> Answer:
 
 
 def find_past_starts(scene: Scene) -> frozenset[Key]:
-    """Return the starts and pauses that are over by the newest stacks of every rank: their steps go on.
+    """Return the starts and pauses that are over: the newest stacks of every rank show steps.
 
-    Both say what a rank does right now, so that they may not be said beside a row that shows a step.
-    First steps are told by age, and by that no longer where stacks tell.
+    Both say what a rank does right now, and must not stand beside a row that shows a step. First steps are
+    judged by age, and no longer once there are stacks.
     """
     told = all(is_known(rank.phases) for rank in scene.ranks) and bool(scene.ranks)
     by_age: frozenset[Key] = frozenset(((Kind.STARTING, "first-steps"),)) if told else frozenset()
@@ -271,7 +271,7 @@ def find_pause(rank: RankScene) -> Phase | None:
 
 
 def _is_waiting(rank: RankScene) -> bool:
-    """Tell whether the newest stacks of a rank show a wait for other ranks, or for its card.
+    """Tell whether a rank's newest stacks show a wait for other ranks, or for its card.
 
     Gradients are waited for in backward, without a frame of a collective: the main thread rests there.
     """
@@ -281,13 +281,13 @@ def _is_waiting(rank: RankScene) -> bool:
     newest = fresh_phase(phases)
     if newest is Phase.BACKWARD:
         return is_known(rank.main_demand) and rank.main_demand < RESTING_MAIN_DEMAND
-    # A collective is told by its own name, which is no word of a phase.
+    # A collective is shown by its own name, not by the word of a phase.
     held = phases.ratio(Phase.COMMS, Phase.SYNC) > phases.ratio(Phase.OTHER)
     return newest in (None, Phase.COMMS, Phase.SYNC) and held
 
 
 def _say_waiting(others: Sequence[RankScene]) -> str:
-    """Say which of the ranks that are in no pause were seen to wait; ranks are sampled in turn."""
+    """Say how many of the ranks in no pause were seen to wait; ranks are sampled in turn."""
     waiting, rest = sum(map(_is_waiting, others)), len(others)
     if not waiting:
         return ""
@@ -362,7 +362,7 @@ def _say_input(rank: RankScene) -> str:
 
 
 def _judge_server(scene: Scene) -> Suspicion | None:
-    """Suspect that the looks show a server, or a notebook, that waits for requests."""
+    """Suspect a server, or a notebook, that waits for requests by the last dumps."""
     picture = scene.watch.picture
     if picture is None or not scene.watch.served:
         return None

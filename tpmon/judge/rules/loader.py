@@ -1,4 +1,4 @@
-"""Causes that the workers of a loader tell: what they compute, how many they are, how they die."""
+"""Causes that the workers of a loader show: what they compute, how many they are, how they die."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ from tpmon.model.units import format_pct
 from tpmon.model.verdict import IN_WORDS, Figure, Kind, Origin
 
 AGAIN = 2
-"""Times within the history that workers must have been killed: once is an accident that the event tells."""
+"""Times within the history that workers must have been killed: once is an accident, shown as an event."""
 LEAST_WEIGHT = 0.3
-"""Weight where no wait of the rank says what it costs: each death ends an epoch, or the run."""
+"""Weight where no wait of the rank shows the cost: each death ends an epoch, or the run."""
 _POLITE = "SIGTERM"
 """How a rank ends its own workers."""
 
@@ -89,28 +89,27 @@ def judge_killed_workers(scene: Scene) -> Answer:
 
 
 TOO_FEW_IDLE = 0.3
-"""Mean share of waiting for work from which more workers would wait as well."""
+"""Mean share of waiting for work above which more workers would wait, too."""
 SLOW_IDLE_HIGH = 0.35
-"""Upper end of the 95 % interval of idle readings below which a worker never waits for work: 0 of 10."""
+"""Upper end of the 95 % interval of idle readings below which a worker is never idle: 0 of 10."""
 LEAST_LOOKS = 5
 OTHERS_IDLE = 0.5
-"""The others have nothing to do while one is waited for: 96-98 % on an idle machine;
-a neighbour on their CPUs lengthens the little that they do."""
+"""Idle share of the others while one is waited for: 96-98 % on an idle machine, less beside a neighbour."""
 RESTING = 0.9
 """Share of waiting for work from which a worker has no data: 96-98 % on an idle machine."""
 BACKLOG = 0.5
 GENERATIONS = 2
-"""Generations of workers in a minute from which they are started anew all the time."""
+"""Generations of workers in a minute above which they restart all the time."""
 LONG_LIFE_S = 6.0
-"""Life of workers whose start can be told from the rest of it by readings of a second each; workers
-that live shorter are restarts before all."""
+"""Life of workers above which readings of a second tell their start from the rest; shorter lives are first of
+all restarts."""
 LATE_LIFE = 0.6
-"""Share of the longest life seen after which a worker is at work; its start is over by then."""
+"""Share of the longest life after which a worker's start is over."""
 STEADY_READINGS = 5
 STEADY_WAIT = 0.7
-"""A wait that is this much of the whole late in the life of the workers has another cause."""
+"""A wait that is this much of the whole late in the workers' life has another cause."""
 YOUNG_S = 30.0
-"""Age of a worker while its rank waits that says the same."""
+"""Age of a worker that shows the same while its rank waits."""
 
 
 def _pools_fight(found: Starved, scene: Scene) -> bool:
@@ -228,7 +227,7 @@ def judge_worker_lock(scene: Scene) -> Answer:
     )
     if lock.is_lock:
         return told
-    # However many agree that they are waited for, one word of the kernel tells what they wait for.
+    # However many agree that they are waited for, only one kernel reading tells for what.
     return replace(told, origins=frozenset((Origin.PROC,)), margin=min(told.margin, 1.0))
 
 

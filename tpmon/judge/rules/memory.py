@@ -1,7 +1,6 @@
-"""Memory that runs out or is about to: leak, copy-on-write, swap, shared memory.
+"""Judge memory that runs out or is about to: leak, copy-on-write, swap, shared memory.
 
-Memory is a danger beside the speed of a run: the weight of these causes says how near the end is,
-except for swap, where it is the time that the job stalls.
+The weight of these causes is how near the end is; for swap it is the time that the job stalls.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ SHM_SMALL_BYTES = 1 << 30
 SHM_LEAST_BYTES = 128 << 20
 """Free bytes below which a larger mount has no room for more workers: two batches of images in fp32."""
 SHM_FULL = 0.5
-"""Fill of a mount below 1 GiB from which the next batch may not fit: it failed at 75 %."""
+"""Fill of a mount below 1 GiB above which the next batch may not fit: it failed at 75 %."""
 SHM_STEPS = 2.0
-"""Room for so many times the largest growth within a second that was seen."""
+"""Room that must be left, as a multiple of the largest growth seen within a second."""
 GAP_INTERVALS = 3.0
-"""Intervals between two readings from which they are a gap: what grew in it, and when, is not known."""
+"""Intervals between two readings above which they are a gap: what grew in it, and when, is not known."""
 
 
 def find_largest_step(frames: Sequence[Frame]) -> float:
-    """Return the largest growth of /dev/shm in bytes per second, what grew over a gap left out.
+    """Return the largest growth of /dev/shm in bytes per second, without growth over a gap.
 
     Two readings within a second may lie on both sides of one batch: less than a second counts as one.
     """
@@ -55,10 +54,7 @@ def find_largest_step(frames: Sequence[Frame]) -> float:
 
 
 def is_shm_tight(shm: ShmSample, scene: Scene) -> bool:
-    """Tell whether /dev/shm is small and half full, or has no room for two more steps of growth.
-
-    Of one that does not grow, as in a hang, the room that is left must do.
-    """
+    """Tell whether /dev/shm is small and half full, or short of room for batches or two steps of growth."""
     step = find_largest_step(scene.history)
     has_little = shm.total_bytes - shm.used_bytes < SHM_LEAST_BYTES <= shm.total_bytes
     return has_little or _is_small_and_full(shm) or _lacks_room(shm, step)
@@ -105,26 +101,26 @@ def judge_shm(scene: Scene) -> Answer:
 
 NEAR_LIMIT = 0.8
 FLAT_RSS = 0.25
-"""Growth of the sum of RSS over that of anonymous memory below which pages are only copied: 0 was
-measured for copy-on-write, a leak shows in both."""
+"""Growth of summed RSS over that of anonymous memory below which pages are only copied: measured 0 for
+copy-on-write; a leak shows in both."""
 OWN_GROWTH = 0.5
-"""Growth of the sum of RSS over that of the control group from which it is this job that grows."""
+"""Growth of summed RSS over that of the control group above which it is this job that grows."""
 COPIED_SHARE = 0.2
-"""Growth within the Window, of all anonymous memory, that makes copies worth a word; 40 % was measured."""
+"""Growth within the Window over all anonymous memory above which copies matter; measured 40 %."""
 COPY_FAULTS_S = 500.0
-"""Minor faults per second of all workers that go with copied pages; 5,600 each were measured."""
+"""Minor faults per second of all workers that go with copied pages; measured 5,600 each."""
 PAGE_BYTES = 4096
-"""The smallest page there is: what one minor fault copies at least."""
+"""The smallest page: what one minor fault copies at least."""
 COPIED_BY_FAULTS = 0.5
-"""Part of the growth that the workers' faults must explain: 1.2 was measured of copies, at 290 faults a
-second and worker beside other work; another job of the same control group grows without them."""
+"""Part of the growth that the workers' faults must explain: measured 1.2 for copies, at 290 faults a second
+and worker beside other work. Another job in the same control group grows without them."""
 SWAP_BYTES = 16 * (1 << 20)
-"""Pages that were put out once, at start, and never touched again, are no fault."""
+"""Pages swapped out once, at the start, and never touched again are no fault."""
 SWAP_FAULTS_S = 5.0
-"""Major faults per second that say that swapped pages are touched."""
+"""Major faults per second above which swapped pages are in use."""
 STALLED_PCT = 2.0
-"""Stalls for memory below which the faults are those of mapped files and the pages in swap are old ones;
-27 to 31 % were measured of a job that thrashed (docs/thresholds.md)."""
+"""Stalls for memory below which faults are those of mapped files and swapped pages are old; a job that
+thrashed had 27 to 31 % (docs/thresholds.md)."""
 
 
 def _room(scene: Scene) -> Known[tuple[float, float, str]]:
@@ -153,12 +149,12 @@ def _sum_anon(frame: Frame) -> Known[float]:
 
 
 def _is_summed(scene: Scene) -> bool:
-    """Tell whether anonymous memory is the sum of the processes': copies of shared pages do not change it."""
+    """Tell whether anonymous memory is summed over processes: copies of shared pages do not change it."""
     return scene.frame.memory.anon_source == SUMMED_ANON
 
 
 def _lasts(scene: Scene, anon: Growth) -> bool:
-    """Tell whether memory grew in every window, and in the fit over the last minute where there is one."""
+    """Tell whether memory grew in every window, and in the fit over the last minute if there is one."""
     return anon.grows and known_or(scene.frame.memory.anon_growth_bytes_s, anon.mean) > GROWTH_BYTES_S
 
 
@@ -177,9 +173,9 @@ def _grows_by_copies(scene: Scene, anon: Growth) -> Known[bool]:
 
 
 def _who_grows(scene: Scene, anon: Growth) -> Role:
-    """Return whose resident memory grows most, the loader workers' or the ranks', which it is by default.
+    """Return whose resident memory grows most, the loader workers' or (by default) the ranks'.
 
-    Files that workers map are resident too: where the ranks' growth explains ``anon``, it is the ranks'.
+    Files that workers map are resident, too: if the ranks' growth explains ``anon``, it is the ranks'.
     """
 
     def mean_of(role: Role) -> float:
@@ -247,7 +243,7 @@ def judge_leak(scene: Scene) -> Answer:
     growth.clear(not _lasts(scene, anon), "none that lasts")
     leak.clear(growth.known(_grows_by_copies(scene, anon)), "pages are copied, not added")
     rss = read_growth(scene, _sum_rss)
-    # A control group may hold other jobs too: a session's, a container's.
+    # A control group may hold other jobs, too: a session's, a container's.
     is_others = is_known(rss) and not _is_summed(scene) and rss.mean < OWN_GROWTH * anon.mean
     leak.clear(is_others, f"{scene.frame.memory.anon_source} grows, this job's processes do not")
     room = _room(scene)
@@ -311,7 +307,7 @@ def judge_swap(scene: Scene) -> Answer:
         cause="swap",
         weight=stalled if stalled is not None else 0.2,
         margin=min(faults / SWAP_FAULTS_S, swap / SWAP_BYTES),
-        # Major faults are also those of mapped files: only together with the swap they say something.
+        # Major faults are also those of mapped files: only together with swap do they mean something.
         origins=frozenset(
             (memory_origin(memory), *((pressure_origin(memory),) if stalled is not None else ()))
         ),

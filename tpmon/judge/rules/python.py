@@ -1,6 +1,6 @@
-"""Causes in the program's own Python: a fight for its lock, one thread that does it all, waits of its own.
+"""Causes in the program's own Python: a fight for the GIL, one thread that does it all, waits of its own.
 
-A loader that is no DataLoader and a call that blocks need a step beside the wait: what waits without one
+A loader that is no DataLoader, and a call that blocks, need a step beside the wait: a run without steps
 starts, is paused or hangs.
 """
 
@@ -53,35 +53,35 @@ from tpmon.model.verdict import Figure, Kind, Origin
 from tpmon.model.waits import WaitReason, is_wait
 
 ONE_THREAD_LOW, ONE_THREAD_HIGH = 0.85, 1.15
-"""Demand of a process that is one thread, in threads; waiting for a CPU counts, so neighbours change
+"""Demand of a process that is one thread, in threads; it counts waits for a CPU, so neighbours change
 nothing."""
 ONE_CORE = 1.15
-"""Threads that take turns at one lock run on one core together, 0.98 was measured; those
-that ask for it wake up every 5 ms, and wait for a CPU beside a neighbour, so demand may be above."""
+"""Threads that take turns at one lock run on one core together, measured 0.98; those that ask for it wake up
+every 5 ms and wait for a CPU beside a neighbour, so demand may be higher."""
 LOCK_WAIT = 0.4
-"""Share of looks at the main thread in a lock with a time-out: 80-92 % in a fight."""
+"""Share of samples of the main thread in a lock with a time-out: 80-92 % in a fight."""
 WAITS_RATIO = 0.5
-"""Stack samples at a queue, a lock or a future over the looks in a timed lock, from which these are that
+"""Stack samples at a queue, a lock or a future, over the samples in a timed lock, above which that is the
 wait: `queue.get(timeout=...)` is the same system call. In a fight the stacks are all over the program."""
 OTHERS_RUN = 0.5
-"""Threads of demand of the other Python threads: they have what the main thread waits for."""
+"""Demand of the other Python threads, in threads: they have what the main thread waits for."""
 RUNNING = 0.8
-"""Share of looks that found the main thread running."""
+"""Share of samples that found the main thread running."""
 PYTHON_SHARE = 0.5
-"""Share of stack samples outside of forward, backward and the rest of a step from which it is Python
-that is waited for. High, because operators called straight from a loop leave no frame of their own."""
+"""Share of stack samples outside the parts of a step above which Python is waited for. High, because
+operators called straight from a loop leave no frame of their own."""
 ONE_CALL_S = 5.0
 """How long the newest stacks must be in one line of the program to be one call; a loop changes its line."""
 GPU_IDLE = 0.3
-"""A GPU that idles less is not waiting for this thread (starved: below 70 % busy)."""
+"""A GPU that idles less does not wait for this thread (starved: below 70 % busy)."""
 
 PYTHON_PART = 0.3
-"""The lower end of that share from which it is not ruled out that one thread holds a program whose other
-parts run a pool: the demand is a mean over both."""
+"""Lower end of that share above which one thread may hold a program whose other parts run a pool: the demand
+is a mean over both."""
 
 
 def others_demand(rank: RankScene, scene: Scene) -> Known[float]:
-    """Return the demand of the rank's threads that can be Python's, the main one left out."""
+    """Return the demand of the rank's threads that can be Python's, without the main one."""
     return median_known(
         demand_of(process, (ThreadKind.OTHER,))
         for frame in scene.frames
@@ -102,7 +102,7 @@ def _sees_stacks(rank: RankScene) -> bool:
 
 
 def _find_plain_wait(rank: RankScene, timed: Share) -> str:
-    """Say by the stacks what the main thread waits for, where it is no fight for the lock; "" else."""
+    """Say by the stacks what the main thread waits for, if it is no fight for the GIL; else ""."""
     phases = rank.phases
     if not is_known(phases) or not _sees_stacks(rank):
         return ""
@@ -130,7 +130,7 @@ def _judge_gil_of(rank: RankScene, scene: Scene) -> Answer:
     plain = _find_plain_wait(rank, share)
     lock.clear(bool(plain), plain)
     lock.clear(lock.known(_is_gpu_busy(rank, scene), "GPU: "), "the GPU is busy all the same")
-    # Without stacks any wait with a time-out beside a busy thread looks like this.
+    # Without stacks any timed wait beside a busy thread looks like this.
     told = _sees_stacks(rank)
     return Suspicion(
         kind=Kind.PYTHON_BOUND,
@@ -177,10 +177,7 @@ def _say_single(rank: RankScene, share: Share, *, logs: bool) -> str:
 
 
 def may_be_one(rank: RankScene, share: Share) -> bool:
-    """Tell whether ``share`` of a rank's time may be that of one thread, and the rest that of its pool.
-
-    The demand is a mean over both: a pool that computes all the time wants more than the two together.
-    """
+    """Tell whether one thread may take ``share`` of a rank's time, and a pool the rest, by mean demand."""
     demand, threads = rank.demand, rank.busy_threads
     if share.low < PYTHON_PART:
         return False
@@ -248,13 +245,13 @@ def judge_single_thread(scene: Scene) -> Answer:
 
 
 LEAST_BLOCKED = 0.2
-"""Lower end of the share of time asleep in calls of the program's own from which they hold the run: what
-a balanced run may spend in any single wait."""
+"""Lower end of the share of time asleep in own calls above which they hold the run: what any single wait of a
+balanced run may take."""
 SURE_SPOT = 0.05
-"""Share by which a function must take more than what may all be computing, so that it is named as what
-sleeps: half of the interval of 100 samples."""
+"""Share by which a function must exceed all that may be computing to be named as what sleeps: half of the
+interval of 100 samples."""
 LEAST_SAID = 3
-"""Readings of a wait that say what the sleep is for."""
+"""Readings of a wait that it takes to say what the sleep is for."""
 _MAY_SLEEP = (
     Phase.DATA_WAIT,
     Phase.SYNC,
@@ -266,20 +263,20 @@ _MAY_SLEEP = (
     Phase.COMPILE,
     Phase.INPUT,
 )
-"""Phases in which a main thread may sleep: no sleep of theirs is one of the program's own calls."""
+"""Phases in which a main thread may sleep, and not in one of the program's own calls."""
 _SLEEPS = {WaitReason.CHILD: "waits for a child process", WaitReason.SLEEP: "pauses (time.sleep or alike)"}
-"""What the kernel says of a sleeping thread (``ProcessSample.waits_for``), as a verb."""
+"""Kernel waits of a sleeping thread (``ProcessSample.waits_for``), as verbs."""
 _OWN = Claim("a loader of the program's own")
 _CALL = Claim("calls that block")
 
 
 def _find_sleep(main: MainThreadScene) -> float:
-    """Return the share of looks that found the main thread asleep, and not for the interpreter's lock."""
+    """Return the share of samples that found the main thread asleep, and not for the GIL."""
     return max(0.0, 1 - main.running - main.timed_lock)
 
 
 def _idle_cost(rank: RankScene, scene: Scene, cause: Claim) -> Applicable[float]:
-    """Return how much of the time the rank's card idles, where a wait costs something."""
+    """Return how much of the time the rank's card idles; a busy card hides the wait and clears the cause."""
     idle = find_gpu_idle(rank, scene)
     cause.known(idle, "GPU: ")
     if is_known(idle):
@@ -302,7 +299,7 @@ def _name_spot(phases: RankPhases) -> str:
 def _queued(rank: RankScene, phases: RankPhases) -> float:
     """Return the share of samples at a queue of data that no DataLoader of torch fills, 0-1.
 
-    Other loaders (DALI, FFCV, Ray Data, nodes of torchdata) and functions with the name of one have it.
+    Other loaders (DALI, FFCV, Ray Data, nodes of torchdata) have one, as have functions named like a loader.
     """
     if rank.has_workers or rank.loader is not None:
         return 0.0
@@ -318,7 +315,7 @@ def _judge_own_of(rank: RankScene, scene: Scene) -> Answer:
     main, handed = rank.main, phases.handed_ratio + _queued(rank, phases)
     looked = is_known(main) and main.looks >= LEAST_SAMPLES
     if is_known(main) and looked:
-        # To take from a queue may have a time-out.
+        # Taking from a queue may have a time-out.
         handed = min(handed, _find_sleep(main) + main.timed_lock)
     share = share_of(handed * phases.samples, phases.samples, phases.design)
     at_queue = f"at a queue {format_pct(100 * share.ratio)} %"
@@ -359,17 +356,17 @@ def _is_alone(scene: Scene) -> bool:
 
 
 def _no_call(phases: RankPhases) -> float:
-    """Return the share of samples (0-1) outside of the parts of a step that are known to be no call."""
+    """Return the share of samples (0-1) outside the parts of a step that are known to be no call."""
     return phases.handed_ratio + phases.resting_ratio
 
 
 def _own_sleep(rank: RankScene, main: MainThreadScene, phases: RankPhases, scene: Scene) -> float:
     """Return the share of its time (0-1) that the main thread surely sleeps in calls of its own.
 
-    On cards and beside ranks the backward pass may be a wait for autograd's own thread: a futex, as no sleep
-    for a disk, a socket or a child is.
+    With cards or other ranks, backward may wait for autograd's own thread: in a futex, unlike any sleep for a
+    disk, a socket or a child.
     """
-    # A wait with a time-out in a frame that is known to wait is none for the interpreter.
+    # A timed wait in a frame that is known to wait is not for the GIL.
     asleep = _find_sleep(main) + min(main.timed_lock, phases.call_waits_ratio)
     own = max(0.0, asleep - phases.ratio(*_MAY_SLEEP) - _no_call(phases))
     alone = _is_alone(scene) and not scene.cards and find_gpu_idle(rank, scene) is NOT_APPLICABLE
@@ -386,20 +383,19 @@ def _find_certain(
 ) -> Known[float]:
     """Return how much of such a sleep is surely a call: all, where the kernel or the stacks tell.
 
-    A wait for a card or for other ranks (``.item()``, ``Work.wait()``) has no frame of its own, and no disk
-    or socket that the kernel shows.
+    A wait for a card or other ranks (``.item()``, ``Work.wait()``) has no frame, and shows no disk or socket.
     """
     if max(_own_io(main, phases), phases.calls_ratio) >= share.ratio / 2:
         return share.ratio
     if not _is_alone(scene):
         return Missing("a wait for other ranks leaves no frame either")
-    # What it sleeps beyond the card's busy time is no wait for the card.
+    # Sleep beyond the card's busy time is no wait for the card.
     certain = share.ratio + idle - 1 if is_known(idle) else share.ratio
     return certain if certain >= LEAST_BLOCKED else Missing("or it waits for the GPU, without a frame either")
 
 
 def _spot_of_call(phases: RankPhases, share: Share) -> Applicable[Spot]:
-    """Return the function that surely sleeps: one that waits by its frames, or too large to only compute."""
+    """Return the function that surely sleeps: it waits by its frames, or is too large to only compute."""
     if is_known(phases.calls) and phases.calls_ratio >= share.ratio / 2:
         return phases.calls
     spot = phases.spots.get(max(OUTSIDE, key=phases.ratio))
@@ -408,7 +404,7 @@ def _spot_of_call(phases: RankPhases, share: Share) -> Applicable[Spot]:
 
 
 def _say_sleep(rank: RankScene, share: Share, io: float, scene: Scene) -> str:
-    """Say what the main thread does while it sleeps, as far as the kernel tells; ``io`` as in ``_own_io``."""
+    """Say what the main thread sleeps for, as far as the kernel tells; ``io`` as in ``_own_io``."""
     if io >= share.ratio / 2:
         return "waits for a disk or a socket"
     samples = [one for frame in scene.frames for one in frame.processes if one.pid == rank.process.pid]

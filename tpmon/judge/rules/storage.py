@@ -1,7 +1,6 @@
-"""Causes that the reads of a loader tell: bandwidth, latency, a store behind the network, a thrashed cache.
+"""Causes that a loader's reads show: bandwidth, latency, a store behind the network, a thrashed cache.
 
-A store that waits for a network shows neither in D state nor in iowait nor in read_bytes, only in
-what the thread waits for.
+A store behind a network shows only in what the thread waits for, not in D state, iowait or read_bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from tpmon.model.waits import FILE_SYSTEMS, SOCKETS, Wait, WaitReason, describe_
 REFAULT_BYTES_S = 20e6
 """Refaults of a thrashed cache; measured 1,200 MB/s, and 0 in every other case."""
 MAJOR_FAULTS_S = 5.0
-"""That low because readahead of 8 MB makes 75 faults/s of 540 MB/s."""
+"""Low, because readahead of 8 MB makes only 75 faults/s of 540 MB/s."""
 PSI_MEMORY_PCT = 10.0
 """Stalls for memory, some; measured 27-31 % when thrashed, else 0."""
 SMALL_READ_BYTES = 64 * 1024
@@ -43,11 +42,11 @@ SMALL_READ_BYTES = 64 * 1024
 LARGE_READ_BYTES = 256 * 1024
 """From here on a read costs mostly its bytes; the kernel itself reads ahead half of it."""
 FAST_BYTES_S = 100e6
-"""Bytes/s of all workers at which bytes are what is waited for, whatever the size of a read."""
+"""Bytes/s of all workers above which they wait for bytes, whatever the size of a read."""
 SOME_BYTES_S = 20e6
-"""Below it reads of middle size wait for answers, not for bytes."""
+"""Below it, reads of middle size wait for answers, not for bytes."""
 MAPPED = 4.0
-"""Device bytes over asked bytes from which files are mapped and not read (541 MB/s against 0)."""
+"""Device bytes over asked bytes above which files are mapped, not read (541 MB/s against 0)."""
 
 _REMOTE = (SOCKETS - {WaitReason.UNIX_SOCKET}) | {WaitReason.CONNECTION}
 _LOCAL = (WaitReason.UNIX_SOCKET,)
@@ -65,7 +64,7 @@ class StoreReading(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """Hold the reads of all workers of a rank: bytes per second, mean size of one, and by what it is told."""
+    """Hold the reads of all workers of a rank: bytes per second, mean size of one, and the source."""
 
     bytes_s: Known[float]
     mean_bytes: Known[float]
@@ -133,15 +132,15 @@ def _size_up(reads: Reads) -> Known[StoreReading]:
 
 
 def _tell_by_opens(scene: Scene, reads: Reads) -> bool:
-    """Tell whether the waits are for opens: the stacks show them, and too few bytes come to be waited for."""
+    """Tell whether the workers wait for opens: stacks show them, and too few bytes come to be the reason."""
     return is_opening(scene) and known_or(reads.bytes_s, 0.0) < FAST_BYTES_S
 
 
 def _name_store(found: Starved, scene: Scene, reads: Reads) -> Known[StoreReading]:
     """Say what the reads wait for; opens and look-ups count as answers, however large the few reads are.
 
-    A network file system with small reads is slow by their number, with large and fast ones by its
-    bytes; one that is neither is slow because it is far away.
+    A network file system is slow by the number of small reads, or by the bytes of large and fast ones; one
+    that is neither is far away.
     """
     if _is_network(found, scene):
         return StoreReading.NETWORK
