@@ -54,8 +54,7 @@ class Track:
     seen_after_ns: int
     """How long the history had been without it when it came, nanoseconds; 0 when it was there at first."""
     clear_ns: int = 0
-    """How long before that its rule first denied it, nanoseconds; 0: never, it may be older than the
-    history."""
+    """How long before that its rule first denied it, ns; 0: never, so it may be older than the history."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,8 +82,7 @@ NOTES = (cpu.note_tenants, cpu.note_single_threaded_workers, *card_faults.NOTES)
 class Judgement:
     """Hold the Frame with its verdict, notes, places of the ranks and event; and what to remember.
 
-    ``look`` are dumps worth reading now; ``settled``: the verdict needs fewer stack samples than one that is
-    sought.
+    ``look`` are dumps worth reading now; ``settled``: the verdict needs fewer stack samples than usual.
     """
 
     frame: Frame

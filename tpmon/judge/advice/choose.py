@@ -87,10 +87,7 @@ Cause = str | NotApplicable
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Say what a verdict means, how tpmon sees it, what it is often confused with, and what to do.
-
-    ``remedies`` are names of the catalogue, best first; ``what_to_do`` is for a row without any.
-    """
+    """Explain a verdict; ``remedies`` are names of the catalogue, best first, else ``what_to_do`` helps."""
 
     means: str
     sees: str

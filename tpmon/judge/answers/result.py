@@ -124,10 +124,7 @@ class Claim:
 def reading(
     figure: Figure, value: Known[float], frame: Frame, *, of: object = "", text: str = "", source: str = ""
 ) -> Evidence:
-    """Return a reading of a Frame as evidence, with the age and, unless given, the source of its group.
-
-    ``of`` fills the braces of its name or unit.
-    """
+    """Return a reading as evidence, by default with its group's age and source; ``of`` fills its braces."""
     source = source or figure.source or getattr(frame.sources, figure.group)
     return reading_aged(figure, value, getattr(frame.ages_s, figure.group), of=of, text=text, source=source)
 

@@ -286,7 +286,7 @@ def _find_call(group: GroupRecord, number: int) -> CollectiveCall | None:
 def _find_mismatch(seats: Mapping[int, _Seat], number: int) -> tuple[int, tuple[CallDifference, ...]]:
     """Find the first number up to the open one at which calls do not fit; the open one and () for none.
 
-    Earlier numbers count only if the group's members are known: two groups of one name look alike.
+    Earlier ones count only if the group's members are known: two groups of one name look alike.
     """
     first = 0 if all(is_known(seat.group.ranks) for seat in seats.values()) else number
     by_number: dict[int, dict[int, CollectiveCall]] = {}
@@ -321,10 +321,7 @@ def _find_abort(
 def order_findings(
     findings: Sequence[CollectiveFinding], transfers: Collection[int] = ()
 ) -> tuple[CollectiveFinding, ...]:
-    """Put the cause first: a mismatch, then a missing rank that waits nowhere, then the longest wait.
-
-    ``transfers`` are ranks that wait in a send or a receive.
-    """
+    """Put the cause first: a mismatch, a missing rank that waits nowhere (not even in ``transfers``)."""
     holders: dict[int, set[int]] = {}
     for one in findings:
         for rank in one.waiting:

@@ -168,12 +168,6 @@ class _Counts:
         return place
 
 
-def _name_package(frame: StackFrame) -> str:
-    if frame != NOT_KEPT and is_users(frame):
-        return ""
-    return package_of(frame.file) or _UNNAMED
-
-
 def _add_up(
     role: Role, processes: Sequence[SampledProcess], counted: CountedFunction, *, main: bool
 ) -> HotGroup:
@@ -229,7 +223,7 @@ def _list_functions(counts: _Counts, looks: int) -> list[HotFunction]:
             function=frame.function,
             file=frame.file,
             line=line,
-            package=_name_package(frame),
+            package="" if frame != NOT_KEPT and is_users(frame) else package_of(frame.file) or _UNNAMED,
             self_samples=own,
             total_samples=total,
             waiting_samples=waiting,

@@ -14,13 +14,11 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_kno
 from tpmon.model.stacks import StackFrame
 
 RESTS_RATIO = 0.01
-"""Share of time on a CPU up to which a thread rested; a hung one uses under half of it
-(docs/thresholds.md)."""
+"""Share of time on a CPU up to which a thread rested; hung ones use under half (docs/thresholds.md)."""
 SPINS_RATIO = 0.9
 """Share of time on a CPU or waiting for one above which it never slept: a wait for the GPU spins."""
 LEAST_APART_S = 1.0
-"""Least time between two dumps that count as two: even a working thread is still for less
-(docs/thresholds.md)."""
+"""Least time between two dumps that count as two: working threads move within it (docs/thresholds.md)."""
 MOVES_S = 15.0
 """Age up to which a look of an earlier dump shows movement: three looks take 10 s. An older one counts only
 for threads that rested ever since; others may have begun to hang in between."""

@@ -253,10 +253,7 @@ def find_gpu_idle(rank: RankScene, scene: Scene) -> Applicable[float]:
 
 
 def may_starve(rank: RankScene, wait: DataWait, scene: Scene) -> bool:
-    """Tell whether a MIG slice, which has no utilisation, may idle while its rank waits.
-
-    The wait must take half of the time and find the queue empty, and the SMs must idle as long.
-    """
+    """Tell whether a MIG slice may idle for half of the time, by the wait, the empty queue and its SMs."""
     own = cards_of(rank.process.pid, scene.gpus)
     if not own or not all(is_sliced(card.last) for card in own) or wait.share.low < SLICE_WAIT:
         return False
@@ -291,8 +288,7 @@ FULL_SM_PCT = 60.0
 FULL_POWER_RATIO = 0.55
 """P above which a busy card truly computes, where SM activity is not read."""
 SMALL_LIMIT_W = 150.0
-"""Power limit up to which idle work may draw a third to half of it (T4, L4, A2, A10), by reports of others;
-none was measured here."""
+"""Power limit up to which idle work may draw a third to half (T4, L4, A2, A10): reported, not measured."""
 FULL_SMALL_RATIO = 0.65
 """P above which such a card truly computes: a guess, above what a spinning kernel may draw."""
 SPIN_PCT = 1.0

@@ -380,7 +380,7 @@ def see_cards(frames: Sequence[Frame], history: Sequence[Frame] = ()) -> tuple[C
         card = _see_card(samples, holders[uuid])
         pids = tuple(pid for pid in card.pids if (uuid, pid) not in strays)
         cards += [replace(card, pids=pids)] if pids else []
-    used = [card for card in cards if not (card.last.pids_are_visible_only and _is_unused(card))]
+    used = [card for card in cards if not card.last.pids_are_visible_only or known_or(card.busy_pct, 1) >= 1]
     return tuple(used or cards)
 
 
@@ -425,10 +425,6 @@ def doubt_cards(cards: tuple[CardScene, ...], ranks: int) -> tuple[CardScene, ..
         else card
         for card in cards
     )
-
-
-def _is_unused(card: CardScene) -> bool:
-    return is_known(card.busy_pct) and card.busy_pct < 1.0
 
 
 def held_pct(card: CardScene, reason: str) -> float:

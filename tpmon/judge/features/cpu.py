@@ -48,10 +48,7 @@ def find_cores_free(scene: Scene) -> Known[float]:
 
 
 def _find_stretch(rank: RankScene) -> float:
-    """Return how much faster a rank's workers would be without neighbours, 0 where that is not known.
-
-    Known only if each computes all the time in one thread: it would then run as much as it wants.
-    """
+    """Return how much faster a rank's busy one-threaded workers would be without neighbours; 0: not known."""
     wanted = waited = 0.0
     for one in rank.feeders:
         if not (is_known(one.demand) and is_known(one.waiting) and is_known(one.busy_threads)):

@@ -367,10 +367,7 @@ def see(
     phases: Mapping[int, RankPhases] = MappingProxyType({}),
     watch: WatchedTime = NO_WATCH,
 ) -> Scene:
-    """Condense the Frames of a Window, oldest first; ``phases`` are by rank PID.
-
-    ValueError without Frames.
-    """
+    """Condense the Frames of a Window, oldest first; ``phases`` are by rank PID. ValueError without any."""
     if not frames:
         raise ValueError("a scene needs a Frame")
     frame = frames[-1]

@@ -28,8 +28,7 @@ from tpmon.model.verdict import Kind, Origin, pick_code
 from tpmon.model.waits import IO, is_wait_in
 
 STILL_S = 25.0
-"""How long nothing may move before it is called hung: 30 s after attaching, less the first readings without
-rates."""
+"""How long nothing may move: 30 s after attaching, less the first readings, which have no rates."""
 STILL_DEMAND = 0.005
 """Mean demand of a main thread, in threads, below which it does not run: 0.00 in every hang."""
 STILL_TICK_DEMAND = 0.05

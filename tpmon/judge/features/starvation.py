@@ -1,7 +1,6 @@
 """Find the rank that waits longest for its data, and the function in which the time goes. Pure.
 
-A wait of the host matters only while the compute idles: the rank's own card, or on CPUs the waiting thread
-itself.
+A wait of the host matters only while the compute idles: the rank's card, or on CPUs the waiting thread.
 """
 
 from __future__ import annotations
@@ -55,8 +54,7 @@ LEAST_WAIT = 0.10
 HIDDEN_IDLE = 0.10
 """A card that idles less than this hides the wait; a full launch queue reads 97-100 % busy."""
 IDLE_WORKERS = 0.6
-"""Mean share of waiting for work below which the workers are the bottleneck: 0-8 %; healthy runs have 96-98
-%."""
+"""Mean share of waiting for work below which workers are too slow: 0-8 %; healthy runs have 96-98 %."""
 QUEUE_AGREES = 0.5
 """While a rank waits its queue is empty: samples must find it so at least half as often."""
 QUEUE_DISAGREES = 0.25

@@ -465,10 +465,7 @@ def _share(stacks: Iterable[StackCount]) -> Known[float]:
 
 @once
 def find_open_share(scene: Scene) -> Known[float]:
-    """Return the share of the loading, 0-1, in opens and look-ups, of the rank that starves most.
-
-    Taken from its workers while they have work, or from its main thread without workers.
-    """
+    """Return the share, 0-1, of opens and look-ups in the loading of the rank that starves most."""
     found = find_starved(scene)
     if not isinstance(found, Starved):
         return Missing("no rank waits for its data")

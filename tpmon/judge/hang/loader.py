@@ -49,17 +49,12 @@ def _blame_dead(seen: ThreadSeen, dead: Sequence[DeadChild], noun: str, scene: S
         f"{name} waits for {noun} of {'processes' if many else 'a process'} that "
         f"{'are' if many else 'is'} dead ({pids}): {seen.doing.text}"
     )
-    if _waits_for_another(seen, dead):
+    awaited = _find_awaited(seen)
+    if awaited and awaited.isdisjoint(one.pid for one in dead):
         others = "other processes that it started are" if many else "another process that it started is"
         text = f"{name} {say_place(seen)}; {others} dead ({pids}), which that one may wait for"
     needs = (Need.WORKER_DIED, Need.WORKERS_PRESENT)
     return Blame("dead-worker", seen, text, needs=needs, origins=(Origin.PROC,), dead=tuple(dead))
-
-
-def _waits_for_another(seen: ThreadSeen, dead: Sequence[DeadChild]) -> bool:
-    """Tell whether a rank waits for a process by number, and that is none of the dead ones."""
-    awaited = _find_awaited(seen)
-    return bool(awaited) and awaited.isdisjoint(one.pid for one in dead)
 
 
 def _find_awaited(seen: ThreadSeen) -> set[int]:
@@ -109,11 +104,6 @@ def _blame_worker(worker: ThreadSeen, wait: Known[WaitReason], scene: Scene, pic
     return give_grace(blame, Grace.COMPUTE) if isinstance(blame, Blame) and asks else blame
 
 
-def _is_torch_loader(seen: ThreadSeen) -> bool:
-    """Tell whether a rank waits in torch's DataLoader: others have threads or actors, not workers."""
-    return Need.TORCH_LOADER in read_stack(seen.frames).needs
-
-
 def _was_worker(dead: DeadChild, seen: ThreadSeen, scene: Scene) -> bool:
     """Tell whether a dead child may have been a loader worker, and not a program of the rank's."""
     if dead.name.startswith(WORKER_NAME):
@@ -137,10 +127,6 @@ def _may_answer(dead: DeadChild, seen: ThreadSeen, scene: Scene) -> bool:
     return dead.name.startswith(("python", WORKER_NAME)) or (rank is not None and dead.name == rank.name)
 
 
-def _is_at(seen: ThreadSeen, *files: str) -> bool:
-    return any(one.file.endswith(files) and is_library(one.file) for one in seen.frames)
-
-
 def blame_loader(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | str:
     """Say why a batch does not come: a worker is dead or stuck, or nobody has it."""
     pid, name = seen.thread.pid, name_rank(seen.thread)
@@ -151,7 +137,8 @@ def blame_loader(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | st
     dead = [one for one in picture.dead if one.parent == pid and _was_worker(one, seen, scene)]
     if dead:
         return _blame_dead(seen, dead, _BATCH, scene)
-    if not workers and not _is_torch_loader(seen):
+    # Loaders that are not torch's have threads or actors, not workers.
+    if not workers and Need.TORCH_LOADER not in read_stack(seen.frames).needs:
         text = f"{name} {say_place(seen)}; the loader is not torch's, what fills its queue is not known"
         return Blame("no-progress", seen, text, Grace.TIMED)
     if not workers:
@@ -197,7 +184,7 @@ def blame_children(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | 
         if one.thread.kind is ThreadKind.MAIN
         and one.thread.pid in pids
         and one.is_read
-        and not _is_at(one, _TRACKER, _WORKER_LOOP)
+        and not any(at.file.endswith((_TRACKER, _WORKER_LOOP)) and is_library(at.file) for at in one.frames)
     ]
     awaited = _find_awaited(seen)
     if awaited:

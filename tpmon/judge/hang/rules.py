@@ -91,13 +91,6 @@ def _stop_origins(process: ProcessSample) -> frozenset[Origin]:
     return frozenset((told, Origin.PROC) if quiet else (told,))
 
 
-def _observe_stop(process: ProcessSample) -> Need:
-    """Return what lets a stopped process go on: each has another remedy."""
-    if is_known(process.frozen):
-        return Need.FROZEN
-    return Need.TRACED if process.state == "t" else Need.STOPPED
-
-
 def _add_place(shown: Evidence, rank: RankScene, process: ProcessSample, seconds: float) -> Evidence:
     """Add where a stopped rank is by its newest stacks, from before or after the stop."""
     phases = rank.phases
@@ -153,6 +146,7 @@ def _judge_stop(scene: Scene, rank: RankScene, process: ProcessSample, name: str
     # A scheduler or a person may have suspended the job as a whole.
     together = len(scene.ranks) > 1 and all(is_stopped(one.process) for one in scene.ranks)
     shown = _show_stop(process, name, how, seconds, scene.frame.ages_s.cpu)
+    need = Need.FROZEN if is_known(process.frozen) else Need.TRACED if process.state == "t" else Need.STOPPED
     return Suspicion(
         kind=Kind.HUNG,
         cause="stopped",
@@ -161,7 +155,7 @@ def _judge_stop(scene: Scene, rank: RankScene, process: ProcessSample, name: str
         origins=_stop_origins(process),
         summary=f"all {len(scene.ranks)} ranks are {how}" if together else f"{name} is {how}",
         evidence=(_add_place(shown, rank, process, seconds),),
-        observed=frozenset((_observe_stop(process),)),
+        observed=frozenset((need,)),
         pid=process.pid,
         rank=NOT_APPLICABLE if together else rank.process.rank,
         held_ns=held_ns_of(scene, seconds),
@@ -172,10 +166,7 @@ _UNNAMED = Wait(WaitReason.OTHER, "an uninterruptible wait")
 
 
 def _io_of(process: ProcessSample) -> Wait | None:
-    """Return the wait that a process is blocked in, None when that is no I/O, or when it is stopped.
-
-    A rank also waits for sockets when it waits for other ranks.
-    """
+    """Return the I/O that a process is blocked in, None for none; a rank's sockets may wait for ranks."""
     if is_stopped(process):
         return None
     wait = known_or(process.waits_for, _UNNAMED)
@@ -425,15 +416,6 @@ def _excuse(scene: Scene) -> str:
     return ""
 
 
-def _explain(scene: Scene) -> str:
-    """Name the cause that says more than "nothing moves", "" for none."""
-    for rule in (judge_stopped, judge_blocked_io, judge_dead_worker, judge_gpu_lost):
-        answer = rule(scene)
-        if isinstance(answer, Suspicion):
-            return answer.summary
-    return ""
-
-
 def judge_no_progress(scene: Scene) -> Answer:
     """Suspect a hang by readings alone: for long no main thread ran, no worker worked, nothing was logged."""
     if not any(rank.process.state not in ("Z", "X") for rank in scene.ranks):
@@ -446,7 +428,8 @@ def judge_no_progress(scene: Scene) -> Answer:
         return Cleared(f"no progress ({still})")
     if not is_known(still):
         return Unsure(f"no progress ({still.reason})")
-    explained = _explain(scene)
+    rules = (judge_stopped, judge_blocked_io, judge_dead_worker, judge_gpu_lost)
+    explained = next((one.summary for rule in rules if isinstance(one := rule(scene), Suspicion)), "")
     if explained:
         return Cleared(f"no progress ({explained})")
     excuse = _excuse(scene)

@@ -367,10 +367,6 @@ def _link_ratio(card: CardScene) -> Known[float]:
     return join_known(operator.truediv, _lane_speed_of(card), best)
 
 
-def _link_use(card: CardScene) -> Known[float]:
-    return join_known(lambda most, used: min(1.0, used / most), _lane_speed_of(card), card.pcie_bytes_s)
-
-
 def _felt_ratio(card: CardScene, scene: Scene) -> Known[float]:
     """Return the share of time, 0-1, that a faster link could give back: what the card or its ranks wait."""
     idle = map_known(lambda busy: max(0.0, 1 - busy / 100), card.busy_pct)
@@ -401,7 +397,7 @@ def judge_pcie(scene: Scene) -> Answer:
     link.doubt(not ratios, "not read")
     card, ratio = min(ratios, key=lambda pair: pair[1])
     link.clear(ratio >= 1.0, "full width and generation")
-    use = _link_use(card)
+    use = join_known(lambda most, used: min(1.0, used / most), _lane_speed_of(card), card.pcie_bytes_s)
     last = card.last
     now = f"generation {last.pcie_generation} x{last.pcie_width}"
     best = f"generation {last.pcie_generation_max} x{last.pcie_width_max}"

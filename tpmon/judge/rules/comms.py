@@ -298,8 +298,7 @@ def _suspect_all(scene: Scene, waits: Sequence[RankWait], cause: str, summary: s
 def _suspect_spinning(scene: Scene) -> Suspicion | None:
     """Suspect a transfer that no stack shows: hosts run ahead of their cards, whose collectives spin.
 
-    Every card is busy and does little while bytes move. The wait is a guess from their power: one origin
-    only.
+    Every card is busy and does little while bytes move. The wait is a guess from their power: one origin.
     """
     slacks = [rank_slack(rank, scene) for rank in scene.ranks]
     world = known_or(scene.frame.target.world_size, 1)

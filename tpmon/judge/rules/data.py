@@ -55,8 +55,7 @@ READS_OVER_WRITES = 4.0
 """Bytes read over written: a checkpoint writes."""
 
 IDLE_AT_TIMES = 0.25
-"""Share of idle readings of every worker above which the loader is ahead at times: 0-8 % where it is too
-slow."""
+"""Share of idle readings of every worker above which the loader is ahead at times: 0-8 % if too slow."""
 IDLE_SURE = 0.1
 NO_SHARE = Share(0.0, 0.0, 0.0, 0)
 ALWAYS_EMPTY = 0.95
@@ -242,12 +241,6 @@ def _correlate(values: Sequence[float], lag: int) -> float:
     return sum(pairs) / len(pairs) / power
 
 
-def _count_since_burst(shares: Sequence[float]) -> int:
-    """Return how many readings came after the last one above the mean."""
-    mean = statistics.fmean(shares)
-    return next(number for number, share in enumerate(reversed(shares)) if share >= mean)
-
-
 def find_period(waits: Sequence[tuple[int, float]]) -> Known[tuple[float, float]]:
     """Return the seconds between bursts of waiting and their correlation; Missing where none is seen.
 
@@ -264,7 +257,9 @@ def find_period(waits: Sequence[tuple[int, float]]) -> Known[tuple[float, float]
     for lag in range(LEAST_PERIOD, longest + 1):
         least = max(CORRELATION, CORRELATION_SIGMAS / math.sqrt(len(shares) - lag))
         if scores[lag] >= least and scores[lag - 1] <= scores[lag] >= scores[lag + 1]:
-            if _count_since_burst(shares) > OVER_PERIODS * lag:
+            mean = statistics.fmean(shares)
+            since_burst = next(number for number, share in enumerate(reversed(shares)) if share >= mean)
+            if since_burst > OVER_PERIODS * lag:
                 return Missing("the bursts are over")
             interval_s = (waits[-1][0] - waits[0][0]) / 1e9 / (len(waits) - 1)
             return lag * interval_s, scores[lag]

@@ -24,8 +24,7 @@ from tpmon.model.verdict import END_CAUSES, IN_WORDS, Evidence, Figure, Kind, Or
 from tpmon.model.waits import INPUTS, WaitReason, describe_wait, is_wait_in
 
 REBIRTH_S = 20.0
-"""How long no rank may live before they count as ended: torchrun restarts them after a failure, once it has
-met the other machines."""
+"""How long no rank may live: torchrun restarts failed ones once it has met the other machines."""
 _ERROR = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt|Exit)\b|\b(?:Killed|Segmentation fault|Aborted)\b")
 
 
@@ -117,8 +116,7 @@ COMPILER_DEMAND = 0.5
 """Demand of compile workers, in threads, above which the compiler works beside a waiting rank."""
 RESTING_MAIN_DEMAND = 0.1
 PAUSE_RATIO = 0.2
-"""Share of samples that a pause must take besides being the newest thing seen: a short checkpoint between
-steps is part of the run."""
+"""Share of samples that a pause must have: a short checkpoint between steps is part of the run."""
 WRITES_BYTES_S = 1e6
 """Writes of a rank above which they confirm its checkpoint: logs write less."""
 INPUT_S = 3.0

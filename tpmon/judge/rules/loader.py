@@ -101,8 +101,7 @@ BACKLOG = 0.5
 GENERATIONS = 2
 """Generations of workers in a minute above which they restart all the time."""
 LONG_LIFE_S = 6.0
-"""Life of workers above which readings of a second tell their start from the rest; shorter lives are first of
-all restarts."""
+"""Life of workers above which readings of a second tell their start; shorter ones are mostly restarts."""
 LATE_LIFE = 0.6
 """Share of the longest life after which a worker's start is over."""
 STEADY_READINGS = 5

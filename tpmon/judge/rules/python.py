@@ -53,8 +53,7 @@ from tpmon.model.verdict import Figure, Kind, Origin
 from tpmon.model.waits import WaitReason, is_wait
 
 ONE_THREAD_LOW, ONE_THREAD_HIGH = 0.85, 1.15
-"""Demand of a process that is one thread, in threads; it counts waits for a CPU, so neighbours change
-nothing."""
+"""Demand of a process that is one thread; it counts waits for a CPU, so neighbours change nothing."""
 ONE_CORE = 1.15
 """Threads that take turns at one lock run on one core together, measured 0.98; those that ask for it wake up
 every 5 ms and wait for a CPU beside a neighbour, so demand may be higher."""

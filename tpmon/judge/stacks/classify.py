@@ -491,11 +491,6 @@ def _word(frames: Sequence[StackFrame], region: _Region) -> str:
     return f"{phase.value}: {detail}" if detail else phase.value
 
 
-def _users_frame(frames: Sequence[StackFrame], region: _Region) -> int:
-    places = range(len(frames) - 1, -1, -1)
-    return next((index for index in places if _is_users(frames[index], region.marks[index])), -1)
-
-
 def _is_users(frame: StackFrame, mark: Mark | None) -> bool:
     return not is_library(frame.file) and (mark is None or mark in read_frame_rules().marks_of_names)
 
@@ -534,7 +529,7 @@ def read_stack(frames: Sequence[StackFrame]) -> StackReading:
     if not frames:
         return StackReading(Phase.OTHER, None, "no Python frames", ("", "", 0), frozenset())
     region = _walk(frames)
-    index = _users_frame(frames, region)
+    index = next((i for i in range(len(frames) - 1, -1, -1) if _is_users(frames[i], region.marks[i])), -1)
     frame = frames[index]
     name, line, word = plain_name(frame.function), name_line(frame), _word(frames, region)
     is_loop, site = False, tuple[str, ...]()

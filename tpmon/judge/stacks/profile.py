@@ -1,7 +1,4 @@
-"""Profile the main thread of each rank over the last minute, from slices of stack samples. Pure.
-
-``classify`` reads one stack; ``read_phases`` counts them per rank, with intervals and the needs they prove.
-"""
+"""Profile the main thread of each rank over the last minute, from slices of stack samples. Pure."""
 
 from __future__ import annotations
 
@@ -192,10 +189,7 @@ def _as_checkpoint(reading: StackReading) -> StackReading:
 
 
 def _count_saves(beside: Iterable[StackCount]) -> int:
-    """Count the samples in which another thread writes a checkpoint, by its frames or names.
-
-    Of several such threads the busiest counts: it was sampled as often as the main thread.
-    """
+    """Count the samples of the busiest thread that writes a checkpoint: each was sampled as the main one."""
     counts: Counter[int] = Counter()
     for stack in beside:
         if stack.frames and not _rests(stack.frames) and _saves(stack):
@@ -243,8 +237,7 @@ class RankPhases:
     newest: Phase
     """The phase of that place."""
     needs: frozenset[Need]
-    """The *_IN_STACK needs seen in at least 5 % of the samples; wrappers (DDP, FSDP) and recomputing: in
-    one."""
+    """The *_IN_STACK needs in at least 5 % of samples; of wrappers (DDP, FSDP) and recomputing, in one."""
     autotunes: bool = False
     """Most of the newest slice shows a compiler that tries out kernels."""
     distinct: int = 0
@@ -328,10 +321,7 @@ def _begin_ns(taken: StackSlice) -> int:
 
 
 def main_stacks(taken: StackSlice) -> tuple[StackCount, ...]:
-    """Return the stacks of the thread that runs the loop, mostly the main one.
-
-    Stacks without frames are left out: they were torn while read.
-    """
+    """Return the stacks of the thread that runs the loop, mostly the main one, without torn (empty) ones."""
     stacks = taken.stacks
     named = next((stack.tid for stack in stacks if "MainThread" in stack.thread), None)
     loop = known_or(taken.loop_tid, taken.pid)

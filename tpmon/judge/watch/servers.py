@@ -66,10 +66,7 @@ _RAY_CALLS = ("ray/_private/worker.py", ("get", "wait"))
 
 
 def find_server(frame: Frame, picture: Picture, *, trained: bool) -> ThreadSeen | None:
-    """Return the main thread of a process that waits for requests; None where it may be a training.
-
-    ``trained``: the process was seen in a step before.
-    """
+    """Return the main thread of a process that waits for requests; ``trained``: it was in a step before."""
     mains = picture.scene.ranks
     ranks = [one for one in frame.processes if one.role is Role.RANK]
     world = frame.target.world_size

@@ -115,10 +115,7 @@ def is_stopped(process: ProcessSample) -> bool:
 
 
 def leave_out_lost(step_s: float, lost_s: Sequence[float], interval_s: float) -> float:
-    """Return a step less the longest lost time that may lie within it.
-
-    The begin and the end of a stop are each known to one reading.
-    """
+    """Return a step less the longest lost time that may lie within it, by ends known to a reading each."""
     blur_s = 2 * longest_reading_s(interval_s)
     return max(0.0, step_s - max((one for one in lost_s if one <= step_s + blur_s), default=0.0))
 
@@ -215,8 +212,7 @@ class WatchedTime:
     cornered_ns: int = 0
     longest_s: float = 0.0
     circled_s: float = 0.0
-    """The longest pause that ended within the function in which the ranks still loop, at another line of
-    it."""
+    """The longest pause that ended at another line of the function in which the ranks still loop."""
     rounds: tuple[DumpRound, ...] = ()
     picture: Picture | None = None
     calls: Collectives | None = None
