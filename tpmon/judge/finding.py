@@ -58,8 +58,7 @@ def rate_confidence(suspicion: Suspicion, span_s: float) -> Confidence:
     """Say how sure: by the origins, how long (seconds), how far past the threshold.
 
     Two origins for 8 s, a quarter past the threshold, are high. Evidence against it takes a level, and so
-    does what might be and was not read: a lost source makes no verdict surer. What was seen to happen needs
-    no time.
+    does what might be and was not read: a lost source makes no verdict surer. What was seen needs no time.
     """
     origins = len(suspicion.origins)
     if suspicion.seen:

@@ -296,7 +296,7 @@ def _has_moved(values: Sequence[float]) -> bool:
 
 
 def is_shaken(frames: Sequence[Frame]) -> bool:
-    """Tell whether samples or demands of the last ``RECENT`` Frames differ by more than chance."""
+    """Tell whether the last ``RECENT`` Frames differ from those before by more than chance."""
     seen = frames[-RECENT - BEFORE :]
     if len(seen) < RECENT + BEFORE:
         return False

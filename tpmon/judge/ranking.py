@@ -84,7 +84,7 @@ EXPLAINS_WAIT = 0.5
 LEAST_THROTTLE = 0.05
 """Share of its time that a card must lose before the reason may be the verdict."""
 GIVES_WAY = 0.5
-"""Score of the stated cause (gone for 3 s) at which another of its kind, the same wait, replaces it."""
+"""Score of the stated cause (after 3 s) at which another of its kind, the same wait known better, follows."""
 _NO_WEIGHTS: Mapping[Key, float] = MappingProxyType({})
 _FIRST = 1000.0
 _BEFORE_SPEED = 100.0

@@ -1,7 +1,6 @@
 """Choose the remedies of the catalogue that fit a cause in this run, best first.
 
-Remedies and explanations are TOML tables. No reading is used here: what was observed comes as a set of
-``Need``, numbers as ``RunFacts``.
+Remedies and explanations are TOML tables. What was observed comes as a set of ``Need`` and ``RunFacts``.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class Claim:
 def reading(
     figure: Figure, value: Known[float], frame: Frame, *, of: object = "", text: str = "", source: str = ""
 ) -> Evidence:
-    """Return a reading as evidence, by default with its group's age and source; ``of`` fills its braces."""
+    """Return a Frame's reading as evidence, with its group's age and source; ``of`` fills the braces."""
     source = source or figure.source or getattr(frame.sources, figure.group)
     return reading_aged(figure, value, getattr(frame.ages_s, figure.group), of=of, text=text, source=source)
 

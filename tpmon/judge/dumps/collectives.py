@@ -61,8 +61,7 @@ def judge_collectives(
 ) -> Collectives:
     """Judge all records of a job, of one or several hosts; ``standings`` say where ranks are by stack.
 
-    A record may be much older than ``now``: its sentence then gives the age. The rest of a time limit is that
-    of the record.
+    A record may be much older than ``now``: its sentence then gives the age. Time limits are the record's.
     """
     records = pick_records(record for reading in readings for record in reading.records)
     transfers = find_transfers(records)
@@ -321,7 +320,7 @@ def _find_abort(
 def order_findings(
     findings: Sequence[CollectiveFinding], transfers: Collection[int] = ()
 ) -> tuple[CollectiveFinding, ...]:
-    """Put the cause first: a mismatch, a missing rank that waits nowhere (not even in ``transfers``)."""
+    """Order by cause: mismatch, missing rank that waits nowhere (nor in ``transfers``), longest wait."""
     holders: dict[int, set[int]] = {}
     for one in findings:
         for rank in one.waiting:

@@ -345,7 +345,7 @@ def judge_hollow(card: CardScene) -> Known[bool]:
 ALL_SM_PCT = 80.0
 """SM activity above which a card has no time left to wait for other ranks."""
 ALL_POWER_RATIO = 0.8
-"""P above which it has none; between this and a spinning kernel, two thirds of the time may be waits."""
+"""P above which it has none; by the power of a spinning kernel, two thirds of the rest may be waits."""
 SLACK_RATIO = 0.3
 """Share of time in which a GPU must do nothing useful: the complement of starved (U < 70)."""
 

@@ -1,8 +1,7 @@
 """Condense the Window into the figures of the job's cards: use, slices, whose work it is. Pure.
 
 As in the rules, U is NVML utilisation, P power over its limit, C the SM clock over its maximum. Rules never
-judge a single second. On a card cut into slices most readings cover the whole card, with the work of all
-tenants.
+judge a single second. Most readings of a sliced card cover all of it, with all its tenants.
 """
 
 from __future__ import annotations
@@ -401,8 +400,7 @@ _OF_THE_CARD = (
 def doubt_cards(cards: tuple[CardScene, ...], ranks: int) -> tuple[CardScene, ...]:
     """Drop the readings of cards of which some are not the job's, and nothing tells which.
 
-    That is so where only open device files tell and more cards work than there are ranks: another job's heat
-    is not this one's fault.
+    So where only open device files tell and more cards work than ranks: another job's heat is no fault.
     """
     if len(cards) > max(ranks, 1):
         # A card that is only held open and does not answer may be any visible one.

@@ -38,7 +38,7 @@ NIC_BYTES_S = 50e6
 LINK_BYTES_S = 1e9
 """NVLink or PCIe bytes/s above which a collective moves data; one that spins moves under 5 MiB/s."""
 MUCH_NVLINK_BYTES_S = 50e9
-"""NVLink bytes/s, both ways, above which it may take a tenth of the time: the most is 300e9 to 900e9."""
+"""NVLink bytes/s, both ways, that may take a tenth of the time: the maximum is 300e9 to 900e9."""
 MUCH_PCIE_BYTES_S = 5e9
 """The same for PCIe: the maximum is 32e9 with 16 lanes of generation 3, 63e9 of generation 4."""
 

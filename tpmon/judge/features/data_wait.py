@@ -89,8 +89,7 @@ def combine_wait(
 ) -> Known[DataWait]:
     """Combine the samples of the main thread's state with its stacks; Missing when neither suffices.
 
-    ``is_any_lock``: a lock with a time-out was seen, as behind a pin thread; if the stacks see the thread
-    elsewhere, it was another lock.
+    ``is_any_lock``: a timed lock was seen, as behind a pin thread; with the stacks elsewhere it was another.
     """
     told = is_known(stacks) and stacks.samples >= LEAST_SAMPLES
     if is_known(stacks) and told:
@@ -218,8 +217,7 @@ def find_loader_in_use(
 def is_behind(loader: LoaderSample | None, idle: Sequence[Known[float]]) -> bool:
     """Tell whether a loader never has a batch to spare: its workers have work, its queue is empty.
 
-    ``idle`` is the share of waiting for work (0-1) of each worker. Behind a pin thread the queue is always
-    empty.
+    ``idle`` is the share of waiting for work (0-1) of each worker. A pin thread keeps the queue empty.
     """
     shares = [share for share in idle if is_known(share)]
     if loader is None or not shares or 2 * len(shares) < len(idle) or statistics.fmean(shares) >= RESTS:

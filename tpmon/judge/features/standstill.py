@@ -28,7 +28,7 @@ from tpmon.model.verdict import Kind, Origin, pick_code
 from tpmon.model.waits import IO, is_wait_in
 
 STILL_S = 25.0
-"""How long nothing may move: 30 s after attaching, less the first readings, which have no rates."""
+"""How long a hang must last: 30 s after attaching, less the first readings, which have no rates."""
 STILL_DEMAND = 0.005
 """Mean demand of a main thread, in threads, below which it does not run: 0.00 in every hang."""
 STILL_TICK_DEMAND = 0.05
@@ -389,7 +389,7 @@ MORE_S = 10.0
 """How much longer than a hang takes the advised command watches: dumps need that time."""
 
 SLOW_FACTOR = 2.5
-"""How many times longer a wait that may end by itself is watched: hang_watch.TIMED_FACTOR."""
+"""How many times longer a wait that may end by itself is watched: detection.TIMED_FACTOR."""
 UNMOVED_S = 10.0
 """How long nothing may move before that is said of a run of which nothing else is known."""
 
@@ -440,7 +440,7 @@ def is_unmoved(scene: Scene) -> bool:
 
 
 def say_unmoved(scene: Scene, need: float) -> str:
-    """Say it with the command that decides; ``need`` is how long, at most, a finding must last (seconds)."""
+    """Say that nothing has moved, with the command that decides; ``need``: seconds that it takes at most."""
     seconds = watched_s(scene.watch, scene.frame)
     words = f"nothing has moved for the {format_seconds(seconds)} watched"
     if seconds >= need:

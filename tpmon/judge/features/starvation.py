@@ -162,8 +162,7 @@ def _may_be_handed(rank: RankScene, wait: DataWait) -> bool:
 
 
 def _waits_for_nothing(found: Starved) -> bool:
-    # Each worker, not their mean: one that is behind among 32 hardly lowers it. A batch being unpacked is not
-    # lost.
+    # Each worker, not their mean: one behind among 32 hardly lowers it. A batch being unpacked is not lost.
     return (
         bool(found.workers)
         and _queue_wait(found) >= LOST_BATCH
@@ -362,8 +361,7 @@ def suspect_loader(
 def find_onset(found: Starved, scene: Scene) -> Applicable[int]:
     """Return when the wait began (CLOCK_MONOTONIC ns), where the Window reaches back to before it.
 
-    Not applicable without workers, or where only stacks see the wait: looking from outside, loading then
-    looks like computing.
+    Not applicable without workers, or by stacks alone: from outside, loading then looks like computing.
     """
     if not found.workers or found.wait.origins == {Origin.STACKS}:
         return NOT_APPLICABLE

@@ -225,8 +225,7 @@ def look_at_workers(found: Starved, scene: Scene) -> tuple[WorkerLooks, ...]:
 
 
 WORKER_LOCK = 0.5
-"""Part of the longest possible wait for one lock above which the lock is the reason: one of n holds it, so
-that is (n - 1) / n of the time."""
+"""Part of the longest wait, (n - 1) / n of the time as one of n has it, above which a lock is the reason."""
 MOSTLY = 0.5
 """Share of the workers' stacks in the program's own lines, where a C lock shows, for it to be one."""
 HOLDER = 0.5

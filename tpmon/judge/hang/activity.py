@@ -330,8 +330,7 @@ def see_quiet(watch: WatchedTime, frame: Frame) -> Quiet:
     # A log is written seldom; the hook reports each part of a step, so its time counts as it is.
     if event_s is not None and (written is None or event_s <= written):
         outside_s, sign = event_s, LAST_STEP
-    # A job that was seen to get on since then was alive, however seldom it writes: older signs are for the
-    # time before tpmon came.
+    # A job that was seen to get on since then was alive: older signs are for the time before tpmon.
     if watch.moved_ns and watch.moved_ns > frame.taken_ns - age_ns(outside_s):
         outside_s, sign = 0.0, ""
     return Quiet(max(own_s, 0.0), max(cornered_s, 0.0), outside_s, sign, talked or 0.0)
@@ -341,8 +340,7 @@ def file_age_s(frame: Frame) -> float | None:
     """Return how long ago a rank last wrote to another file that it holds open, None where none is known.
 
     The job was alive then. If others write the file, too (a console log, wandb), a hang seems younger than it
-    is, never older. Silence since then shows nothing: many files are written once and kept open, such as a
-    lock, a cache or a database.
+    is, never older. Silence since then shows nothing: many files are written once and kept open.
     """
     written = frame.written
     return max(0.0, (frame.taken - written.last_write).total_seconds()) if is_known(written) else None
@@ -357,8 +355,7 @@ def find_youngest_s(frame: Frame) -> float | None:
     """Return how long ago the youngest loader worker was started, None where there is none.
 
     Its rank was alive then: no hang is older. Old workers show nothing, as they live for an epoch or a whole
-    run. A pool replaces a dead worker from a thread, which outlives a hang: that then seems younger than it
-    is.
+    run. A pool's thread may replace a dead worker in a hang, which then seems younger.
     """
     started = [one.started for one in frame.processes if one.role is Role.WORKER]
     return max(0.0, (frame.taken - max(started)).total_seconds()) if started else None

@@ -481,8 +481,7 @@ def _changes_lines(seen: ThreadSeen, scene: Scene) -> bool:
 def _polls(seen: ThreadSeen, picture: Picture) -> bool:
     """Tell whether a thread that loops asks the kernel again and again, and gets nothing.
 
-    Such calls release the GIL, as do long library calls; but those compute outside the kernel, move bytes or
-    make memory.
+    Long library calls release the GIL, too, but compute outside the kernel, move bytes or make memory.
     """
     trait, toll = picture.trait_of(seen), picture.tolls.get(seen.thread.pid)
     if trait is None or toll is None or not trait.goes_round or picture.rests(seen):

@@ -54,11 +54,11 @@ TURNS = 3.0
 """How many times its own wait for a CPU each rank waits for the others: for the latest of them."""
 WORKS_MORE = 1.4
 """CPU time of a late rank over that of the others above which it has more to do. All make the same steps, so
-neighbours change this little: beside a busy process equal work is 0.91 to 1.07, and three forward passes more
-are 1.49 to 2.04."""
+neighbours change it little: beside a busy process equal work is 0.91 to 1.07, three more forward passes 1.49
+to 2.04."""
 CROWDED_GAP = 0.15
 """How much less than the others such a rank waits on crowded CPUs: a part of their wait for it is a wait for
-a CPU, which leaves 0.25 to 0.44 of the time where it is 0.43 alone."""
+a CPU, which leaves 0.25 to 0.44 of the time, against 0.43 on an idle machine."""
 BEHIND_CLOCK_RATIO = 0.9
 """Clock of a card over the median of the job's cards below which it holds them back."""
 SPREAD_CLOCK_RATIO = 0.8

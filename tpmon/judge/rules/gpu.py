@@ -59,8 +59,7 @@ def judge_launch_bound(scene: Scene) -> Answer:
     """Suspect the host's launching when a GPU has slack while its main thread works all the time.
 
     "Works" needs stacks that move outside synchronises, ``.item()`` and collectives, which spin at 100 %,
-    too: until then a hollow GPU is undecided. A synchronise beside launches explains slack only up to its
-    share.
+    too: until then a hollow GPU is undecided. A synchronise explains only its share of slack.
     """
     need_cards(scene)
     launching = Claim("launching of kernels")

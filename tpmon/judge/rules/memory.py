@@ -34,7 +34,10 @@ GAP_INTERVALS = 3.0
 
 
 def find_largest_step(frames: Sequence[Frame]) -> float:
-    """Return the largest growth of /dev/shm, bytes per second (a batch may take up to one), without gaps."""
+    """Return the largest growth of /dev/shm in bytes per second, without growth over a gap.
+
+    Two readings within a second may lie on both sides of one batch: less than a second counts as one.
+    """
     used = [
         (frame.taken_ns / 1e9, frame.memory.shm.used_bytes, frame.interval_s)
         for frame in frames

@@ -75,8 +75,7 @@ GPU_IDLE = 0.3
 """A GPU that idles less does not wait for this thread (starved: below 70 % busy)."""
 
 PYTHON_PART = 0.3
-"""Lower end of that share above which one thread may hold a program whose other parts run a pool: the demand
-is a mean over both."""
+"""Lower end of that share for one thread beside a pool in other parts: the demand is a mean over both."""
 
 
 def others_demand(rank: RankScene, scene: Scene) -> Known[float]:
@@ -362,8 +361,7 @@ def _no_call(phases: RankPhases) -> float:
 def _own_sleep(rank: RankScene, main: MainThreadScene, phases: RankPhases, scene: Scene) -> float:
     """Return the share of its time (0-1) that the main thread surely sleeps in calls of its own.
 
-    With cards or other ranks, backward may wait for autograd's own thread: in a futex, unlike any sleep for a
-    disk, a socket or a child.
+    With cards or other ranks, backward may be a futex wait for autograd's thread, unlike a sleep for I/O.
     """
     # A timed wait in a frame that is known to wait is not for the GIL.
     asleep = _find_sleep(main) + min(main.timed_lock, phases.call_waits_ratio)

@@ -139,8 +139,7 @@ def _tell_by_opens(scene: Scene, reads: Reads) -> bool:
 def _name_store(found: Starved, scene: Scene, reads: Reads) -> Known[StoreReading]:
     """Say what the reads wait for; opens and look-ups count as answers, however large the few reads are.
 
-    A network file system is slow by the number of small reads, or by the bytes of large and fast ones; one
-    that is neither is far away.
+    A network file system is slow by many small reads, by the bytes of large fast ones, or by its distance.
     """
     if _is_network(found, scene):
         return StoreReading.NETWORK

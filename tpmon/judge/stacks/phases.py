@@ -109,8 +109,7 @@ GIVES_WAY: Mapping[Phase, frozenset[Phase]] = {
     _P.OPTIMIZER: _set(
         _P.DATA_WAIT, _P.FORWARD, _P.BACKWARD, _P.SYNC, _P.COMMS, _P.LOGGING, _P.COMPILE, _P.IMPORT, _P.INPUT
     ),
-    # A progress bar or a callback may enclose a loop, automatic logging a whole program, and a metric may be
-    # a module.
+    # A progress bar or callback may enclose a loop, automatic logging a program; a metric may be a module.
     _P.LOGGING: _set(
         _P.OTHER, _P.DATA_WAIT, _P.BACKWARD, _P.OPTIMIZER, _P.COMMS, _P.CHECKPOINT, _P.VALIDATION, _P.INPUT
     ),

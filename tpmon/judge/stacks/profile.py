@@ -189,7 +189,7 @@ def _as_checkpoint(reading: StackReading) -> StackReading:
 
 
 def _count_saves(beside: Iterable[StackCount]) -> int:
-    """Count the samples of the busiest thread that writes a checkpoint: each was sampled as the main one."""
+    """Count the samples of the busiest thread that writes a checkpoint: each is sampled like the main one."""
     counts: Counter[int] = Counter()
     for stack in beside:
         if stack.frames and not _rests(stack.frames) and _saves(stack):

@@ -42,7 +42,7 @@ class Trait:
     ``used_s`` is the CPU that it used from the first dump to the last. ``ready``: runnable in every dump, so
     if it used none, others had the CPUs. ``gil_ratio`` is the share of the dumps in which it held the GIL;
     ``kernel_ratio`` the share of its CPU time in the kernel, 0 where unknown or too little to tell.
-    ``goes_round``: always in the same function of the program, at any line, and below it only in the standard
+    ``goes_round``: always in one function of the program, at any line, above nothing but the standard
     library.
     """
 

@@ -1,8 +1,7 @@
 """Tell a process that waits for requests, or for a notebook's next cell, from a training that hangs. Pure.
 
 Both rest forever. A process in the loop of a server has no call of its own open; one that waits at a queue
-counts as a server if another of its threads takes requests. The user's names of files and functions do not
-count.
+counts as a server if another of its threads takes requests. Names that the user chose do not count.
 """
 
 from __future__ import annotations
