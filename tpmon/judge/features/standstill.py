@@ -473,7 +473,7 @@ def say_longer(scene: Scene, need: float) -> str:
 
 
 def hold_back(answers: Sequence[Answer], scene: Scene) -> list[Answer]:
-    """Turn good verdicts into Unsure while a card that the job may need does not answer."""
+    """Turn into Unsure the speed of an unmoved run, and good verdicts while a card is silent."""
     why = next((one.words for one in find_silences(scene) if one.missed), "")
     return [
         Unsure(f"{_name(one.kind, one.cause)} ({why})")
