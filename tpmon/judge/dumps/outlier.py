@@ -90,7 +90,7 @@ class DumpScene:
     """Hold the ranks of a job by what they do, largest camp first, and the workers of each.
 
     ``unread`` are main threads of ranks whose stack could not be read; ``not_asked`` counts local ranks that
-    were not asked for; ``dead`` are children that ended badly and were not waited for, with their hosts.
+    were not asked for; ``dead`` are children that ended badly and were not reaped, with their hosts.
     """
 
     camps: tuple[Camp, ...]

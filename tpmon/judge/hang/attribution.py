@@ -195,7 +195,7 @@ def _blame_remote(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture)
 
 
 def _blame_each_other(waiting: Sequence[ThreadSeen]) -> Blame:
-    """Say where ranks wait where all ranks of the job do; mostly none is to blame."""
+    """Say where the ranks wait if all ranks are here and wait; mostly none is to blame."""
     first, count, camps = waiting[0], len(waiting), find_camps(waiting)
     others = tuple(waiting[1:])
     if len(camps) > 1 and any(map(_is_transfer, waiting)):

@@ -326,7 +326,7 @@ def tell_ends(dead: Iterable[DeadChild], scene: Scene) -> list[DeadChild]:
 
 
 def find_killed(parent: int, scene: Scene) -> list[DeadChild]:
-    """Return the children of a process that were seen to fail, and that it has waited for since."""
+    """Return the children of a process that were seen to fail, and that it has reaped since."""
     failed = {end.pid: end for _, end in list_ends(scene) if end.outcome is Outcome.FAILED}
     children = {
         one.pid: one

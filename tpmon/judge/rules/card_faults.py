@@ -153,7 +153,7 @@ RULES: tuple[Rule, ...] = (judge_unhealthy,)
 
 CARD_FULL = 0.95
 NEARLY_FULL = 0.9
-"""Highest fill of a card whose allocator finds no room: a large piece fails to fit long before 100 %."""
+"""Peak fill within the Window above which an allocator may lack room: large pieces fail before 100 %."""
 LEAST_RETRIES = 2
 """Retries within the Window that are no chance; a first validation or a long batch causes a single one."""
 LEAST_WEIGHT = 0.2

@@ -137,7 +137,7 @@ def has_pool(one: RankScene | WorkerScene | ProcessSample) -> bool:
 
 
 def find_pools(scene: Scene) -> frozenset[int]:
-    """Return the PIDs of ranks and helpers (trainings that a program starts by itself) with a busy pool."""
+    """Return the PIDs of ranks and helpers (trainings without a group: Hogwild, a sweep) with a busy pool."""
     busy = Counter(
         one.pid
         for frame in scene.frames

@@ -24,7 +24,7 @@ from tpmon.model.verdict import END_CAUSES, IN_WORDS, Evidence, Figure, Kind, Or
 from tpmon.model.waits import INPUTS, WaitReason, describe_wait, is_wait_in
 
 REBIRTH_S = 20.0
-"""How long without a rank counts as the end: torchrun restarts them once it has met the other machines."""
+"""How long without ranks counts as the end: torchrun restarts them once it has met the other machines."""
 _ERROR = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt|Exit)\b|\b(?:Killed|Segmentation fault|Aborted)\b")
 
 
