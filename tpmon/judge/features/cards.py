@@ -400,7 +400,7 @@ _OF_THE_CARD = (
 def doubt_cards(cards: tuple[CardScene, ...], ranks: int) -> tuple[CardScene, ...]:
     """Drop the readings of cards of which some are not the job's, and nothing tells which.
 
-    So where only open device files tell and more cards work than ranks: another job's heat is no fault.
+    That is where only open device files tell and more cards work than ranks: another's heat is no fault.
     """
     if len(cards) > max(ranks, 1):
         # A card that is only held open and does not answer may be any visible one.

@@ -224,7 +224,7 @@ def _queue_wait(found: Starved) -> float:
 
 
 def _agrees(found: Starved) -> frozenset[Origin]:
-    """Return the origins that agree that the rank starves: those that see more than half of the wait."""
+    """Return the origins that agree that the rank starves: those that see at least half of the wait."""
     least = QUEUE_AGREES * found.wait.share.ratio
     agree = {one for one in found.wait.origins if found.wait.told.get(one, 1.0) >= least}
     loader, ratio = found.rank.loader, _queue_wait(found)

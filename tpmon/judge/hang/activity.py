@@ -293,7 +293,7 @@ class Quiet:
 
         Logs are old in runs that write seldom, and people attach to runs that pause; connections and hook
         report every step. ``logs``: rank 0 runs here, as the others' logs are always old. ``awaits``: it was
-        long seen to wait, with rank 0, for a rank elsewhere; who waits saves nothing alone, so its log counts.
+        long seen to wait, with rank 0, for a rank elsewhere: a rank that waits saves nothing, its log counts.
         """
         exact = self.sign in (LAST_STEP, LAST_DATA) or (logs and (awaits or self.outside_s >= OLD_S))
         outside_s = self.outside_s if exact else min(self.outside_s, self.idle_s)
