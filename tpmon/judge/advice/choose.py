@@ -86,7 +86,7 @@ Cause = str | NotApplicable
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Explain a verdict; ``remedies`` are names of the catalogue, best first, else ``what_to_do`` helps."""
+    """Explain a verdict; ``remedies`` are names of the catalogue, best first; without any, ``what_to_do``."""
 
     means: str
     sees: str

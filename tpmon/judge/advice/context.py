@@ -307,7 +307,7 @@ def _worker_load(scene: Scene, waiting: Applicable[float]) -> Known[float]:
 def _needed(workers: Known[int], suspicion: Suspicion) -> Known[float]:
     """Return the batches per second that the compute could take over those that the loader makes.
 
-    With a wait share w: 1 / (1 - w); without workers the loop loads, w / (1 - w) as long as computing.
+    With a wait share w that is 1 / (1 - w); without workers w / (1 - w), as the loop itself loads.
     """
     if is_known(suspicion.needed_ratio):
         return suspicion.needed_ratio

@@ -31,7 +31,7 @@ class Suspicion:
     evidence: tuple[Evidence, ...]
     against: tuple[Evidence, ...] = ()
     unread: tuple[str, ...] = ()
-    """What could speak against it but was not read, in words: an unread figure is no proof."""
+    """What could speak against it but was not read, in words: not read does not mean not there."""
     share: Applicable[float] = NOT_APPLICABLE
     share_low: Applicable[float] = NOT_APPLICABLE
     share_high: Applicable[float] = NOT_APPLICABLE

@@ -238,7 +238,7 @@ def write_summary(
     age_s: float = 0.0,
     transfers: Mapping[int, str] = MappingProxyType({}),
 ) -> str:
-    """Say what a finding means, by records ``age_s`` old; ``transfers``: what each rank is in by itself."""
+    """Say what a finding means, by records ``age_s`` old; ``transfers`` name sends or receives of ranks."""
     total = len(one.waiting) + len(one.missing) + len(one.unread)
     call = name_call(one)
     who = "all" if len(one.waiting) == total else f"{len(one.waiting)} of {total}"

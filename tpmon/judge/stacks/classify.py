@@ -437,7 +437,7 @@ def package_of(file: str) -> str:
 def _operation(frames: Sequence[StackFrame], region: _Region) -> str:
     """Name what a person called: the outermost named function of the region that is no wrapper.
 
-    A collective in a forward or backward pass was not called by hand: take the innermost public one.
+    Within a forward or backward pass nobody called it by hand: take the innermost public one.
     """
     names = [
         last_name(frames[index].function)
