@@ -1,7 +1,6 @@
-"""Open the hook's two pages in a training process that still runs: telemetry and mailbox.
+"""Open the hook's two pages in a running training process: telemetry and mailbox.
 
-A page is believed where its PID is the process's own and its start time is that of the process; the
-mailbox is taken from the same process, and is what tpmon writes. Nothing else is.
+A page counts where its PID and its start time are those of the process. tpmon writes only into the mailbox.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from tpmon.own_command import call_as_owner, call_as_root
 
 
 def is_running(process: Identity) -> bool:
-    """Tell by the state and the start time in proc(5), stat: a zombie has ended, its PID may be another's."""
+    """Tell by state and start time in /proc/PID/stat: a zombie has ended, and a PID may be used again."""
     words = _read_stat(process.pid)
     return bool(words) and words[0] not in (b"Z", b"X") and int(words[19]) == process.start_ticks
 
 
 def read_image(pid: int) -> list[bytes]:
-    """Return where code and stack of a process begin: elsewhere after an exec, by which the rest stays."""
+    """Return where code and stack of a process begin, which only an exec changes."""
     return _read_stat(pid)[23:26]
 
 
 def name_end(process: Identity, image: list[bytes]) -> str:
-    """Say how a process ended whose image was read before, "" while it goes on."""
+    """Say how a process with this image ended, "" while it runs."""
     now = read_image(process.pid)
     if not now or not is_running(process):
         return "the process ended"
@@ -42,7 +41,6 @@ def name_end(process: Identity, image: list[bytes]) -> str:
 
 
 def _read_stat(pid: int) -> list[bytes]:
-    """Return the words of /proc/PID/stat from the state on; none where there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             data = file.read()
@@ -55,15 +53,15 @@ _SEALS = 1034
 _SEAL_SHRINK = 0x2
 _MOST_DESCRIPTORS = 65_536
 _MOST_PAGES = 128
-"""Two a hook, and a fork has those of its parents too."""
+"""Two a hook; a forked process has its parents' too."""
 
 
 class NoHookError(UsageError):
-    """Say that a process has no hook that captures."""
+    """Raised for a process without a hook that captures."""
 
 
 class GoneError(NoTargetError):
-    """Say that a process ended."""
+    """Raised for a process that ended."""
 
 
 class Bus:
@@ -83,7 +81,7 @@ class Bus:
         self._descriptor = _hold(process.pid)
 
     def close(self) -> None:
-        """Give back both pages."""
+        """Close both pages."""
         self.page.release()
         self.mailbox.release()
         for mapped in self._maps:
@@ -93,11 +91,11 @@ class Bus:
                 os.close(descriptor)
 
     def is_alive(self) -> bool:
-        """Tell whether the process is there, and is the one that was opened."""
+        """Tell whether the process that was opened still runs."""
         return is_running(self.process)
 
     def find_end(self) -> tuple[CaptureState, str] | None:
-        """Say how and why nothing is to be expected of this hook any more; None while it runs."""
+        """Return state and reason where this hook will not act any more; None while it runs."""
         if end := name_end(self.process, self._image):
             return CaptureState.GONE, end
         state, _, error = wire.parse_status(self.page)
@@ -109,7 +107,7 @@ class Bus:
         return None
 
     def read_progress(self, number: int) -> wire_capture.Progress | None:
-        """Return what the hook says of this request; None while it says nothing of it."""
+        """Return the progress of this request; None before the hook writes one."""
         told = wire_capture.parse_progress(self.page)
         if told is None or told.request != number:
             return None
@@ -117,16 +115,16 @@ class Bus:
         return told
 
     def tells_of_another(self, number: int) -> bool:
-        """Tell whether what the hook says is whole, and not of this request."""
+        """Tell whether the hook's progress is whole and belongs to another request."""
         told = wire_capture.parse_progress(self.page)
         return told is not None and told.request != number
 
     def read_asked_number(self) -> int:
-        """Return the number of the request in the mailbox, 0 where there never was one."""
+        """Return the number of the request in the mailbox, 0 for none."""
         return int.from_bytes(self.mailbox[wire.REQUEST_OFFSET : wire.REQUEST_OFFSET + 8], "little")
 
     def read_asked(self) -> wire_capture.Request | None:
-        """Return the request in the mailbox, whoever wrote it; None where the bytes are no whole one."""
+        """Return the request in the mailbox, whoever wrote it; None where it is not whole."""
         return wire_capture.parse_request(self.mailbox)
 
     def read_answer(self) -> tuple[int, int]:
@@ -140,12 +138,12 @@ class Bus:
         return wire.parse_records(self.page, 0, most)[1]
 
     def count_timed_steps(self) -> int:
-        """Return how many steps the hook has timed on a CUDA device that the process works on."""
+        """Return how many steps the hook has timed on a CUDA device."""
         words = wire_settings.parse_device(self.page)
         return words[wire_settings.DEV_STEPS] if words else 0
 
     def read_timeout_s(self) -> Known[int]:
-        """Return how long the other ranks wait for this one, 0 for unknown; Missing where none is to wait."""
+        """Return how long other ranks wait for this one, 0 for unknown; Missing where none has to wait."""
         words = wire_settings.parse_settings(self.page)
         if self.header.world_size < 2 or not words or words[wire_settings.SET_CUDA] <= 0:
             return Missing("it trains alone, or not on CUDA")
@@ -161,11 +159,10 @@ class Bus:
         return wire_capture.is_left(self._asker, request)
 
     def wake(self) -> bool:
-        """Send SIGURG, once everything says that the process handles it; tell whether it was sent.
+        """Send SIGURG where the hook in the process handles it; return whether it was sent.
 
-        The process is held by a pidfd, so that its PID cannot become another's between look and signal;
-        a handler that vanishes then does no harm, since a process that has none ignores SIGURG. Where the
-        program has put its own in the place of the hook's, nothing is sent.
+        A pidfd holds the process, so that its PID cannot become another's between check and signal. A handler
+        that vanishes in between does no harm: SIGURG is ignored without one.
         """
         if self._descriptor < 0 or not self.is_alive():
             return False
@@ -191,8 +188,9 @@ def open_bus(process: Identity) -> Bus:
     """Open the pages of a process.
 
     Raises:
-        NoHookError: when it has no hook, or one that does not capture, saying which.
+        NoHookError: when it has no hook, or one that does not capture.
         NotPermittedError: when this user may not.
+        GoneError: when it ended.
     """
     pid = process.pid
     try:
@@ -228,13 +226,13 @@ def open_bus(process: Identity) -> Bus:
         box.close()
         raise NoHookError(reason, f"start the run again with this tpmon: {call_as_owner(pid)}")
     asker = -1
-    with contextlib.suppress(OSError):  # it was closed since: a request without a lock is one all the same
+    with contextlib.suppress(OSError):  # it was closed since: a request works without a lock too
         asker = open_foreign(box_link, owner, flags=os.O_RDWR, follows=True)
     return Bus(process, header, page, box, asker)
 
 
 def _list_links(pid: int) -> list[tuple[str, str]]:
-    """List path and target of the descriptors that may be pages; ours lie high."""
+    """List path and target of the descriptors that may be pages, highest first: ours lie high."""
     folder = f"/proc/{pid}/fd"
     found = []
     for number in sorted(map(int, os.listdir(folder)), reverse=True)[:_MOST_DESCRIPTORS]:
@@ -249,7 +247,7 @@ def _list_links(pid: int) -> list[tuple[str, str]]:
 
 
 def _find(links: list[tuple[str, str]], name: str, pid: int, owner: Owner) -> tuple[mmap.mmap | None, str]:
-    """Map the page of this name that says it belongs to ``pid``, as the process sees itself; and its path."""
+    """Map the page of this name that names ``pid``, as the process sees itself; return it with its path."""
     writable = name == wire.MAILBOX_NAME
     for path in (path for path, target in links if target == f"/memfd:{name} (deleted)"):
         try:
@@ -291,11 +289,7 @@ def _map(path: str, owner: Owner, writable: bool) -> mmap.mmap | None:
 
 
 def _hold(pid: int) -> int:
-    """Return a pidfd, -1 where there are none: no signal is sent then, and all else works.
-
-    Raises:
-        GoneError: when the process ended.
-    """
+    """Return a pidfd, -1 where there is none and no signal can be sent; GoneError where the process ended."""
     try:
         return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1
     except ProcessLookupError as error:

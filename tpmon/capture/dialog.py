@@ -1,7 +1,6 @@
-"""Ask on a screen for a capture: what can be chosen, its price in words, yes or no, how far it is.
+"""Ask on a screen for a capture: what can be chosen, its price in words, yes or no, its progress.
 
-A capture that nobody answers for asks nothing of the run: it goes on only after a yes to the very
-question that stands, and ends by itself where none comes.
+A capture goes on only after a yes to the present question, and ends by itself where none comes.
 """
 
 from __future__ import annotations
@@ -53,28 +52,28 @@ from tpmon.model.units import clean_text, format_bytes, format_seconds
 from tpmon.own_command import call_as_owner
 
 YES_S = 600.0
-"""So long a price waits for its answer."""
+"""How long a price waits for its answer."""
 
 YES_EVERY_S = 0.1
-"""How often the answer is looked for: a person gives it, and waits for the next step anyway."""
+"""Between two looks for the answer of a person, who waits for the next step anyway."""
 
 NO_ANSWER = "nobody said yes in ten minutes"
 UNWANTED = "nobody waits for it any more"
 
 _OPEN = (CaptureStage.ASKED, *CAPTURE_WAITS)
-"""While another choice can be made: nothing is recorded."""
+"""Another choice can be made: nothing is recorded."""
 
 
 class ChosenAnewError(Exception):
-    """Say that whoever asked has chosen otherwise meanwhile: this plan is nobody's any more."""
+    """Raised where another choice has made this plan void."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureAsker:
     """Hold whom a capture is for: a command that prints, or a screen.
 
-    ``tell`` takes a line of progress, ``stopped`` says that no more of it is wanted. ``agreed`` tells by the
-    stage and what is said of the price whether it goes on, and is asked until it does.
+    ``tell`` takes a line of progress, ``stopped`` tells whether it is unwanted. ``agreed`` takes the stage
+    and the lines of a price, and is called until it returns True.
     """
 
     tell: Callable[[str], None]
@@ -86,10 +85,10 @@ R = TypeVar("R")
 
 
 class WindowLead(ABC, Generic[R]):
-    """Lead one capture: say what happens, and hold at a price; ``R`` is how a window ends."""
+    """Lead one capture: tell its progress, and wait at each price; ``R`` is how a window ends."""
 
     def __init__(self, asked: CaptureAsked, asker: CaptureAsker, *, stays_slower: bool) -> None:
-        """Ask for nothing yet; ``stays_slower``: a profile leaves launches on the GPU so."""
+        """Ask for nothing yet; ``stays_slower``: launches on the GPU stay slower after a profile."""
         self.asked = asked
         self.price: Known[CapturePrice] = Missing("no step was profiled to size it")
         self._asker = asker
@@ -98,17 +97,17 @@ class WindowLead(ABC, Generic[R]):
 
     @abstractmethod
     def _find_ended(self) -> R | None:
-        """Say how it ends where a process ended; None while all run."""
+        """Return how it ends where a process ended; None while all run."""
 
     @abstractmethod
     def _end_all(self, state: CaptureState, reason: str) -> R:
-        """Say that it ended so."""
+        """Return such an end of all."""
 
     def _pause(self) -> None:
         time.sleep(YES_EVERY_S)
 
     def _await_yes(self, stage: CaptureStage, said: Sequence[str]) -> R | None:
-        """Hold until whoever asked agrees to what was said; how it ended where they do not."""
+        """Wait until the asker agrees, and return None; return how it ended where they do not."""
         limit = time.monotonic() + YES_S
         while not self._asker.agreed(stage, said):
             if ended := self._find_ended():
@@ -128,12 +127,12 @@ class WindowLead(ABC, Generic[R]):
 
 
 class CaptureDialog:
-    """Hold one talk: the thread of the capture tells and asks, the screen chooses and answers."""
+    """Hold one dialog: the thread of the capture tells and asks, the screen chooses and answers."""
 
     def __init__(
         self, told: Callable[[CaptureUpdate], None], left: Callable[[], bool] = lambda: False
     ) -> None:
-        """Say nothing yet; ``left`` tells that the screen is gone."""
+        """Say nothing yet; ``left`` tells whether the screen is gone."""
         self._told = told
         self._left = left
         self._lock = threading.RLock()
@@ -146,7 +145,7 @@ class CaptureDialog:
     # The screen
 
     def answer(self, answer: CaptureAnswer) -> None:
-        """Take an answer from any thread; a yes to another question than the one that stands is none."""
+        """Take an answer from any thread; a yes to another question than the present one does not count."""
         with self._lock:
             if not answer.goes:
                 self._no.set()
@@ -154,7 +153,7 @@ class CaptureDialog:
                 self._yes_to = answer.stage
 
     def choose(self, choice: CaptureChoice) -> None:
-        """Choose otherwise, from any thread: what stands is planned anew. Too late once it is recorded."""
+        """Change the choice, from any thread, and plan anew; too late once recording began."""
         with self._lock:
             if self._now.stage in _OPEN and choice != self._now.choice:
                 self._yes_to = None
@@ -165,32 +164,32 @@ class CaptureDialog:
     # The thread of the capture
 
     def offer(self, offers: CaptureOffers) -> None:
-        """Say what can be chosen on this run."""
+        """Show what can be chosen on this run."""
         with self._lock:
             choice = can_be(self._now.choice, offers)
             self._show(replace(self._now, offers=offers, choice=choice))
 
     def begin(self) -> CaptureChoice:
-        """Return what is chosen now: that is planned next."""
+        """Return the present choice, to be planned next."""
         with self._lock:
             self._planned = self._now.choice
             return self._planned
 
     def stopped(self) -> bool:
-        """Tell whether whoever asked wants no more of it."""
+        """Tell whether the capture is unwanted."""
         return self._no.is_set() or self._left()
 
     def tell(self, line: str) -> None:
-        """Say what happens now; nothing more of a price that was left."""
+        """Show what happens now, unless the dialog was left at a price."""
         with self._lock:
             if not self._is_left():
                 self._show(replace(self._now, line=line))
 
     def agreed(self, stage: CaptureStage, said: Sequence[str]) -> bool:
-        """Put the question where it does not stand yet; tell whether a yes to it came.
+        """Show the question, once; return whether a yes to it came.
 
         Raises:
-            ChosenAnewError: where something else is chosen than what this question is about.
+            ChosenAnewError: where the choice is no longer the one that this question is about.
         """
         with self._lock:
             if self._now.choice != self._planned:
@@ -205,14 +204,14 @@ class CaptureDialog:
                 return False
             if self._yes_to is not stage:
                 return False
-            # the plan of what no probe sizes is its price
+            # Without a probe the plan is the price.
             sized = stage is CaptureStage.PLANNED and self._planned.kind is CaptureKind.TRACE
             after = CaptureStage.SIZING if sized else CaptureStage.RECORDING
             self._show(replace(self._now, stage=after, line="waiting for the end of a step"))
             return True
 
     def take_back(self, why: str) -> bool:
-        """Go back to the choice before one that cannot be, and say why; tell whether there is one."""
+        """Go back from an impossible choice to the last good one, and say why; return whether one is left."""
         with self._lock:
             offers, good = self._now.offers, self._good
             if self._now.stage is not CaptureStage.ASKED or not is_known(offers) or not is_known(good):
@@ -225,7 +224,7 @@ class CaptureDialog:
             return True
 
     def end(self, line: str, report: Sequence[str] = (), trace: str = "") -> None:
-        """Say what came of it; nothing of a price that was read and left."""
+        """Show the outcome; no line where the dialog was left at a price."""
         with self._lock:
             said = "" if self._is_left() else line
             ended = CaptureStage.ENDED
@@ -246,7 +245,7 @@ _NSYS = "run --nsys -- COMMAND"
 
 @dataclass(frozen=True, slots=True)
 class RankHook:
-    """Hold what the hook of a rank tells; ``lacks`` says why there is none to be asked, "" where there is."""
+    """Hold the pace of a rank's loop; ``lacks`` says why its hook cannot be asked, "" where it can."""
 
     pid: int
     rank: Applicable[int]
@@ -255,12 +254,12 @@ class RankHook:
 
     @property
     def who(self) -> str:
-        """Name it as a person does."""
+        """Name it by rank, or by process."""
         return f"rank {self.rank}" if is_known(self.rank) else f"process {self.pid}"
 
 
 def read_hook(process: Identity, rank: Applicable[int]) -> RankHook:
-    """Look at the pages of a rank's hook, and close them again."""
+    """Read the pages of a rank's hook, and close them again."""
     try:
         bus = open_bus(process)
     except TpmonError as error:
@@ -274,7 +273,7 @@ def read_hook(process: Identity, rank: Applicable[int]) -> RankHook:
 def judge_offers(
     meant: RankHook, ranks: Sequence[RankHook], above: Sequence[Sequence[str]], *, uses_cuda: bool
 ) -> CaptureOffers:
-    """Say what can be chosen for one of the ``ranks``; the command lines ``above`` it, nearest first."""
+    """Return what can be chosen for one of the ``ranks``; command lines ``above`` it come nearest first."""
     traced = HOLDS_SLOT if uses_cuda and traces_cuda(above) else ""
     kept = meant.lacks or ("" if uses_cuda else NO_CUDA)
     ranged = judge_range(meant.lacks, above) or ("" if uses_cuda else NO_CUDA)
@@ -284,12 +283,12 @@ def judge_offers(
 
 
 def judge_range(lacks: str, above: Sequence[Sequence[str]]) -> str:
-    """Say why no range can be opened for nsys, "" where one can: the first reason is that of nsys itself."""
+    """Say why no range can be opened for nsys, by nsys itself first, "" where one can."""
     return judge_nsys(above) or lacks
 
 
 def advise_on_slot(pid: int, lacks: str, above: Sequence[Sequence[str]]) -> str:
-    """Say what to try where nsys records the GPU: its range where one can be, else how to start again."""
+    """Say what to try where nsys records the GPU: a range where one is possible, else a new start."""
     if refusal := judge_range(lacks, above):
         again = f"by {call_as_owner(pid, _NSYS)}, whose nsys can be asked for ranges"
         return f"start the run again without nsys, or {again} ({refusal})"
@@ -330,10 +329,10 @@ def say_plan(
     stays_slower: bool = False,
     timeout_s: Known[int] = _ALONE,
 ) -> tuple[str, ...]:
-    """Say which steps the hook would record and where to, before anything is asked of the run.
+    """Return which steps the hook would record and where to, in lines, before anything is asked of the run.
 
-    ``rank`` is -1 for none; of several ``ranks`` it is the first. ``stays_slower``: a profile leaves launches
-    so. ``timeout_s``: so long the other ranks wait, 0 where that is not known.
+    ``rank`` is -1 for none; of several ``ranks`` it is the first. ``stays_slower``: launches stay slower
+    after a profile. ``timeout_s``: how long the other ranks wait, 0 for unknown.
     """
     who = f"rank {rank}, process {pid}" if rank >= 0 else f"process {pid}"
     who = f"all {ranks} ranks here" if ranks > 1 else who
@@ -342,7 +341,11 @@ def say_plan(
     pace = _say_pace(asked, step_ms)
     if asked.kind is CaptureKind.SNAPSHOT:
         what = f"the CUDA allocator's history over {steps} of {who}"
-        room = f"{_say_most_of_snapshot()}{each}, into {_say_folder(asked, pid)}"
+        most = format_bytes(MOST_ENTRIES * wire_capture.ENTRY_BYTES)
+        room = (
+            f"the newest {MOST_ENTRIES:,} allocations and their stacks, at most some {most} of memory and"
+            f" disk{each}, into {_say_folder(asked, pid)}"
+        )
         unknown = f"{_NO_PROBE} while that is written; what keeps the stacks makes each allocation slower"
         return what, pace, room, unknown
     if asked.kind is CaptureKind.NSYS_RANGE:
@@ -363,7 +366,7 @@ def say_plan(
 
 
 def say_of_cuda(stays_slower: bool, timeout_s: Known[int] = _ALONE) -> tuple[str, ...]:
-    """Say what a profile costs on CUDA beside what is measured; ``timeout_s`` as in ``say_plan``."""
+    """Return lines on what a profile costs on CUDA beyond any probe; ``timeout_s`` as in ``say_plan``."""
     stays = (STAYS_SLOWER,) if stays_slower else ()
     if not is_known(timeout_s):
         return stays
@@ -374,10 +377,7 @@ def say_of_cuda(stays_slower: bool, timeout_s: Known[int] = _ALONE) -> tuple[str
 def say_plan_of_kineto(
     asked: CaptureAsked, pid: int, *, hooked: bool, stays_slower: bool = False
 ) -> tuple[str, ...]:
-    """Say the same of kineto, which records updates and does not stop the loop to write.
-
-    A run that is ``hooked`` is asked for its conditions afterwards.
-    """
+    """Return the plan of a window by kineto; a ``hooked`` run is asked for its conditions afterwards."""
     what = (
         f"{say_count(asked.steps, 'update')} of an optimizer in process {pid}, by kineto's own thread: the"
         " loop goes on while it writes"
@@ -396,7 +396,7 @@ def say_plan_of_kineto(
 
 
 def say_cut(asked: CaptureAsked, step_ms: Known[float]) -> str:
-    """Say that the seconds hold fewer steps than were asked for, "" where they hold them."""
+    """Say that fewer steps than asked for fit into the seconds, "" where all do."""
     if asked.by_seconds or not is_known(step_ms) or step_ms * asked.steps <= asked.seconds * 1e3:
         return ""
     held = max(math.ceil(asked.seconds * 1e3 / step_ms), 1)
@@ -412,12 +412,6 @@ def _say_pace(asked: CaptureAsked, step_ms: Known[float]) -> str:
         f"a step takes {step_ms:.1f} ms now: about {_say_ms(recorded_ms)} are recorded"
         f"{f', {cut}' if cut else ''}"
     )
-
-
-def _say_most_of_snapshot() -> str:
-    """Say what a snapshot has at most, which no probe sizes."""
-    most = format_bytes(MOST_ENTRIES * wire_capture.ENTRY_BYTES)
-    return f"the newest {MOST_ENTRIES:,} allocations and their stacks, at most some {most} of memory and disk"
 
 
 def _say_room(asked: CaptureAsked, pid: int, each: str = "") -> str:

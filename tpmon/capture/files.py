@@ -1,10 +1,10 @@
-"""Look at what a capture wrote: its steps, its conditions, a summary by a niced child.
+"""Read what a capture wrote: its steps, its conditions, a summary by a niced child.
 
-A tpmon holds a lock on its folder, which the kernel gives back with the process, whatever ends it. What
-goes is a folder of this machine and user, named so, whose lock is free; and of what is in it kineto's files.
+Conditions are in a trace under ``tpmon``, beside its events. The hook writes them into its own traces; tpmon
+writes them into kineto's, from the hook's bus, which holds less.
 
-They stand beside the events of a trace under ``tpmon``. The hook writes them from within; of what kineto
-recorded tpmon writes them from the hook's bus, which tells less.
+A tpmon holds a lock on kineto's folder, which the kernel drops with the process. Only folders of this machine
+and user with that name and a free lock are removed, and in them only kineto's files.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ NOT_READ = Missing("the clocks of the GPU were not read")
 
 @dataclass(frozen=True, slots=True)
 class ConditionBlock:
-    """Hold the conditions as they stand in a file, and between which bytes; a ``quoted`` one is a string."""
+    """Hold the conditions in a file and their first and last byte; ``quoted``: they are JSON in a string."""
 
     start: int
     end: int
@@ -57,7 +57,7 @@ class ConditionBlock:
 
 
 def read_block(file: BinaryIO) -> Known[ConditionBlock]:
-    """Find what the hook wrote into an open trace of its surroundings: at the beginning, or at the end."""
+    """Find the conditions that the hook wrote into an open trace: at its beginning, or at its end."""
     try:
         head = file.read(_EDGE)
         size = os.fstat(file.fileno()).st_size
@@ -74,7 +74,7 @@ def find_block(edge: bytes, offset: int = 0) -> ConditionBlock | None:
     if at < 0:
         return None
     begin = at + len(_CONDITIONS)
-    # One character for a byte, so that what is found stands where it is said to.
+    # One character a byte, so that positions are those in the file.
     text = edge[begin:].decode("latin-1")
     begin += len(text) - len(text := text.lstrip(" \t\r\n"))
     try:
@@ -90,13 +90,13 @@ def find_block(edge: bytes, offset: int = 0) -> ConditionBlock | None:
 
 
 def write_clocks(block: ConditionBlock, clocks: Known[tuple[GpuClocks, ...]]) -> bytes:
-    """Write the conditions of a file once more, with the clocks of the GPUs."""
+    """Return the conditions of a file with the clocks of the GPUs."""
     told = json.dumps({**block.told, "clocks": to_plain(clocks)})
     return (json.dumps(told) if block.quoted else told).encode()
 
 
 def to_conditions(told: dict[str, Any]) -> Conditions:
-    """Believe of what was told what has the type that it is to have; clocks are tpmon's own reading."""
+    """Take the conditions that have the right type; clocks are tpmon's own reading."""
     texts = {name: _read(told.get(name), str) for name in _TEXTS}
     numbers = {name: _read(told.get(name), int) for name in _NUMBERS}
     switches = {name: _read(told.get(name), bool) for name in ("training", "autocast")}
@@ -120,12 +120,9 @@ def _read(value: object, kind: type) -> Any:
 
 
 def run_child(module: str, *arguments: str, shared: Sequence[int]) -> tuple[str, int]:
-    """Have a child call a ``main`` on open files, and return what it says and its exit code.
+    """Have a child call a module's ``main`` on open files; return its output and exit code; raise OSError.
 
-    Where something ends the wait, nobody waits for the child: what it reads may be on a mount that hangs.
-
-    Raises:
-        OSError: where it cannot be started.
+    Where something ends the wait, nobody waits for the child: its file may be on a mount that hangs.
     """
     files = (f"/proc/self/fd/{one}" for one in shared)
     child = subprocess.Popen(
@@ -143,7 +140,7 @@ def run_child(module: str, *arguments: str, shared: Sequence[int]) -> tuple[str,
 
 
 def read_summary(path: str, source: int, rank: Applicable[int]) -> TraceSummary | Missing:
-    """Return the summary of an open trace, or why there is none; ``path`` and ``rank`` are the file's."""
+    """Return the summary of an open trace, or why there is none."""
     try:
         text, code = run_child("tpmon.trace.child", shared=(source,))
         found = decode(SummaryReply, text).summary
@@ -158,14 +155,14 @@ def read_summary(path: str, source: int, rank: Applicable[int]) -> TraceSummary 
 
 
 MOST_READ = 4 * MOST_BYTES
-"""Of a file that was written: so far its true size may be from what its price said."""
+"""Of a file that was written: its size may differ so much from its price."""
 
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class CapturePlace:
-    """Hold a folder twice: as the training names it, and as this shell reaches it; and whose it is."""
+    """Hold the path of a folder for the training and for this shell, and its owner."""
 
     inside: str
     here: str
@@ -177,20 +174,20 @@ class CapturePlace:
 
 
 def locate(pid: int, folder: str) -> CapturePlace:
-    """Say where a folder of the training lies for this shell: below its root where its mounts are others."""
+    """Return a folder of the training as this shell reaches it: below its root where its mounts differ."""
     try:
         same = os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
     except OSError:
-        same = True  # not permitted to tell: mostly the same
+        same = True  # may not be read: mostly the same
     try:
         owner = read_owner(pid)
     except OSError:
-        owner = own()  # it ended: nothing will be written
+        owner = own()  # the process ended: nothing will be written
     return CapturePlace(folder, folder if same else f"/proc/{pid}/root{folder}", owner)
 
 
 def choose_place(pid: int, root: int, out: str) -> tuple[str, str]:
-    """Return the name of the files, and the folder as the training sees it."""
+    """Return the beginning of the files' names, and the folder as the training sees it."""
     when = time.strftime("%Y%m%d-%H%M%S")
     name = f"{write_host()}-{root}"
     if out:
@@ -201,23 +198,19 @@ def choose_place(pid: int, root: int, out: str) -> tuple[str, str]:
 
 
 def check_above(folder: str) -> None:
-    """Refuse a folder in one that is not there, before anything is recorded: only the last one is made.
-
-    Raises:
-        UsageError: naming the one that is not there.
-    """
+    """Raise UsageError where the folder above is missing: only the last one is made."""
     above = os.path.dirname(folder.rstrip("/")) or "/"
     try:
         os.stat(f"{above}/")
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(f"--out: {above} is no folder", f"mkdir -p {shlex.quote(above)}") from error
     except OSError:
-        return  # the hook sees more, or says why not
+        return  # the hook may see it, or says why not
 
 
 @contextlib.contextmanager
 def remove_empty(folders: list[str], stays: Callable[[], bool]) -> Iterator[None]:
-    """Remove folders made for a capture that left no file, unless it came to an end and they stay."""
+    """Remove folders made for a capture that left no file, unless it ended and ``stays`` returns True."""
     ended = False
     try:
         yield
@@ -230,11 +223,7 @@ def remove_empty(folders: list[str], stays: Callable[[], bool]) -> Iterator[None
 
 
 def make_anew(folder: str, pids: Sequence[int]) -> None:
-    """Make the folder of a capture of some processes, for their user; take none that is there.
-
-    Raises:
-        UsageError: where something has its name, or it cannot be made.
-    """
+    """Make the folder of a capture for the user of some processes; UsageError where it is there already."""
     made: set[tuple[int, int]] = set()
     for place in (locate(pid, folder) for pid in pids):
         try:
@@ -248,7 +237,7 @@ def make_anew(folder: str, pids: Sequence[int]) -> None:
 
 
 def _make_folder(place: CapturePlace) -> tuple[int, int]:
-    """Make one by descriptors, and return its device and inode: no link is followed on the way there."""
+    """Make a folder by descriptors, which follows no link; return its device and inode."""
     folder, name = os.path.split(place.here)
     with contextlib.ExitStack() as stack:
         above = os.open(folder, FOLDER | os.O_NOFOLLOW)
@@ -258,14 +247,14 @@ def _make_folder(place: CapturePlace) -> tuple[int, int]:
         stack.callback(os.close, made)
         found = os.fstat(made)
         if found.st_uid != os.geteuid() or os.listdir(made):
-            raise FileExistsError(place.here)  # another one was put there since
+            raise FileExistsError(place.here)  # another was put there since
         hand_over(made, place.owner)
         return found.st_dev, found.st_ino
 
 
 @contextlib.contextmanager
 def hold_folder(place: CapturePlace) -> Iterator[int]:
-    """Hold the folder of a capture: what lies in it is met by this descriptor, not by a path."""
+    """Open the folder of a capture: its files are reached by this descriptor, not by a path."""
     folder = os.open(place.here, FOLDER)
     try:
         yield folder
@@ -274,7 +263,7 @@ def hold_folder(place: CapturePlace) -> Iterator[int]:
 
 
 def read_free_bytes(folder: str) -> Known[int]:
-    """Return how many bytes are free where a folder is, or will be made."""
+    """Return the bytes free where a folder is, or will be made."""
     place = folder if os.path.isdir(folder) else os.path.dirname(folder.rstrip("/")) or "/"
     try:
         told = os.statvfs(place)
@@ -290,10 +279,9 @@ def pack(
     owner: Owner,
     instead: tuple[ConditionBlock, bytes] | None = None,
 ) -> str:
-    """Compress an open file of a folder beside it and remove it; return the new name, or the old one.
+    """Compress an open file of a folder beside it and remove it; return the new name, the old one on failure.
 
-    The old one where that cannot be. In the place of a block of the file other bytes are written where they
-    are given.
+    ``instead`` replaces a block of the file by other bytes.
     """
     packed = f"{name}.gz"
     part = f"{packed}.part"
@@ -307,7 +295,7 @@ def pack(
     try:
         with os.fdopen(descriptor, "wb") as target, gzip.GzipFile(name, "wb", 5, target) as stream:
             source.seek(0)
-            left = os.fstat(source.fileno()).st_size  # no more, though its owner may go on writing
+            left = os.fstat(source.fileno()).st_size  # no more, even if its owner goes on writing
             if instead is not None:
                 block, other = instead
                 _copy_part(source, stream, block.start)
@@ -327,7 +315,7 @@ def pack(
 
 
 def clear_parts(place: CapturePlace, name: str, rank: int) -> list[str]:
-    """Remove what a process that ended within its capture left behind, and return the names."""
+    """Remove the partial files of a process that ended within its capture; return their names."""
     start = wire_capture.file_name(name, rank, 0, "")[:-1]
     removed = []
     with contextlib.suppress(OSError), hold_folder(place) as folder:
@@ -343,7 +331,7 @@ def verify_trace(
 ) -> tuple[CapturedFile, TraceSummary | Missing, Known[Conditions]]:
     """Verify the trace of one rank: read it whole, count steps, events and kernels, and pack it.
 
-    The packed file has the clocks of the GPUs among its conditions, which the hook cannot read.
+    The GPUs' clocks, which the hook cannot read, go into the packed file's conditions.
     """
     file = wire_capture.file_name(name, rank, first_step, wire_capture.TRACE_ENDING)
     with (
@@ -371,7 +359,7 @@ def count_trace(summary: TraceSummary | Missing) -> tuple[Known[int], Known[int]
 
 
 def describe_snapshot(place: CapturePlace, name: str, rank: int, first_step: int) -> CapturedFile:
-    """Name the allocator snapshot of one rank; what is in it is read by pytorch.org/memory_viz."""
+    """Describe the allocator snapshot of one rank, a file for pytorch.org/memory_viz."""
     file = wire_capture.file_name(name, rank, first_step, ".pickle")
     reason = Missing("a snapshot is no trace")
     with hold_folder(place) as folder, os.fdopen(open_foreign(file, place.owner, folder=folder)) as found:
@@ -385,37 +373,36 @@ def _rank(rank: int) -> Applicable[int]:
 
 
 def _copy_part(source: BinaryIO, target: gzip.GzipFile, size: int) -> None:
-    """Copy so many bytes, or fewer where there are no more."""
     while size > 0 and (data := source.read(min(size, _CHUNK))):
         target.write(data)
         size -= len(data)
 
 
 NEW_FOLDER = "tpmon-capture-"
-"""So begins the name of a folder that is made where none was asked for."""
+"""Folders made where none was asked for begin so."""
 
 _KINETOS = ("probe", "trace")
 
 
 def write_host() -> str:
-    """Return the name of this machine as it may stand in a file's."""
+    """Return the name of this machine in characters fit for a file name."""
     stem = "".join(sign if sign.isalnum() or sign in "._-" else "-" for sign in socket.gethostname())[:60]
     return stem.strip(".-_") or "host"
 
 
 def name_part(pid: int) -> str:
-    """Name the folder that kineto writes into, for the process that it records."""
+    """Name the folder that kineto writes into for a process."""
     return f"kineto-{write_host()}-{pid}.part"
 
 
 def hold(folder: int) -> None:
-    """Mark a folder, by its descriptor, as in use until that is closed, where the file system can."""
+    """Lock a folder by its descriptor until that is closed, where the file system can."""
     with contextlib.suppress(OSError):
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def sweep(folder: str) -> list[str]:
-    """Remove what was left in a folder, and where it is a new one in its neighbours; return what went."""
+    """Remove kineto's leftovers in a folder and, where tpmon named it, its neighbours; return their paths."""
     above, name = os.path.split(folder.rstrip("/"))
     removed = _sweep_one(folder, FOLDER)
     if name.startswith(NEW_FOLDER):
@@ -426,7 +413,7 @@ def sweep(folder: str) -> list[str]:
                 if found := _sweep_one(os.path.join(above, other), FOLDER | os.O_NOFOLLOW):
                     removed += found
                     with contextlib.suppress(OSError):
-                        os.rmdir(os.path.join(above, other))  # where nothing else is in it
+                        os.rmdir(os.path.join(above, other))  # if empty
     return removed
 
 
@@ -444,11 +431,7 @@ def _sweep_one(folder: str, flags: int) -> list[str]:
 
 
 def _remove(outer: int, name: str) -> None:
-    """Remove one folder that nobody holds.
-
-    Raises:
-        OSError: where somebody does, where that cannot be told, or where something else is in it.
-    """
+    """Remove a folder; OSError where somebody may hold it, or other files are in it."""
     inner = os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=outer)
     try:
         if os.geteuid() not in (0, os.fstat(inner).st_uid):

@@ -1,7 +1,7 @@
-"""Capture with kineto's own thread, and put together what came of it.
+"""Capture with kineto's own thread, and put together the result.
 
-The names are those that the hook writes into a trace of its own (``tpmon.hook.capture.conditions``). What
-only the process itself can tell is missing, with the reason, where the hook did not answer.
+Conditions have the names that the hook writes (``tpmon.hook.capture.conditions``). What only the process
+itself knows is missing, with the reason, where the hook did not answer.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _FROM_WITHIN = (
     "sys_path",
 )
 _OURS = ("rank", "clocks")
-"""What is known better outside: of launchers that make no process group too."""
+"""Better known outside: launchers may make no process group."""
 
 _NUMBERS = {"threads": wire_settings.SET_THREADS, "interop_threads": wire_settings.SET_INTEROP_THREADS}
 _SWITCHES = {
@@ -94,9 +94,9 @@ def describe_from_bus(
     *,
     within: Known[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Return what goes into a trace of kineto's: ``words`` are SET_*, ``record`` the newest.
+    """Return the conditions for a trace of kineto: ``words`` are SET_*, ``record`` is the newest.
 
-    What the hook told from ``within`` the process goes before what is on its bus.
+    What the hook wrote from ``within`` the process goes before what is on its bus.
     """
     known_rank = rank if is_known(rank) else header.rank
     found: dict[str, object] = {
@@ -142,7 +142,6 @@ def _read_settings(words: Sequence[int]) -> dict[str, object]:
     if words[wire_settings.SET_AUTOCAST] > 0:
         dtype = wire_settings.DTYPES.get(words[wire_settings.SET_AUTOCAST_DTYPE], "another type")
         return {**found, "autocast": True, "autocast_dtype": dtype}
-    # Most programs leave it before the backward.
     why = _UNTOLD if words[wire_settings.SET_AUTOCAST] < 0 else _OFF
     return {**found, "autocast": why, "autocast_dtype": why}
 
@@ -160,10 +159,10 @@ def _find_gpu(words: Sequence[int], clocks: Known[tuple[GpuClocks, ...]]) -> Kno
 
 BACKEND = "kineto on demand, from a thread of its own"
 _UNPACED = 5
-"""Updates where seconds alone were asked for and no hook tells how many fit into them."""
+"""Updates where only seconds were asked for and no hook knows how many fit into them."""
 _UNNUMBERED = Missing("kineto does not number the steps of the run")
 _MOST_RECORDS = 1024
-"""Of the hook: all that it keeps."""
+"""All that the hook keeps."""
 _NOT_TOLD = Missing("kineto writes none: they come with the hook")
 _NOTHING = Missing("nothing was recorded")
 _NOT_STOPPED = Missing(
@@ -173,20 +172,20 @@ _NO_HOOK = Missing("no hook counts the steps of this run")
 
 
 class Cards(Protocol):
-    """Tell of the GPUs that a process is on; ``busy`` as of the last reading."""
+    """Read the GPUs of a process; ``busy`` are the PIDs that used one, as of the last reading."""
 
     busy: frozenset[int]
 
     def read(self) -> Known[tuple[GpuClocks, ...]]:
-        """Return their clocks, or why not."""
+        """Return the clocks of the GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopAround:
     """Hold how the machine around a process is read: NVML around a window, and the memory left to it.
 
-    ``stays_slower`` tells of a PID whether a profile leaves launches so, ``runs_cuda_11`` whether it may be
-    one whose CUDA graphs do not bear a profile.
+    ``stays_slower``: launches of this PID stay slower after a profile. ``runs_cuda_11``: a profile may break
+    its CUDA graphs.
     """
 
     watch: Callable[[Identity], AbstractContextManager[Cards]]
@@ -197,7 +196,7 @@ class LoopAround:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Hold what is left of a window: the file and its summary, or notes why there is none."""
+    """Hold the file of a window and its summary, or notes why there is none."""
 
     file: CapturedFile | None
     summary: TraceSummary | Missing
@@ -206,9 +205,9 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class KnownBeside:
-    """Hold what was known beside a window when it ended: conditions, clocks, when steps had ended.
+    """Hold what was known beside a window when it ended: conditions, clocks, the ends of steps.
 
-    ``works`` says by what a GPU was seen to work for the process, "" where it was not.
+    ``works`` is the evidence that a GPU worked for the process, "" for none.
     """
 
     told: Mapping[str, Any]
@@ -226,15 +225,14 @@ def try_kineto(
     asker: CaptureAsker,
     around: LoopAround,
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]] | None:
-    """Have kineto record one rank where its thread runs; None where the hook is to do it.
+    """Have kineto record one rank where its thread runs; None where the hook has to do it.
 
-    It goes first where both would do: the loop does not stand still for it. That is where the run was started
-    for it, or each step is one update. It records traces alone, from the next update on: it can be told no
-    step of the run. Of CUDA 11 the hook alone tells whether there are graphs, which
-    do not bear that the profiler comes up.
+    kineto does not stop the loop, so it goes first where the run was started for it, or each step is one
+    update. It records only traces, from the next update on, and cannot begin at a given step. On CUDA 11 a
+    starting profiler breaks CUDA graphs, which only the hook can see.
 
     Raises:
-        TakenError: where somebody else answers kineto, and there is no hook either.
+        TakenError: where another daemon answers kineto, and there is no hook either.
         UsageError: where not even one update fits into a window, and for CUDA 11 without a hook.
     """
     client = find_client(process)
@@ -280,7 +278,7 @@ def capture_by_kineto(
     """Have kineto record, and verify what it wrote; ``bus`` is that of a hook beside it.
 
     Raises:
-        TakenError: where somebody else answers it, before anything was asked of it.
+        TakenError: where another daemon answers it, before anything was asked.
         UsageError: where not even one update fits into a window.
     """
     pid = client.process.pid
@@ -352,7 +350,6 @@ def _read_beside(bus: Bus | None, pid: int, rank: Applicable[int], cards: Cards,
 def _conclude(
     window: KinetoWindow, recorded: Recorded, kept: Kept, beside: KnownBeside, member: RankCapture
 ) -> CaptureResult:
-    """Put together what came of a window."""
     conditions: Known[Conditions] = _NOT_TOLD
     if beside.told:
         conditions = replace(to_conditions(dict(beside.told)), clocks=beside.clocks)
@@ -374,7 +371,7 @@ def _conclude(
 
 
 def fit_updates(asked: CaptureAsked, update_ms: Known[float]) -> tuple[CaptureAsked, str]:
-    """Cut the updates to what the seconds hold, and say so: once ordered their count alone ends them."""
+    """Cut the updates to those that fit into the seconds, and say so: only their count ends them."""
     if is_known(update_ms) and update_ms > 0:
         most = math.ceil(asked.seconds * 1e3 / update_ms)
         why = f"as many as {asked.seconds:g} s hold at {update_ms:.1f} ms each"
@@ -391,7 +388,7 @@ def fit_updates(asked: CaptureAsked, update_ms: Known[float]) -> tuple[CaptureAs
 
 
 def judge_recorded(recorded: Recorded, kept: Kept, wanted: int, works: str) -> CaptureState:
-    """Say how it ended: done with all steps, and with kernels where ``works`` says that a GPU worked."""
+    """Return how it ended: done with all steps, and with kernels where a GPU worked."""
     if recorded.state is not CaptureState.VERIFIED:
         return recorded.state
     if kept.file is None:
@@ -404,9 +401,9 @@ def judge_recorded(recorded: Recorded, kept: Kept, wanted: int, works: str) -> C
 def _keep(
     window: KinetoWindow, recorded: Recorded, rank: Applicable[int], name: str, beside: KnownBeside
 ) -> Kept:
-    """Mark the steps of what kineto wrote, pack it under its name, and sum it up; by descriptors alone.
+    """Mark the steps in kineto's file, pack it under its name, and sum it up; by descriptors alone.
 
-    Conditions, and when steps ended, go into the file beside its events.
+    Conditions and the ends of steps go into the file beside its events.
     """
     if recorded.state is not CaptureState.VERIFIED:
         return Kept(None, _NOTHING, ())
@@ -420,7 +417,7 @@ def _keep(
                 encode(beside.ended) if beside.ended else "",
             )
             marked = mark_steps(recorded.source, packed.fileno(), window.asked.steps, known)
-        except BaseException:  # Ctrl-C: half of it would be taken for all of it
+        except BaseException:  # Ctrl-C: no half of a file may stay
             os.unlink(part, dir_fd=folder)
             raise
         if isinstance(marked, Missing):
@@ -441,14 +438,14 @@ def _keep(
 
 
 def name_file(name: str, rank: Applicable[int], first: Known[int], clock: str) -> str:
-    """Name a file of kineto's by rank, step and time, as far as they are known."""
+    """Name a file of kineto by rank, step and time, as far as they are known."""
     who = f"-rank{rank}" if is_known(rank) else ""
     which = f"-step{first}" if is_known(first) else ""
     return f"{name}{who}{which}-kineto-{clock}.pt.trace.json.gz"
 
 
 def list_ends(records: Sequence[Sequence[int]]) -> CountedSteps:
-    """Return when steps had ended, by the hook's records, on the clock of a trace; for ``mark_steps``."""
+    """Return when steps had ended, by the hook's records, on the clock of a trace."""
     ahead = time.time_ns() - time.monotonic_ns()
     ended = [one for one in records if one[wire.REC_ENDED_NS] == one[wire.REC_TIME_NS]]
     ends_ns = tuple(one[wire.REC_ENDED_NS] + ahead for one in ended)

@@ -1,19 +1,19 @@
-"""Speak with libkineto in a training as the daemon that it asks for profiles.
+"""Answer libkineto in a training as the daemon that it asks for profiles.
 
 A message is its body's size (u64), its kind (32 bytes, zero-padded), and the body. libkineto sends
 
     ctxt    i32 GPU, i32 PID, i64 job               and awaits an i32
     req     i32 bits, i32 n, i64 job, n i32 PIDs    and awaits a configuration, or nothing
 
-every few seconds, and waits 50 ms for the answer. The PIDs are those that it sees itself; the kernel
-tells the sender's. Bit 2 is there while no profile is under way. An answer that is not understood
-ends the process that asked, so nothing is answered but what stands here.
+every few seconds, and waits 50 ms for the answer. The PIDs are those of its own namespace; the kernel names
+the sender's. Bit 2 is set while no profile is under way. An answer that is not understood ends the process
+that asked, so nothing else is ever answered.
 
-The socket is there while a capture is under way and no longer. Every process that asks is answered at
-once, with nothing; only the one that is meant gets an order, once.
+The socket is there only while a capture is under way. Every process that asks is answered at once, with
+nothing; only the right one gets an order, once.
 
 libkineto binds a datagram socket of its own, in the abstract namespace or in a folder, and sends to one
-named "dynolog" beside it. Both stand in /proc/net/unix with their inodes.
+named "dynolog" beside it. Both are in /proc/net/unix with their inodes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _UNSAFE = "\n\r#=\0"
 
 @dataclass(frozen=True, slots=True)
 class KinetoAsk:
-    """Hold what a process asked: to be registered, or for a configuration; whether an order went back."""
+    """Hold a question: to be registered, or for a configuration; ``ordered``: an order was the answer."""
 
     registers: bool
     free: bool
@@ -60,7 +60,7 @@ class KinetoAsk:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Hold what kineto shall record: so many of the optimizer's updates from the next one on."""
+    """Hold what kineto has to record: so many updates of the optimizer, from the next one on."""
 
     path: str
     updates: int
@@ -88,7 +88,7 @@ def parse_ask(data: bytes) -> KinetoAsk | None:
 
 
 def write_answer(ask: KinetoAsk, order: Order | None) -> bytes:
-    """Write the answer to a question; without an order there is nothing to do."""
+    """Return the answer to a question; without an order it is empty."""
     if ask.registers:
         return _HEAD.pack(4, b"ctxt") + struct.pack("<i", 1)
     body = write_config(order).encode("utf-8", "surrogateescape") if order is not None else b""
@@ -96,11 +96,7 @@ def write_answer(ask: KinetoAsk, order: Order | None) -> bytes:
 
 
 def write_config(order: Order) -> str:
-    """Write the configuration of one profile: one line of warm-up, then whole updates.
-
-    Raises:
-        ValueError: where the path cannot be said in it.
-    """
+    """Return the configuration of one profile; ValueError where the path does not fit into a line of it."""
     if not is_sayable(order.path):
         raise ValueError(f"kineto cannot be given this path: {order.path!r}")
     lines = (
@@ -127,7 +123,7 @@ def _word(on: bool) -> str:
 
 
 OURS = "tpmon-kineto-"
-"""How the folders begin that ``tpmon run --kineto`` makes."""
+"""The folders of ``tpmon run --kineto`` begin so."""
 
 _MOST_PROCESSES = 65_536
 
@@ -178,7 +174,7 @@ def parse_folder(name: str) -> str | None:
 
 
 def find_client(process: Identity, proc: str = "/proc") -> KinetoClient | Missing:
-    """Find the libkineto of a process that asks for profiles; Missing says why there is none to be used."""
+    """Find the libkineto of a process that asks for profiles; Missing says why none can be used."""
     pid = process.pid
     try:
         inodes = set(_list_inodes(f"{proc}/{pid}/fd"))
@@ -201,7 +197,7 @@ def find_client(process: Identity, proc: str = "/proc") -> KinetoClient | Missin
 
 
 def find_holder(name: str, proc: str = "/proc") -> str:
-    """Say who has a socket of that name, "" when nobody has."""
+    """Name the holder of a socket, "" when there is none."""
     try:
         with open(f"{proc}/net/unix", encoding="utf-8", errors="surrogateescape") as file:
             inodes = {socket.inode for socket in parse_sockets(file.read()) if socket.name == name}
@@ -218,7 +214,6 @@ def find_holder(name: str, proc: str = "/proc") -> str:
 
 
 def _list_inodes(folder: str) -> Iterator[int]:
-    """List the inodes of the sockets that are open."""
     for number in os.listdir(folder):
         try:
             target = os.readlink(f"{folder}/{number}")
@@ -247,18 +242,14 @@ _CREDENTIALS = struct.Struct("iII")
 
 
 class TakenError(UsageError):
-    """Say that somebody else answers kineto already, or that nobody may."""
+    """Raised where another daemon answers kineto already, or none can."""
 
 
 class Daemon:
-    """Hold the socket that kineto asks; ``orders`` are what is to go to which process next."""
+    """Hold the socket that kineto asks; ``orders`` are the next orders by PID."""
 
     def __init__(self, client: KinetoClient) -> None:
-        """Take the place of the daemon.
-
-        Raises:
-            TakenError: when somebody has it, saying who.
-        """
+        """Take the place of the daemon; TakenError where another has it."""
         self.orders: dict[int, Order] = {}
         self._path = f"{client.folder}/{DAEMON}" if client.folder else ""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
@@ -275,16 +266,16 @@ class Daemon:
             ) from error
 
     def close(self) -> None:
-        """Give the place back: a socket that nobody reads would hold up the end of the training."""
+        """Give the place back: a socket that nobody reads would delay the end of the training."""
         self._socket.close()
         if self._path:
             try:
                 os.unlink(self._path)
             except OSError:
-                return  # the folder went before
+                return  # the folder is gone
 
     def listen(self, seconds: float) -> KinetoAsk | None:
-        """Wait for one question and answer it; None where none came in time, or nonsense."""
+        """Wait for one question and answer it; None where none came in time, or none that is understood."""
         waiting = select.poll()
         waiting.register(self._socket, select.POLLIN)
         if not waiting.poll(round(1e3 * seconds)):
@@ -310,13 +301,13 @@ class Daemon:
         try:
             self._socket.sendto(write_answer(ask, order), socket.MSG_DONTWAIT, sender)
         except OSError:
-            return None  # it has ended, or its own folder is gone
+            return None  # it has ended, or its folder is gone
         if order is not None:
             del self.orders[pid]
         return replace(ask, pid=pid, ordered=order is not None)
 
     def _is_beside(self, sender: str | bytes) -> bool:
-        """Tell whether a socket has its name where kineto makes them: an answer goes nowhere else."""
+        """Tell whether a socket lies where kineto makes its own: only there answers go."""
         if isinstance(sender, bytes):
             return not self._path
         return bool(sender) and os.path.dirname(sender) == os.path.dirname(self._path)
@@ -326,10 +317,10 @@ class Daemon:
             self._socket.bind(f"\0{DAEMON}\0".encode())
             return
         owner = read_owner(client.process.pid)
-        # Where others decide what the name leads to, root would make and remove files for them.
+        # Where others control the path, root would make and remove files for them.
         os.close(open_foreign(client.folder, owner, is_kind=stat.S_ISDIR))
         self._clear(client)
-        # No chmod afterwards: it would follow a link that somebody put there meanwhile.
+        # No chmod afterwards: it would follow a link put there meanwhile.
         before = os.umask(0o177)
         try:
             self._socket.bind(self._path)

@@ -1,8 +1,7 @@
 """Lead one window that kineto records by itself, and make the environment of ``tpmon run --kineto``.
 
-kineto records whole updates of the optimizer and writes in a thread of its own, without Python's lock:
-the loop is not stopped for it. What is ordered cannot be taken back; where nobody wants it any more, the
-folder that it would write to is taken away.
+kineto records whole updates of the optimizer and writes in a thread of its own, without the GIL: the loop
+goes on. An order cannot be taken back; where nobody wants it any more, its folder is removed.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ _ASKS_S = 20.0
 _WAIT_S = 600.0
 _SPARE_S = 120.0
 _SETTLES_S = 10.0
-"""So long after kineto is free again its file may still be missing: it renames it last."""
+"""How long after kineto is free again its file may be missing: it renames it last."""
 
 _UNTOLD = Missing("kineto does not say it")
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Hold how an order ended: verified with a file, by its descriptor, or why there is none."""
+    """Hold how an order ended; a verified one has its file open as ``source``."""
 
     state: CaptureState
     reason: str
@@ -72,10 +71,10 @@ class KinetoWindow(WindowLead[Recorded]):
     ) -> None:
         """Take the daemon's place; ``memory_left`` reads how many bytes the process may still take.
 
-        ``hooked``: a hook tells its conditions.
+        ``hooked``: a hook can write its conditions.
 
         Raises:
-            TakenError: where it is taken, or the folder cannot be said to kineto.
+            TakenError: where the place is taken, or kineto cannot be given the folder's name.
         """
         super().__init__(asked, asker, stays_slower=stays_slower)
         self._client = client
@@ -94,7 +93,7 @@ class KinetoWindow(WindowLead[Recorded]):
         self._daemon = Daemon(client)
 
     def run(self) -> Recorded:
-        """Record one update to size the rest, then as many as fit; leaves nothing but the file.
+        """Record one update to size the rest, then as many as fit.
 
         Raises:
             UsageError: where not even one fits, or the folder cannot be made.
@@ -139,7 +138,7 @@ class KinetoWindow(WindowLead[Recorded]):
             return Recorded(CaptureState.FAILED, f"{error.strerror or error}: {self.asked.folder}")
 
     def close(self) -> None:
-        """Give the daemon's place back, and take the folder away."""
+        """Give the daemon's place back, and remove kineto's folder."""
         self._daemon.close()
         if self._held >= 0:
             with contextlib.suppress(OSError):
@@ -150,7 +149,6 @@ class KinetoWindow(WindowLead[Recorded]):
         self._held = self.folder = -1
 
     def _name_shortage(self, size: int) -> str:
-        """Say that so many bytes do not fit into the memory that is left, "" where they do."""
         left = self._memory_left()
         if isinstance(left, Missing):
             return f"how much memory is left could not be read: {left.reason}"
@@ -172,7 +170,7 @@ class KinetoWindow(WindowLead[Recorded]):
         self.owner = read_owner(pid)
         if made := self.asked.anew or not os.path.isdir(self.asked.folder):
             make_anew(self.asked.folder, (pid,))
-        # By descriptors from here on: whoever may write beside a folder can put a link in its place.
+        # By descriptors from here on: who may write beside a folder can replace it by a link.
         self.folder = self._open(self.asked.folder, FOLDER | (os.O_NOFOLLOW if made else 0))
         name = os.path.basename(self._folder)
         os.mkdir(name, 0o700, dir_fd=self.folder)
@@ -228,11 +226,7 @@ class KinetoWindow(WindowLead[Recorded]):
         self._say_waiting(armed if ordered else "waiting until kineto asks")
 
     def _find_whole(self, name: str) -> int:
-        """Return the trace, open, when kineto gave it its name, -1 until then.
-
-        Raises:
-            OSError: where something else has its name.
-        """
+        """Return the trace, open, once it is whole, else -1; OSError where something else has its name."""
         for entry in os.listdir(self._held):
             if entry.startswith(name) and entry.endswith(".json"):
                 with contextlib.suppress(FileNotFoundError):
@@ -254,14 +248,14 @@ SYSTEM_CONFIG = "/etc/libkineto.conf"
 CONFIG = "conf"
 _EVERY_S = 1
 _UNUSED_S = 86_400.0
-"""A folder in which nobody asks for so long is one of a run that ended."""
+"""A folder in which nobody has asked for so long belongs to a run that ended."""
 
 
 def prepare(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment in which libkineto asks tpmon, and say its price on standard error.
+    """Return an environment in which libkineto asks tpmon, and print its price on standard error.
 
     Raises:
-        UsageError: where the run asks somebody else already, or the folder cannot be made.
+        UsageError: where the run asks another daemon already, or the folder cannot be made.
     """
     if environment.get("KINETO_USE_DAEMON"):
         raise UsageError(
@@ -291,12 +285,12 @@ def prepare(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def take_back(environment: Mapping[str, str]) -> None:
-    """Remove the folder of a run that did not start: nobody will ever ask in it."""
+    """Remove the folder of a run that did not start."""
     shutil.rmtree(environment["KINETO_IPC_SOCKET_DIR"], ignore_errors=True)
 
 
 def sweep(base: str) -> None:
-    """Remove the folders of this user's runs that ended: nobody asks in them any more."""
+    """Remove the folders of this user's runs that ended."""
     try:
         with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
             used = {os.path.dirname(one.name) for one in parse_sockets(file.read())}

@@ -1,7 +1,6 @@
-"""Know nsys by its command line: write the one that captures on request, judge the one in front of a run.
+"""Write the command line of an nsys that captures on request, and judge the one in front of a run. Pure.
 
-nsys (Nsight Systems) collects between cudaProfilerStart and Stop where it is told to, and may end the run
-with the range where it is not told otherwise. Pure.
+nsys (Nsight Systems) collects between cudaProfilerStart and Stop if told to; by default Stop ends the run.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ HOLDS_SLOT = "nsys in front of this run holds the GPU's one profiling slot (CUPT
 
 
 def write_nsys_command(nsys: str, program: Sequence[str]) -> list[str]:
-    """Write the command that starts a program under an nsys that waits for ranges and survives each.
+    """Return the command for a program under an nsys that waits for ranges and goes on after each.
 
-    Reports come from nsys, one a range, in the folder of the start: ``report1.nsys-rep`` and so on.
+    nsys writes a report for each range into the folder of the start: ``report1.nsys-rep`` and so on.
     """
     return [
         nsys,
@@ -47,7 +46,7 @@ def judge_nsys(commands: Sequence[Sequence[str]]) -> str:
     found = [flags for words in commands if (flags := _parse_nsys(words)) is not None]
     if not found:
         return "nsys is not in front of this run, and cannot be added to a running process"
-    # nsys starts helpers of its own, whose lines hold none of what was asked for.
+    # nsys starts helpers of its own, whose command lines have none of these flags.
     flags = next((flags for flags in found if "--capture-range" in flags), found[0])
     if flags.get("--capture-range") != _RANGE:
         return f"nsys in front of this run does not wait for a range: it lacks --capture-range={_RANGE}"
@@ -60,7 +59,7 @@ def judge_nsys(commands: Sequence[Sequence[str]]) -> str:
 
 
 def traces_cuda(commands: Sequence[Sequence[str]]) -> bool:
-    """Tell whether an nsys in front of the run records CUDA, which torch.profiler then cannot."""
+    """Tell whether an nsys in front of the run records CUDA: torch.profiler cannot then."""
     for words in commands:
         flags = _parse_nsys(words)
         if flags is not None:
@@ -69,7 +68,7 @@ def traces_cuda(commands: Sequence[Sequence[str]]) -> bool:
 
 
 def find_other_tool(pid: int) -> str:
-    """Return the library in a process of a tool other than nsys that holds the slot of CUPTI, "" for none."""
+    """Return the library by which a tool other than nsys holds CUPTI's slot in a process, "" for none."""
     words: list[bytes] = []
     with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
         words = file.read(_MOST_ENVIRONMENT).split(b"\0")
@@ -88,10 +87,7 @@ def _parse_nsys(words: Sequence[str]) -> dict[str, str] | None:
 
 
 def _parse_flags(words: Sequence[str]) -> dict[str, str]:
-    """Read --name=value, --name value and -c value, up to the program that nsys starts.
-
-    Each option of nsys takes a value.
-    """
+    """Parse --name=value, --name value and -c value up to the program: each option of nsys takes a value."""
     flags: dict[str, str] = {}
     rest = list(words)
     while rest and rest[0] in _COMMANDS:

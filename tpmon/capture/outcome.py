@@ -1,8 +1,8 @@
-"""Put together what came of a window, on one rank and on all.
+"""Put together the outcome of a window, on one rank and on all.
 
-A mailbox holds one request. Whoever writes over one that the hook has not read takes it away, and whoever
-writes over a cancel lets the cancelled recording go on: so what was not answered yet is waited for, and a
-request that was taken away all the same is told from one that waits.
+A mailbox holds one request. Writing over one that the hook has not read removes it, and writing over a cancel
+lets the cancelled recording go on. So tpmon waits until a request is answered, and detects one that was
+overwritten all the same.
 """
 
 from __future__ import annotations
@@ -57,10 +57,9 @@ def gather(
     works: Mapping[int, str],
     clocks: Known[tuple[GpuClocks, ...]],
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]]:
-    """Look at the files of all ranks; what a trace lacks makes the set partial.
+    """Verify the files of all ranks; a gap in a trace makes the set partial.
 
-    ``works`` says of which processes, by PID, something outside of the trace saw a GPU work; ``clocks`` are
-    those of the GPUs, which are written down in each trace.
+    ``works`` has the evidence, by PID, that a GPU worked for a process; ``clocks`` go into each trace.
     """
     files: list[CapturedFile] = []
     summaries: list[TraceSummary] = []
@@ -73,7 +72,7 @@ def gather(
             left = clear_parts(place, name, number)
             notes += [f"removed {removed}, which was not whole" for removed in left]
         if rank.state is not CaptureState.VERIFIED:
-            continue  # a hook that lives removes its own, and another capture may be under way
+            continue  # a live hook removes its own files, and another capture may be under way
         if asked.kind is CaptureKind.NSYS_RANGE or not is_known(rank.first_step):
             continue
         try:
@@ -117,9 +116,9 @@ def judge_end(
     files: Sequence[CapturedFile],
     used: Collection[int] = (),
 ) -> CaptureState:
-    """Say how a capture ended: done, with part of what was asked for, or why there is nothing.
+    """Return how a capture ended: done, partial, or the state of the first rank.
 
-    ``used`` are the processes that had a GPU work meanwhile: their traces lack something without a kernel.
+    ``used`` are the processes that had a GPU work meanwhile: their traces are not whole without a kernel.
     """
     good = [rank for rank in ranks if rank.state is CaptureState.VERIFIED]
     if not good:
@@ -138,9 +137,9 @@ def judge_end(
 
 
 def find_use(rank: RankCapture, conditions: Known[Conditions]) -> str:
-    """Say by what the trace itself tells that a GPU worked, "" where that cannot be told.
+    """Return the evidence in a trace that a GPU worked, "" for none.
 
-    CUDA that was initialised is not enough: a loop may train on the CPU all the same.
+    Initialised CUDA is not enough: a loop may train on the CPU all the same.
     """
     if not is_known(conditions) or not rank.steps or conditions.mode != "training":
         return ""
@@ -148,7 +147,7 @@ def find_use(rank: RankCapture, conditions: Known[Conditions]) -> str:
 
 
 def note_kernels(why: str, conditions: Known[Conditions]) -> list[str]:
-    """Say of a trace without a kernel that it should have some: ``why``, or that nobody knows."""
+    """Return a note on a trace without a kernel: ``why`` it should have some, or that nobody knows."""
     if why:
         return [f"no GPU kernel in the trace, although {why}: another tool may hold CUPTI"]
     if is_known(conditions) and is_known(conditions.gpu) and conditions.gpu:
@@ -157,7 +156,6 @@ def note_kernels(why: str, conditions: Known[Conditions]) -> list[str]:
 
 
 def _judge(asked: CaptureAsked, rank: RankCapture, summary: TraceSummary) -> list[str]:
-    """Say what a trace does not hold that it should."""
     found = []
     if not asked.timed and summary.steps != rank.steps:
         found.append(f"the trace holds {summary.steps} steps, and {rank.steps} were recorded")
@@ -168,8 +166,6 @@ def _judge(asked: CaptureAsked, rank: RankCapture, summary: TraceSummary) -> lis
 
 _NAMES = {value: name for name, value in vars(wire_capture).items() if name.startswith("STATE_")}
 STATES = {value: CaptureState[name[6:]] for value, name in _NAMES.items() if value != wire_capture.STATE_NONE}
-"""Those of the bus, by the same names."""
-
 NOTHING = wire_capture.Progress()
 ANOTHER_RANK = "another rank could not be captured"
 _NOT_HEARD = "it was taken back before the hook heard of it"
@@ -185,13 +181,13 @@ class CaptureOutcome:
 
     @property
     def size(self) -> tuple[int, int, float]:
-        """Return the events and bytes that were written, and how many ms that took."""
+        """Return events and bytes written, and the ms that writing took."""
         told = self.told
         return told.events, told.bytes, (told.changed_ns - told.ended_ns) / 1e6
 
 
 class LoopTurn(Enum):
-    """Say whether a request may be written into a mailbox."""
+    """Tell whether a request may be written into a mailbox."""
 
     FREE = "free"
     ENDING = "a cancel was not heard yet"
@@ -199,7 +195,7 @@ class LoopTurn(Enum):
 
 
 def judge_turn(bus: Bus, now_ns: int) -> LoopTurn:
-    """Tell whether a request may be written: nothing is lost that somebody waits for."""
+    """Tell whether a request may be written without overwriting one that somebody waits for."""
     asked = bus.read_asked()
     if asked is None or bus.read_answer()[0] == asked.number:
         return LoopTurn.FREE
@@ -207,7 +203,6 @@ def judge_turn(bus: Bus, now_ns: int) -> LoopTurn:
         progress = bus.read_progress(asked.subject)
         under_way = progress is not None and progress.state not in wire_capture.FINAL_STATES
         return LoopTurn.ENDING if under_way else LoopTurn.FREE
-    # Who waits gives up then; the request of a tpmon that was killed is in nobody's way.
     if bus.is_left(asked):
         return LoopTurn.FREE
     return LoopTurn.TAKEN if asked.expires_ns > now_ns else LoopTurn.FREE
@@ -218,7 +213,7 @@ def find_end(
 ) -> CaptureOutcome | None:
     """Return how a request ended, None while it may go on.
 
-    ``cancel`` is the number of what took it back, 0 where nothing did; ``seen``: the hook told of it before.
+    ``cancel`` is the number of its cancel, 0 for none; ``seen``: the hook wrote a progress of it before.
     """
     if progress is not None and progress.state in wire_capture.FINAL_STATES:
         return CaptureOutcome(STATES[progress.state], progress.reason, progress)
@@ -241,22 +236,22 @@ def find_end(
 
 
 def has_lost_cancel(bus: Bus, cancel: int) -> bool:
-    """Tell whether another request took the place of a cancel, and was answered."""
+    """Tell whether another request overwrote a cancel, and was answered."""
     number = bus.read_asked_number()
     return number not in (0, cancel) and number == bus.read_answer()[0]
 
 
 def _is_lost(bus: Bus, number: int, answered: int) -> bool:
-    """Tell whether another request lies where ours lay and was answered, and the hook never took ours.
+    """Tell whether another request overwrote ours and was answered, and the hook never took ours.
 
-    In this order: what the hook says of a request it says before it answers the next.
+    Read in this order: the hook writes the progress of a request before it answers the next.
     """
     asked = bus.read_asked_number()
     return asked not in (0, number) and asked == answered and bus.tells_of_another(number)
 
 
 def unfinish(probe: CaptureOutcome) -> CaptureOutcome:
-    """Tell a rank whose probe was fine, but not that of another, from one that recorded."""
+    """Return a rank whose probe succeeded as cancelled, because another rank's did not."""
     if probe.state is not CaptureState.VERIFIED:
         return probe
     return CaptureOutcome(CaptureState.CANCELLED, ANOTHER_RANK, NOTHING)
@@ -266,10 +261,10 @@ _EVERY_S = 0.02
 
 _LEAST_AFTER_S = 2.0
 _MOST_AFTER_S = 60.0
-"""So long the steps after a window are waited for, at least and at most."""
+"""The bounds of the wait for steps after a window."""
 
 _STEPS_AFTER = 3
-"""In between as long as so many took before: two that end tell a mean, and they vary."""
+"""Within them it is as long as so many steps took before: a mean needs two, and they vary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,24 +277,24 @@ class EndedWindow:
 
     @property
     def patience_s(self) -> float:
-        """Return how long the steps after it are waited for."""
+        """Return how long to wait for the steps after it."""
         if not is_known(self.before_ms):
             return _LEAST_AFTER_S
         return min(_MOST_AFTER_S, max(_LEAST_AFTER_S, _STEPS_AFTER * self.before_ms / 1000))
 
     def is_told(self) -> bool:
-        """Tell whether the steps after it are known, or will never be."""
+        """Tell whether the steps after it are known, or never will be."""
         return not self.bus.is_alive() or is_known(self.measure_after())
 
     def measure_after(self) -> Known[float]:
-        """Return the mean step in ms since."""
+        """Return the mean step in ms since the window ended."""
         return mean_step(self.bus.read_records(), self.at_ns, time.monotonic_ns())
 
 
 def await_steps_after(
     windows: Sequence[EndedWindow], tell: Callable[[str], None], stopped: Callable[[], bool]
 ) -> None:
-    """Wait until each rank ended two steps after its window: as long as the slowest needs, within bounds."""
+    """Wait until each rank ended two steps after its window, at most as long as the slowest may need."""
     wait_s = max((window.patience_s for window in windows), default=0.0)
     if wait_s > _LEAST_AFTER_S:
         tell(f"the window is over; waits for two steps after it, {wait_s:.0f} s at most")
@@ -309,7 +304,7 @@ def await_steps_after(
 
 
 def describe_rank(bus: Bus, outcome: CaptureOutcome, before: Known[float], probed_ms: float) -> RankCapture:
-    """Return the end of a request on one rank, with its steps before, during and after."""
+    """Describe the outcome on one rank, with its steps before, during and after."""
     told = outcome.told
     records = bus.read_records()
     nothing = Missing("nothing was recorded")
@@ -319,7 +314,7 @@ def describe_rank(bus: Bus, outcome: CaptureOutcome, before: Known[float], probe
         during = mean_step_of(records, told.first_step, told.steps_done)
         if not is_known(during):  # too short for records of their own
             during = (told.ended_ns - told.began_ns) / 1e6 / told.steps_done
-    # The rank that names the file: that of the pages may be from before the process group.
+    # The rank that names the file: the pages may be older than the process group.
     rank = told.rank - 1 if told.rank else bus.header.rank
     return RankCapture(
         pid=bus.process.pid,
@@ -336,13 +331,13 @@ def describe_rank(bus: Bus, outcome: CaptureOutcome, before: Known[float], probe
 
 
 def read_steps(bus: Bus) -> int:
-    """Return how many steps of a loop ended by now."""
+    """Return how many steps of a loop have ended."""
     pace = parse_pace(bus.read_records())
     return pace.steps if is_known(pace) else 0
 
 
 ANSWERS_S = 3.0
-"""So long the end of a step is waited for, at which the hook looks at its mailbox."""
+"""How long to wait for the end of a step, where the hook looks at its mailbox."""
 
 _NOT_YET = Missing(f"no step ended within {ANSWERS_S:.0f} s, at whose end the hook writes it")
 _GONE = Missing("the process ended before its hook wrote it")
@@ -353,10 +348,10 @@ _ODD = Missing("what the hook wrote could not be read")
 
 
 def ask_conditions(bus: Bus, limit_s: float = ANSWERS_S) -> Known[dict[str, Any]]:
-    """Return the conditions by the names that the hook writes into a trace of its own.
+    """Return the conditions by the names that the hook writes into its own traces.
 
-    The loop stands still while the hook looks for the model among the objects of Python, the first time:
-    20 to 50 ms for each 100,000 of them.
+    The first time the loop pauses while the hook looks for the model among the objects of Python: 20 to 50 ms
+    for each 100,000 of them.
     """
     limit = time.monotonic() + limit_s
     if judge_turn(bus, time.monotonic_ns()) is not LoopTurn.FREE:

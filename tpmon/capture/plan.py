@@ -1,4 +1,4 @@
-"""Decide before anything is recorded: how many steps fit, from which step on, at what price. Pure."""
+"""Decide before a recording how many steps fit, from which step on, and at what price. Pure."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from tpmon.model.results.capture import DEAR_MS, CaptureAsked, CaptureKind, Capt
 from tpmon.model.units import format_seconds
 
 MOST_EVENTS = 200_000
-"""About a second that the loop pauses, and a quarter of a gigabyte beside it."""
+"""They cost a pause of about a second, and a quarter of a gigabyte of memory."""
 
 MOST_BYTES = 512 << 20
-"""Of the trace before it is packed: what a viewer in a browser still opens."""
+"""Of the trace before it is packed: a viewer in a browser still opens it."""
 
 MOST_ENTRIES = 100_000
-"""Allocations that a snapshot remembers, with the Python stack of each."""
+"""Allocations in a snapshot, with the Python stack of each."""
 
 _LEAST_AHEAD = 2
-"""Steps from the furthest rank to the first that is recorded: the one under way, and one to hear of it."""
+"""Steps from the furthest rank to the first recorded one: the one under way, and one to read the request."""
 
 _AHEAD_S = 0.25
-"""The same in time, for short steps. Four mailboxes are written in 23 us; the rest is for a tpmon that waits
-for a core. Too short shows: a rank that was past the step cancels all, and nothing is recorded."""
+"""The same in time, for short steps. Writing four mailboxes takes 23 us; the rest is for a tpmon that waits
+for a core. Where it is too short a rank is past the step, all are cancelled, and nothing is recorded."""
 
 PROBE_NS = 200_000_000
-"""How long the probe of a loop without steps records, in ns."""
+"""The length of the probe of a loop without steps."""
 
 LONGEST_S = 600.0
-"""More seconds than these no hook grants a window."""
+"""The longest window that a hook accepts."""
 
 _SLOWER = 1.5
-"""So much slower than now a loop may get in a window whose seconds nobody named: what records is slow."""
+"""How much slower recorded steps may get in a window whose seconds nobody named."""
 
 _FASTER = 2.0
-"""So much faster than now a loop may get in a window that its seconds end; its price is told for that."""
+"""How much faster a loop may get in a window that its seconds end; the price includes it."""
 
 _PHASES = slice(wire.REC_DATA_NS, wire.REC_OTHER_NS + 1)
 _EVAL_PHASES = slice(wire.REC_EVAL_DATA_NS, wire.REC_EVAL_OTHER_NS + 1)
 
 _MOST_APART = 2
-"""Steps by which ranks that count alike may seem to differ: their counts are read one after the other, while
-ranks that exchange gradients are within one step of each other."""
+"""Steps by which ranks that count alike may differ: gradients keep them within one step of each other, and
+their counts are read one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPace:
-    """Hold where a loop is: its steps, of training or of inference, and how many end in a second."""
+    """Hold how many steps of a loop ended, of training or of inference, and how many end in a second."""
 
     steps: int
     rate_hz: float
@@ -61,7 +61,7 @@ class MeasuredPace:
 
 
 def parse_pace(records: Sequence[Sequence[int]]) -> Known[MeasuredPace]:
-    """Tell where a loop is from its newest records; Missing where no step ever ended."""
+    """Measure the pace of a loop by its newest records; Missing where no step ever ended."""
     if not records:
         return Missing("no step ended yet")
     first, last = records[0], records[-1]
@@ -77,7 +77,7 @@ def parse_pace(records: Sequence[Sequence[int]]) -> Known[MeasuredPace]:
 
 
 def choose_start(paces: Sequence[MeasuredPace]) -> int:
-    """Return a step that every rank hears of before it gets there: the same one for all."""
+    """Return a step for all ranks, late enough for each to read the request before it."""
     furthest = max(pace.steps for pace in paces)
     rate = max(pace.rate_hz for pace in paces)
     return furthest + max(_LEAST_AHEAD, math.ceil(rate * _AHEAD_S))
@@ -86,12 +86,9 @@ def choose_start(paces: Sequence[MeasuredPace]) -> int:
 def check_wait(
     start: int, paces: Sequence[MeasuredPace], steps_ms: Sequence[Known[float]], most_s: float
 ) -> None:
-    """Refuse a step that no request lives to see, before anything is paid for it.
+    """Raise UsageError where a request would expire before its step, by the time of the steps alone.
 
-    By the time of steps alone: a validation that ends in between only makes it later.
-
-    Raises:
-        UsageError: saying how far away it is.
+    A validation in between only makes the step later.
     """
     waits = [
         (start - pace.steps) * ms / 1000 for pace, ms in zip(paces, steps_ms, strict=True) if is_known(ms)
@@ -106,14 +103,14 @@ def check_wait(
 
 
 def count_alike(paces: Sequence[MeasuredPace]) -> bool:
-    """Tell whether the ranks count the same steps: they do when all were hooked from the beginning on."""
+    """Tell whether the ranks count the same steps, as they do when all were hooked from the beginning."""
     numbers = [pace.steps for pace in paces]
     slack = max(pace.rate_hz for pace in paces) * _AHEAD_S
     return max(numbers) - min(numbers) <= max(_MOST_APART, slack)
 
 
 def size_window(asked: CaptureAsked, probes: Sequence[tuple[int, int, float]]) -> CapturePrice:
-    """Say what a window costs by its probes (events, bytes, pause in ms of one step), and how long it may be.
+    """Return price and length of a window by the probes of one step: events, bytes, pause in ms.
 
     The most expensive rank decides, since all record the same steps. 0 steps: not one fits.
     """
@@ -134,7 +131,7 @@ def size_window(asked: CaptureAsked, probes: Sequence[tuple[int, int, float]]) -
 
 
 def fit_steps(asked: CaptureAsked, steps_ms: Sequence[Known[float]], faster: float = _FASTER) -> CaptureAsked:
-    """Cut the steps of a window that only its seconds end to what the fastest rank can take in them."""
+    """Cut the steps of a window that only its seconds end to what the fastest rank can do in them."""
     known = [ms for ms in steps_ms if is_known(ms) and ms > 0]
     if not asked.by_seconds or not known:
         return asked
@@ -142,7 +139,7 @@ def fit_steps(asked: CaptureAsked, steps_ms: Sequence[Known[float]], faster: flo
 
 
 def stretch_seconds(asked: CaptureAsked, steps_ms: Sequence[Known[float]]) -> CaptureAsked:
-    """Give a window whose seconds nobody named what its steps take on the slowest rank, and some more."""
+    """Lengthen a window whose seconds nobody named to 1.5 times what its steps take on the slowest rank."""
     known = [ms for ms in steps_ms if is_known(ms)]
     if asked.named_seconds or asked.timed or not known:
         return asked
@@ -151,18 +148,18 @@ def stretch_seconds(asked: CaptureAsked, steps_ms: Sequence[Known[float]]) -> Ca
 
 
 def fit_seconds(asked: CaptureAsked, price: CapturePrice, probes: Sequence[tuple[int, int, float]]) -> float:
-    """Return how long a window without steps may be: the time asked for, or less where it would not fit."""
+    """Return the seconds of a window without steps: those asked for, or as many as fit."""
     events = max(probe[0] for probe in probes)
     return min(asked.seconds, price.events / max(events, 1) * PROBE_NS / 1e9)
 
 
 def draw_number() -> int:
-    """Return the number of a request: one that no other tpmon draws, and never 0."""
+    """Draw the number of a request: 56 random bits, never 0."""
     return int.from_bytes(os.urandom(7), "little") + 1
 
 
 def choose_options(asked: CaptureAsked) -> int:
-    """Return what a request asks for beside its steps."""
+    """Return the OPTION_* bits of a request."""
     wanted = (
         (asked.stacks, wire_capture.OPTION_STACKS),
         (asked.shapes, wire_capture.OPTION_SHAPES),
@@ -175,19 +172,19 @@ def choose_options(asked: CaptureAsked) -> int:
 def mean_step(records: Sequence[Sequence[int]], since_ns: int, until_ns: int) -> Known[float]:
     """Return the mean step in ms between two times, by the records within them.
 
-    It is the sum of the phases of the steps: what ran between them (a validation, a capture) is in none.
+    It is the sum of the phases of steps, without what ran between them (a validation, a capture).
     """
     return _mean([one for one in _ends_of_steps(records) if since_ns <= one[wire.REC_TIME_NS] <= until_ns])
 
 
 def mean_step_of(records: Sequence[Sequence[int]], first: int, steps: int) -> Known[float]:
-    """Return the same of so many steps from the ``first`` on: those of them that the records still tell."""
+    """Return the mean step in ms of so many steps from the ``first`` on, as far as records are left."""
     ends = _ends_of_steps(records)
     return _mean([one for one in ends if first <= one[_steps_word(one)] <= first + steps])
 
 
 def mean_call(records: Sequence[Sequence[int]]) -> Known[float]:
-    """Return the mean ms of training for each call of an optimizer, which kineto counts, by the records."""
+    """Return the mean ms of training per call of an optimizer, which is what kineto counts."""
     ends = _ends_of_steps(records)
     if len(ends) < 2:
         return Missing("too few steps to tell")
@@ -211,7 +208,7 @@ def _steps_word(record: Sequence[int]) -> int:
 
 
 def _ends_of_steps(records: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-    """Return the records at the end of a step: others hold phases of one that goes on."""
+    """Return the records at the end of a step; others are from within one."""
     return [now for before, now in pairwise(records) if now[_steps_word(now)] > before[_steps_word(now)]]
 
 
@@ -229,7 +226,7 @@ def _mean(ends: Sequence[Sequence[int]]) -> Known[float]:
 
 
 def say_price(price: CapturePrice, asked: CaptureAsked, ranks: int) -> str:
-    """Say what a window costs, in one line, before it begins."""
+    """Return one line with the cost of a window."""
     what = say_length(asked, price.steps) if not asked.timed else f"{asked.seconds:g} s"
     why = "more would not fit" if asked.by_seconds else "fewer than asked: more would not fit"
     cut = f" ({why})" if not asked.timed and price.steps < asked.steps else ""
@@ -241,7 +238,7 @@ def say_price(price: CapturePrice, asked: CaptureAsked, ranks: int) -> str:
 
 
 def say_dear(price: CapturePrice) -> tuple[str, ...]:
-    """Say what a window costs whose price needs a yes of its own, how to have it cheaper; () of others."""
+    """Return lines on a price that needs a yes of its own and how to lower it; () for others."""
     if price.pause_ms <= DEAR_MS:
         return ()
     return (
@@ -251,7 +248,7 @@ def say_dear(price: CapturePrice) -> tuple[str, ...]:
 
 
 def say_length(asked: CaptureAsked, steps: int) -> str:
-    """Say how long a window of so many steps is: of seconds alone the steps are the most that it has."""
+    """Return the length of a window in words; where seconds end it, the steps are an upper bound."""
     counted = say_count(steps, "step")
     return f"{asked.seconds:g} s, {counted} at most" if asked.by_seconds else counted
 
@@ -262,7 +259,7 @@ def say_count(number: int, what: str) -> str:
 
 
 def known_paces(paces: Sequence[Known[MeasuredPace]]) -> list[MeasuredPace]:
-    """Return the paces that could be told."""
+    """Return the paces that are known."""
     return [pace for pace in paces if is_known(pace)]
 
 

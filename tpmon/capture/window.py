@@ -1,7 +1,7 @@
 """Lead one window from request to verified files.
 
-The hooks do the work and bound it themselves: when tpmon is killed in the middle, they cancel it. When a
-training ends in the middle, what is half written is removed.
+The hooks record and bound it themselves: they cancel it when tpmon is killed. Where a training ends in the
+middle, partial files are removed.
 """
 
 from __future__ import annotations
@@ -65,14 +65,13 @@ from tpmon.model.known import Known, is_known
 from tpmon.model.results.capture import CaptureAsked, CaptureKind, CaptureStage, CaptureState, RankCapture
 
 _LEAST_BACKWARDS = 3
-"""A loop ends no step where so many backwards were seen; else it compiles or loads within its first one."""
+"""With so many backwards and no end a loop has no steps; with fewer it may compile in its first one."""
 
 
 class FirstStep:
-    """Hold what was seen of one loop until its first step ended."""
+    """Watch one loop until its first step ends."""
 
     def __init__(self, bus: Bus) -> None:
-        """See nothing yet."""
         self._bus = bus
         self._backwards: set[int] = set()
 
@@ -87,8 +86,8 @@ class FirstStep:
     def ends_none(self) -> bool:
         """Tell whether backwards follow each other that are no parts of a step.
 
-        Those of a DataLoader's batches may be, as long as the hook ends no step by them alone. Of other loops
-        no batch is seen, so that parts of a step look as steps that nothing ends.
+        With batches of a DataLoader they may be parts, until the hook ends steps by backwards alone. Without
+        batches, parts of a step look like steps that nothing ends.
         """
         records = self._bus.read_records(1)
         most = wire.BACKWARDS_WITHOUT_UPDATE
@@ -99,7 +98,7 @@ class FirstStep:
 def say_progress(
     told: Sequence[Progress | None], pace: Callable[[], Known[MeasuredPace]], *, timed: bool
 ) -> str:
-    """Say where the slowest rank is; "" where there is nothing new to say; ``pace`` reads its loop."""
+    """Describe the progress of the slowest rank, "" for nothing new; ``pace`` reads its loop."""
     heard = [one for one in told if one is not None]
     if not heard:
         return "waiting for the end of a step"
@@ -118,25 +117,25 @@ def say_progress(
 
 
 _EVERY_S = 0.02
-"""How often the bus is read while a capture is under way: a page of memory, and one line of /proc."""
+"""Between two reads of the bus while a capture is under way: a page of memory, and one line of /proc."""
 
 _DISCOVER_S = 5.0
-"""A loop that ends no step for so long, and never ended one, may be one without steps."""
+"""A loop that has not ended its first step after so long may be one without steps."""
 
 _WAKE_AGAIN_S = 0.5
-"""A hook that just ends another recording passes a signal by: until it takes the request it is sent again."""
+"""The signal is repeated until the request is taken: a hook that ends another recording ignores it."""
 
 _ENDS_S = 5.0
-"""So long the end of what was cancelled is waited for."""
+"""How long to wait for the end of a cancelled request."""
 
 _PROBE_S = 60.0
-"""So long one step may take that is recorded to size the rest, also where the window is to be shorter."""
+"""How long the probed step may take, even where the window is shorter."""
 
 _WAIT_S = 600.0
-"""So long a request may wait for its step; the same is said in docs/capture.md."""
+"""How long a request may wait for its step; docs/capture.md says the same."""
 
 _SPARE_S = 120.0
-"""Beyond what was asked: to stop and write 512 MiB while other ranks do the same."""
+"""Added to the seconds asked for, to stop and write 512 MiB while other ranks do the same."""
 
 _PAST = "the loop was past that step already"
 _NOT_WOKEN = (
@@ -162,7 +161,7 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
         *,
         stays_slower: bool = False,
     ) -> None:
-        """Ask for nothing yet; ``name`` begins the names of files."""
+        """Ask for nothing yet; ``name`` begins the names of the files."""
         super().__init__(asked, asker, stays_slower=stays_slower)
         self.buses = tuple(buses)
         self._wished = asked
@@ -171,14 +170,10 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
         self._probed_ms = [0.0] * len(self.buses)
 
     def run(self) -> tuple[CaptureOutcome, ...]:
-        """Go through with it, and return how it ended on each rank.
+        """Capture, and return how it ended on each rank; UsageError where nothing can be recorded.
 
-        An evaluation before the first step looks like a program that does nothing else: where it ends in
-        the training within the window, all is asked once more. So it is where a loop that seemed to have
-        no steps ends one within the window.
-
-        Raises:
-            UsageError: when it cannot be, with nothing recorded.
+        An evaluation before the first step looks like a program that only evaluates. Where training begins
+        within the window, and where a loop seemingly without steps ends one, all is asked once more.
         """
         outcomes = self._go_through()
         if any(one.reason in _AGAIN for one in outcomes) and not self._asker.stopped():
@@ -249,7 +244,7 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
         return self._fire(paces, price.steps or 1, seconds)
 
     def describe(self, outcomes: Sequence[CaptureOutcome]) -> tuple[RankCapture, ...]:
-        """Say what became of each rank, with its steps before, during and after."""
+        """Describe the outcome on each rank, with its steps before, during and after."""
         windows = [
             EndedWindow(bus, outcome.told.changed_ns, before)
             for bus, outcome, before in zip(self.buses, outcomes, self._before, strict=True)
@@ -259,12 +254,9 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
         return tuple(map(describe_rank, self.buses, outcomes, self._before, self._probed_ms))
 
     def _await_steps(self) -> tuple[CaptureOutcome, ...] | None:
-        """Wait for the first step of each loop, or until backwards alone say that there will be none.
+        """Wait for the first step of each loop, or until backwards alone show that there will be none.
 
-        Returns None then, and how it ended where nobody waits any more, or there is nothing to wait for.
-
-        Raises:
-            UsageError: where none came in time.
+        Return None then, or how it ended where a hook ended or nobody waits; UsageError after ten minutes.
         """
         began = time.monotonic()
         loops = [FirstStep(bus) for bus in self.buses]
@@ -289,7 +281,6 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
             time.sleep(_EVERY_S)
 
     def _find_ended(self) -> tuple[CaptureOutcome, ...] | None:
-        """Say how it ends where one of the hooks ended; None while all run."""
         ended = tuple(bus.find_end() for bus in self.buses)
         if not any(ended):
             return None
@@ -303,7 +294,7 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
         return tuple(CaptureOutcome(state, reason, NOTHING) for _ in self.buses)
 
     def _discover(self) -> list[MeasuredPace]:
-        """Find out where the loops are; one that ends no step is captured by time.
+        """Read the paces of the loops; a loop without steps is captured by time.
 
         Raises:
             UsageError: when ranks count differently, or a loop without steps is to be captured by steps.
@@ -362,16 +353,16 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
             raise
 
     def _find_missed(self, start: int) -> tuple[CaptureOutcome, ...] | None:
-        """Say that a step cannot be recorded from its beginning on; None where a loop is before it.
+        """Return that all loops are past a step; None where one is before it.
 
-        The hook of a rank that is past it says so itself, and the others record.
+        Otherwise the hook of a rank that is past it says so itself, and the others record.
         """
         if any(read_steps(bus) < start for bus in self.buses):
             return None
         return self._end_all(CaptureState.MISSED, _PAST)
 
     def _await_turn(self) -> tuple[CaptureOutcome, ...] | None:
-        """Wait until what was cancelled has ended; say busy where another request waits to be heard."""
+        """Wait until a cancelled request has ended; return busy where another one is not read yet."""
         limit = time.monotonic() + _ENDS_S
         while True:
             turns = [judge_turn(bus, time.monotonic_ns()) for bus in self.buses]
@@ -384,7 +375,7 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
             time.sleep(_EVERY_S)
 
     def _cancel(self, number: int) -> int:
-        """Take a request back; return the number of the cancel."""
+        """Cancel a request; return the number of the cancel."""
         cancel = draw_number()
         for bus in self.buses:
             bus.post(Request(cancel, wire_capture.KIND_CANCEL, subject=number))

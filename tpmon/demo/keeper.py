@@ -1,9 +1,8 @@
-"""Keep the demo training on a lead: start it, and end all of it when its starter is gone.
+"""Start the demo training, and end all of it when its starter is gone.
 
-Reads one JSON line {"command", "environment", "directory", "log", "seconds"} from stdin, starts
-the command and prints its PID. The command and everything that it started end when stdin closes
-(the starter ended, however it ended), when this process gets SIGTERM, or after ``seconds``.
-A program of its own, standard library only.
+Reads one JSON line {"command", "environment", "directory", "log", "seconds"} from stdin, starts the command
+and prints its PID. The command and all that it started end when stdin closes (the starter ended in any way),
+on SIGTERM, or after ``seconds``. A program of its own, standard library only.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ GRACE_S = 3.0
 
 
 def read_order() -> dict[str, Any]:
-    """Read the one line that says what to start; the pipe stays open as the lead."""
+    """Read the one line that says what to start; the pipe stays open to show that the starter lives."""
     line = b""
     while not line.endswith(b"\n"):
         part = os.read(0, 65536)
@@ -81,10 +80,10 @@ def read_descendants() -> list[int]:
 
 
 def end_all(root: int) -> None:
-    """Ask every descendant to end, kill after a grace what is left, and collect them all.
+    """Ask every descendant to end, kill what is left after a grace, and collect them all.
 
-    As the subreaper this process is the parent of every orphan, so none can slip away, and no
-    PID is free for somebody else before it was collected here.
+    As the subreaper this process is the parent of every orphan: none escapes, and no PID is reused before
+    it was collected here.
     """
     deadline = time.monotonic() + GRACE_S
     asked = False
@@ -100,7 +99,7 @@ def end_all(root: int) -> None:
 
 
 def clear(directory: str, log: str) -> None:
-    """Remove the folder of the training; of one that failed the log stays, for whoever looks into it."""
+    """Remove the folder of the training; the ``log`` of a failed one stays."""
     if not log:
         shutil.rmtree(directory, ignore_errors=True)
         return
@@ -112,7 +111,7 @@ def clear(directory: str, log: str) -> None:
 
 
 def keep() -> int:
-    """Run the command until it ends or the lead breaks; return the exit code."""
+    """Run the command until it ends or stdin closes; return the exit code."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     terminated: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))

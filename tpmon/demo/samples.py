@@ -1,4 +1,4 @@
-"""Make labelled images for the demo training and bring them to the loop, well or badly.
+"""Make labelled images for the demo training and feed them to the loop, well or badly.
 
 Plain torch, no files and no downloads: an image is a template of its class plus noise.
 """

@@ -31,7 +31,7 @@ BOTTLENECKS = (
     "hang",
 )
 CPUS = 2
-"""The demo uses two CPUs however many there are: it is something to look at, not a load test."""
+"""However many there are: the demo is something to look at, not a load test."""
 POOL_THREADS = 16
 HANG_AFTER_S = 20.0
 LEAK_LIMIT_BYTES = 1 << 30
@@ -49,7 +49,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def choose_threads(bottleneck: str, world_size: int) -> None:
-    """Give torch as many threads as this rank has CPUs, or far more than that."""
+    """Give torch as many threads as this rank has CPUs, or far more."""
     allowed = sorted(os.sched_getaffinity(0))
     if bottleneck == "oversubscribed":
         os.sched_setaffinity(0, allowed[:CPUS])  # the harm stays on two CPUs of a large machine

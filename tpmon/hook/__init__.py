@@ -1,7 +1,7 @@
 """tpmon's hook: exact steps of this training for tpmon outside. ``import tpmon.hook`` is all it needs.
 
-Before or after torch, once; it patches four places of torch, and writes counters and times to two
-memfds that vanish with the process. Nothing of it raises into the loop or prints (docs/hook.md).
+Import it once, before or after torch. It patches four places of torch, and writes counters and times to
+memfds that vanish with the process. It never prints, nor raises into the loop (docs/hook.md).
 
     import tpmon.hook
 
@@ -46,24 +46,24 @@ __all__ = [
 
 
 def install() -> None:
-    """Install the hook; nothing to do when it is. Importing this package did it."""
+    """Install the hook, unless it is installed: importing this package does it."""
     from tpmon.hook.installation import HOOK  # noqa: PLC0415
 
     HOOK.install()
 
 
 def uninstall() -> None:
-    """Take back every patch and give back the pages; training goes on as if it had never been there."""
+    """Take back every patch and close the pages; training goes on as if there had been no hook."""
     from tpmon.hook.installation import HOOK  # noqa: PLC0415
 
     HOOK.uninstall()
 
 
 def step(samples: int = 0, *, train: bool = True) -> None:
-    """Say that a step ends here. From the first call on, nothing else ends a step.
+    """End a step here. From the first call on, nothing else ends a step.
 
     Args:
-        samples: how many samples it had; 0 leaves what the DataLoader's batch size says.
+        samples: how many samples it had; 0 takes the DataLoader's batch size.
         train: False for a step of an evaluation.
     """
     from tpmon.hook.installation import HOOK  # noqa: PLC0415

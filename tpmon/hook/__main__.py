@@ -18,7 +18,7 @@ _USAGE = "usage: python -m tpmon.hook [-m MODULE | FILE] [ARGUMENT...]\n"
 
 
 def find_boot() -> str:
-    """Return what goes on PYTHONPATH: the folder ``boot``, or the zip that this file is in."""
+    """Return the entry for PYTHONPATH: the folder ``boot``, or the zip that this file is in."""
     folder = os.path.join(_HERE, "boot")
     return folder if os.path.isdir(folder) else os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
 
@@ -35,7 +35,7 @@ def read_flags() -> list[str]:
 
 
 def leave_module_out(before: list[str]) -> list[str]:
-    """Leave out what named this module: -m and a word, or one word; other letters stand before the m."""
+    """Drop what named this module: ``-m`` and a word, or one word; other flags may stand before the m."""
     if before[-1].startswith("-"):  # -mtpmon.hook, -umtpmon.hook
         kept, cluster = before[:-1], before[-1].split("m", 1)[0]
     elif len(before) > 1 and before[-2].startswith("-") and before[-2].endswith("m"):
@@ -53,7 +53,7 @@ def become(arguments: list[str]) -> NoReturn:
 
 
 def main() -> int:
-    """Become the program; return 2 where there is none, or where the hook could not come along."""
+    """Become the program; return 2 where none is named, or where Python's flags would keep the hook out."""
     arguments = sys.argv[1:]
     if sys.flags.ignore_environment or sys.flags.no_site:
         os.write(2, b"tpmon.hook: -E, -I and -S keep the hook out\nTry: leave them out\n")

@@ -1,6 +1,6 @@
-"""Read what is around the hook: its process's part in the job, the torch that is there, whose error it is.
+"""Read the hook's surroundings: the part of its process in the job, torch's version, whose error it is.
 
-Nothing here imports torch; what it finds is already in ``sys.modules``.
+Nothing here imports torch: it is taken from ``sys.modules``.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _TORCH_HANDLER = os.path.join("torch", "utils", "data", "_utils", "signal_handling.py")
-"""Where torch's own handler raises, for the program to catch: a worker of its DataLoader died."""
+"""Here torch's signal handler raises when a worker of its DataLoader died; the program may catch that."""
 
 _MOST_SAMPLES = 1 << 30
 """Of one step; sys.maxsize as the size of a batch means all there are."""
 
 _WITHIN = 3
-"""Samplers around each other that are looked into for the size of a batch."""
+"""Nested samplers that are searched for the size of a batch."""
 
 _VARIABLE = 4
-"""Of a code's flags: it takes ``*args``."""
+"""CO_VARARGS of a code's flags: it takes ``*args``."""
 
 GRAPHS: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-"""CUDA graphs that are captured just now, in whatever thread: to ask a device for anything breaks them."""
+"""CUDA graphs that are being captured, in any thread: asking a device for anything breaks them."""
 
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
@@ -48,7 +48,7 @@ def torch_folder() -> str:
 
 
 def parse_version(text: str) -> tuple[int, int]:
-    """Return the first two numbers of a version such as "2.13.0+cu126"; zeros for what is none."""
+    """Return the first two numbers of a version such as "2.13.0+cu126"; zeros where there are none."""
     numbers = [int(part) if part.isdigit() else 0 for part in text.partition("+")[0].split(".")[:2]]
     return (numbers[0], numbers[1]) if len(numbers) == 2 else (0, 0)
 
@@ -59,13 +59,13 @@ def read_torch_version() -> str:
 
 
 def has_gradients_on() -> bool:
-    """Tell whether what this thread computes now may be differentiated; an evaluation turns that off."""
+    """Tell whether gradients are enabled in this thread; an evaluation turns them off."""
     ask = getattr(sys.modules.get("torch"), "is_grad_enabled", None)
     return ask is not None and bool(ask())
 
 
 def count_of(samples: object) -> int:
-    """Return how many samples somebody says there were, 0 for what is no number of them."""
+    """Return a number of samples that the program gave, 0 where it is no plausible one."""
     try:
         number = index(samples)  # type: ignore[arg-type]
     except TypeError:
@@ -74,10 +74,10 @@ def count_of(samples: object) -> int:
 
 
 def find_sized(told: dict[str, Any]) -> dict[str, Any]:
-    """Return the dictionary of the sampler with a batch size that another stands around, or an empty one.
+    """Return the attributes of the nested sampler that has a batch size, or an empty dictionary.
 
     Ultralytics and timm repeat a sampler, Accelerate skips batches of one. No code of a user's sampler
-    runs, nor is one asked whether it is true, which would be its length.
+    runs: even testing its truth would call its ``__len__``.
     """
     for _ in range(_WITHIN):
         inner = told.get("batch_sampler")
@@ -97,25 +97,25 @@ def read_ranks() -> tuple[int, int, int]:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             rank, world = int(distributed.get_rank()), int(distributed.get_world_size())
     except (AttributeError, RuntimeError, ValueError):
-        pass  # a torch without process groups, or one that is being taken down: as the environment says
+        pass  # no process groups, or they are being torn down: the environment decides
     return rank, world, _read_number("LOCAL_RANK")
 
 
 def is_of_python(thread: int) -> bool:
-    """Tell whether a thread was started by Python; those of torch's engine were not."""
+    """Tell whether a thread was started by Python, unlike those of torch's engine."""
     threading: Any = sys.modules.get("threading")
     if threading is None:
         return True
-    one = threading._active.get(thread)  # noqa: SLF001 looked at, where current_thread() would make one
+    one = threading._active.get(thread)  # noqa: SLF001 current_thread() would make one
     return one is not None and not isinstance(one, threading._DummyThread)  # noqa: SLF001
 
 
 def is_ours(error: BaseException, called: str = _HERE) -> bool:
-    """Tell whether an error that came up in the hook is the hook's own, or of the package it ``called``.
+    """Tell whether an error raised in the hook is the hook's own, or of the package that it ``called``.
 
-    A signal handler of the user may raise while our code runs. Then a frame of its file is in the
-    traceback, and the error is the user's to catch. So is what another thread has this one raise
-    (PyThreadState_SetAsyncExc, by which wandb ends a run), which has no such frame: a bare Exception, which
+    A signal handler of the user may raise while our code runs: a frame of its file is in the traceback, and
+    the error is the user's to catch. So is what another thread has this one raise
+    (PyThreadState_SetAsyncExc, by which wandb ends a run), without such a frame: a bare Exception, which
     neither we nor Python raise.
     """
     if type(error) is Exception:
@@ -131,17 +131,16 @@ def is_ours(error: BaseException, called: str = _HERE) -> bool:
 
 
 def is_of_torch(error: BaseException) -> bool:
-    """Tell whether an error came up within torch, or where a recorder of ours calls its C functions."""
+    """Tell whether an error was raised within torch, or where a recorder of ours calls its C functions."""
     traces = _list_traces(error)
     file = os.path.abspath(traces[-1].tb_frame.f_code.co_filename) if traces else ""
     return file.startswith((torch_folder(), os.path.join(_HERE, "capture", "recorder"), f"{_HERE}device."))
 
 
 def is_from_handler(error: BaseException) -> bool:
-    """Tell whether an error that came up where code of the program may run came from a signal handler.
+    """Tell whether an error raised where code of the program may run came from a signal handler.
 
-    One of its functions has the interrupted frame as an argument, as a handler has and little else; one that
-    does not take it so is known by being in place.
+    Hardly any other function has a frame among its arguments; handlers without one are those in place.
     """
     import signal  # noqa: PLC0415 torch imported it; the hook alone does without
 
@@ -164,7 +163,7 @@ def _takes_frame(frame: FrameType) -> bool:
 
 
 def _find_code(handler: object) -> object:
-    """Return the code that a handler runs first; None where it is none of Python's."""
+    """Return the code that a handler runs first; None where that is not Python."""
     try:
         for name in ("func", "__func__"):  # a partial, a method
             handler = getattr(handler, name, handler)
@@ -173,17 +172,17 @@ def _find_code(handler: object) -> object:
         called = getattr(type(handler).__call__, "__code__", None)
         return getattr(handler, "__code__", called)
     except Exception:
-        return None  # an odd object of the program's
+        return None  # an object of the program raised
 
 
 def describe(error: BaseException) -> str:
-    """Say what an error is and where it came up."""
+    """Name an error and where it was raised."""
     where = [f" ({one.tb_frame.f_code.co_name}, line {one.tb_lineno})" for one in _list_traces(error)]
     return f"{type(error).__name__}: {error}{''.join(where[-1:])}"
 
 
 def _list_traces(error: BaseException) -> list[TracebackType]:
-    """List the places that an error passed, that where it came up last."""
+    """List the places that an error passed, that where it was raised last."""
     found, trace = [], error.__traceback__
     while trace is not None:
         found.append(trace)

@@ -1,7 +1,7 @@
-"""Hold what the hook counts in this process, and write it to the bus (``wire`` says what each word is).
+"""Hold what the hook counts in this process, and write it to the bus (``wire`` defines each word).
 
-``*_open`` counts since the last step, ``base_*`` is where the last batch began: an evaluation step
-takes what came after.
+``*_open`` counts since the last step. ``base_*`` is where the last batch began: an evaluation step takes
+what came after.
 """
 
 from __future__ import annotations
@@ -33,32 +33,31 @@ NOBODY = 0
 OFF = -1
 
 WATCHED = -1
-"""As the answered request: no number is, so whoever looks at the mailbox finds a new one (``attend``)."""
+"""As ``answered`` it equals no request, so that the mailbox is looked at after each step (``attend``)."""
 
 NOTHING, BATCH, BACKWARD, UPDATE, CALL = range(5)
-"""What happened last, or happens: the last where the program says so, by a scaler or a call."""
+"""The last event; CALL: a scaler's update or a call of ``step()``."""
 
 SILENT_NS = 1_000_000_000
-"""Without the end of a step, counters are published this often."""
+"""Where no step ends, counters are published this often."""
 
 SHORT_NS = 2_000_000
-"""Steps shorter than this share a record, and a look at the mailbox where no request is under way."""
+"""Shorter steps share a record, and a look at the mailbox unless a request is under way."""
 
 _TAKE_OVER = 8
-"""Updates of another thread, and none of the training thread, that make it the training thread."""
+"""Another thread becomes the training thread by so many updates while the present one makes none."""
 
 _LONGEST_BACKWARD_NS = 60_000_000_000
-"""Within a backward for so long, and another thread of Python trains: its end was lost with its thread."""
+"""After so long in a backward another thread of Python may count: the end was lost with its thread."""
 
 _MOST_AHEAD = 32
 """The Trainer fetches all batches of an accumulation first; more without a backward are an evaluation."""
-
 
 _REPLAYS = "a CUDA graph holds whole steps, and nobody sees its replays: call tpmon.hook.step() after each"
 
 
 class Counts:
-    """Hold counters and times; ``owner`` is the training thread, ``problem`` what went wrong."""
+    """Hold counters and times; ``owner`` is the training thread, ``problem`` why the hook is off."""
 
     __slots__ = (
         "alike",
@@ -141,7 +140,7 @@ class Counts:
     )
 
     def __init__(self, on_off: Callable[[], None], mailbox: Any = None) -> None:
-        """Take patches back after an error by ``on_off``; ask ``mailbox`` what this class cannot answer."""
+        """Take patches back after an error by ``on_off``; leave all requests but a ping to ``mailbox``."""
         self.on_off = on_off
         self.mailbox = mailbox
         self.patches = 0
@@ -180,7 +179,7 @@ class Counts:
         self.base_data = self.base_forward = self.base_backward = self.base_other = 0
 
     def drop_pages(self) -> None:
-        """Give back the pages: this process has none, or no more."""
+        """Close the pages, if there are any."""
         pages, self.pages = self.pages, None
         self.live = self.page = self.requests = memoryview(b"")
         if pages is not None:
@@ -194,7 +193,7 @@ class Counts:
         return True
 
     def turn_off(self, problem: str) -> None:
-        """Stop counting for good and say why on the bus, on a page made for it where there is none."""
+        """Stop counting for good and write the reason to the bus; make a page for it where there is none."""
         self.owner = OFF
         self.problem = problem
         try:
@@ -208,12 +207,12 @@ class Counts:
             leave_word(problem)
 
     def turn_off_later(self, problem: str) -> None:
-        """Count nothing for good, and say why at the first event, which a worker has none of."""
+        """Stop counting for good, and write the reason at the first event: a DataLoader worker has none."""
         self.problem = problem
         self.owner = NOBODY
 
     def rebase(self) -> None:
-        """Leave what was counted to training; an evaluation batch takes what follows."""
+        """Book what was counted as training; an evaluation batch takes what follows."""
         self.samples += self.samples_open
         self.samples_open = 0
         self.base_data = self.data_ns
@@ -229,11 +228,11 @@ class Counts:
         if self.owner == NOBODY:
             return self.open(thread)
         if event == BACKWARD and is_of_python(thread):
-            self.rival = thread  # a second training: the engine lets others run meanwhile
+            self.rival = thread  # a second training: the engine lets others run in between
         if self.depth and event != BATCH:
             if thread != self.rival and (event == UPDATE or not is_of_python(thread)):
-                # The engine's, for a device: optimizers in the backward, checkpoints. The owner waits. Or a
-                # pool's that the backward hands its gradients to.
+                # A thread of the engine for a device (optimizers in the backward, checkpoints), or of a pool
+                # that takes gradients from the backward. The owner waits.
                 if event == UPDATE:
                     self.optimizer_calls += 1
                     self.update_in_backward = True
@@ -242,7 +241,7 @@ class Counts:
                 self.elsewhere += 1
                 return False
         if event != BATCH and not self.backwards and not self.optimizer_calls:
-            # Until now the owner only fetched data: it is a prefetcher.
+            # So far the owner only fetched data: it is a prefetcher.
             self.become(thread)
             return True
         if event >= UPDATE and self.takes_over(thread):
@@ -252,7 +251,7 @@ class Counts:
         return False
 
     def takes_over(self, thread: int) -> bool:
-        """Tell whether the training goes on in this thread: a second run of a launcher, a notebook."""
+        """Tell whether training goes on in this thread: a second run of a launcher, a notebook."""
         if self.other_thread != thread or self.other_base != self.optimizer_calls:
             self.other_thread, self.other_base, self.other_updates = thread, self.optimizer_calls, 0
         self.other_updates += 1
@@ -296,7 +295,7 @@ class Counts:
             self.mailbox.look_at_signal()
 
     def settle(self, now: int, may_look: bool) -> None:
-        """Do at the end of a step what not each needs: publish, watch the next, answer the mailbox."""
+        """Do what is not due at each end of a step: publish, watch the next, answer the mailbox."""
         if now - self.published_ns >= SHORT_NS:
             self.published_ns = now
             self.publish(now)
@@ -310,12 +309,12 @@ class Counts:
         self.due_ns = now + SHORT_NS if self.watch is None and self.answered != WATCHED else 0
 
     def attend(self) -> None:
-        """Look at the mailbox at the end of each step from here on, until a request is answered."""
+        """Look at the mailbox at the end of each step until a request is answered."""
         self.answered = WATCHED
         self.due_ns = 0
 
     def publish(self, now: int) -> None:
-        """Write a record, then that it is there; ``published_ns`` is that of the last step that has one."""
+        """Write a record, then the count of records; ``published_ns``: when the last step with one ended."""
         number = self.records
         wire.RECORD.pack_into(
             self.page,
@@ -349,7 +348,7 @@ class Counts:
         self.live[wire.LIVE_RECORDS] = number + 1
 
     def publish_between(self, now: int) -> None:
-        """Write a record where no step ended for long, and have the mailbox do what is due in such a loop."""
+        """Write a record where no step ended for a second, and have the mailbox do what is due then."""
         if now - self.between_ns <= SILENT_NS:
             return
         self.between_ns = now
@@ -366,9 +365,9 @@ class Counts:
         self.watch_at = self.watcher.at_step(now)
 
     def graph_noted(self, graph: object, begins: bool) -> None:
-        """Note that the capture of a CUDA graph begins or is over, in whatever thread.
+        """Note that the capture of a CUDA graph begins or ends, in any thread.
 
-        Replays of one that holds an update or a backward end no step that is seen.
+        Replays of a graph with an update or a backward end steps that the hook cannot see.
         """
         try:
             seen = self.optimizer_calls + self.backwards
@@ -383,7 +382,7 @@ class Counts:
                 raise
 
     def wrapper_made(self, made: list[Any], module: object) -> None:
-        """Note a module in ``ddp`` or ``fsdp``: its settings are read while it lives."""
+        """Add a module to ``ddp`` or ``fsdp``: its settings are read while it lives."""
         try:
             from tpmon.hook.tensors import note_wrapper  # noqa: PLC0415 who trains in one process pays nothing
 
@@ -393,7 +392,7 @@ class Counts:
                 raise
 
     def answer(self) -> None:
-        """Answer the mailbox. Its bytes are anybody's: nothing of it is used but for comparison."""
+        """Answer the mailbox. Any process of the user can write it: its bytes are only compared."""
         request, kind = self.requests[0], self.requests[1]
         ping = kind in (0, wire.KIND_PING) and self.answered != WATCHED
         if self.mailbox is not None and self.pages is not None and not ping:
@@ -402,7 +401,7 @@ class Counts:
             self.reply(request, wire.ANSWER_DONE if kind == wire.KIND_PING else wire.ANSWER_UNKNOWN)
 
     def reply(self, request: int, answer: int) -> None:
-        """Say that a request was seen, and look again when there is another."""
+        """Write the answer to a request, and look again when there is another."""
         self.answered = request
         if self.pages is not None:
             self.pages.answers[1] = answer

@@ -1,10 +1,9 @@
 """Time one step on the CUDA device with events that are made beforehand: nothing waits, nothing is moved.
 
-An event is recorded at each turn of the step: boundary, batch, backward, its end, update; all on the stream
-on which backwards begin, for a batch may be asked for on another one. Later boundaries ask the last event
-whether it is done; only then the times between them are read. Nothing is recorded or asked while a CUDA
-graph is captured. No event is ever freed: its end reaches for the driver, which ends a forked child, and a
-process whose device has failed. Not tested on a card.
+An event is recorded at each turn of the step (boundary, batch, backward, its end, update), always on the
+stream on which backwards begin: a batch may be fetched on another one. Later boundaries ask whether the last
+event is done; only then are the times read. Nothing is recorded or asked while a CUDA graph is captured.
+No event is ever freed: that calls the driver, which ends a forked child, and a process whose device failed.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ _WORDS = {FORWARD: wire.DEV_FORWARD_NS, BACKWARD: wire.DEV_BACKWARD_NS, OPTIMIZE
 
 
 def holds_work(torch: Any, device: int) -> bool:
-    """Tell whether the caching allocator holds memory of a device, where that has a context.
+    """Tell whether the caching allocator holds memory of a device that has a context.
 
-    To ask cudaMallocAsync makes a context there, of half a GiB.
+    Without one it is not asked: cudaMallocAsync would make a context there, of half a GiB.
     """
     has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)  # noqa: SLF001
     if has_context is not None and not has_context(device):
@@ -41,10 +40,10 @@ def holds_work(torch: Any, device: int) -> bool:
 
 
 def find_device(torch: Any) -> int:
-    """Return a device that the program works on, the current one where it does; -1 where none is known.
+    """Return a device that the program works on, by preference the current one; -1 where none is known.
 
-    A program that says ``.to("cuda:3")`` and no more has device 0 as its current one. Whatever is recorded,
-    or waited for, on a device without a context makes one there, of half a GiB.
+    After a mere ``.to("cuda:3")`` the current device is still 0. Recording or waiting on a device without a
+    context makes one there, of half a GiB.
     """
     return next(_list_working(torch), -1)
 
@@ -52,7 +51,7 @@ def find_device(torch: Any) -> int:
 def _list_working(torch: Any) -> Iterator[int]:
     """Yield the devices that the program works on, the current one first.
 
-    Of the C functions alone: torch.cuda.device_count() may go to NVML, which may never return.
+    By C functions alone: torch.cuda.device_count() may ask NVML, which may never return.
     """
     here = int(torch._C._cuda_getDevice())  # noqa: SLF001
     if holds_work(torch, here):
@@ -63,9 +62,9 @@ def _list_working(torch: Any) -> Iterator[int]:
 
 @contextmanager
 def on_device(torch: Any) -> Iterator[None]:
-    """Make the first of these devices the current one, once the others are done, where CUDA is in use.
+    """Make the first device that the program works on the current one, once the others are done.
 
-    Without any it stays, and where an allocator of the program's own refuses to say what it holds.
+    Without such a device the current one stays, and where the program's own allocator keeps no statistics.
     """
     devices: list[int] = []
     try:
@@ -80,10 +79,9 @@ def on_device(torch: Any) -> Iterator[None]:
 
 
 class DeviceTimer:
-    """Measure steps one by one; ``words`` are the totals as the bus has them."""
+    """Measure steps one by one; ``cuda`` is torch.cuda, initialized, ``words`` are the totals (DEV_*)."""
 
     def __init__(self, cuda: Any) -> None:
-        """Make the events; ``cuda`` is torch.cuda, initialized."""
         keep_for_ever(self)
         self._cuda = cuda
         self._events = [cuda.Event(enable_timing=True) for _ in range(_EVENTS)]
@@ -94,7 +92,7 @@ class DeviceTimer:
         self.words = [0] * wire.DEVICE_WORDS
 
     def begin(self, now: int) -> None:
-        """Begin to measure, at the boundary of a step; not while the last step's events are under way."""
+        """Begin to measure at the boundary of a step, unless events of an earlier one are pending."""
         if self.pending:
             return
         self._turns = []
@@ -113,18 +111,21 @@ class DeviceTimer:
         if len(self._turns) == _EVENTS or GRAPHS or self._cuda.is_current_stream_capturing():
             self._drop()
             return
-        if ended == FORWARD and self._cuda.current_stream() != self._stream:
-            self._move(self._cuda.current_stream())
+        if ended == FORWARD and (stream := self._cuda.current_stream()) != self._stream:
+            # Measure the next steps on this stream; events work on one device only.
+            if stream.device == self._stream.device:
+                self._stream = stream
+            self._drop()
             return
         self._events[len(self._turns)].record(self._stream)
         self._turns.append(ended)
 
     def leave(self) -> None:
-        """Measure this step no more: it holds what is no part of it."""
+        """Stop measuring this step: it contains something else."""
         self._measuring = False
 
     def end(self, now: int, step: int) -> bool:
-        """End the step that is measured, the ``step``-th; tell whether any was too long so far."""
+        """End the measured step, the ``step``-th; tell whether any was too long so far."""
         self.note(OTHER)
         if self._measuring:
             self._measuring = False
@@ -135,7 +136,7 @@ class DeviceTimer:
         return bool(self.words[wire.DEV_TOO_LONG])
 
     def poll(self, now: int) -> bool:
-        """Tell whether a measured step came in; ``words`` hold it then."""
+        """Tell whether the device has finished the pending step; ``words`` include it then."""
         if not self.pending or GRAPHS or self._cuda.is_current_stream_capturing():
             return False
         if not self._events[len(self._turns) - 1].query():
@@ -154,12 +155,6 @@ class DeviceTimer:
         words[wire.DEV_TIME_NS] = now
         self._number()
         return True
-
-    def _move(self, stream: Any) -> None:
-        """Drop the step, and measure the next ones on this stream; the events stay with their device."""
-        if stream.device == self._stream.device:
-            self._stream = stream
-        self._drop()
 
     def _drop(self) -> None:
         self._measuring = self.pending = False

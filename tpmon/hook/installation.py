@@ -1,8 +1,7 @@
 """Hold the one hook of this process: install it, take it back, begin anew in a forked child.
 
-Until torch is imported one finder waits for it that lets all names pass, and acts after the one it awaits: it
-asks the other finders for torch's spec and wraps that one loader's ``exec_module``; the loader's type, its
-other methods and the module stay as they are.
+Until torch is imported a finder waits for it. It asks the other finders for the spec and wraps
+``exec_module`` of that one loader; the loader's type, its other methods and the module stay as they are.
 """
 
 from __future__ import annotations
@@ -33,11 +32,9 @@ _ALLOWED: list[bool] = []
 def allow_stacks() -> bool:
     """Let every process of this user read the stacks of this one and of those it forks.
 
-    Under Yama's ``ptrace_scope`` 1 only an ancestor may, so that tpmon and py-spy need root. This
-    also lets any process of the user read and change the memory of this one.
-
-    Returns:
-        True when the kernel granted it; False where there is no Yama, and so nothing to allow.
+    Under Yama's ``ptrace_scope`` 1 only an ancestor may, so that tpmon and py-spy need root. This also lets
+    any process of the user read and change the memory of this one. Return whether the kernel granted it:
+    without Yama there is nothing to allow.
     """
     import ctypes  # noqa: PLC0415 only who calls this pays for it
 
@@ -50,31 +47,31 @@ def allow_stacks() -> bool:
 
 
 class Arrival:
-    """Call ``arrived`` after one of ``names`` was imported, once for each; to ask for a spec is no import."""
+    """Call ``arrived`` once for each of ``names``, after its import; asking for a spec is no import."""
 
     def __init__(
         self, names: Sequence[str], arrived: Callable[[], None], failed: Callable[[Exception], None]
     ) -> None:
-        """Wait for nothing yet; ``failed`` is told of an error of our own, and is to call ``end``."""
+        """Wait for nothing yet; ``failed`` takes an error of our own, and must call ``end``."""
         self._names = set(names)
         self._arrived = arrived
         self._failed = failed
         self._looking = False
 
     def begin(self) -> None:
-        """Stand before all other finders."""
+        """Go before all other finders."""
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
     def end(self) -> None:
-        """Stand there no more."""
+        """Leave the list of finders."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return what the other finders find, with ``arrived`` behind it; None for all other names."""
+        """Return the spec of one of ``names``, which will call ``arrived``; None for all other names."""
         if name not in self._names or self._looking:
             return None
         self._looking = True
@@ -84,13 +81,13 @@ class Arrival:
                 self._follow(spec)
         except Exception as error:
             if not is_ours(error):
-                return None  # another finder's: Python asks that one again, and gets it from there
+                return None  # another finder's: Python asks that one again, and meets the error itself
             self._failed(error)
         else:
             return spec
         finally:
             self._looking = False
-        # All of them here: Python walks through the list that we were just taken off, and leaves one out.
+        # Ask all here: Python walks through the list that we just left, and would skip one.
         return _ask_all(name, path, target)
 
     def _follow(self, spec: ModuleSpec) -> None:
@@ -116,11 +113,11 @@ class Arrival:
         try:
             loader.exec_module = exec_module
         except AttributeError:
-            return  # a loader that takes no attributes: the hook stays away
+            return  # a loader without attributes of its own: no hook
 
 
 def _ask_all(name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
-    """Return what the first finder that knows the name says; None where none does."""
+    """Return the spec from the first finder that knows the name, or None."""
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
         spec: ModuleSpec | None = find(name, path, target) if find is not None else None
@@ -207,12 +204,12 @@ class Installation:
             self.steps.turn_off_later(self.problem)
 
     def _leave_to_parent(self) -> None:
-        """Let go of what is the parent's, whatever of that was done: its page and its recording."""
+        """Drop the parent's page and recording after an error, however far that had come."""
         self.steps.drop_pages()
         try:
             self.mailbox.forked()
         except Exception:
-            self.mailbox.leave()  # whose end is the parent's, and would wait for threads that stayed there
+            self.mailbox.leave()  # ending it would wait for threads that stayed with the parent
 
     def _give_up(self, error: Exception) -> None:
         self.problem = describe(error)

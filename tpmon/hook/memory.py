@@ -1,12 +1,12 @@
 """Follow the CUDA allocator through a watched step, and estimate its activations.
 
-The program's peak statistics are its own and are never reset: where the peak is higher at a turn than at
-the one before, the part of the step between them reached it. The allocator counts on the host and takes
-one lock to be asked, so nothing waits for the device.
+The peak statistics belong to the program and are never reset: where the peak is higher at a turn than at
+the turn before, the part of the step between them reached it. The allocator counts on the host and takes
+one lock to answer, so nothing waits for the device.
 
-That is parameters and optimizer state, and gradients where some are held already. Where far more lies there
-after an update (frozen parameters, buckets of DDP, a second model), it is what lies there then. What is left
-holds the batch and the results of the forward too.
+Activations are what is allocated where the backward begins, less parameters, optimizer state and gradients
+that are held already. Where far more is allocated after an update (frozen parameters, buckets of DDP, a
+second model), that is subtracted. The estimate includes the batch and the results of the forward.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tpmon.hook.tensors import Sizes
 
 _TURNS = 64
-"""Of a step with more turns (an accumulation of many parts, an evaluation) only the update is read then."""
+"""Beyond so many turns of a step (an accumulation of many parts, an evaluation) only the update is read."""
 
 _PHASES = {FORWARD: wire.PHASE_FORWARD, BACKWARD: wire.PHASE_BACKWARD, OPTIMIZER: wire.PHASE_OPTIMIZER}
 _FIRSTS = {BATCH: wire.SET_ALLOCATED_AFTER_BATCH, FORWARD: wire.SET_ALLOCATED_AT_BACKWARD}
@@ -43,7 +43,7 @@ class Memory:
 
     def begin(self) -> None:
         """Begin to follow a step."""
-        self.device = -1  # should torch not say it
+        self.device = -1  # in case torch raises
         self._turns = 0
         self._seen.clear()
         torch: Any = sys.modules["torch"]
@@ -62,7 +62,7 @@ class Memory:
         if self.device < 0:
             return
         if self._turns >= _TURNS and (ended != OPTIMIZER or ended in self._seen):
-            self._peak = -1  # should it rise from here to a turn that is read, no one knows where
+            self._peak = -1  # which part raises it before the next turn that is read cannot be known
             return
         self._turns += 1
         told = _read_bytes(self.device)
@@ -72,7 +72,7 @@ class Memory:
         elif ended in _FIRSTS and ended not in self._seen:
             words[_FIRSTS[ended]] = told["current"]
         self._seen.add(ended)
-        # Lower than before: the program reset it meanwhile, and it rose again where it is above either end.
+        # Lower than before: the program reset it; it rose again where it exceeds what is held at both ends.
         risen = peak > self._peak >= 0 or self._peak > peak > min(told["current"], self._held)
         self._peak, self._held = peak, told["current"]
         if risen:
@@ -81,34 +81,33 @@ class Memory:
             words[wire.SET_PEAK_IN_FORWARD + phase - wire.PHASE_FORWARD] = peak
 
     def tell_phase(self) -> None:
-        """Tell which part reached the peak of now; unknown where a step that nobody watched did."""
+        """Write which part reached the present peak; unknown where a step did that was not watched."""
         phase, peak = self._risen
         same = peak == self._words[wire.SET_PEAK_ALLOCATED]
         self._words[wire.SET_PEAK_PHASE] = phase if same else wire.UNKNOWN
 
 
 def _read_bytes(device: int) -> dict[str, int]:
-    """Return ``current`` and ``peak`` of the bytes that tensors have on a device."""
+    """Return the ``current`` and ``peak`` bytes of tensors on a device."""
     stats: Any = sys.modules["torch"]._C._cuda_memoryStats(device)  # noqa: SLF001
     told: dict[str, int] = stats["allocated_bytes"]["all"]
     return told
 
 
 _MOST_ELSE = 4
-"""Up to one part in so many of the estimate may lie there beside what the optimizer works on."""
+"""Up to a quarter of the estimate may be allocated beside what the optimizer works on."""
 
 
 class Activations:
-    """Count what is held at turns of a step; the settings' ``words`` have what is allocated there."""
+    """Estimate activations from the settings' ``words``; ``several``: there is more than one optimizer."""
 
     def __init__(self, words: list[int]) -> None:
-        """Know nothing yet; ``several``: more than one optimizer works, and only one is looked at."""
         self._words = words
         self._own = self._gradients_at = self._gradients_after = wire.UNKNOWN
         self.several = False
 
     def see_backward(self, reference: Any, device: int) -> None:
-        """Count the gradients that are held where a backward begins; of the optimizer that stepped last."""
+        """Count the gradients of the optimizer that stepped last where a backward begins."""
         self._gradients_at = wire.UNKNOWN
         optimizer = reference() if reference is not None else None
         if optimizer is not None and device >= 0:
@@ -116,7 +115,7 @@ class Activations:
             self._gradients_at = wire.UNKNOWN if found is None else found
 
     def see_update(self, sizes: Sizes | None, device: int) -> None:
-        """Note what the optimizer that stepped now works on."""
+        """Note what the optimizer that stepped now works on, and where."""
         self._own = wire.UNKNOWN
         if sizes is None or device < 0:
             return

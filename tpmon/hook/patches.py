@@ -1,11 +1,11 @@
-"""Put the hook's functions where torch passes by, and take them back.
+"""Patch the places of torch that a step passes, and take the patches back.
 
 Four places: the global hooks after ``Optimizer.step``, ``__next__`` of the DataLoader's iterators,
 the entry of the autograd engine (and that of Megatron), ``GradScaler.update`` (and the end of an update
-of DeepSpeed, whose scaler is its own); and the making of DDP and FSDP, for settings.
-Class and module attributes are replaced, never mutated collections that torch may be walking
-through, and given back only where they are still ours. What torch imports anyway
-is imported when torch is there: half of a start-up otherwise.
+of DeepSpeed, whose scaler is its own). DDP and FSDP are patched where they are made, for their settings.
+Attributes of classes and modules are replaced, and put back only where they are still ours; collections that
+torch may be walking through are never changed. Modules that torch imports too are imported after torch:
+they would double the start-up.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ LOADER = "torch.utils.data.dataloader"
 ENGINE = "torch.autograd.graph"
 SCALER = "torch.amp.grad_scaler"
 PLACES = (OPTIMIZER, LOADER, ENGINE, SCALER)
-# Its home before torch 2.3, which imports it with torch; since then it has no ``update()`` of its own there.
+# Where it was before torch 2.3, imported with torch; newer ones have no ``update()`` of their own there.
 SCALER_BEFORE = "torch.cuda.amp.grad_scaler"
 # These two come with torch, the first where it is built for several ranks.
 DDP = "torch.nn.parallel.distributed"
 GRAPHS = "torch.cuda.graphs"
-# The rest comes when the program imports it, if it does.
+# The rest comes only when the program imports it.
 FSDP = "torch.distributed.fsdp.fully_sharded_data_parallel"
 SHARDED = "torch.distributed.fsdp.sharded_grad_scaler"
 SCHEDULES = "megatron.core.pipeline_parallel.schedules"  # its backwards call the engine past torch's entry
-DEEPSPEED = "deepspeed.runtime.engine"  # it leaves updates out by a scaler of its own
-MEGATRON = "megatron.core.optimizer.grad_scaler"  # told before an update whether it is left out
+DEEPSPEED = "deepspeed.runtime.engine"  # it skips updates by a scaler of its own
+MEGATRON = "megatron.core.optimizer.grad_scaler"  # is told before an update whether that is skipped
 LATER = (FSDP, SHARDED, SCHEDULES, DEEPSPEED, MEGATRON)
 _HOOKS = "_global_optimizer_post_hooks"
 _KEY = -7_061_646
@@ -71,15 +71,15 @@ class Patches:
         return [name for name in PLACES if name not in self._done]
 
     def awaits(self) -> bool:
-        """Tell whether something is still to be imported that would be patched."""
+        """Tell whether modules to patch are still to be imported."""
         later = "torch.distributed" in sys.modules and not self._done.issuperset(LATER)
         return later or bool(self.missing())
 
     def take_back(self, within: bool = False) -> None:
         """Put back what was there, where what is there now is still ours.
 
-        ``within`` an event an optimizer may be walking through the dictionary of hooks, and to remove one of
-        several raises in its ``step()``: ours stays, and does nothing once nobody counts.
+        ``within`` an event an optimizer may be walking through the dictionary of hooks, and removing one of
+        several would raise in its ``step()``: ours stays, and does nothing once counting is off.
         """
         kept = []
         for one in reversed(self._replaced):
@@ -102,7 +102,7 @@ class Patches:
         setattr(place, name, ours)
 
     def _patch(self, name: str, module: ModuleType) -> int:
-        """Patch a module, and return which of wire.PATCH_* that is."""
+        """Patch a module; return the bits of wire.PATCH_*."""
         if name == OPTIMIZER:
             return self._patch_optimizers(module)
         if name == ENGINE:
@@ -123,7 +123,7 @@ class Patches:
         _hide_from_dynamo(hook)
         hooks = module.__dict__.get(_HOOKS)
         if type(hooks) is OrderedDict and not hooks:
-            # A new dictionary: to add to one that an optimizer walks through raises in its step().
+            # A new dictionary: adding to one that an optimizer walks through raises in its step().
             self._replace(module, _HOOKS, OrderedDict({_KEY: hook}))
         elif hasattr(module, "register_optimizer_step_post_hook"):
             self._handle = module.register_optimizer_step_post_hook(hook)
@@ -135,7 +135,7 @@ class Patches:
         autograd = sys.modules["torch.autograd"]
         engine = module.__dict__.get("_engine_run_backward")
         if ("backward" if engine is None else "_engine_run_backward") not in autograd.__dict__:
-            return 0  # it is still being imported, and binds the name later
+            return 0  # torch.autograd is still being imported, and binds the name later
         if engine is None:
             # Before torch 2.2; Tensor.backward comes through here too.
             self._replace(autograd, "backward", _wrap_engine(autograd.__dict__["backward"], self._steps))
@@ -273,22 +273,22 @@ _WRAPPED: dict[str, tuple[tuple[str, str, Callable[..., Any], int], ...]] = {
         ("CUDAGraph", "capture_end", lambda one, steps: _wrap_capture(one, steps, False), 0),
     ),
 }
-"""Of a module: a class, "" for its functions; what is wrapped, by what, and which of wire.PATCH_* that is."""
+"""By module: class ("" for a function), attribute, wrapper, bit of wire.PATCH_*."""
 
 
 class _UnlessWhole:
-    """Tell dynamo, which asks in the middle of its tracing, whether a call is one to leave its code for."""
+    """Tell dynamo, which asks while it traces, whether to leave the compiled code for a call."""
 
     __slots__ = ()
 
     def __bool__(self) -> bool:
-        """Return False where the program demands one graph, and would be ended by a call that is left out."""
+        """Return False where the program demands one graph: leaving it would end the program."""
         try:
             tracing: Any = sys.modules["torch._dynamo.symbolic_convert"]
             now = tracing.InstructionTranslator.current_tx()
             whole = now.one_graph or now.error_on_graph_break
         except Exception:
-            whole = False  # a torch that has it otherwise, or dynamo is not tracing; it may not fail for us
+            whole = False  # another version of torch, or dynamo is not tracing; it must not fail through us
         return not whole
 
 
@@ -300,10 +300,10 @@ _do_nothing._torchdynamo_disable = _UnlessWhole()  # type: ignore[attr-defined] 
 
 
 def _hide_from_dynamo(hook: Any) -> None:
-    """Keep torch.compile from tracing a hook and what it calls; importing dynamo for that takes seconds.
+    """Keep torch.compile from tracing a hook and what it calls; importing dynamo for that would take seconds.
 
     Without the marks dynamo follows a call out of a frame that it compiles, and warns of what it meets there.
-    With them it leaves the compiled code for the call, and where the program forbids that, calls nothing.
+    With them it leaves the compiled code for the call, or drops the call where the program demands one graph.
     """
     hook.__func__._torchdynamo_disable = True  # noqa: SLF001
     hook.__func__._torchdynamo_inline = _do_nothing  # noqa: SLF001
@@ -317,4 +317,4 @@ def _hide_from_dynamo(hook: Any) -> None:
         elif hasattr(frames, "skip_code"):
             frames.skip_code(hook.__code__)
     except Exception:
-        pass  # a torch that has it otherwise traces the hook: slower once, never wrong
+        pass  # another version of torch traces the hook: slower once, never wrong

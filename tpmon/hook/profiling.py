@@ -1,7 +1,6 @@
 """Profile and measure from your own code: bounded captures, samples a second, step latencies, named parts.
 
-They begin a profiler only when you say so; captures that tpmon asks for are made elsewhere. Never run
-two torch profilers at a time: torch drops one of them, and may crash on it.
+Never run two torch profilers at a time: torch drops one of them, and may crash on it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _MOST_STEPS = 100
-"""A step is thousands of events of a kilobyte each: more steps seldom say more."""
+"""A step is thousands of events of a kilobyte each, and more steps seldom show more."""
 
 
 def make_profiler(
@@ -40,16 +39,15 @@ def make_profiler(
 ) -> Any:
     """Return a torch.profiler.profile that records so many steps once, and then does nothing more.
 
-    Use it as a context around the loop and call its ``step()`` at the end of each step. The first
-    ``wait`` steps are left out (compilation, caches), ``warmup`` more are recorded and dropped. Without
-    shapes, stacks and memory, each of which multiplies time and memory; ``options`` ask for them.
+    Use it as a context around the loop and call its ``step()`` at the end of each step. Shapes, stacks and
+    memory each multiply time and memory: they are off unless ``options`` ask for them.
 
     Args:
         steps: 1 to 100.
-        wait: steps before the warm-up.
-        warmup: steps whose events are dropped.
+        wait: steps that are left out first, for compilation and caches.
+        warmup: steps after them that are recorded and dropped.
         on_trace: called with the profile when the steps are recorded, such as ``export_trace``.
-        options: passed on: record_shapes, with_stack, profile_memory, with_flops, activities.
+        options: for torch's profiler: record_shapes, with_stack, profile_memory, with_flops, activities.
 
     Raises:
         ValueError: for a number of steps outside these bounds.
@@ -67,15 +65,10 @@ def make_profiler(
 
 
 def top_tables(profile: Any, rows: int = 10) -> dict[str, str]:
-    """Return tables of the costliest operators: "device" (self time), "cpu" (self time), "shapes".
+    """Return tables of the ``rows`` costliest operators: "device" and "cpu" by self time, "shapes".
 
-    Args:
-        profile: one that has recorded; call this after its end, or in ``on_trace``.
-        rows: how many operators each.
-
-    Returns:
-        "device" only where a device worked, "shapes" only with ``record_shapes``; nothing where nothing was
-        recorded, as of a loop that ended before the profiler began.
+    Call it after the end of the profile, or in ``on_trace``. "device" is there only where a device worked,
+    "shapes" only with ``record_shapes``; none where the loop ended before the profiler began.
     """
     if not _has_recorded(profile):
         return {}
@@ -94,12 +87,12 @@ def top_tables(profile: Any, rows: int = 10) -> dict[str, str]:
 def export_trace(profile: Any, folder: str = ".", name: str = "trace") -> str:
     """Write the trace of this rank as ``NAME-rank3.json.gz``, and return its path.
 
-    A file of that name is kept, and a number is added. A profile whose trace a handler has saved
-    already gives it out only once: that file is kept, "" is returned, and it is no failure.
+    A file of that name is kept, and a number is added. torch saves a trace only once: where a handler of
+    the program did, return "".
 
     Raises:
-        OSError: when it cannot be written: a full disk, no folder, no permission; when nothing was recorded,
-            as of a loop that ended before the profiler began.
+        OSError: when it cannot be written (full disk, no folder, no permission), or nothing was recorded: the
+            loop ended before the profiler began.
     """
     if not _has_recorded(profile):
         raise OSError("nothing was recorded: the loop ended before the profiler began")
@@ -124,7 +117,7 @@ def export_trace(profile: Any, folder: str = ".", name: str = "trace") -> str:
 
 
 def _has_recorded(profile: Any) -> bool:
-    """Tell whether there is what torch itself takes for granted; True where this torch keeps it elsewhere."""
+    """Tell whether a profile has recorded, which torch takes for granted; True for an unknown torch."""
     return getattr(profile, "profiler", True) is not None
 
 
@@ -137,7 +130,7 @@ def _new_path(stem: str) -> str:
 
 
 _KEPT = 65_536
-"""So many of the newest latencies give the percentiles; count, mean and deviation are of all."""
+"""Percentiles are of so many newest latencies; count, mean and deviation are of all."""
 
 
 class Throughput(NamedTuple):
@@ -157,11 +150,11 @@ class Throughput(NamedTuple):
 
     @property
     def samples_per_s(self) -> float:
-        """Return how many samples ended in a second."""
+        """Return samples a second, NaN without a step."""
         return self.samples / self.seconds if self.seconds else math.nan
 
     def __str__(self) -> str:
-        """Say it in one line, with what was left out."""
+        """Describe it in one line, with what was left out."""
         if not self.steps:
             return f"no steps measured; left out: {self.warmup_steps} steps, {self.cut}"
         return (
@@ -175,8 +168,8 @@ class Throughput(NamedTuple):
 class ThroughputMeter:
     """Measure a loop: call ``step(samples)`` at the end of each step, ``result()`` at any time.
 
-    The first ``warmup_steps`` are left out; ``cut("compiled")`` leaves out all until then and says
-    why. Host time between two calls: on a GPU, synchronise before the last ``step`` if it matters.
+    The first ``warmup_steps`` are left out; ``cut("compiled")`` leaves out all until then for that reason.
+    It measures host time between two calls: on a GPU, synchronise before the last ``step`` if it matters.
     """
 
     def __init__(self, warmup_steps: int = 10) -> None:
@@ -209,7 +202,7 @@ class ThroughputMeter:
         self._squares += away * (spent_ms - self._mean)
 
     def cut(self, name: str) -> None:
-        """Leave out everything until now, because of ``name``: "compiled", "cache warm"."""
+        """Leave out everything until now; ``name`` is the reason: "compiled", "cache warm"."""
         self._warmup_steps += self._steps
         self._warmup = self._warmup_steps
         self._cut = name
@@ -250,7 +243,7 @@ def _percentile(ordered: list[float], percent: int) -> float:
 
 
 class _Named:
-    """Hold what was measured under one name, and its place on the bus it was written to."""
+    """Hold the counters of one mark, and its place on the page of the bus."""
 
     __slots__ = ("calls", "longest_ns", "page", "place", "total_ns")
 
@@ -265,9 +258,9 @@ _NAMED: dict[str, _Named] = {}
 class mark:  # noqa: N801 used like a function
     """Time the block under a name: ``with mark("checkpoint"): ...``.
 
-    Calls, total and longest time go to the bus (the first 16 names), and the block is a
-    ``record_function`` of that name, so that it is seen in profiles. Costs some microseconds with
-    torch. One name belongs to one thread; not for code that torch.compile compiles.
+    Calls, total and longest time go to the bus (the first 16 names), and profiles show the block as a
+    ``record_function``. Costs some microseconds with torch. Use a name in one thread only, and not in code
+    that torch.compile compiles.
     """
 
     __slots__ = ("_began_ns", "_name", "_recorded")

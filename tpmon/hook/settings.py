@@ -1,7 +1,7 @@
-"""Read settings of torch, loader, optimizer and DDP, and the types and shapes of a batch.
+"""Read settings of torch, loader, optimizer, DDP and FSDP, and the types and shapes of a batch.
 
-Straight from torch's C functions and from attributes: torch's own properties warn, and a warning is
-printed. Nothing is imported. What a version of torch does not have stays unknown.
+They come from torch's C functions and from attributes, because torch's own properties print warnings.
+Nothing is imported. What a version of torch does not have stays unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _SIZES_EVERY = 12
-"""Sizes change seldom: they are added up at the second reading and then once a minute."""
+"""Readings between two sums of sizes, which change seldom: the second reading, then once a minute."""
 
 _DYNAMO = slice(wire.SET_DYNAMO_FRAMES, wire.SET_DYNAMO_LIMIT_HITS + 1)
 _DDP = slice(wire.SET_DDP_BUCKET_CAP, wire.SET_DDP_STATIC_GRAPH + 1)
@@ -32,7 +32,7 @@ _SIZES = slice(wire.SET_PARAMETERS, wire.SET_OPTIMIZER_STATE + 1)
 
 _MOST_MODULES = 10_000
 _MOST = 1 << 62
-"""What is no number below this is not told: a word of the bus has 64 bits."""
+"""Larger numbers are unknown: a word of the bus has 64 bits."""
 
 _FSDP_STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _STATES = "torch.distributed._composable_state"
@@ -66,13 +66,13 @@ _LIMIT_WORDS = ("recompile limit", "recompile_limit", "cache_size_limit", "cache
 
 
 class Settings:
-    """Hold the settings that were read last, as ``words`` of the bus."""
+    """Hold the settings that were read last, as ``words`` of the bus.
+
+    ``ddp`` and ``fsdp`` are weak references to the wrappers that are trained. ``guard`` tells the program's
+    profilers from ours, once a capture was asked for.
+    """
 
     def __init__(self) -> None:
-        """Know nothing yet; ``ddp`` and ``fsdp`` are weak references to those that are trained.
-
-        ``guard`` tells profilers of the program from ours, once a capture was asked for.
-        """
         self.words = [wire.UNKNOWN] * wire.SETTINGS_WORDS
         self.words[wire.SET_NUMBER] = self.words[wire.SET_NUMBER_AGAIN] = 0
         self.ddp: Any = None
@@ -83,30 +83,30 @@ class Settings:
         self._readings = 0
 
     def begin(self) -> None:
-        """Begin with the step that is watched now."""
+        """Begin a watched step."""
         self._attempt(self.memory.begin)
 
     def see_turn(self, ended: int) -> None:
-        """Note what is allocated where this part of the step ended (``device``)."""
+        """Note what is allocated where this part of the step ended (``device.BATCH`` ...)."""
         self._attempt(lambda: self.memory.note(ended))
 
     def note_wrappers(self, ddp: list[Any], fsdp: list[Any], optimizer: Any) -> None:
-        """Choose once a minute, of what was made of them, those that this optimizer works on."""
+        """Choose once a minute, of all DDP and FSDP wrappers made, those that this optimizer works on."""
         if self._readings % _SIZES_EVERY <= 1:
             self._attempt(lambda: self._choose(ddp, fsdp, optimizer))
 
     def see_loader(self, iterator: object) -> None:
-        """Note the arguments of the DataLoader that this iterator is of."""
+        """Note the arguments of this iterator's DataLoader."""
         self._attempt(lambda: self._read_loader(iterator.__dict__))
 
     def see_backward(self, optimizer: Any = None) -> None:
-        """Note what is so where a backward begins; ``optimizer`` is a weak reference to the last one."""
+        """Note autocast and gradients where a backward begins; ``optimizer`` is a weak reference."""
         self._attempt(self._read_autocast)
         if self._readings % _SIZES_EVERY == 1:
             self._attempt(lambda: self.activations.see_backward(optimizer, self.memory.device))
 
     def see_optimizer(self, optimizer: object) -> None:
-        """Note how large are the tensors that this optimizer works on."""
+        """Note the sizes of the tensors that this optimizer works on."""
         if self._readings % _SIZES_EVERY == 1:
             self._attempt(lambda: self._read_sizes(optimizer))
 
@@ -125,13 +125,13 @@ class Settings:
         return words
 
     def _attempt(self, read: Callable[[], None]) -> None:
-        """Read one part; a torch or a program that has it otherwise leaves it unknown."""
+        """Read one part; it stays unknown where this torch or this program has it otherwise."""
         try:
             if "torch" in sys.modules:
                 read()
         except Exception as error:
             if is_from_handler(error):
-                raise  # a signal handler of the user raised in here; its modules and types may not
+                raise  # a signal handler of the user may raise; the program's modules and types may not
 
     def _choose(self, ddp: list[Any], fsdp: list[Any], optimizer: Any) -> None:
         several = len(ddp) > 1 or len(fsdp) > 1
@@ -142,7 +142,7 @@ class Settings:
         factor = of.get("_prefetch_factor")
         told = getattr(of.get("_index_sampler"), "__dict__", {})
         size = told.get("batch_size")
-        if told.get("split_batches") and isinstance(size, int):  # Accelerate's: that of all ranks
+        if told.get("split_batches") and isinstance(size, int):  # Accelerate's: the size over all ranks
             size //= told["num_processes"]
         self.words[_LOADER] = [
             int(of["_num_workers"]),
@@ -268,7 +268,7 @@ def _describe_wrapper(root: Any) -> tuple[int, ...]:
 
 
 def _describe_sharded() -> tuple[int, ...]:
-    """Return the same of what fully_shard was applied to; nothing where it was to nothing."""
+    """Return version, units and prefetches of what fully_shard was applied to; nothing without it."""
     kind: Any = getattr(sys.modules.get(_FSDP_STATE), "FSDPState", None)
     states: Any = getattr(sys.modules.get(_STATES), "_module_state_mapping", None)
     if kind is None or not states:
@@ -294,16 +294,15 @@ def _read_allocator() -> Any:
 
 _MOST_TENSORS = 16
 _MOST_PARTS = 64
-"""Parts of a batch that are looked at: a batch may be a list of thousands of samples."""
+"""Parts of a batch that are described: a batch may be a list of thousands of samples."""
 
 _DEEPEST = 3
 
 
 def describe_batch(batch: object) -> list[str]:
-    """Return "name float32[8, 512]" of each tensor in a batch, the first 16; names where it has keys.
+    """Return "name float32[8, 512]" of the first 16 tensors in a batch; names where it has keys.
 
-    Only plain tensors, lists, tuples and dictionaries are looked into: what is of another type may run
-    code of the user when it is asked.
+    Only plain tensors, lists, tuples and dictionaries are entered: another type may run code of the user.
     """
     found: list[str] = []
     try:

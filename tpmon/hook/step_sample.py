@@ -1,7 +1,7 @@
-"""Watch one step every few seconds: what it is made of, and on CUDA how long the device worked on it.
+"""Watch one step every few seconds: its settings and sizes, and on CUDA how long the device worked on it.
 
-``Steps`` calls ``at_step`` at the end of a step when it is due, and the rest only during the step that is
-watched: the others pay a comparison or two for it.
+``Steps`` calls ``at_step`` when it is due, and the rest only during the watched step: other steps pay a
+comparison or two.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _EVERY_NS = 5_000_000_000
 _EVERY_ON_CUDA_NS = 2_000_000_000
 _POLL_NS = 20_000_000
 _MOST_EVALS = 64
-"""Batches of an evaluation that are described anew within the step that is watched."""
+"""Batches of an evaluation that are described anew within the watched step."""
 
 
 class Watcher:
     """Read settings and time the device for one hook."""
 
     def __init__(self, steps: Any) -> None:
-        """Watch steps of these Counts: ``inputs`` of the last, a weak reference to its ``optimizer``."""
+        """Watch steps of these Counts; ``optimizer`` is a weak reference to the last one that stepped."""
         self._steps: Any = steps
         self._settings = Settings()
         self._timer: device.DeviceTimer | None = None
@@ -40,7 +40,7 @@ class Watcher:
         self.optimizer: Any = None
 
     def at_step(self, now: int) -> int:
-        """Begin to watch the next step, or end; return when to be called again, 0 for at its end."""
+        """Begin or end to watch a step; return when to be called again (ns), 0 for the end of this step."""
         steps = self._steps
         if steps.watch is None:
             timer = self._timer
@@ -62,7 +62,7 @@ class Watcher:
         return now + _POLL_NS if self._timer.pending else self._began_ns + _EVERY_ON_CUDA_NS
 
     def batch(self, iterator: object, batch: object) -> None:
-        """Note a batch of the step that is watched."""
+        """Note a batch of the watched step."""
         if not self._seen & 1:
             self._seen |= 1
             self._settings.see_loader(iterator)
@@ -91,11 +91,11 @@ class Watcher:
             try:
                 self.optimizer = ref(optimizer)
             except TypeError:
-                self.optimizer = None  # one of the program's that takes none
+                self.optimizer = None  # a type of the program without weak references
         self._turn(device.OPTIMIZER)
 
     def evaluated(self) -> None:
-        """Forget the batches so far: they were of an evaluation, and the watched step comes after it."""
+        """Forget the batches so far: they were an evaluation's, and the watched step follows."""
         self._evals += 1
         if self._evals <= _MOST_EVALS:
             self._seen &= ~1
@@ -128,7 +128,7 @@ class Watcher:
             self._ask(self._timer.note, ended)
 
     def _ask(self, timer: Callable[..., object], *told: int) -> None:
-        """Ask the timer, and write its words where it says that they are to be told."""
+        """Ask the timer, and write its words to the bus where it returns true."""
         try:
             if timer(*told) and self._timer is not None:
                 wire_settings.write_device(self._steps.page, self._timer.words)
@@ -136,7 +136,7 @@ class Watcher:
             self._leave_device(error)
 
     def _leave_device(self, error: Exception) -> None:
-        """Time the device no more after an error of its own or of torch; one of the user's goes on."""
+        """Stop timing the device after an error of our own or of torch; raise the user's again."""
         if not is_ours(error, torch_folder()):
             raise error
         self._no_device = True

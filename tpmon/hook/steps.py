@@ -10,18 +10,17 @@ called ``step()``. Every event ends the phase before it, so the phases of a step
     optimizer  from the end of a backward to the end of ``step()``: clipping, unscaling, all-reduce
     other      the rest: from an update to the next batch (logging, checkpoints), around an epoch
 
-Host time: on a GPU it holds the waits for the device and not its work.
+This is host time: on a GPU it includes waits for the device, not the device's work.
+
 A step ends (``rule``) when the next batch is asked for after an update; without a DataLoader, at the
 update, which is the first optimizer call after a backward; without a torch optimizer, at each batch
-with a backward; at ``step()`` once it was called (``StepEnds``). A batch without backward is an evaluation
-step, unless it was fetched ahead of its use or drawn with others for one step. The step after whose
-batches the DataLoader has ended, because they were fetched ahead, ends at its last update.
+with a backward; once ``step()`` was called, only there. A batch without backward is an evaluation step,
+unless it was fetched ahead of its use or drawn with others for one step. Of those nothing is known but when
+they came, how soon the next was asked for, whether gradients were on, and what earlier steps were made of
+(``_learn_ahead``). Where the DataLoader ended with batches fetched ahead, a step ends at its last update.
 
-One thread counts. Nothing raises into it or prints: an error of our own turns the hook off. Every few
-seconds one step is watched (``watch``): settings, device times.
-
-Of such batches nothing is seen but when they came, how soon the next was asked for, whether gradients were
-on, and what the steps before them were made of (``_learn_ahead``).
+Only one thread is counted. Nothing prints or raises into it: an error of our own turns the hook off. Every
+few seconds one step is watched (``watch``): settings, device times.
 """
 
 from __future__ import annotations
@@ -34,22 +33,22 @@ from tpmon.hook.context import count_of, find_sized, has_gradients_on
 from tpmon.hook.counters import BACKWARD, BATCH, CALL, NOTHING, OFF, SHORT_NS, SILENT_NS, UPDATE, Counts
 
 _AT_ONCE_NS = 100_000
-"""So soon after a batch the next is asked for: nothing was computed on it, they are drawn for one step.
+"""Where the next batch is asked for this soon, nothing was computed between: both are drawn for one step.
 
-Between the batches that Accelerate draws for two ranks 30 us were too few (docs/measured/hook-frameworks.md).
+For the batches that Accelerate draws for two ranks 30 us were too few (docs/measured/hook-frameworks.md).
 """
 
 _MOST_AT_ONCE = 1024
-"""More of them are no step: the program goes through its data for something else."""
+"""More of them are no step: the program reads its data for something else."""
 
 _LONGEST_AHEAD_NS = 1_000_000_000
-"""Who fetches ahead copies a batch to the device at most; who takes longer computes on it."""
+"""Fetching ahead at most copies a batch to the device; what takes longer computes on it."""
 
 _UPDATES_A_BATCH = 16
-"""More updates than this after one batch: the loop does not train on the DataLoader (a GAN may)."""
+"""With more updates after one batch the loop does not train on the DataLoader (a GAN makes a few)."""
 
 _ALIKE = 3
-"""So many steps running have as many batches without a backward: several DataLoaders feed each step."""
+"""So many steps in a row with equally many batches without a backward: several DataLoaders feed each step."""
 
 _DATA_ENDED = wire.LIVE_DATA_ENDED
 _BY_UPDATE = wire.RULE_UPDATE
@@ -80,12 +79,12 @@ class StepEnds(Counts):
                 self._close(now, self.updates_open)
 
     def _end_last(self, now: int) -> None:
-        """End the step whose batches were the last: nothing will be asked for after it."""
+        """End the step with the last batches: no more will be asked for."""
         if self.updates_open >= self.updates_a_step:
             self._close(now, 1)
 
     def _end_unused(self, now: int) -> None:
-        """End a batch that nothing followed: one of an evaluation, or one fetched ahead of its use."""
+        """End a batch that no backward followed: of an evaluation, or fetched ahead of its use."""
         if self.rule == wire.RULE_CALL:
             return
         self.unused_open += 1
@@ -97,36 +96,36 @@ class StepEnds(Counts):
             self.publish_between(now)
 
     def _is_ahead(self, used_ns: int) -> bool:
-        """Tell whether the last batch is for a step to come, by the time until the next was asked for."""
+        """Tell whether the last batch is for a coming step, by the time until the next was asked for."""
         if self.rule == _BY_UPDATE:
             self.votes = 0
             return False
         at_once = used_ns <= _AT_ONCE_NS
         if self.backwards:
-            # Of a DataLoader that is trained on: the program makes one of several, or leaves some out.
-            # Used for less than a quarter of what training on one takes, on average.
+            # The loader that is trained on: the program joins batches, or skips some. Such a batch is used
+            # for less than a quarter of the mean time that training on one takes.
             short = 4 * used_ns * self.backwards <= self.forward_ns + self.backward_ns
             drawn = at_once or (self.drawn_from == self.trained_on != 0 and short)
             ahead = drawn and self.unused_open <= _MOST_AT_ONCE and has_gradients_on()
         elif self.updates:
-            return True  # no backward is seen here at all, so that the lack of one says nothing of a batch
+            return True  # no backward is ever seen here, so that its absence proves nothing
         elif self.unused_open - self.evals_open > self.most_ahead or used_ns > _LONGEST_AHEAD_NS:
             self.most_ahead = 0
             return False
         else:
-            ahead = self.graded and has_gradients_on()  # an evaluation's last one is followed by training
+            ahead = self.graded and has_gradients_on()  # training may follow an evaluation's last batch
         if ahead and at_once:
             self.at_once += 1
         return ahead
 
     def _end_epoch(self, now: int) -> None:
-        """Count batches that were taken for fetched ahead, and that none used till the DataLoader ended."""
-        # One that ended while another's batch waits for its use: of two loaders the shorter one.
+        """Count as evaluation what was taken for fetched ahead and is unused where the DataLoader ended."""
+        # The shorter of two loaders may end while a batch of the other waits for its use.
         is_other = self.drawn_from != self.ended_from
         unused = self.unused_open > (max(self.evals_open, self.lookahead) if is_other else self.evals_open)
         if unused and not self.backwards_open and self.rule != wire.RULE_CALL:
             self._count_unused(now)
-        self.unused_open = self.evals_open = self.at_once = 0  # what is fetched ahead next begins anew
+        self.unused_open = self.evals_open = self.at_once = 0
 
     def _count_unused(self, now: int) -> None:
         if not self.updates and not self.backwards:
@@ -136,7 +135,7 @@ class StepEnds(Counts):
         self.at_once = 0
 
     def _end_part(self, now: int) -> None:
-        """End a batch that a backward but no update followed: a part of a step, or no torch optimizer."""
+        """End a batch with a backward and no update: a part of a step, or there is no torch optimizer."""
         if self.rule == wire.RULE_BACKWARD:
             self.guessed += 1
             self._close(now, 1)
@@ -149,13 +148,13 @@ class StepEnds(Counts):
                 self.guessed = self.batches_open
                 self._close(now, self.batches_open)
             elif self.guessed:
-                self.steps -= self.guessed  # those were no steps either: it accumulates as many again
+                self.steps -= self.guessed  # it accumulates: those were no steps either
                 self.guessed = 0
 
     def _reconsider(self) -> None:
-        """Go back to steps by data where batches and updates come in turn."""
+        """Return to steps by data where batches and updates alternate."""
         if self.updates_at_batch < 0:
-            return  # its DataLoader had ended: these updates were not of its last batch
+            return  # the DataLoader had ended: these updates do not belong to its last batch
         updates = self.updates - self.updates_at_batch
         self.votes = self.votes + 1 if 0 < updates <= _UPDATES_A_BATCH else 0
         if self.votes >= 2:
@@ -163,19 +162,19 @@ class StepEnds(Counts):
             self.votes = 0
 
     def _learn_ahead(self, steps: int) -> None:
-        """Tell by the end of a step whether its batches without a backward were for it, or an evaluation."""
+        """Decide at the end of a step whether its batches without a backward were for it or an evaluation."""
         if self.backwards_open:
             self.trained_on = self.drawn_from
         at_once, self.at_once = self.at_once, 0
         if self.evals_open and self.backwards_open == self.batches_open:
-            # Each of those batches had its backward after all: this loop fetches them ahead.
+            # Each of those batches got its backward after all: this loop fetches ahead.
             self.lookahead = self.evals_open
         elif steps != 1 or (self.updates and not self.backwards):
             return
         elif not self.steps:
             self._learn_first(self.unused_open - self.evals_open, at_once)
         elif self.unused_open > self.lookahead and self.rule == wire.RULE_DATA_AFTER_UPDATE:
-            # A DataLoader that ends in each step is one of an evaluation.
+            # A DataLoader that ends within each step belongs to an evaluation.
             over = self.batches == self.batches_at_end
             if over or self.unused_open != self.unused_before or self.steps != self.unused_at:
                 self.alike = 0
@@ -186,7 +185,7 @@ class StepEnds(Counts):
                 self.lookahead = self.unused_open
 
     def _learn_first(self, unused: int, at_once: int) -> None:
-        """Tell at the first step batches fetched for it from an evaluation, whose times stay in the step."""
+        """Tell the first step's batches from those of an evaluation, whose times stay in the step."""
         evals = unused - at_once
         if evals <= self.backwards_open:
             self.lookahead = unused
@@ -245,10 +244,10 @@ class Steps(StepEnds):
 
     __slots__ = ()
 
-    # The events. Each is called for every batch of every run: names are few and short of calls.
+    # The events come with every batch of every run: they make few calls.
 
     def data_begins(self) -> bool:
-        """Note that a batch is asked for; False when this call does not count."""
+        """Note that a batch is asked for; return False when this call does not count."""
         try:
             if (get_ident() != self.owner and not self.admit(BATCH)) or self.in_data:
                 return False
@@ -303,11 +302,11 @@ class Steps(StepEnds):
             self.drawn_from = 0
             try:
                 told = iterator.__dict__["_index_sampler"].__dict__
-                self.drawn_from = id(told)  # of its DataLoader, in every epoch the same
+                self.drawn_from = id(told)  # the same in every epoch of a DataLoader
                 if "batch_size" not in told:
                     told = find_sized(told)
                 size = told["batch_size"]
-                if told.get("split_batches"):  # Accelerate's: that of all ranks
+                if told.get("split_batches"):  # Accelerate's: the size over all ranks
                     size //= told["num_processes"]
             except (KeyError, AttributeError, TypeError, ZeroDivisionError):
                 size = 0
@@ -337,13 +336,13 @@ class Steps(StepEnds):
             self.ended_from = id(getattr(held, "__dict__", None))
             ahead = self.lookahead or self.backwards_open or self.rule == wire.RULE_CALL
             if self.unused_open > self.evals_open and self.steps and not ahead:
-                self._end_epoch(now)  # drawn at once till the end, where no step fetches any ahead
+                self._end_epoch(now)  # all were drawn at once, in a loop that fetches none ahead
         except Exception as error:
             if not self.fail(error):
                 raise
 
     def backward_begins(self) -> bool:
-        """Note that the autograd engine begins; False when this call does not count."""
+        """Note that the autograd engine begins; return False when this call does not count."""
         try:
             if get_ident() != self.owner and not self.admit(BACKWARD):
                 return False
@@ -357,7 +356,7 @@ class Steps(StepEnds):
                 self.live[_BACKWARD_BEGAN] = now
                 if self.watch is not None:
                     self.watch.backward_begins()
-            self.depth += 1  # last: whatever interrupts this, nothing has begun
+            self.depth += 1  # last: where this is interrupted, nothing has begun
         except Exception as error:
             if not self.fail(error):
                 raise
@@ -387,7 +386,7 @@ class Steps(StepEnds):
                 self.backwards_open += 1
             else:
                 self.differentiated = True
-            self.backwards_since_update += 1  # of gradients that autograd.grad returned an update may be made
+            self.backwards_since_update += 1  # an update may use gradients that autograd.grad returned
             if self.update_in_backward:
                 self.update_in_backward = False
                 self._update(now)
@@ -437,8 +436,8 @@ class Steps(StepEnds):
     def scaler_updated(self, scaler: object = None) -> None:
         """Note that a GradScaler's ``update()`` is done: without an update before it, one was skipped.
 
-        A scaler that is not enabled skips none, nor does an engine of DeepSpeed (``scaler``) that says that
-        it made one: then the hook does not see the optimizer.
+        A disabled scaler skips none. Nor does a DeepSpeed engine (``scaler``) that reports an update: there
+        the hook does not see the optimizer.
         """
         try:
             if (get_ident() != self.owner and not self.admit(CALL)) or not self.backwards_since_update:
@@ -457,7 +456,7 @@ class Steps(StepEnds):
                 raise
 
     def step_called(self, samples: object, train: bool) -> None:
-        """Note that the user says: a step ends here. From now on nothing else ends one."""
+        """Note that the user ends a step here; from now on nothing else ends one."""
         try:
             if get_ident() != self.owner and not self.admit(CALL):
                 if self.owner != OFF:
@@ -483,7 +482,7 @@ class Steps(StepEnds):
                 raise
 
     def _step_elsewhere(self, samples: object, train: bool) -> None:
-        """Count a step of which another thread than the loop's says that it ended; phases stay the loop's."""
+        """Count a step that another thread than the loop's ended; phases stay the loop's."""
         self.rule = wire.RULE_CALL
         size = (count_of(samples) if samples else 0) or self.samples_open
         self.batches_open = self.backwards_open = self.updates_open = self.unused_open = self.evals_open = 0
@@ -500,7 +499,7 @@ class Steps(StepEnds):
             self.publish(now)
 
     def _begin_training(self) -> None:
-        """Take back what came before the loop: optimizers that make their state do a step."""
+        """Uncount steps before the loop: optimizers make one to build their state."""
         self.trained_on = self.drawn_from
         before_loop = self.batches == self.batches_open and not self.differentiated
         if self.steps and before_loop and self.rule != wire.RULE_CALL:
@@ -509,7 +508,7 @@ class Steps(StepEnds):
             self.updates_at_batch = min(self.updates_at_batch, 0)
 
     def _leave_backward(self, now: int) -> None:
-        """Leave a backward whose end an interrupt took: one thread does not train within one."""
+        """Leave a backward whose end was lost to an interrupt: one thread does not train on within it."""
         self.depth = 0
         if self.update_in_backward:
             self.update_in_backward = False

@@ -1,7 +1,7 @@
 """Look at tensors and models of the program without running its code.
 
-To read the variables of a running function makes Python, before 3.13, write them into the dictionary that
-the program got from ``locals()``, and keeps a batch and its graph in memory with it.
+Variables of running functions are not read: before 3.13 Python writes them into the dictionary that the
+program got from ``locals()``, which keeps a batch and its graph in memory.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 _MOST_TENSORS = 4096
-"""Parameters of one optimizer that are added up: 2 us each, once a reading."""
+"""Parameters of one optimizer that are added up: 2 us each."""
 
 
 def bypass_functions() -> AbstractContextManager[object]:
-    """Keep what is asked of a tensor from the program's ``__torch_function__``, of types and of modes."""
+    """Keep our calls on tensors from the program's ``__torch_function__``, of types and of modes."""
     compiled = getattr(sys.modules["torch"], "_C", None)
     disable: Any = getattr(compiled, "DisableTorchFunction", nullcontext)
     guard: AbstractContextManager[object] = disable()
@@ -30,17 +30,17 @@ def bypass_functions() -> AbstractContextManager[object]:
 
 
 class Sizes:
-    """Hold bytes of what an optimizer works on: in all, and of it on one CUDA device."""
+    """Hold bytes of an optimizer's parameters, gradients and state: ``all``, and ``there`` on one device."""
 
     def __init__(self, parameters: list[Any], gradients: list[Any], state: list[Any], device: int) -> None:
-        """Add up tensors of torch's own types; ``device`` is -1 for none."""
+        """Add up tensors of torch's own types; ``device`` is a CUDA device, -1 for none."""
         counted = [_count_bytes(tensors, device) for tensors in (parameters, gradients, state)]
         self.all = [every for every, _ in counted]
         self.there = [there for _, there in counted]
 
 
 def count_sizes(optimizer: object, device: int = -1) -> Sizes | None:
-    """Return the sizes of parameters, gradients and state of an optimizer; None where that cannot be told.
+    """Return the sizes of parameters, gradients and state of an optimizer; None where they cannot be read.
 
     Types of tensors that are not torch's own may run code of the program: then nothing is added up.
     """
@@ -58,7 +58,7 @@ def count_sizes(optimizer: object, device: int = -1) -> Sizes | None:
 
 
 def count_gradients(optimizer: object, device: int) -> int | None:
-    """Return bytes of the gradients that an optimizer's parameters have now on a CUDA device."""
+    """Return the bytes of gradients that an optimizer's parameters have now on a CUDA device, or None."""
     parameters = _list_plain(optimizer)
     if parameters is None:
         return None
@@ -68,7 +68,7 @@ def count_gradients(optimizer: object, device: int) -> int | None:
 
 
 def _list_plain(optimizer: object) -> list[Any] | None:
-    """List the parameters of an optimizer; None where they are too many, or of types that are not torch's."""
+    """List an optimizer's parameters; None where they are too many, or of types that are not torch's."""
     parameters = _list_parameters(optimizer)
     plain = parameters is not None and len(parameters) <= _MOST_TENSORS and all(map(_is_plain, parameters))
     return parameters if plain else None
@@ -89,10 +89,9 @@ def _is_plain(tensor: object) -> bool:
 
 
 def _count_bytes(tensors: Iterable[Any], device: int) -> tuple[int, int]:
-    """Return the bytes of all, and of those on a CUDA device."""
     every = there = 0
     for one in tensors:
-        local = getattr(one, "_local_tensor", one)  # of a tensor that is spread over ranks, this one's part
+        local = getattr(one, "_local_tensor", one)  # this rank's part of a DTensor
         size = local.numel() * local.element_size()
         every += size
         if device >= 0 and local.is_cuda and local.get_device() == device:
@@ -102,15 +101,15 @@ def _count_bytes(tensors: Iterable[Any], device: int) -> tuple[int, int]:
 
 _MOST_MODULES = 100_000
 _MOST_WRAPPERS = 1024
-"""Before the outermost of FSDP is made, those of all parts are kept."""
+"""FSDP makes the wrappers of all parts before the outermost."""
 _MOST_BLOCKS = 2_000_000
-"""Of more objects than this none is looked for: it takes half a second, and counts a reference on each."""
+"""Beyond so many memory blocks no model is searched for: it takes half a second, and touches every object."""
 _FOUND: list[Any] = []
-"""A weak reference to the model that was found last: to look for it is to look at all objects."""
+"""A weak reference to the model found last, which saves a search through all objects."""
 
 
 def find_model(torch: Any, steps: Any) -> Any:
-    """Return the largest model that the optimizer works on, by preference as DDP or FSDP wrapped it."""
+    """Return the largest model that the optimizer works on, by preference its DDP or FSDP wrapper."""
     wanted = list_parameters(getattr(getattr(steps, "watcher", None), "optimizer", None))
     made = [*getattr(steps, "ddp", ()), *getattr(steps, "fsdp", ())]
     wrapper = choose_wrapper(made, wanted)
@@ -124,9 +123,9 @@ def find_model(torch: Any, steps: Any) -> Any:
 
 
 def note_wrapper(made: list[Any], wrapper: object) -> list[Any]:
-    """Return weak references to the wrappers that were made, with this one and without those within it.
+    """Return weak references to the wrappers made so far, with this one and without those within it.
 
-    Of FSDP, which wraps parts first, that leaves the outermost of each model.
+    FSDP wraps parts first: what remains is the outermost wrapper of each model.
     """
     parts = {id(one) for one in _walk(wrapper)}
     kept = [one for one in made if one() is not None and id(one()) not in parts]
@@ -134,10 +133,10 @@ def note_wrapper(made: list[Any], wrapper: object) -> list[Any]:
 
 
 def choose_wrapper(made: list[Any], wanted: frozenset[int]) -> Any:
-    """Return the newest wrapper that holds a parameter of the optimizer; the only one whatever it holds.
+    """Return the newest wrapper that holds a parameter of the optimizer; a single one whatever it holds.
 
-    An optimizer may have copies of its own; of several wrappers, which a program also makes for what it does
-    not train, none is told then.
+    An optimizer may have copies of its own. None of several matches then: programs also wrap what they do not
+    train.
     """
     alive = [one for one in (reference() for reference in made) if one is not None]
     if len(alive) == 1:
@@ -146,17 +145,17 @@ def choose_wrapper(made: list[Any], wanted: frozenset[int]) -> Any:
 
 
 def refer(model: object) -> Any:
-    """Return a weak reference to a module, or one that is gone where there can be none."""
+    """Return a weak reference to a module; a dead one where its type allows none."""
     from weakref import ref  # noqa: PLC0415
 
     try:
         return ref(model)
     except TypeError:
-        return lambda: None  # a module of the program's that takes none
+        return lambda: None
 
 
 def list_parameters(optimizer: Any) -> frozenset[int]:
-    """Return which parameters an optimizer has, by its weak reference; none where none was seen."""
+    """Return the ids of an optimizer's parameters, by its weak reference; none where none was seen."""
     found = _list_parameters(optimizer()) if optimizer is not None else None
     return frozenset(map(id, found or ()))
 
@@ -184,7 +183,6 @@ def _holds(model: object, wanted: frozenset[int]) -> bool:
 
 
 def _walk(model: object) -> Iterator[object]:
-    """Yield a module and all of its parts."""
     seen: set[int] = set()
     left = [model]
     while left and len(seen) < _MOST_MODULES:
@@ -205,7 +203,7 @@ def _values(module: object, name: str) -> list[object]:
 
 
 def _read_dict(one: object) -> dict[str, Any]:
-    """Return the attributes of an object without any code of its own."""
+    """Return the attributes of an object without running its code."""
     try:
         found: dict[str, Any] = object.__getattribute__(one, "__dict__")
     except AttributeError:

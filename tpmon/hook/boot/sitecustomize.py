@@ -1,10 +1,9 @@
 """Put tpmon's hook into the Python processes of a run, once they import torch (docs/hook.md).
 
-This folder is on PYTHONPATH of what ``tpmon run`` starts, or the zip of ``tpmon hook export`` is.
-Python imports this file at each start; it leaves a finder behind that waits for torch, takes the
-folder off ``sys.path`` again, and hands on to the ``sitecustomize`` that would have been imported
-without it. It prints nothing and never raises an error of its own. No functions and no annotations:
-Pythons too old for the hook read it too.
+``tpmon run`` puts this folder on PYTHONPATH, or the zip of ``tpmon hook export``. Python imports this file at
+each start. It installs a finder that waits for torch, takes the folder off ``sys.path`` again, and imports
+the ``sitecustomize`` that it hides. It prints nothing and raises no error of its own. No functions and no
+annotations: Pythons too old for the hook read it too.
 """
 
 import sys
@@ -17,7 +16,7 @@ if sys.version_info >= (3, 8):  # noqa: UP036 a job's prologue may be of any Pyt
 
         tpmon_awaits_torch.begin(_here)
     except Exception:
-        pass  # no hook; the program is not to notice
+        pass  # no hook; the program must not notice
 
 sys.path[:] = [_path for _path in sys.path if _path != _here]
 
@@ -26,7 +25,7 @@ try:
     import sitecustomize  # type: ignore[import-not-found] # noqa: F401
 except ImportError as _error:
     if getattr(_error, "name", "sitecustomize") != "sitecustomize":
-        raise  # the user's has one, which Python tells as ever
+        raise  # the user's own file failed: Python reports it as always
 finally:
     if _self is not None:
         sys.modules.setdefault("sitecustomize", _self)

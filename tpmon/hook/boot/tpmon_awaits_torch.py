@@ -1,7 +1,7 @@
 """Wait for torch in a Python process that was started with the hook; until then cost next to nothing.
 
-One finder before all others acts at the import of torch and is gone; one behind all others finds
-``tpmon`` where nobody else does, so that a program may ``import tpmon.hook`` without having tpmon.
+A finder before all others acts at the import of torch, once. A finder behind all others finds ``tpmon``
+where nobody else does, so that a program may ``import tpmon.hook`` without having tpmon.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Awaiter:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return None, but for torch what the finders behind say, among them that of the hook."""
+        """Return for torch what the other finders say, the hook's among them; None for all other names."""
         if name != "torch":
             return None
         try:
             sys.meta_path.remove(self)
             self._last.load()
         except Exception:
-            pass  # no hook; torch is imported as ever
+            pass  # no hook; torch is imported as always
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find(name, path, target) if find is not None else None
@@ -56,7 +56,7 @@ class LastResort:
         path: Sequence[str] | None = None,  # noqa: ARG002
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
-        """Return the package tpmon, which lies beside this file; None for all other names."""
+        """Return the package tpmon that lies beside this file; None for all other names."""
         if name != "tpmon":
             return None
         from importlib.machinery import PathFinder  # noqa: PLC0415
@@ -64,7 +64,7 @@ class LastResort:
         return PathFinder.find_spec(name, self._places)
 
     def load(self) -> None:
-        """Import the hook of that tpmon; of another one only where the program imported it before."""
+        """Import the hook of that tpmon, or of another one where the program imported it before."""
         if "tpmon" not in sys.modules:
             sys.meta_path.insert(0, self)  # for this one import, the first resort
             try:

@@ -1,4 +1,4 @@
-"""Read what is left before a capture could hurt the run: memory up to the nearest limit, and free disk."""
+"""Read how much a capture may take without hurting the run: memory up to the nearest limit, and disk."""
 
 from __future__ import annotations
 
@@ -12,29 +12,26 @@ _UNLIMITED = 1 << 62
 
 
 def read_memory_left(proc: str = "/proc", cgroup: str = _CGROUP) -> int:
-    """Return how many bytes this process may still take: of the machine, and of each cgroup above it."""
-    left = _read_available(proc)
+    """Return how many bytes this process may still take, by the machine and by each cgroup above it."""
+    lines = _read(f"{proc}/meminfo").splitlines()
+    left = next((int(line.split()[1]) * 1024 for line in lines if line.startswith(b"MemAvailable:")), 0)
     for folder, limit, used, prefix in _list_groups(proc, cgroup):
         most = _read_number(os.path.join(folder, limit))
         taken = _read_number(os.path.join(folder, used))
         if 0 <= most < _UNLIMITED and taken >= 0:
-            # File pages go before anybody is killed; a data set that is read again and again fills a group.
+            # The kernel drops file pages before it kills; a data set that is read repeatedly fills a group.
             left = min(left, most - taken + _read_cache(folder, prefix))
     return max(left, 0)
 
 
 def read_disk_left(folder: str) -> int:
-    """Return how many bytes this user can still write below a folder.
-
-    Raises:
-        OSError: when the folder is not there.
-    """
+    """Return how many bytes this user can still write below a folder; OSError where it is not there."""
     told = os.statvfs(folder)
     return told.f_bavail * told.f_frsize
 
 
 def read_file_limit() -> int:
-    """Return how many bytes a file of this process may have (RLIMIT_FSIZE), of memory too."""
+    """Return how many bytes a file of this process may have, memfds included (RLIMIT_FSIZE)."""
     import resource  # noqa: PLC0415
 
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
@@ -42,7 +39,7 @@ def read_file_limit() -> int:
 
 
 def ends_at_limit(proc: str = "/proc") -> bool:
-    """Tell whether the kernel ends this process where a file would pass that limit; True where unknown."""
+    """Tell whether the kernel ends this process when a file passes that limit; True where unknown."""
     return not is_set(_FILE_SIGNAL, b"SigIgn:", b"SigCgt:", unknown=False, proc=proc)
 
 
@@ -60,7 +57,6 @@ def read_resident(proc: str = "/proc") -> int:
 
 
 def _read(path: str) -> bytes:
-    """Return what is in a file of the kernel, nothing where it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -68,13 +64,8 @@ def _read(path: str) -> bytes:
         return b""
 
 
-def _read_available(proc: str) -> int:
-    lines = _read(f"{proc}/meminfo").splitlines()
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(b"MemAvailable:")), 0)
-
-
 def _list_groups(proc: str, cgroup: str) -> list[tuple[str, str, str, str]]:
-    """List folder, files and prefix in memory.stat of each cgroup that bounds the memory, nearest first."""
+    """List each cgroup that bounds the memory, nearest first: folder, limit, usage, prefix in memory.stat."""
     groups = []
     for line in _read(f"{proc}/self/cgroup").decode("utf-8", "replace").splitlines():
         _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "?", "")
@@ -92,13 +83,13 @@ def _list_groups(proc: str, cgroup: str) -> list[tuple[str, str, str, str]]:
 
 
 def _read_number(path: str) -> int:
-    """Return the number in a file, -1 where there is none: no limit, or no such cgroup."""
+    """Return the number in a file, -1 where there is none (no limit, or no such cgroup)."""
     text = _read(path).strip()
     return int(text) if text.isdigit() else -1
 
 
 def _read_cache(folder: str, prefix: str) -> int:
-    """Return the bytes of file pages of a cgroup, which those of /dev/shm are not; 0 when unreadable."""
+    """Return the bytes of a cgroup's file pages, without /dev/shm; 0 when unreadable."""
     wanted = (f"{prefix}inactive_file".encode(), f"{prefix}active_file".encode())
     pairs = [line.split() for line in _read(f"{folder}/memory.stat").splitlines()]
     return sum(int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] in wanted and pair[1].isdigit())

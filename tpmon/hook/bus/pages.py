@@ -1,7 +1,6 @@
 """Own the two memfds of the bus, and keep what nobody may free.
 
-Whoever holds the telemetry page of this process writes it through ``live`` and ``ring``; a forked
-child drops its copies at once, so that it never writes its parent's page.
+A forked child drops its copies at once, so that it never writes its parent's page.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ _NOT_IN_CHILDREN = 10  # MADV_DONTFORK
 
 
 def keep_for_ever(one: object) -> None:
-    """Keep an object until its process is gone: in forked children too, and past the interpreter's end."""
+    """Keep an object until its process ends: in forked children too, and past the interpreter's end."""
     import ctypes  # noqa: PLC0415 torch imported it already
 
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
 
 
 def leave_word(text: str) -> None:
-    """Leave a word in a private page of memory, at an address that tpmon knows; the first one alone."""
+    """Leave a word in a private page of memory at an address that tpmon knows, once."""
     try:
         import ctypes  # noqa: PLC0415
 
@@ -42,7 +41,7 @@ def leave_word(text: str) -> None:
             ctypes.memmove(wire.WORD_ADDRESS, word, len(word))
             library.madvise(at, size, _NOT_IN_CHILDREN)
     except Exception:
-        return  # there is nowhere to say it
+        return  # there is nowhere left to report it
 
 
 _ADD_SEALS = 1033
@@ -60,20 +59,20 @@ _NOEXEC_SEAL = 0x8
 _MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}
 _POPULATE = 0x8000
 _REQUEST_BYTES = 16
-"""Number and kind of a request: what the end of a step looks at."""
+"""Number and kind of a request, which the end of a step reads."""
 
 _HIGH_DESCRIPTORS = (2000, 1000)
 """Loops that close all low descriptors miss ours; a limit of 1,024 leaves room for the second."""
 
 
 class Pages:
-    """Hold the mapped pages of this process; ``live`` and ``requests`` are u64 words, ``ring`` is bytes."""
+    """Hold the mapped pages of this process; ``live``, ``answers`` and ``requests`` are u64 words of them."""
 
     def __init__(self, hook_version: str, torch_version: str, ranks: tuple[int, int, int]) -> None:
         """Make both pages; ``ranks`` are rank, world size and local rank, -1 for unknown.
 
         Raises:
-            OSError: when the kernel refuses, with no descriptor left open.
+            OSError: when the kernel refuses; no descriptor stays open.
         """
         self._descriptors: list[int] = []
         self._maps: list[mmap.mmap] = []
@@ -86,7 +85,7 @@ class Pages:
 
     def _fill(self, hook_version: str, torch_version: str, ranks: tuple[int, int, int]) -> None:
         most = read_file_limit()
-        if most < wire.TELEMETRY_BYTES:  # the kernel may end a program that tries
+        if most < wire.TELEMETRY_BYTES:  # the kernel may end a program that writes past it
             raise OSError(errno.EFBIG, f"a page has {wire.TELEMETRY_BYTES} bytes, ulimit -f allows {most}")
         page = self._make(wire.TELEMETRY_NAME, wire.TELEMETRY_BYTES)
         mailbox = self._make(wire.MAILBOX_NAME, wire.MAILBOX_BYTES)
@@ -108,29 +107,29 @@ class Pages:
         self.page[:8] = header[:8]
 
     def set_status(self, state: int, patches: int, error: str) -> None:
-        """Write what the hook says of itself, the state last."""
+        """Write the hook's own status, the state last."""
         status = wire.pack_status(state, patches, error)
         at = wire.STATUS_OFFSET
         self.page[at + 8 : at + len(status)] = status[8:]
         self.page[at : at + 8] = status[:8]
 
     def is_left(self, request: wire_capture.Request) -> bool:
-        """Tell whether who asked has ended; False where the program closed our descriptor."""
+        """Tell whether the tpmon that asked has ended; False where the program closed our descriptor."""
         mailbox = self._descriptors[-1] if self._descriptors else -1
         return _read_file(mailbox) == self._files[1] and wire_capture.is_left(mailbox, request)
 
     def close(self) -> None:
-        """Give back both pages, unless something closed our descriptors: their numbers may be others' now."""
+        """Close both pages, unless something closed our descriptors: others may have their numbers now."""
         ours = [_read_file(descriptor) for descriptor in self._descriptors] == self._files
         whole = ours and (_KEEPS_NONE or _are_twice(self._files))
         self._release()
         if not whole:
-            self._maps = []  # whose own descriptors nobody may close then
+            self._maps = []  # left open: closing a map closes its own descriptor
         if ours:
             self._close()
 
     def _release(self) -> None:
-        """Release the views, so that the maps can be closed; whoever still holds one gets ValueError."""
+        """Release the views so that the maps can be closed; using one raises ValueError from then on."""
         for name in ("live", "answers", "requests", "page", "mailbox"):
             view: memoryview | None = getattr(self, name, None)
             if view is not None:
@@ -139,13 +138,13 @@ class Pages:
     def _make(self, name: str, size: int) -> mmap.mmap:
         self._descriptors.append(_create(name))
         low = self._descriptors[-1]
-        # Allocated now, so that no later write of the loop can fail for want of memory.
+        # Allocated now, so that no write in the loop can fail for want of memory.
         os.posix_fallocate(low, 0, size)
         os.fchmod(low, 0o600)
         high = _copy_above(low)
         if high != low:
-            # An alarm of the user may raise between any two of these: one descriptor too many is no harm,
-            # one closed twice may be somebody else's file.
+            # An alarm of the user may raise between any two of these: a leaked descriptor does no harm,
+            # one closed twice may be another's file.
             self._descriptors[-1] = high
             os.close(low)
         flags = mmap.MAP_SHARED | _POPULATE
@@ -155,11 +154,11 @@ class Pages:
             mapped = mmap.mmap(high, size, flags)
         self._maps.append(mapped)
         if not _KEEPS_NONE:
-            keep_for_ever(mapped)  # at the interpreter's end nobody looks whose descriptor it would close
+            keep_for_ever(mapped)  # the interpreter's end would close its descriptor, whosever that is then
         return mapped
 
     def _seal(self) -> bool:
-        """Fix both sizes, so that no reader can truncate a page; tell whether writing is sealed too."""
+        """Fix both sizes, so that no reader can truncate a page; return whether writing is sealed too."""
         telemetry, mailbox = self._descriptors
         sizes = _SEAL_SHRINK | _SEAL_GROW
         fcntl.fcntl(mailbox, _ADD_SEALS, sizes | _SEAL_SEAL)
@@ -181,17 +180,15 @@ class Pages:
 
 
 _KEEPS_NONE = sys.version_info >= (3, 13)
-"""Before, a map keeps a second descriptor, of the lowest free number, and closes it, whosever it is then."""
-
+"""Older Pythons keep a second descriptor a map, of the lowest free number; closing it may hit any file."""
 
 _LINK = f"/memfd:{wire.TELEMETRY_NAME}"
-"""What the links of both pages begin with."""
 
 
 def _are_twice(files: list[tuple[int, int]]) -> bool:
-    """Tell whether each is open under a second number: that of its map.
+    """Tell whether each page is open under a second number: that of its map.
 
-    Other files are not asked: one of them may lie on a server that does not answer.
+    Only descriptors whose link names a page are read: another file may lie on a server that does not answer.
     """
     found = []
     for name in os.listdir("/proc/self/fd"):
@@ -199,12 +196,12 @@ def _are_twice(files: list[tuple[int, int]]) -> bool:
             if os.readlink(f"/proc/self/fd/{name}").startswith(_LINK):
                 found.append(_read_file(int(name)))
         except OSError:
-            continue  # that of the listing itself
+            continue  # the listing's own
     return all(found.count(one) >= 2 for one in files)
 
 
 def _create(name: str) -> int:
-    """Make a memfd; Pythons that were built on an old system have no os.memfd_create."""
+    """Make a memfd; a Python built on an old system has no os.memfd_create."""
     for flags in (_CLOEXEC | _ALLOW_SEALING | _NOEXEC_SEAL, _CLOEXEC | _ALLOW_SEALING):
         try:
             return os.memfd_create(name, flags) if hasattr(os, "memfd_create") else _call_kernel(name, flags)
@@ -215,7 +212,7 @@ def _create(name: str) -> int:
 
 
 def _call_kernel(name: str, flags: int) -> int:
-    import ctypes  # noqa: PLC0415 torch imported it already; a program without torch comes never here
+    import ctypes  # noqa: PLC0415 torch imported it already
 
     number = _MEMFD_CREATE.get(os.uname().machine)
     if number is None:
@@ -227,7 +224,7 @@ def _call_kernel(name: str, flags: int) -> int:
 
 
 def _copy_above(low: int) -> int:
-    """Copy a descriptor to where close-all loops seldom come; the same where there is no room above."""
+    """Copy a descriptor to a number that close-all loops seldom reach; return ``low`` where none is free."""
     for least in _HIGH_DESCRIPTORS:
         try:
             return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, least)
@@ -237,7 +234,7 @@ def _copy_above(low: int) -> int:
 
 
 def _read_file(descriptor: int) -> tuple[int, int]:
-    """Return device and inode of what is open under this number; -1 where nothing is."""
+    """Return device and inode of an open descriptor; -1 where it is closed."""
     try:
         found = os.fstat(descriptor)
     except OSError:

@@ -19,20 +19,19 @@ only the process itself can write it (F_SEAL_FUTURE_WRITE). All numbers little-e
 ``tpmon-ctl``, 4,096 bytes, the mailbox, writable by the same user: magic, version, pid, and at 64
 the request: its number (written last), its kind, then what ``wire_capture`` says. Nothing in it is trusted.
 
-Where neither can be made, a word why may lie at WORD_ADDRESS of the process's own memory: a magic, then text.
+Where neither can be made, the reason may lie at WORD_ADDRESS of the process's memory: a magic, then text.
 
-Every value is cumulative, so a reader that comes late or skips records loses no total. **Records**
-are the sequence lock: each carries its number as first and as last word, is written whole, and the
-count of records (LIVE_RECORDS) is stored after it. A reader copies, then reads the count again, and
-drops what the writer may have been overwriting meanwhile; a writer that is stopped in the middle
-leaves 1,023 whole records. Live words are single aligned stores. Marks and error text are read until
-two readings agree.
+Every value is cumulative: a reader that comes late or skips records loses no total. **Records** are the
+sequence lock: each carries its number as first and last word, is written whole, and then the count of records
+(LIVE_RECORDS) is stored. A reader copies, reads the count again, and drops what may have been overwritten
+meanwhile; a writer that stops in the middle leaves 1,023 whole records. Live words are single aligned stores.
+Marks and error text are read until two readings agree.
 
-A record is written at the end of a step, and in a long one now and then: REC_ENDED_NS says when the last
-step ended whose record was written, and is REC_TIME_NS in that record alone.
+A record is written at the end of a step, and now and then in a long one: REC_ENDED_NS is when the last
+step ended that has a record, and equals REC_TIME_NS in that record alone.
 
-Times are CLOCK_MONOTONIC in ns. Pure functions on buffers; both sides import this module and
-``wire_capture``, nothing else of tpmon's hook is imported outside. Valid Python 3.8.
+Times are CLOCK_MONOTONIC in ns. Pure functions on buffers. tpmon imports this module, ``wire_settings`` and
+``wire_capture``, and nothing else of the hook. Valid Python 3.8.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 LAYOUT = 2
-"""Raised whenever a reader of the old layout would misread the new one."""
+"""Raise it whenever a reader of the old layout would misread the new one."""
 
 TELEMETRY_NAME = "tpmon"
 MAILBOX_NAME = "tpmon-ctl"
@@ -79,14 +78,10 @@ _MARK_TIMES = struct.Struct("<QQQ")
 _MARK = struct.Struct("<40sQQQ")
 MARK_NAME_BYTES = 40
 REQUEST_OFFSET = 64
-"""Where the number of the request lies, and its kind; ``wire_capture`` has the rest."""
-
 _MAILBOX_HEADER = struct.Struct("<8sII")
 
-RECORD = struct.Struct("<24Q")
-"""One record of the ring; the words are REC_*."""
-
 # Words of a record. Totals count from the first event on.
+RECORD = struct.Struct("<24Q")
 REC_NUMBER = 0
 REC_TIME_NS = 1
 REC_RULE = 2
@@ -112,8 +107,8 @@ REC_BATCH_SIZE = 21
 REC_ENDED_NS = 22
 REC_NUMBER_AGAIN = 23
 
-# Live words: how many records there are, then when each event last happened; LEFT: what came before is over,
-# by ``step()`` or because the DataLoader ended.
+# Live words: the count of records, when each event last happened (LEFT: ``step()`` or the end of a DataLoader
+# ended what came before), the count of marks.
 LIVE_RECORDS = 0
 LIVE_DATA_BEGAN = 1
 LIVE_DATA_ENDED = 2
@@ -132,7 +127,7 @@ RULE_BATCH = 4
 RULE_CALL = 5
 
 BACKWARDS_WITHOUT_UPDATE = 64
-"""So many batches with a backward and no update since the start: no torch optimizer is at work."""
+"""After so many batches with a backward and no update since the start, no torch optimizer is at work."""
 
 STATE_RUNNING = 1
 STATE_DISABLED = 2
@@ -149,7 +144,7 @@ FLAG_CAPTURES = 2
 """This hook takes the requests of ``wire_capture``."""
 
 KIND_PING = 1
-"""The request that asks for an answer alone; the others are in ``wire_capture``."""
+"""Ask for an answer alone; the other kinds are in ``wire_capture``."""
 
 ANSWER_DONE = 1
 ANSWER_UNKNOWN = 2
@@ -160,15 +155,15 @@ UNKNOWN_RANK = -1
 
 
 class NotABusError(ValueError):
-    """Say that bytes are no page of the hook."""
+    """Raised for bytes that are no page of the hook."""
 
 
 class OtherLayoutError(ValueError):
-    """Say that a page is the hook's, in a layout that this module does not know."""
+    """Raised for a page of the hook in a layout that this module does not know."""
 
 
 class Words:
-    """Hold the words of a block of a page by name; the annotations are its layout, in their order."""
+    """Hold the words of a block by name; the order of the annotations is its layout."""
 
     def __init__(self, *words: Any, **named: Any) -> None:
         vars(self).update(zip(type(self).__annotations__, words), **named)
@@ -198,7 +193,7 @@ def read_text(data: bytes) -> str:
 
 
 def pack_header(header: Header) -> bytes:
-    """Return the header with its magic; whoever writes it writes the first 8 bytes last."""
+    """Return the header; write its first 8 bytes, the magic, last."""
     words = [one.encode("utf-8", "replace") if isinstance(one, str) else one for one in header]
     return _HEADER.pack(MAGIC, LAYOUT, TELEMETRY_BYTES, *words)
 
@@ -208,7 +203,7 @@ def parse_header(page: memoryview) -> Header:
 
     Raises:
         NotABusError: when it is no page of the hook, or not written yet.
-        OtherLayoutError: when it is one of another layout.
+        OtherLayoutError: when its layout is another one.
     """
     if len(page) < _HEADER.size:
         raise NotABusError("too short")
@@ -232,12 +227,7 @@ def pack_mailbox(pid: int) -> bytes:
 
 
 def parse_mailbox(page: memoryview) -> int:
-    """Return the PID that a mailbox page names.
-
-    Raises:
-        NotABusError: when it is no mailbox of the hook.
-        OtherLayoutError: when it is one of another layout.
-    """
+    """Return the PID that a mailbox page names; raise as ``parse_header``."""
     if len(page) < MAILBOX_BYTES:
         raise NotABusError("too short")
     magic, layout, pid = _MAILBOX_HEADER.unpack_from(page, 0)
@@ -246,17 +236,17 @@ def parse_mailbox(page: memoryview) -> int:
 
 
 def pack_status(state: int, patches: int, error: str) -> bytes:
-    """Return the status; whoever writes it writes the first 8 bytes, the state, last."""
+    """Return the status; write its first 8 bytes, the state, last."""
     return _STATUS.pack(state, patches, error.encode("utf-8", "replace"))
 
 
 def write_signal(page: memoryview, *, ours: bool) -> None:
-    """Write whether a SIGURG would be the hook's to handle."""
+    """Write whether the hook would handle a SIGURG."""
     page[SIGNAL_OFFSET : SIGNAL_OFFSET + 8] = int(ours).to_bytes(8, "little")
 
 
 def parse_signal(page: memoryview) -> bool:
-    """Tell whether a SIGURG would be the hook's to handle, by what it said last."""
+    """Tell whether the hook would handle a SIGURG, by what it wrote last."""
     return page[SIGNAL_OFFSET] == 1
 
 
@@ -272,12 +262,12 @@ def parse_live(page: memoryview) -> tuple[int, ...]:
 
 
 def pack_mark(name: str) -> bytes:
-    """Return a mark that was not called yet."""
+    """Return a mark without calls."""
     return _MARK.pack(name.encode("utf-8", "replace"), 0, 0, 0)
 
 
 def write_mark(page: memoryview, place: int, calls: int, total_ns: int, longest_ns: int) -> None:
-    """Write what was measured under a mark, behind its name."""
+    """Write the counters of a mark behind its name."""
     _MARK_TIMES.pack_into(page, place + MARK_NAME_BYTES, calls, total_ns, longest_ns)
 
 
@@ -291,8 +281,7 @@ def parse_marks(page: memoryview) -> list[tuple[str, int, int, int]]:
 def parse_records(page: memoryview, known: int, most: int) -> tuple[int, list[tuple[int, ...]]]:
     """Return the count of records and the whole ones from number ``known`` on, at most the ``most`` newest.
 
-    The newest record before ``known`` is among them where it still is, so that its followers can be
-    compared with it.
+    The record before ``known`` is included where it still is, so that its followers can be compared with it.
     """
     count = parse_live(page)[LIVE_RECORDS]
     first = max(known - 1, count - most, count - RING_RECORDS, 0)
@@ -307,7 +296,7 @@ def parse_records(page: memoryview, known: int, most: int) -> tuple[int, list[tu
 
 
 def record_offset(number: int) -> int:
-    """Return where a record lies."""
+    """Return the offset of a record in the page."""
     return RING_OFFSET + number % RING_RECORDS * RECORD_BYTES
 
 

@@ -7,13 +7,12 @@ A request lies in the mailbox page, which any process of the user can write:
     1024    1024     folder, UTF-8, zero-padded: where the hook writes
     2048    128      name of the files, the same
 
-The check is the CRC-32 of those words, of folder and name: bytes that nobody meant as a request are
-none, and neither is one that is half written.
+The check is the CRC-32 of those words, of folder and name: stray bytes and half a request do not count.
 
-Where ``owned`` is 1, who asked holds a lock (fcntl(2), F_OFD_SETLK) on one byte of the mailbox's file, at the
-number of the request. It goes with that process, whatever ends it, and is seen across PID namespaces.
+Where ``owned`` is 1, the process that asked holds a lock (fcntl(2), F_OFD_SETLK) on one byte of the mailbox's
+file, at the number of the request. It ends with that process, and is seen across PID namespaces.
 
-What became of it lies in the telemetry page, which the process itself alone can write:
+The outcome lies in the telemetry page, which the process itself alone can write:
 
     576     16       number of the request answered last, and the answer: ANSWER_*
     640     128      15 u64 of a ``Progress``, and a spare one
@@ -21,8 +20,8 @@ What became of it lies in the telemetry page, which the process itself alone can
     2688    8        number of the request whose answer follows, 0 while that is being written
     2696    1400     the conditions that were asked for: JSON, UTF-8, zero-padded
 
-Times are CLOCK_MONOTONIC in ns. Pure functions on buffers, but for that lock, the libraries
-of other tools and what torch wrote into a trace; valid Python 3.8.
+Times are CLOCK_MONOTONIC in ns. Pure functions on buffers, but for that lock, the libraries of other tools
+and the files of traces. Valid Python 3.8.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from binascii import crc32
 from tpmon.hook.bus.wire import REQUEST_OFFSET, Words, read_text
 
 REQUEST_LAYOUT = 1
-"""Raised whenever a hook of the old layout would misread a new request."""
+"""Raise it whenever a hook of the old layout would misread a new request."""
 
 _REQUEST = struct.Struct("<16Q")
 _CHECKED = struct.Struct("<14Q")
@@ -62,13 +61,12 @@ CUPTI_LIBRARIES = (
     *("libproton.", "libhpcrun.", "libTAU", "libscorep_adapter_cuda", "libcudatrace", "libcudampitrace"),
     *("gpucupti", "cupti_", "_cupti", "-cupti", "-CUPTI"),
 )
-"""In the names of libraries whose tool holds the one slot that CUPTI has, or their folders; torch's own is
-libcupti.so."""
+"""Parts of names, or folders, of libraries that take CUPTI's only slot; torch's own is libcupti.so."""
 INJECTED = "CUDA_INJECTION64_PATH"
-"""The driver loads the library that it names: so tools come into a program that is to be observed."""
+"""The driver loads the library that it names, which is how tools get into a program."""
 
 TRACE_ENDING = ".pt.trace.json"
-"""By it TensorBoard's profiler plugin finds a trace, packed or not."""
+"""TensorBoard's profiler plugin looks for it, packed or not."""
 _EVENT = b'"ph": "X"'
 
 # Kinds of requests.
@@ -78,10 +76,10 @@ KIND_SNAPSHOT = 4
 KIND_RANGE = 5
 KIND_CANCEL = 6
 KIND_DESCRIBE = 7
-"""Say the conditions of the run (``conditions``); nothing is recorded."""
+"""Write the conditions of the run (``conditions``); nothing is recorded."""
 
 PROFILES = (KIND_PROBE, KIND_CAPTURE)
-"""What torch's profiler records."""
+"""The kinds that torch's profiler records."""
 
 CLOCK_STEPS = 0
 """``start`` counts training steps since the hook's first event; there is no other clock yet."""
@@ -90,23 +88,23 @@ OPTION_STACKS = 1
 OPTION_SHAPES = 2
 OPTION_MEMORY = 4
 OPTION_TIMED = 8
-"""Begin where a signal finds the loop and end by time: for loops without steps."""
+"""Begin at a signal and end by time: for loops without steps."""
 OPTIONS = OPTION_STACKS | OPTION_SHAPES | OPTION_MEMORY | OPTION_TIMED
 
 EVENT_MEMORY = 1_300
 EVENT_MEMORY_DETAILED = 3_500
-"""Bytes of memory that a recorded event takes; the larger with shapes, stacks or memory.
+"""Bytes of memory for a recorded event; the larger with shapes, stacks or memory.
 
 Measured on torch 2.13 as growth of resident memory over 82,000 to 231,000 events: 1.2 KB, and 2 to 3 KB.
 """
 
 MEMORY_SPARE = 256 << 20
-"""Bytes that stay free for the run beside what a capture takes: a batch and its activations come and go."""
+"""Bytes that stay free beside a capture, for a batch and its activations."""
 
 ENTRY_BYTES = 4096
-"""Reckoned for an allocation that a snapshot remembers: torch's own words are "several KB" with its stack."""
+"""Of an allocation in a snapshot with its stack; torch's documentation says "several KB"."""
 
-# States, in the order they are passed through.
+# States, in order.
 STATE_NONE = 0
 STATE_REGISTERED = 1
 STATE_ARMED = 2
@@ -114,7 +112,7 @@ STATE_WARMING = 3
 STATE_RECORDING = 4
 STATE_WRITING = 5
 STATE_VERIFIED = 6
-# States that end a request without a file; CAP reason says why.
+# These end a request without a file; ``reason`` says why.
 STATE_REFUSED = 16
 STATE_MISSED = 17
 STATE_CANCELLED = 18
@@ -123,19 +121,19 @@ STATE_FAILED = 20
 STATE_YIELDED = 21
 
 BEGAN_TO_TRAIN = "the loop began to train within the window: ask again"
-"""Why a window is cancelled that began in an evaluation before the first step; tpmon asks again by itself."""
+"""A window that began in an evaluation before the first step is cancelled; tpmon asks again by itself."""
 
 TAKES_STEPS = "the loop takes steps now: ask again"
-"""Why a window by time is cancelled in which a step ended after all; tpmon asks again by itself."""
+"""A window by time in which a step ended is cancelled; tpmon asks again by itself."""
 
 NOBODY_WAITS = "the tpmon that asked for it has ended"
-"""Why a request is cancelled whose lock nobody holds any more."""
+"""A request whose lock nobody holds any more is cancelled."""
 
 FINAL_STATES = frozenset((STATE_VERIFIED, *range(STATE_REFUSED, STATE_YIELDED + 1)))
 
 
 class Request(Words):
-    """Hold what is asked for, and in which folder, under which name the hook is to write it."""
+    """Hold what is asked for, and the folder and the name to write it to."""
 
     number: int = 0
     kind: int = 0
@@ -149,10 +147,10 @@ class Request(Words):
     expires_ns: int = 0
     options: int = 0
     subject: int = 0
-    """Of a cancel: the number of what shall end."""
+    """Of a cancel: the number of the request to end."""
     entries: int = 0
     owned: int = 0
-    """1: who asked holds the lock of this request; 0 of an older tpmon. An older hook does not look at it."""
+    """1: the process that asked holds the request's lock; 0 from an older tpmon. Old hooks ignore it."""
     folder: str = ""
     name: str = ""
 
@@ -163,7 +161,7 @@ class Request(Words):
 
 
 class Progress(Words):
-    """Hold what became of a request; ``sequence`` is odd while it is being written."""
+    """Hold the state of a request; ``sequence`` is odd while it is being written."""
 
     sequence: int = 0
     request: int = 0
@@ -185,11 +183,7 @@ class Progress(Words):
 
 
 def write_request(page: memoryview, request: Request) -> None:
-    """Write a request into a mailbox page: its number goes last, so that no half of it counts.
-
-    Raises:
-        ValueError: when folder or name do not fit.
-    """
+    """Write a request into a mailbox page, its number last; ValueError where folder or name do not fit."""
     *words, folder, name = request
     folder, name = (one.encode("utf-8", "surrogateescape") for one in (folder, name))
     if len(folder) > FOLDER_BYTES or len(name) > NAME_BYTES:
@@ -215,7 +209,7 @@ def parse_request(page: memoryview) -> Request | None:
 
 
 def hold_request(descriptor: int, number: int) -> bool:
-    """Hold the lock of a request until the mailbox's ``descriptor`` is closed; False where that cannot be."""
+    """Hold the lock of a request until the mailbox's ``descriptor`` is closed; False where that fails."""
     try:
         fcntl.fcntl(descriptor, _OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, 0, number, 1, 0))
     except (OSError, ValueError, struct.error):
@@ -224,7 +218,7 @@ def hold_request(descriptor: int, number: int) -> bool:
 
 
 def is_left(descriptor: int, request: Request) -> bool:
-    """Tell whether nobody holds the lock of a request that has one; False where that cannot be told."""
+    """Tell whether a request has a lock that nobody holds; False where that cannot be read."""
     try:
         lock = _LOCK.pack(fcntl.F_WRLCK, 0, request.number, 1, 0)
         told = fcntl.fcntl(descriptor, _OFD_GETLK, lock)
@@ -234,7 +228,7 @@ def is_left(descriptor: int, request: Request) -> bool:
 
 
 def write_progress(page: memoryview, told: Progress) -> None:
-    """Write what became of a request, and count its ``sequence`` on."""
+    """Write the state of a request, and count its ``sequence`` on."""
     sequence = (told.sequence | 1) + 2
     page[CAPTURE_OFFSET : CAPTURE_OFFSET + 8] = sequence.to_bytes(8, "little")
     told.sequence = sequence + 1
@@ -245,7 +239,7 @@ def write_progress(page: memoryview, told: Progress) -> None:
 
 
 def parse_progress(page: memoryview) -> Progress | None:
-    """Return what became of the request that was taken last; None while it is being written."""
+    """Return the state of the request that was taken last; None while it is being written."""
     for _ in range(8):
         data = bytes(page[CAPTURE_OFFSET : CAPTURE_OFFSET + _CAPTURE.size])
         again = bytes(page[CAPTURE_OFFSET : CAPTURE_OFFSET + 8])
@@ -256,14 +250,14 @@ def parse_progress(page: memoryview) -> Progress | None:
 
 
 def write_told(page: memoryview, number: int, text: bytes) -> None:
-    """Write what a request to describe asked for: its number goes last, so that no half of it counts."""
+    """Write the answer to a request to describe, its number last, so that no half of it counts."""
     page[TOLD_OFFSET : TOLD_OFFSET + 8] = bytes(8)
     page[TOLD_OFFSET + 8 : TOLD_OFFSET + 8 + TOLD_BYTES] = text[:TOLD_BYTES].ljust(TOLD_BYTES, b"\0")
     page[TOLD_OFFSET : TOLD_OFFSET + 8] = number.to_bytes(8, "little")
 
 
 def parse_told(page: memoryview, number: int) -> bytes:
-    """Return what the hook said to this request; empty where it said nothing, or says something else."""
+    """Return the hook's answer to this request to describe; empty where there is none."""
     wanted = number.to_bytes(8, "little")
     before = bytes(page[TOLD_OFFSET : TOLD_OFFSET + 8])
     text = bytes(page[TOLD_OFFSET + 8 : TOLD_OFFSET + 8 + TOLD_BYTES])
@@ -278,12 +272,12 @@ def file_name(name: str, rank: int, first_step: int, ending: str) -> str:
 
 
 def reckon_memory(options: int, events: int) -> int:
-    """Return the bytes of memory that so many events take, recorded with these options."""
+    """Estimate the bytes of memory for so many events with these options."""
     return events * (EVENT_MEMORY_DETAILED if options & ~OPTION_TIMED else EVENT_MEMORY)
 
 
 def name_shortage(size: int, left: int) -> str:
-    """Say that so many bytes of memory do not fit where ``left`` are left beside the run, "" where so."""
+    """Say that so many bytes do not fit into the ``left`` ones beside the run, "" where they do."""
     need = size + MEMORY_SPARE
     if need <= left:
         return ""
@@ -308,7 +302,7 @@ def find_mapped(names: tuple[str, ...], path: str = "/proc/self/maps") -> str:
 
 
 def count_events(trace: int) -> tuple[int, int]:
-    """Count the events with a duration in an open trace that torch wrote, and its bytes."""
+    """Count the events with a duration in an open trace of torch, and its bytes."""
     found, at, rest, size = 0, 0, b"", os.fstat(trace).st_size
     while at < size:
         chunk = os.pread(trace, 1 << 20, at)
@@ -322,5 +316,5 @@ def count_events(trace: int) -> tuple[int, int]:
 
 
 def is_whole(trace: int) -> bool:
-    """Tell whether an open trace is there to its last brace."""
+    """Tell whether an open trace ends with its last brace."""
     return os.pread(trace, 64, max(os.fstat(trace).st_size - 64, 0)).rstrip().endswith(b"}")

@@ -4,9 +4,8 @@
     2048    512      64 settings, i64: SET_*, written every few seconds at the end of a step
     2560    128      device times, 16 u64: DEV_*, after each step that was measured
 
-Each block is one write; its first word is how often it was written, its last is it again. A page
-whose hook does not write them has zeros there, and a reader that does not know them misses nothing.
-Valid Python 3.8.
+Each block is one write; its first and its last word are how often it was written. Where a hook does not
+write them they are zeros. Valid Python 3.8.
 """
 
 from __future__ import annotations
@@ -63,18 +62,18 @@ SET_PIN_MEMORY = 36
 SET_PREFETCH_FACTOR = 37
 SET_PERSISTENT_WORKERS = 38
 SET_BATCH_SIZE = 39
-# FSDP 1 (wrapper class): prefetches are switches, backwards FSDP_*. FSDP 2 (fully_shard): how many units
-# were told which ones to fetch ahead; 0 for what torch does by itself.
+# FSDP 1 (wrapper class): FORWARD is a switch, BACKWARD one of FSDP_*. FSDP 2 (fully_shard): how many units
+# were given units to prefetch; 0 for what torch does by itself.
 SET_FSDP_VERSION = 40
 SET_FSDP_UNITS = 41
 SET_FSDP_FORWARD = 42
 SET_FSDP_BACKWARD = 43
 SET_FSDP_LIMIT = 44
-# Bytes allocated at turns of the step that was watched; with SET_ALLOCATED_AT_BACKWARD in their middle.
+# Bytes allocated at turns of the watched step; SET_ALLOCATED_AT_BACKWARD comes second in time.
 SET_ALLOCATED_AFTER_BATCH = 45
 SET_ALLOCATED_AFTER_BACKWARD = 46
 SET_ALLOCATED_AFTER_UPDATE = 47
-# What the peak was when it rose in this part of a watched step, and PHASE_* of the peak of now.
+# The peak after it last rose in this part of a watched step, and PHASE_* of the present peak.
 SET_PEAK_IN_FORWARD = 48
 SET_PEAK_IN_BACKWARD = 49
 SET_PEAK_IN_OPTIMIZER = 50
@@ -82,15 +81,14 @@ SET_PEAK_IN_OTHER = 51
 SET_PEAK_PHASE = 52
 # An estimate of bytes, or ELSEWHERE.
 SET_ACTIVATIONS = 53
-# Of the default process group, in seconds: so long its ranks wait for each other.
+# Of the default process group: how long its ranks wait for each other.
 SET_TIMEOUT_S = 54
 SET_NUMBER_AGAIN = 63
 
 UNKNOWN = -1
-"""A setting that was not found out."""
 
 ELSEWHERE = -2
-"""Of activations: the parameters, or a part of them, are not on the device that is looked at."""
+"""Of activations: the parameters, or a part of them, are not on the device that is read."""
 
 SDPA_FLASH = 1
 SDPA_MEM_EFFICIENT = 2
@@ -101,7 +99,7 @@ FSDP_NO_PREFETCH = 0
 FSDP_BACKWARD_PRE = 1
 FSDP_BACKWARD_POST = 2
 
-# In the order of SET_PEAK_IN_*. Not 0, which is all that a page has before it is written.
+# In the order of SET_PEAK_IN_*, from 1: an unwritten page holds 0.
 PHASE_FORWARD = 1
 PHASE_BACKWARD = 2
 PHASE_OPTIMIZER = 3
@@ -124,12 +122,12 @@ DEV_OPTIMIZER_NS = 6
 DEV_HOST_NS = 7
 DEV_EVERY = 8
 DEV_DROPPED = 9
-DEV_TOO_LONG = 10  # of those, with more turns than there are events
+DEV_TOO_LONG = 10  # of those dropped, with more turns than there are events
 DEV_NUMBER_AGAIN = 15
 
 
 def write_settings(page: memoryview, words: list[int]) -> None:
-    """Write all settings, SET_*; the caller numbered both ends."""
+    """Write all settings, SET_*; the caller sets both counts."""
     _SETTINGS.pack_into(page, SETTINGS_OFFSET, *words)
 
 
@@ -139,7 +137,7 @@ def parse_settings(page: memoryview) -> tuple[int, ...]:
 
 
 def write_device(page: memoryview, words: list[int]) -> None:
-    """Write the device times, DEV_*; the caller numbered both ends."""
+    """Write the device times, DEV_*; the caller sets both counts."""
     _DEVICE.pack_into(page, DEVICE_OFFSET, *words)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def begin_progress(before: Progress, request: Request, following: int) -> Progress:
-    """Return what is known of a request when it is taken; ``following`` is the loop's next step."""
+    """Return the progress of a request when it is taken; ``following`` is the loop's next step."""
     return wire_capture.Progress(
         before.sequence,
         request.number,
@@ -34,7 +34,7 @@ def begin_progress(before: Progress, request: Request, following: int) -> Progre
 
 
 def is_graph_captured() -> bool:
-    """Tell whether a CUDA graph is being captured: to wait for the device, as ends do, would break it."""
+    """Tell whether a CUDA graph is being captured: waiting for the device would break it."""
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     return bool(GRAPHS) or (
         cuda is not None and bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
@@ -42,16 +42,16 @@ def is_graph_captured() -> bool:
 
 
 def name_obstacle(request: Request, guard: Guard) -> str:
-    """Say what forbids a recording just now, "" when nothing does."""
+    """Say what forbids a recording now, "" when nothing does."""
     if is_graph_captured():
         return "a CUDA graph is being captured"
     return guard.name_other() if request.kind in wire_capture.PROFILES else ""
 
 
 def name_tracer(request: Request) -> str:
-    """Say that Python stacks would end a profiler of Python's own, "" where they would not.
+    """Say that recording stacks would end a profiler of Python functions, "" where it would not.
 
-    torch's tracer takes the one place that Python has for it (PyEval_SetProfile), and does not give it back.
+    torch's tracer takes Python's one slot for that (PyEval_SetProfile), and does not give it back.
     """
     if request.options & wire_capture.OPTION_STACKS and sys.getprofile() is not None:
         return "the program profiles its functions itself, and --stacks would end that"
@@ -59,7 +59,7 @@ def name_tracer(request: Request) -> str:
 
 
 def make_recorder(request: Request) -> Recorder | MemoryRecorder | Range:
-    """Return what records a request of this kind."""
+    """Return the recorder for a request of this kind."""
     if request.kind == wire_capture.KIND_SNAPSHOT:
         return MemoryRecorder(request.entries)
     return Range() if request.kind == wire_capture.KIND_RANGE else Recorder(request.options)
@@ -73,7 +73,7 @@ _KINDS = (*wire_capture.PROFILES, wire_capture.KIND_SNAPSHOT, wire_capture.KIND_
 
 
 def is_sane(request: Request) -> bool:
-    """Tell whether a request asks for something that can be meant."""
+    """Tell whether the values of a request are possible ones."""
     return (
         request.kind in _KINDS
         and request.clock == wire_capture.CLOCK_STEPS
@@ -87,13 +87,13 @@ def is_sane(request: Request) -> bool:
 
 
 _LOOK_NS = 500_000_000
-"""How often memory is looked at: a dense loop records 170 MiB in a second."""
+"""Between two looks at the memory: a dense loop records 170 MiB in a second."""
 
 _LEAST_LEFT = 128 << 20
-"""Bytes that must be left for the run: where others take them, it is the recording that goes."""
+"""Bytes that must be left for the run, or the recording ends."""
 
 _GROWTH = 1 << 30
-"""So far the loop's own memory may swing within a step, or by as much as it has: activations come and go."""
+"""The loop's own memory may grow by this within a step, or double: activations come and go."""
 
 _MIB = 1 << 20
 
@@ -102,7 +102,7 @@ class Bounds:
     """Hold how long a recording may take and how far the process may grow meanwhile."""
 
     def __init__(self, request: Request, spare_ns: int) -> None:
-        """Begin to count now; when the time is over a step that began ``spare_ns`` ago may still end."""
+        """Begin to count now; when the time is over a step may still take ``spare_ns`` from its beginning."""
         self._longest_ns = request.longest_ns
         self._spare_ns = spare_ns
         self._resident = read_resident()
@@ -112,7 +112,7 @@ class Bounds:
         self._began_ns = self._looked_ns = self._step_ns = monotonic_ns()
 
     def begin(self, now: int) -> None:
-        """Count from here: the recording began only now."""
+        """Count the time from here: the recording began only now."""
         self._began_ns = self._looked_ns = self._step_ns = now
 
     def step_ended(self, now: int) -> None:
@@ -120,7 +120,7 @@ class Bounds:
         self._step_ns = now
 
     def left_ns(self, now: int) -> int:
-        """Return how much of the time that was asked for is left."""
+        """Return how much is left of the time asked for."""
         return self._began_ns + self._longest_ns - now
 
     def patience_ns(self, now: int) -> int:
@@ -128,7 +128,7 @@ class Bounds:
         return max(self.left_ns(now), self._step_ns + self._spare_ns - now)
 
     def find_excess(self) -> str:
-        """Say that it took too much memory, "" where it did not."""
+        """Say that the recording took too much memory, "" where it did not."""
         grown = read_resident() - self._resident
         if grown > self._most:
             return f"the process grew by {grown // _MIB} MiB meanwhile"
@@ -137,7 +137,7 @@ class Bounds:
         return ""
 
     def look(self, now: int) -> str:
-        """Do the same, but seldom enough for each end of a step."""
+        """Do the same every half second at most: this is called at each end of a step."""
         if now - self._looked_ns < _LOOK_NS:
             return ""
         self._looked_ns = now
@@ -145,14 +145,14 @@ class Bounds:
 
 
 _SPARE_STEPS = 4
-"""A step may take so many mean ones where the time is over: recorded steps are slower, and vary."""
+"""A step may take so many mean ones when the time is over: recorded steps are slower, and vary."""
 
 _LONGEST_SPARE_NS = 120_000_000_000
-"""But no longer: a mean over few steps may hold minutes of compiling."""
+"""At most: a mean over few steps may include minutes of compiling."""
 
 
 def choose_spare_ns(request: Request, steps: Counts) -> int:
-    """Return how long a step may take whose end is waited for when the time is over: some mean steps."""
+    """Return how long the last step may take when the time is over: some mean steps."""
     if request.is_timed:
         return 0
     if steps.rule == wire.RULE_BATCH:
@@ -166,7 +166,7 @@ def choose_spare_ns(request: Request, steps: Counts) -> int:
 
 
 _MOST_EVALS = 16
-"""Of evaluation, within the one step that is probed."""
+"""Evaluation steps within the one step that is probed."""
 
 
 class End:
@@ -181,9 +181,9 @@ class End:
 def judge_validation(
     request: Request, file: CaptureFile, done: int, evals: int, *, ended: bool
 ) -> End | None:
-    """Say whether ``evals`` evaluation steps within a window took the room that its own steps were to have.
+    """End a window in which ``evals`` evaluation steps took the room of its own steps; None to go on.
 
-    What a probe found is reckoned for each: a step of evaluation has no more events than one of training.
+    Each counts as what a probe found: an evaluation step has no more events than one of training.
     """
     if request.kind == wire_capture.KIND_PROBE and evals > _MOST_EVALS:
         return End(wire_capture.STATE_FAILED, "a validation began within the step: ask again after it")
@@ -195,10 +195,9 @@ def judge_validation(
 
 
 def judge_recording(request: Request, bounds: Bounds, now: int, done: int, ended: bool) -> End | None:
-    """Say whether a recording ends here, after ``done`` steps; ``ended``: the last of them just now.
+    """Return how a recording ends here, after ``done`` steps, or None; ``ended``: a step ended just now.
 
-    A window ends at the end of a step, also where its time is over: in the middle of one only where none
-    comes for some steps' time.
+    Even when its time is over a window ends with a step; within one only where it lasts several mean steps.
     """
     if ended:
         bounds.step_ended(now)

@@ -1,10 +1,10 @@
 """Take a request through its states: so many steps recorded, one file, the loop as it was.
 
-Called at the end of each step while a request is under way, and never otherwise. What the mailbox
-holds is anybody's of this user: numbers are bounded here again, and a path is checked. One request at
-a time. A recording begins and ends in the training thread, never beside a profiler of the program,
-and never in a forked child. Nothing raises into the loop: an error of our own ends capturing for good
-and is said on the bus; steps go on being counted.
+Called at the end of each step while a request is under way, and never otherwise. One request at a time. Any
+process of the user can write the mailbox, so numbers are bounded here again, and the path is checked. A
+recording begins and ends in the training thread, never beside a profiler of the program, never in a forked
+child. Nothing raises into the loop: an error of our own ends capturing for good and goes to the bus; steps
+are counted on.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Capture:
         self._forget()
 
     def at_boundary(self, within: bool = False) -> None:
-        """Do what is due at the end of a step; raises only what a signal handler of the user raised."""
+        """Do what is due at the end of a step; raise only what a signal handler of the user raised."""
         self._busy = True
         try:
             self._look(within)
@@ -80,7 +80,7 @@ class Capture:
             self._busy = False
 
     def woken(self) -> None:
-        """Do what is due between two lines of the loop: begin what time bounds, end what is late."""
+        """Do what is due between two lines of the loop: begin a window by time, end what is late."""
         pages = self._steps.pages
         if self._busy or pages is None:
             return
@@ -93,7 +93,7 @@ class Capture:
             self.at_boundary(within=True)
 
     def left_s(self) -> float:
-        """Return, to any thread, in how many seconds the recording is to be ended, at most."""
+        """Return in how many seconds the recording must end, at most; called from any thread."""
         pages, bounds, request = self._steps.pages, self._bounds, self.under_way
         if pages is None or bounds is None or request is None or pages.requests[0] != self._heard:
             return 0.0
@@ -101,9 +101,9 @@ class Capture:
         return 0.0 if ends else bounds.patience_ns(monotonic_ns()) / 1e9
 
     def forked(self) -> None:
-        """Leave the recording to the parent: in this child nothing is recorded any more."""
+        """Leave the recording to the parent, and record nothing more in this child."""
         if self._recorder is not None:
-            keep_for_ever(self._recorder)  # its end would end what the parent records
+            keep_for_ever(self._recorder)  # freeing it would end the parent's recording
             disable: Any = getattr(sys.modules["torch"]._C._autograd, "_enable_record_function", None)  # noqa: SLF001
             if disable is not None:
                 disable(False)
@@ -111,11 +111,11 @@ class Capture:
         self._forget()
 
     def at_exit(self) -> None:
-        """End what is under way with the program."""
+        """End the request under way with the program."""
         self._drop_out(wire_capture.STATE_CANCELLED, "the program ended")
 
     def take_back(self) -> None:
-        """End what is under way, and put back what was wrapped."""
+        """End the request under way, and put back what was wrapped."""
         self._drop_out(wire_capture.STATE_CANCELLED, "the hook was taken out")
         self.guard.take_back()
 
@@ -123,7 +123,7 @@ class Capture:
 
     def _look(self, within: bool) -> None:
         if self._recorder is not None and is_graph_captured():
-            return  # at a later end of a step, or when it is rung again
+            return  # until a later end of a step, or the next signal
         failure, self.failure = self.failure, None
         if failure is not None:
             self.break_off(failure, ours=True)
@@ -164,7 +164,7 @@ class Capture:
             steps.last_ns = monotonic_ns()
 
     def _hear(self, number: int) -> None:
-        """Answer another request meanwhile: the end of ours, or that we are busy."""
+        """Answer another request while one is under way: cancel ours, or be busy."""
         self._heard = number
         steps = self._steps
         pages = steps.pages
@@ -181,7 +181,7 @@ class Capture:
             steps.attend()
 
     def _refuse(self, request: Request) -> str:
-        """Say why a request cannot be, "" when it can."""
+        """Say why a request is impossible, "" when it is not."""
         if self._broken:
             return f"capturing disabled itself: {self._broken}"
         if "torch.autograd.profiler" not in sys.modules:
@@ -193,11 +193,11 @@ class Capture:
         return refusal or self.guard.refuse(request.kind)
 
     def _advance(self, request: Request, now: int, within: bool) -> None:
-        """Begin, go on or end, by the step at which the loop is; ``within`` one, none begins or is done."""
+        """Begin, go on or end, by the step of the loop; ``within`` one, no step begins or ends."""
         told, timed = self._told, request.is_timed
         position = told.step_now = self._position()
         if self._infers and self._steps.rule != wire.RULE_BATCH and not timed:
-            self._infers = False  # that was a validation before the first step: steps of training count now
+            self._infers = False  # that was a validation before the first step: now training steps count
             if self._recorder is not None:
                 self._drop_out(wire_capture.STATE_CANCELLED, wire_capture.BEGAN_TO_TRAIN)
                 return
@@ -219,7 +219,6 @@ class Capture:
             self._publish()
 
     def _go_on(self, request: Request, now: int, done: int) -> None:
-        """Go on recording, or end: with all steps, or where it takes too long or too much."""
         told = self._told
         ended = done > told.steps_done
         done = told.steps_done = max(done, told.steps_done)
@@ -238,7 +237,7 @@ class Capture:
             self._drop_out(end.state, end.reason)
 
     def _position(self) -> int:
-        """Return how many steps ended: of training, and where there is none, of inference."""
+        """Return how many steps ended, of training or, where there is none, of inference."""
         steps = self._steps
         return steps.eval_steps if steps.rule == wire.RULE_BATCH else steps.steps
 
@@ -272,7 +271,6 @@ class Capture:
         self._set(wire_capture.STATE_WARMING if probes else wire_capture.STATE_RECORDING)
 
     def _finish(self, end: End) -> None:
-        """Stop, write, look at what was written."""
         told, recorder = self._told, self._recorder
         told.ended_ns = monotonic_ns()
         if get_ident() != self._thread or recorder is None:
@@ -287,14 +285,14 @@ class Capture:
             if recorder.ending and file is not None:
                 file.write_window(recorder, told, cut=end.cut)
         except (OSError, RuntimeError) as error:
-            # What a disk or torch says of writing is no fault of ours: capturing stays possible.
+            # The disk or torch failed, not the hook: capturing stays possible.
             if not is_ours(error, torch_folder()):
                 raise
             self._drop_out(wire_capture.STATE_FAILED, str(error))
             return
         self._recorder = None
         recorder.drop()
-        self._steps.last_ns = monotonic_ns()  # the pause is ours, and belongs to no phase of the loop
+        self._steps.last_ns = monotonic_ns()  # the pause belongs to no phase of the loop
         told.paused_ns += self._steps.last_ns - told.ended_ns
         evals = self._count_evals()
         inside = f"{evals} evaluation steps ran within it" if evals else ""
@@ -305,7 +303,7 @@ class Capture:
         return 0 if self._steps.rule == wire.RULE_BATCH else self._steps.eval_steps - self._evals
 
     def _yield(self) -> None:
-        """Stop before a profiler of the program begins, which waits where another thread begins it."""
+        """Stop before a profiler of the program begins; in another thread, let it wait for that."""
         if get_ident() != self._thread:
             self._yields = True
             if self.guard.await_end():
@@ -314,7 +312,7 @@ class Capture:
         self._drop_out(wire_capture.STATE_YIELDED, _YIELDED)
 
     def _follow_no_more(self, error: Exception) -> None:
-        """End ours and all capturing: from here on nobody knows whether a profiler of the program records."""
+        """End ours and all capturing: nobody knows now whether a profiler of the program records."""
         self._broken = describe(error)
         if self._recorder is not None and get_ident() == self._thread:
             self.break_off(error, ours=True)
@@ -331,8 +329,8 @@ class Capture:
             try:
                 recorder.stop()
             finally:
-                self.guard.ours = None  # not before: a thread that waits for it begins its own then
-            self._recorder = None  # not before: who is interrupted in here tries again
+                self.guard.ours = None  # not before: a thread that waits for this then begins its own
+            self._recorder = None  # not before: after an interrupt this is called again
             recorder.drop()
             if self._file is not None:
                 self._file.remove()
@@ -340,7 +338,7 @@ class Capture:
             self._end(state, reason)
 
     def break_off(self, error: BaseException, ours: bool) -> None:
-        """End a request after an error, and all capturing after one of our own that torch did not raise."""
+        """End a request after an error, and all capturing where the error is our own and not torch's."""
         reason = describe(error) if ours else f"interrupted by {type(error).__name__}"
         if ours and not is_of_torch(error):
             self._broken = reason
@@ -354,7 +352,7 @@ class Capture:
             keep_for_ever(recorder)
             if not is_of_torch(second) or is_recording():
                 self._broken = reason
-            with suppress(Exception):  # not to be told either
+            with suppress(Exception):
                 self._end(wire_capture.STATE_FAILED, reason)
             self._forget()
             self._steps.answered = self._steps.requests[0]
@@ -377,7 +375,7 @@ class Capture:
     def _forget_request(self) -> None:
         self.under_way = self._file = self._bounds = None
         self._yields = False
-        self._steps.answered = self._heard  # from the next request on the mailbox is looked at again
+        self._steps.answered = self._heard  # look at the mailbox again from the next request on
         self._hush()  # last: it waits, and an alarm of the program may interrupt it
 
     def _forget(self) -> None:

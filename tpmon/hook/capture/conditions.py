@@ -1,6 +1,6 @@
-"""Say under which conditions something was recorded: model, batch, mode, ranks, settings, versions.
+"""Read the conditions of a recording: model, batch, mode, ranks, settings, versions.
 
-Read once, before a recording begins, from objects that are there; nothing is imported or computed.
+They are read once, before a recording begins; nothing is imported or computed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_PLACES = 64
 
 
 def describe_run(steps: Counts, first_step: int) -> dict[str, str]:
-    """Return what goes into a trace beside its events: names and JSON."""
+    """Return the metadata of a trace: names and JSON."""
     told = read_conditions(steps)
     told["first_step"] = first_step
     metadata = {"tpmon": json.dumps(told)}
@@ -36,7 +36,7 @@ def describe_run(steps: Counts, first_step: int) -> dict[str, str]:
 
 
 def read_conditions(steps: Counts) -> dict[str, Any]:
-    """Return the conditions of the loop that is counted, ready for JSON."""
+    """Return the conditions of the counted loop, ready for JSON."""
     torch: Any = sys.modules["torch"]
     inputs = getattr(steps.watcher, "inputs", None)
     found: dict[str, Any] = {
@@ -59,7 +59,7 @@ def read_conditions(steps: Counts) -> dict[str, Any]:
     for name, read in parts.items():
         try:
             found.update(read())
-        except Exception as error:  # one of them is no reason to go without the others
+        except Exception as error:  # the other parts go on
             if is_from_handler(error):
                 raise
             found[name] = {"missing": f"{type(error).__name__}: {error}"}
@@ -67,9 +67,9 @@ def read_conditions(steps: Counts) -> dict[str, Any]:
 
 
 def tell_conditions(steps: Counts, most_bytes: int) -> bytes:
-    """Return the conditions as JSON of so many bytes at most, empty where they have no room even so.
+    """Return the conditions as JSON of at most so many bytes, empty where they do not fit.
 
-    Where they are long, the folder is left out, and then the tensors of a batch.
+    The paths of sys.path are left out, then the folder, then the tensors of a batch.
     """
     told = read_conditions(steps)
     for name in ("sys_path", "folder", "inputs"):
@@ -81,7 +81,7 @@ def tell_conditions(steps: Counts, most_bytes: int) -> bytes:
 
 
 def _read_places() -> dict[str, Any]:
-    """Say where the files of the stacks lie: torch cuts their paths at the entries of sys.path."""
+    """Return where the files of stacks lie: torch cuts their paths at the entries of sys.path."""
     folder = os.getcwd()
     return {"folder": folder, "sys_path": [os.path.join(folder, one) for one in sys.path[:_MOST_PLACES]]}
 
@@ -95,7 +95,7 @@ def _read_model(torch: Any, steps: Counts) -> dict[str, Any]:
     return {
         "model": type(inner if isinstance(inner, torch.nn.Module) else model).__name__,
         "wrapped_by": type(model).__name__ if isinstance(inner, torch.nn.Module) else "",
-        # Of this rank, where they are sharded; DeepSpeed says beside an empty one how large it is.
+        # This rank's part where they are sharded; DeepSpeed keeps the size beside an empty parameter.
         "parameters": sum(getattr(one, "ds_numel", 0) or one.numel() for one in parameters),
         "dtype": str(parameters[0].dtype) if parameters else "",
         "device": str(parameters[0].device) if parameters else "",
@@ -116,21 +116,20 @@ def _read_settings(torch: Any) -> dict[str, Any]:
 
 
 def _read_precision(torch: Any) -> Any:
-    """Say how exact products of float32 matrices are."""
     read = getattr(getattr(torch, "_C", None), "_get_fp32_precision_getter", None)
     if read is None:
         return torch.get_float32_matmul_precision()
-    # Where it is there, the older function warns, and raises where the two kinds of settings were mixed.
+    # The older function warns then, and raises where the two kinds of settings were mixed.
     return {"missing": "TF32 is on: high or medium"} if read("cuda", "matmul") == "tf32" else "highest"
 
 
 def _read_autocast(torch: Any, steps: Counts) -> dict[str, Any]:
-    """Say what was so where the last watched backward began: at the end of a step autocast is over."""
+    """Return autocast where the last watched backward began: at the end of a step it is over."""
     words = wire_settings.parse_settings(steps.page) if len(steps.page) else ()
     on = words[wire_settings.SET_AUTOCAST] if words else wire_settings.UNKNOWN
     if on == wire_settings.UNKNOWN:
         on = int(torch.is_autocast_enabled())
-    if not on:  # most programs leave it before the backward
+    if not on:
         why = {"missing": "it was off where the backward began"}
         return {"autocast": why, "autocast_dtype": why}
     dtype = wire_settings.DTYPES.get(words[wire_settings.SET_AUTOCAST_DTYPE], "another type") if words else ""
@@ -151,7 +150,7 @@ def _read_ranks() -> dict[str, Any]:
 def _read_device(torch: Any) -> dict[str, Any]:
     if not torch.cuda.is_initialized():
         return {"gpu": ""}
-    # Past get_device_properties(), which counts the devices first: that may go to NVML.
+    # get_device_properties() counts the devices first, which may ask NVML.
     told = torch.cuda._get_device_properties(max(0, find_device(torch)))  # noqa: SLF001 there once CUDA is
     return {
         "gpu": told.name,

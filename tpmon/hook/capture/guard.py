@@ -1,7 +1,7 @@
-"""Keep two torch profilers from overlapping: torch drops one session without a word, then crashes on it.
+"""Keep two torch profilers from overlapping: torch drops one session silently, then crashes on it.
 
-Profilers of the program are followed from the first capture on; those that it began before are looked
-for once among all objects. They are known from their preparation on, which torch itself does not tell.
+The program's profilers are followed from the first capture on; earlier ones are searched for once among all
+objects. They count from their preparation on, which torch itself does not report.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _RANGES = ("emit_nvtx", "emit_itt")
 _LONGEST_WAIT_NS = 2_000_000_000
 _GRAPH_TREES = "torch._inductor.cudagraph_trees"
 _FIRST_HISTORY = (2, 1)
-"""The torch from which on an allocator's history is bounded, and of Python's stacks alone."""
+"""Since this torch an allocator's history can be bounded, and limited to stacks of Python."""
 
 
 class Guard:
-    """Follow the program's profilers; ``ours`` is the one that we run, ``on_foreign`` ends it."""
+    """Follow the program's profilers; ``ours`` is the one that we run."""
 
     def __init__(self, on_foreign: Callable[[], None], on_failure: Callable[[Exception], None]) -> None:
-        """Follow nothing yet; ``on_foreign`` is called before a profiler of the program begins.
+        """Follow nothing yet; ``on_foreign`` ends ours before a profiler of the program begins.
 
-        ``on_failure`` is told of an error in following one: whether one records is not known from there on.
+        ``on_failure`` takes an error in following: from then on nobody knows whether one records.
         """
         self.ours: Any = None
         self._on_foreign = on_foreign
@@ -57,7 +57,7 @@ class Guard:
             self._wrap(emitter, "__enter__")
             self._wrap(emitter, "__exit__")
         for one in _list_instances(profile):
-            # type(), because __class__ of a proxy is code of the user.
+            # type(), because __class__ of a proxy is code of the program.
             if issubclass(type(one), profile):
                 state = one.__dict__
                 if state.get("entered") and state.get("kineto_results") is None:
@@ -72,10 +72,9 @@ class Guard:
         self._foreign = WeakSet()
 
     def await_end(self) -> bool:
-        """Wait a moment until ours ends in the thread of its loop; tell whether it did.
+        """Wait up to 2 s until ours ends in the thread of its loop; return whether it did.
 
-        A recording that is stopped in another thread than its own leaves torch's state behind, and two at a
-        time end the process.
+        Stopped in another thread, a recording leaves torch's state behind, and two at a time end the process.
         """
         until = monotonic_ns() + _LONGEST_WAIT_NS
         while self.ours is not None and monotonic_ns() < until:
@@ -87,7 +86,7 @@ class Guard:
         if len(self._foreign):
             return True
         if self.ours is not None:
-            return False  # torch's own answer is of ours: one of the program's would have ended it
+            return False  # torch's answer means ours: one of the program's would have ended it
         return is_recording()
 
     def name_other(self) -> str:
@@ -99,7 +98,7 @@ class Guard:
         return ""
 
     def refuse(self, kind: int) -> str:
-        """Say what of the device or of other profilers forbids a recording of this kind, "" when nothing."""
+        """Say why device or profilers forbid a recording of this kind, "" when they do not."""
         torch: Any = sys.modules["torch"]
         cuda = bool(torch.cuda.is_initialized())
         if kind not in wire_capture.PROFILES:
@@ -128,7 +127,7 @@ class Guard:
             self._foreign.add(one)
             if self.ours is not None:
                 self._on_foreign()
-        except Exception as error:  # the program's profiler begins whatever becomes of ours
+        except Exception as error:  # the program's profiler must begin in any case
             self._fail(error)
 
     def _ends(self, one: Any) -> None:
@@ -147,7 +146,6 @@ class Guard:
                 raise
 
     def _wrap(self, place: Any, name: str) -> None:
-        """Follow a method that begins a profiler, or ends it."""
         from functools import wraps  # noqa: PLC0415
 
         original: Callable[..., Any] = place.__dict__[name]
@@ -171,7 +169,7 @@ class Guard:
 
 
 def is_recording() -> bool:
-    """Tell whether torch records in this thread, for whomever; or marks operators for another tool."""
+    """Tell whether torch records in this thread for anybody, or marks operators for another tool."""
     enabled = getattr(sys.modules["torch"]._C._autograd, "_profiler_enabled", None)  # noqa: SLF001
     return enabled is not None and bool(enabled())
 
@@ -179,8 +177,8 @@ def is_recording() -> bool:
 def name_graphs(torch: Any) -> str:
     """Say that a first profile could hang or crash the program's CUDA graphs, "" where it could not.
 
-    Of CUDA 11 a graph does not bear that the profiler comes up after it (pytorch/pytorch#75504, #135003).
-    Once a recording of ours is over it is up, and graphs that are made from then on bear it.
+    On CUDA 11 a profiler that starts after a graph breaks it (pytorch/pytorch#75504, #135003); graphs made
+    after a recording of ours are safe.
     """
     version = str(torch.version.cuda)
     if not (0, 0) < parse_version(version) < (12, 0) or has_recorded():
@@ -195,10 +193,10 @@ def name_graphs(torch: Any) -> str:
 
 
 def _list_instances(kind: type) -> list[Any]:
-    """List what refers to a class or to one made of it: its instances are among that.
+    """List what refers to a class or its subclasses: instances are among it.
 
-    Only these are touched. A list of all objects would count a reference on each, and the pages of what a
-    program shares with its workers would be copied. Before Python 3.9 an instance does not show its class.
+    A list of all objects would change their reference counts, and so copy the pages that a program shares
+    with its workers. Before Python 3.9 it must be that: an instance does not refer to its class.
     """
     if sys.version_info < (3, 9):
         return gc.get_objects()
@@ -213,7 +211,7 @@ def _list_instances(kind: type) -> list[Any]:
 
 
 def find_cupti_user(path: str = "/proc/self/maps") -> str:
-    """Name the library of another tool that holds the GPU's one profiling slot in this process, or ""."""
+    """Name another tool's library that holds the GPU's one profiling slot in this process, or ""."""
     names = (*wire_capture.NSYS_LIBRARIES, *wire_capture.CUPTI_LIBRARIES)
     injected = os.environ.get(wire_capture.INJECTED, "")
     return wire_capture.find_mapped(names, path) or os.path.basename(injected.strip())

@@ -1,9 +1,9 @@
-"""Stand between steps and capture: load it with the first request, wake it where no step ends.
+"""Connect steps and capture: load it with the first request, wake it where no step ends.
 
-SIGURG, because a process that does not handle it ignores it. The handler is put in place with the
-pages, by the main thread, where nobody else has one; it calls what was there before, and interrupts no
-system call. It is given back with the hook, and in a forked child. Where the program puts another one in
-its place, that is said on the bus, so that tpmon sends no more.
+The signal is SIGURG, which a process without a handler ignores. The main thread installs the handler with
+the pages, unless a handler is not Python's; it calls the one before it, and interrupts no system call. It is
+given back with the hook, and in a forked child. Where the program replaces it, the bus says so, and tpmon
+sends no more.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ENDS_S = 0.1
 
 
 class Mailbox:
-    """Hold what captures, once somebody asked for it, and the handler of SIGURG."""
+    """Hold the Capture, once somebody asked for one, and the handler of SIGURG."""
 
     def __init__(self) -> None:
         self.steps: Any = None
@@ -42,28 +42,28 @@ class Mailbox:
         self._over: Any = None
 
     def opened(self, steps: Counts) -> None:
-        """Take the signal when the pages are made, if this is the main thread and nobody has it."""
-        import signal  # noqa: PLC0415 torch imported both already; a program without torch comes never here
+        """Take the signal when the pages are made, if this is the main thread and no C code has it."""
+        import signal  # noqa: PLC0415 torch imported both already
         import threading  # noqa: PLC0415
 
         self.steps = steps
         if self._handling or threading.current_thread() is not threading.main_thread():
             return
         before = signal.getsignal(signal.SIGURG)
-        # A handler that is not Python's: nobody could call it again. Python knows of none that came later.
+        # A handler that is not Python's cannot be called from here; getsignal() misses those installed later.
         if before is None or (not callable(before) and is_set(signal.SIGURG, b"SigCgt:", unknown=True)):
             return
         try:
             signal.signal(signal.SIGURG, self._woken)
         except ValueError:
-            return  # a subinterpreter, or a Python that another program has within: it has no main thread
+            return  # a subinterpreter, or a Python embedded in another program: it has no main thread
         self._before = before
         signal.siginterrupt(signal.SIGURG, False)
         self._handling = True
         self.look_at_signal()
 
     def look_at_signal(self) -> None:
-        """Say on the bus whether the signal is ours: the program may have taken it, or given it back."""
+        """Write to the bus whether the signal is ours: the program may have taken it, or given it back."""
         import signal  # noqa: PLC0415
         import threading  # noqa: PLC0415
 
@@ -72,7 +72,7 @@ class Mailbox:
             ours = (
                 self._handling
                 and signal.getsignal(signal.SIGURG) == self._woken
-                # Python runs handlers in its main thread, which looks at the mailbox for its own loop alone.
+                # Python runs handlers in its main thread, which serves only a loop of its own.
                 and self.steps.owner == threading.main_thread().ident
             )
             wire.write_signal(pages.page, ours=ours)
@@ -92,7 +92,7 @@ class Mailbox:
             self._refuse(error)
 
     def _describe(self) -> bool:
-        """Say the conditions of the run where that is asked for, and no capture is under way."""
+        """Write the conditions of the run where those are asked for, and no capture is under way."""
         steps = self.steps
         number, kind = steps.requests[0], steps.requests[1]
         under_way = self.capture is not None and self.capture.under_way is not None
@@ -116,8 +116,8 @@ class Mailbox:
             self.capture.forked()
 
     def leave(self) -> None:
-        """Know nothing more of what captures in a forked child, and end nothing: that is the parent's."""
-        keep_for_ever(self.capture)  # its end is not this child's to make
+        """Drop the Capture in a forked child without ending it: that is the parent's."""
+        keep_for_ever(self.capture)  # freeing it would end the parent's recording
         self.capture = self._timer = self._over = None
         self._handling = False
 
@@ -151,11 +151,7 @@ class Mailbox:
             self._refuse(error)
 
     def _refuse(self, error: Exception) -> None:
-        """Say that nothing can be captured: tpmon's own files may have changed since, or be gone.
-
-        Raises:
-            Exception: the error itself, where it is none of ours.
-        """
+        """Refuse the request after an error of ours (tpmon's files may be gone); raise others again."""
         if not is_ours(error):
             raise error
         steps = self.steps
@@ -181,7 +177,7 @@ class Mailbox:
                 capture.break_off(error, ours=True)  # torch crashes at the end of a program that records
 
     def _ring_when_due(self) -> bool:
-        """Have this thread woken when its recording is to end, by a thread that ends with that; or False."""
+        """Start a thread that wakes this one when its recording must end; False where that cannot be."""
         import signal  # noqa: PLC0415
         import threading  # noqa: PLC0415
 
@@ -197,13 +193,13 @@ class Mailbox:
         return True
 
     def _ring_no_more(self) -> None:
-        """End that thread, and wait a moment for it: a loop that is captured often has one of it at most."""
+        """End that thread, and wait up to 0.1 s for it, so that there is one at most."""
         timer, over = self._timer, self._over
         if over is not None and over.locked():
             over.release()
         if timer is not None:
             timer.join(_ENDS_S)
-        self._timer = self._over = None  # not before: who is interrupted in here tries again
+        self._timer = self._over = None  # last: after an interrupt this is called again
 
     def _ring(self, over: Any) -> None:
         try:
@@ -214,35 +210,35 @@ class Mailbox:
                     self.capture.failure = error  # the thread of the loop ends the recording, and says why
                 self._ring_once()
             except Exception:
-                return  # the ends of steps bound the recording too
+                return  # the end of a step bounds the recording too
 
     def _ring_until(self, over: Any) -> None:
         again_s = _RING_AGAIN_S
-        # Again until it is heard: the first may come while the recording only begins.
+        # Repeated until it is heard: the first may come while the recording still begins.
         while self._handling and self.capture is not None:
             if self.capture.under_way is None:
                 return
             left_s = self.capture.left_s()
             if left_s <= 0 and not self._ring_once():
                 return
-            # In parts, for a request that is cancelled and for the memory that it takes.
+            # Waits in parts, to see a cancelled request and the memory that it takes.
             if over.acquire(timeout=min(left_s, _LOOK_AGAIN_S) if left_s > 0 else again_s):
                 return
             if left_s <= 0:
                 again_s = min(2 * again_s, _RING_SELDOM_S)  # it is in one long call
 
     def _ring_once(self) -> bool:
-        """Send the main thread its signal, where that is ours; tell whether it was sent."""
+        """Send the main thread the signal, where that is ours; return whether it was sent."""
         import signal  # noqa: PLC0415
         import threading  # noqa: PLC0415
 
         main = threading.main_thread().ident
         if not self._handling or main is None or signal.getsignal(signal.SIGURG) != self._woken:
-            return False  # the program took it meanwhile: the ends of steps bound the recording
+            return False  # the program took it: the end of a step bounds the recording
         try:
             signal.pthread_kill(main, signal.SIGURG)
         except OSError:
-            return False  # that thread is gone, and a thread's error would be printed
+            return False  # that thread is gone; an error here would be printed
         return True
 
     def _give_back(self) -> None:
@@ -255,7 +251,7 @@ class Mailbox:
             signal.signal(signal.SIGURG, self._before)
 
     def _woken(self, number: int, frame: FrameType | None) -> None:
-        """Look at the mailbox between two lines of the loop, for requests that time bounds."""
+        """Look at the mailbox between two lines of the loop, for requests that are bounded by time."""
         steps = self.steps
         try:
             if self._handling and steps.pages is not None and steps.owner == get_ident():

@@ -1,7 +1,7 @@
 """Record steps with torch's profiler, the allocator's history, or a range for nsys, into one file.
 
-A recording begins and ends in one thread. Stopping and writing hold the GIL: that is the pause that
-a capture costs. torch returns from a write to a full disk without an error, so the file is looked at.
+A recording begins and ends in one thread. Stopping and writing hold the GIL: that is the pause of a capture.
+torch reports no error when the disk is full, so the file is checked.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _PROFILER = "torch.autograd.profiler"
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 _LEVEL_SYMBOL = "_ZN9libkineto6Logger14severityLevel_E"
 _LEAST_LEVEL, _OURS, _SILENT = -1, 98, 99
-"""Of libkineto's messages, 0 to 5; what is above all of them is not written."""
+"""Levels of libkineto's messages are 0 to 5; above all of them nothing is printed."""
 
 _MARK = "ProfilerStep"
 _CUT_MARK = "StepCutShort"
-"""Of the same length, so that it is written in its place: what counts steps passes it by."""
+"""Of the same length, to be written over it: tools that count steps ignore it."""
 
 
 class NotWrittenError(OSError):
-    """Say that a file is not there, or not whole, after it was written."""
+    """Raised where a file is missing, or not whole, after it was written."""
 
 
 class Recorder:
-    """Hold one window of torch's profiler: ``start``, ``mark`` at each step, ``stop``, ``save``, ``drop``.
+    """Record one window: ``prepare``, ``start``, ``mark`` at each step, ``stop``, ``save``, ``drop``.
 
-    It has the bounded defaults of torch's profiler; ``options`` are OPTION_*.
+    Shapes, stacks and memory are off unless ``options`` (OPTION_*) ask for them.
     """
 
     ending = TRACE_ENDING
@@ -53,7 +53,7 @@ class Recorder:
 
     @property
     def profile(self) -> object:
-        """Return torch's own object, by which the guard tells ours from others."""
+        """Return torch's object, by which the guard knows ours."""
         return self._profile
 
     def prepare(self) -> None:
@@ -89,22 +89,18 @@ class Recorder:
                     profile.__exit__(None, None, None)
 
     def abandon(self) -> None:
-        """End the recording past torch's profile, which failed to: what goes on would fill the memory."""
+        """End the recording where torch's profile failed to: it would go on and fill the memory."""
         autograd: Any = sys.modules["torch.autograd"]
         with suppress(Exception):  # it is off already
             autograd._disable_profiler()  # noqa: SLF001
 
     def save(self, path: str) -> None:
-        """Write what was recorded.
-
-        Raises:
-            NotWrittenError: when the file is not whole.
-        """
+        """Write what was recorded; NotWrittenError where the file is not whole."""
         self._profile.kineto_results.save(path)
         check_whole(path)
 
     def drop(self) -> None:
-        """Give back the memory: without this the results stay until the collector comes by."""
+        """Free the memory at once, not only at the next garbage collection."""
         profile, self._profile, self._range = self._profile, None, None
         if profile is not None:
             profile.kineto_results = None
@@ -127,7 +123,7 @@ class Recorder:
             "use_kineto": True,
         }
         if torch.cuda.is_initialized():
-            # Before torch 2.4 it has use_device too, but for back ends that are not torch's own.
+            # Before torch 2.4 use_device is for third-party back ends.
             newer = "use_device" in names and parse_version(str(torch.__version__)) >= (2, 4)
             chosen.update({"use_device": "cuda"} if newer else {"use_cuda": True})
         config: Any = getattr(torch._C._profiler, "_ExperimentalConfig", None)  # noqa: SLF001
@@ -140,9 +136,9 @@ class Recorder:
 class _Quiet:
     """Keep libkineto from writing to the program's standard error while we begin or end a recording.
 
-    It takes its level from the environment once, when it first begins: set then, and only then, since
-    another thread of the program may be reading the environment in C, which no lock guards. Later the
-    level itself is changed and put back, so that the program's own profiler says what it ever said.
+    It reads its level from the environment when it first begins. The environment is set only then: another
+    thread of the program may be reading it in C, without a lock. Later the level itself is changed and put
+    back, so that the program's own profiler prints as before.
     """
 
     def __enter__(self) -> None:
@@ -155,7 +151,7 @@ class _Quiet:
             self._level.value = _OURS
 
     def __exit__(self, *error: object) -> None:
-        # Another value now: it began just now, and read it from the environment.
+        # Another value: libkineto began just now, and read it from the environment.
         if self._level is not None and self._level.value == _OURS:
             self._level.value = self._before
         if self._ours:
@@ -167,16 +163,16 @@ _BEGUN: list[bool] = []
 
 
 def has_recorded() -> bool:
-    """Tell whether a recording of ours began or ended in this process: torch's profiler is up then."""
+    """Tell whether a recording of ours began in this process, and with it torch's profiler."""
     return bool(_BEGUN)
 
 
 def _find_level() -> Any:
-    """Return libkineto's level as a C integer, None in a torch that has it elsewhere."""
+    """Return libkineto's level as a C integer, None where this torch keeps it elsewhere."""
     try:
         import ctypes  # noqa: PLC0415
 
-        # Loaded long ago: this finds it, and loads nothing.
+        # RTLD_NOLOAD: it is loaded already.
         library = ctypes.CDLL(f"{torch_folder()}lib/libtorch_cpu.so", os.RTLD_NOLOAD | os.RTLD_LAZY)
         level = ctypes.c_int.in_dll(library, _LEVEL_SYMBOL)
     except (ImportError, OSError, ValueError, AttributeError):
@@ -185,11 +181,7 @@ def _find_level() -> Any:
 
 
 def check_whole(path: str) -> None:
-    """Look at a trace that is written.
-
-    Raises:
-        NotWrittenError: when it is not there to its last brace.
-    """
+    """Raise NotWrittenError where a trace does not end with its last brace."""
     try:
         with open(path, "rb") as file:
             whole = is_whole(file.fileno())
@@ -201,11 +193,7 @@ def check_whole(path: str) -> None:
 
 
 def rename_cut(path: str, step: int) -> None:
-    """Take the mark off a step that did not end: it would count as a whole one.
-
-    Raises:
-        OSError: when the file cannot be read or written.
-    """
+    """Rename the mark of a step that did not end, which would count as a whole one; may raise OSError."""
     import mmap  # noqa: PLC0415 seldom needed
 
     mark, other = (f'"{name}#{step}"'.encode() for name in (_MARK, _CUT_MARK))
@@ -223,14 +211,14 @@ def _trim() -> None:
 
         ctypes.CDLL(None).malloc_trim(0)
     except (ImportError, OSError, AttributeError):
-        pass  # musl has no malloc_trim, and gives it back by itself
+        pass  # musl has no malloc_trim, and hands it back by itself
 
 
 _PICKLE_END = b"."
 
 
 class Unprofiled:
-    """Record without torch's profiler: the guard meets nothing of it, and what is not needed passes it by."""
+    """Record without torch's profiler: there is nothing for the guard, and by default nothing to do."""
 
     ending = ""
     profile: object = None
@@ -242,13 +230,13 @@ class Unprofiled:
         """Get ready; nothing is recorded yet."""
 
     def mark(self, step: int) -> None:
-        """Pass the beginning of a step."""
+        """Begin a step."""
 
     def stop(self) -> None:
         """End the recording."""
 
     def abandon(self) -> None:
-        """End it where something failed before."""
+        """End the recording after an error."""
 
     def save(self, path: str) -> None:
         """Write what was recorded."""
@@ -265,7 +253,7 @@ class MemoryRecorder(Unprofiled):
         self._ours = True
 
     def prepare(self) -> None:
-        """See whether the program keeps a history itself: then it is left as it is."""
+        """Leave a history alone that the program keeps itself."""
         self._ours = not _keeps_history(unknown=False)
 
     def start(self, metadata: dict[str, str]) -> None:  # noqa: ARG002
@@ -273,10 +261,10 @@ class MemoryRecorder(Unprofiled):
         self._running = True
         if self._ours:
             memory: Any = sys.modules["torch.cuda.memory"]
-            # Stacks of C++ as well, which is torch's default, take several times the memory and the time.
+            # torch's default has stacks of C++ too: several times the memory and the time.
             memory._record_memory_history(max_entries=self._entries, stacks="python")  # noqa: SLF001
 
-    # Not stopped before ``save``: to stop the history forgets it.
+    # Nothing ends it before ``save``: stopping the history discards it.
 
     def abandon(self) -> None:
         """Stop keeping the history."""
@@ -284,11 +272,7 @@ class MemoryRecorder(Unprofiled):
             self.drop()
 
     def save(self, path: str) -> None:
-        """Write the history and what is allocated now.
-
-        Raises:
-            OSError: when the file is not whole.
-        """
+        """Write the history and what is allocated now; OSError where the file is not whole."""
         memory: Any = sys.modules["torch.cuda.memory"]
         memory._dump_snapshot(path)  # noqa: SLF001
         with open(path, "rb") as file:
@@ -331,7 +315,7 @@ class Range(Unprofiled):
         """End the range of the step before, and begin one."""
         self._end_step()
         torch: Any = sys.modules["torch"]
-        # Not pushed: the program may be within ranges of its own, and would close ours by a pop.
+        # Not pushed: a pop of the program would close ours.
         self._open = torch.cuda.nvtx.range_start(f"step {step}")
 
     def stop(self) -> None:
@@ -344,7 +328,7 @@ class Range(Unprofiled):
                 torch.cuda.synchronize()
                 torch.cuda.cudart().cudaProfilerStop()
 
-    # What is open nsys ends with the program, and it writes the file.
+    # There is nothing to save: nsys writes the file, and closes open ranges with the program.
 
     def drop(self) -> None:
         """Stop, whatever happened before."""

@@ -1,6 +1,6 @@
 """Bound a capture before it begins, and write its file: ``.part`` until whole, 0600, never over another.
 
-How much a step gives is known from a probe: one step that was profiled, measured and thrown away.
+The size of a step is known from a probe: one step that was profiled, measured and thrown away.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from tpmon.hook.capture.recorder import MemoryRecorder, Range
 
 _DISK_SPARE = 64 << 20
-"""Bytes that stay free on the disk: the log and the next checkpoint's beginning are the run's."""
+"""Bytes of disk that stay free for the run's log and the beginning of its next checkpoint."""
 
 _LARGEST = 4 << 30
-"""Larger than any file that bounds of time and memory leave room for: a probe knows no size before."""
+"""Larger than any file within the bounds of time and memory; before a probe no size is known."""
 
 _MIB = 1 << 20
 _ODD = re.compile(r'[\x00-\x1f\x7f"\\]|://')
@@ -31,7 +31,7 @@ _ODD = re.compile(r'[\x00-\x1f\x7f"\\]|://')
 class CaptureFile:
     """Hold where a capture is written and how large it may get.
 
-    ``sizes`` is what probes found: by options, events and bytes of how many steps or ns.
+    ``sizes`` is what probes found: by options, events and bytes in so many steps or ns.
     """
 
     def __init__(self, request: Request, sizes: dict[int, tuple[int, int, int]]) -> None:
@@ -40,7 +40,7 @@ class CaptureFile:
         self._part = ""
 
     def refuse(self) -> str:
-        """Say why it would not fit or cannot be written, "" when it does; makes the folder."""
+        """Make the folder; say why the file would not fit or cannot be written, "" when it can."""
         request = self._request
         folder = request.folder
         if not _can_write_to(folder):
@@ -79,7 +79,7 @@ class CaptureFile:
         return ""
 
     def exceeds(self, steps: int) -> bool:
-        """Tell whether so many steps are too many events or bytes, by what the probe found."""
+        """Tell whether so many steps exceed events or bytes, by what the probe found."""
         told = self._sizes.get(self._request.options)
         return told is not None and (
             told[0] * steps > self._request.most_events or told[1] * steps > self._request.most_bytes
@@ -89,7 +89,7 @@ class CaptureFile:
         """Write the file of a window and note its size; ``cut``: its last step did not end.
 
         Raises:
-            OSError: when it is not whole, or its name is taken; nothing of it is left then.
+            OSError: when it is not whole, or its name is taken; then it is removed.
         """
         request = self._request
         name = wire_capture.file_name(request.name, told.rank - 1, told.first_step, recorder.ending)
@@ -117,7 +117,7 @@ class CaptureFile:
         told.bytes = size
 
     def remove(self) -> None:
-        """Remove what is not whole."""
+        """Remove the partial files."""
         if self._part:
             _unlink(self._part)
             _unlink(self._part + TEMPORARY)
@@ -127,11 +127,11 @@ def _unlink(path: str) -> None:
     try:
         os.unlink(path)
     except OSError:
-        return  # was never there, or its folder is gone
+        return
 
 
 def _can_write_to(folder: str) -> bool:
-    """Tell whether torch writes where it is told: it drops some signs of a path, and writes elsewhere."""
+    """Tell whether torch writes to this path: it drops some characters of paths, and writes elsewhere."""
     try:
         folder.encode()
     except UnicodeEncodeError:
@@ -143,19 +143,15 @@ def _make(folder: str) -> None:
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
-        if not os.path.isdir(folder):  # else another rank was first
+        if not os.path.isdir(folder):  # another rank may have been first
             raise
 
 
 def _try_writing(path: str) -> None:
-    """Find out before torch does that nothing can be written: torch says it on the run's standard error.
-
-    Raises:
-        OSError: when it cannot.
-    """
+    """Raise OSError where nothing can be written: torch would print that on the run's standard error."""
     if read_disk_left(os.path.dirname(path)) < _DISK_SPARE:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-    # Both: torch writes into the second, also through a link, and with a mode that lets others read a trace.
+    # torch writes into the temporary file, through a link too, and with a mode that lets others read it.
     made: dict[str, int] = {}
     try:
         for one in (path + TEMPORARY, path):
@@ -170,7 +166,7 @@ def _try_writing(path: str) -> None:
 
 
 def _publish(part: str, path: str) -> None:
-    """Give a file its name; unlike a rename, a link fails where the name is taken."""
+    """Give a file its name by a link, which, unlike a rename, fails where the name is taken."""
     try:
         os.link(part, path)
     except FileExistsError:
