@@ -13,17 +13,17 @@ from tpmon.view.layout import WIDTH, Column, Row, Table, fit_column, lay_paragra
 
 MOST_REASONS = 12
 _WHOLE = ("gpus", "ranks")
-"""Tables of which each row is wanted: the slow rank may be the last."""
+"""Tables that are shown whole: the slow rank may be the last."""
 MOST_NAMES = 10
-"""Of what was not read, for one reason."""
+"""Names of unread values for one reason."""
 MOST_CELLS = 40
-"""Of a name in a table."""
+"""Cells of a name in a table."""
 LINE_CHARS = 400
-"""Of a line of what others have named."""
+"""A line may hold names that others chose."""
 
 
 def write_blocks(blocks: Sequence[Block], top: int) -> list[str]:
-    """Write paragraphs and tables below each other; of a table that CSV has at most ``top`` rows."""
+    """Write paragraphs and tables below each other; at most ``top`` rows of a table that is in CSV too."""
     lines: list[str] = []
     for number, block in enumerate(blocks):
         is_text = isinstance(block, Paragraph)
@@ -47,7 +47,7 @@ def _write_sheet(sheet: Sheet[Any], top: int) -> list[str]:
 
 
 def _widen(column: Column[Any], rows: Sequence[Any]) -> Column[Any]:
-    """Give a column what its names need: other columns can follow in a further table, a cut name cannot."""
+    """Fit a column to its names: other columns can move to a further table, a cut name cannot."""
     fitted = fit_column(column.head, 0, lambda row: str(column.read(row)), rows, most=MOST_CELLS)
     return dataclasses.replace(column, width=max(column.width, fitted.width))
 
@@ -58,9 +58,9 @@ def write_rows(
     below: Callable[[Row], Sequence[str]] | None = None,
     width: int = WIDTH,
 ) -> list[str]:
-    """Write heads and rows; nothing without rows. ``below`` returns what stands below a row.
+    """Write heads and rows; nothing without rows. ``below`` returns the lines below a row.
 
-    Columns that have no room follow in further tables, each behind the first column: text loses no figure.
+    Columns without room follow in further tables, behind the first column: text loses no figure.
     """
     if not rows:
         return []
@@ -75,7 +75,7 @@ def write_rows(
 
 
 def write_unread(of: object, apart: Sequence[str] = (), width: int = WIDTH) -> list[str]:
-    """Say once what was not read and why, the names of one reason together; nothing where all was read.
+    """Write what was not read and why, the names of one reason together.
 
     ``of`` is a dataclass, or a tuple of them; its fields in ``apart`` are left out.
     """

@@ -1,4 +1,4 @@
-"""Write the files of a bundle, private and never over anything that is there: a folder, or a tar file."""
+"""Write the files of a bundle into a folder or a tar file, private, and never over existing files."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ from tpmon.view.layout import lay_paragraph
 README = "README.txt"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PACKED = (".gz", ".tgz")
-_END = bytes(2 * tarfile.BLOCKSIZE)
-"""Of a tar file."""
+_END = bytes(2 * tarfile.BLOCKSIZE)  # of a tar file
 
 
 def _hand_over(fd: int) -> None:
-    """Give a new file or folder to who called sudo: nobody else could read what is root's alone."""
+    """Give a new file or folder to the user who called sudo: only root could read it else."""
     words = [os.environ.get(name, "") for name in ("SUDO_UID", "SUDO_GID")]
     if os.geteuid() or not all(word.isascii() and word.isdecimal() and len(word) <= 10 for word in words):
         return
-    with suppress(OSError, OverflowError):  # a server that knows no root, or no such number: it stays root's
+    with suppress(OSError, OverflowError):  # a server that squashes root, or no such number: it stays root's
         os.fchown(fd, int(words[0]), int(words[1]))
 
 
@@ -45,11 +44,7 @@ class FolderSink:
     """Write a bundle into a folder of its own, of mode 0700."""
 
     def __init__(self, path: str) -> None:
-        """Make the folder.
-
-        Raises:
-            UsageError: when it is there already, or cannot be made.
-        """
+        """Make the folder; UsageError where it is there already, or cannot be made."""
         self.path = path
         self._failed = False
         try:
@@ -60,24 +55,20 @@ class FolderSink:
         _hand_over(self._folder)
 
     def add(self, name: str, data: bytes) -> None:
-        """Write one new file of mode 0600.
-
-        Raises:
-            OSError: when it cannot be written.
-        """
+        """Write one new file of mode 0600; OSError where that fails."""
         fd = os.open(name, _NEW, 0o600, dir_fd=self._folder)
         try:
             _hand_over(fd)
             _write_all(fd, data)
         except BaseException:
             self._failed = True
-            os.unlink(name, dir_fd=self._folder)  # half a file would be taken for a whole one
+            os.unlink(name, dir_fd=self._folder)
             raise
         finally:
             os.close(fd)
 
     def close(self) -> None:
-        """Leave the folder; one in which nothing could be written goes."""
+        """Close the folder; remove it where nothing could be written."""
         os.close(self._folder)
         if self._failed:
             with suppress(OSError):
@@ -91,11 +82,7 @@ class TarSink:
     """
 
     def __init__(self, path: str) -> None:
-        """Make the file.
-
-        Raises:
-            UsageError: when it is there already, or cannot be made.
-        """
+        """Make the file; UsageError where it is there already, or cannot be made."""
         self.path = path
         try:
             self._file = os.open(path, _NEW, 0o600)
@@ -121,11 +108,7 @@ class TarSink:
         return info
 
     def add(self, name: str, data: bytes) -> None:
-        """Append one file.
-
-        Raises:
-            OSError: when it cannot be written.
-        """
+        """Append one file; OSError where that fails."""
         info = self._head(f"{self._folder}/{name}")
         info.size = len(data)
         self._append(_to_blocks(info, data))
@@ -141,7 +124,7 @@ class TarSink:
             raise
 
     def close(self) -> None:
-        """Write the end of the tar file; one that could not be finished goes."""
+        """Write the end of the tar file; remove one that cannot be finished."""
         try:
             try:
                 self._append(_END)
@@ -154,11 +137,10 @@ class TarSink:
 
 
 Sink = Union[FolderSink, TarSink]
-"""What takes the files of a bundle, one after the other; what was added stays."""
 
 
 def _to_blocks(info: tarfile.TarInfo, data: bytes) -> bytes:
-    """Return one member of a tar file: its head, its data, and zeros up to the end of a block."""
+    """Return a member of a tar file: head, data, and zeros up to the end of a block."""
     return info.tobuf() + data + bytes(-len(data) % tarfile.BLOCKSIZE)
 
 
@@ -178,19 +160,19 @@ _HIDDEN = (
 
 @dataclass(slots=True)
 class Contents:
-    """Collect what is in a bundle and what is not: names with sizes, and names with reasons."""
+    """Collect what is in a bundle (name, bytes, description) and what is not (name, reason)."""
 
     files: list[tuple[str, int, str]] = field(default_factory=list)
     failures: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of all files."""
+        """Return the size of all files."""
         return sum(size for _, size, _ in self.files)
 
 
 def write_readme(head: Iterable[tuple[str, str]], contents: Contents) -> list[str]:
-    """Write what a bundle holds, what is not in it and why, and what was hidden in it."""
+    """Write what is in a bundle, what is not and why, and what was hidden."""
     lines: list[str] = []
     for label, text in head:
         lines += lay_paragraph(label, text)
@@ -204,11 +186,7 @@ def write_readme(head: Iterable[tuple[str, str]], contents: Contents) -> list[st
 
 
 def check_written(path: str, contents: Contents) -> None:
-    """Refuse to call it a bundle when its files, or the one that says what is missing, were not written.
-
-    Raises:
-        UsageError: with the reason.
-    """
+    """Raise UsageError where no file, or not the README, could be written."""
     failures = dict(contents.failures)
     if contents.files and README not in failures:
         return
@@ -220,7 +198,7 @@ def check_written(path: str, contents: Contents) -> None:
 
 
 def say_result(path: str, contents: Contents) -> list[str]:
-    """Say in a line or two where a bundle is and what is not in it."""
+    """Write where a bundle is and what is not in it."""
     count = f"{count_of(len(contents.files), 'file')}, {format_bytes(contents.size_bytes)}"
     lines = lay_paragraph("bundle", f"{path} ({count})")
     if contents.failures:
@@ -238,13 +216,13 @@ MOST_FRAME_BYTES = 64 << 20
 
 
 def say_verdict(frame: Frame) -> str:
-    """Say the verdict of a Frame in a line."""
+    """Write the verdict of a Frame in a line."""
     finding = frame.verdict
     return f"{name_verdict(finding)}: {finding.summary}" if is_known(finding) else f"none: {finding.reason}"
 
 
 def write_versions(versions: Iterable[tuple[str, Known[str]]]) -> list[str]:
-    """Write a version a line, or why it is not known."""
+    """Write a version a line, or why it is unknown."""
     return [
         f"{name + ':':<20}{f'? {value.reason}' if isinstance(value, Missing) else value}"
         for name, value in versions
@@ -252,13 +230,13 @@ def write_versions(versions: Iterable[tuple[str, Known[str]]]) -> list[str]:
 
 
 def describe_frames(seen: int, lines: Sequence[str]) -> str:
-    """Say how many of the ``seen`` Frames are in the file."""
+    """Describe how many of the ``seen`` Frames are in the file."""
     there = f"{seen} Frames" if len(lines) == seen else f"the newest {len(lines)} of {seen} Frames"
     return f"{there}, one a line"
 
 
 def describe_pulses(pulses: Sequence[Pulse]) -> str:
-    """Say how far back the main figures go: much further than the Frames of a screen."""
+    """Describe how far back the main figures go: much further than the Frames."""
     span_s = (pulses[-1].taken_ns - pulses[0].taken_ns) / 1e9
     return f"the main figures of the last {format_seconds(span_s)}, one reading a line"
 

@@ -1,4 +1,4 @@
-"""Write what came of a capture as text: state, steps before and after, summary, files."""
+"""Write the result of a capture as text: state, steps before and after, summary, files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_INPUTS = 4
 
 
 def write_capture(result: CaptureResult, summaries: Sequence[TraceSummary], host: str) -> list[str]:
-    """Write a capture for a person: what there is, what it says, how to fetch it."""
+    """Write a capture for a person: its files, their contents, how to fetch them."""
     lines = [f"{result.state.value}: {result.backend}"]
     lines += [_write_rank(rank) for rank in result.ranks]
     lines += [f"  {note}" for note in result.notes]
@@ -41,7 +41,7 @@ def write_capture(result: CaptureResult, summaries: Sequence[TraceSummary], host
 
 
 def write_capture_line(result: CaptureResult, summaries: Sequence[TraceSummary]) -> str:
-    """Say what came of a capture in one line; of several ranks what the first says, and where all are."""
+    """Write the result of a capture in one line; of several ranks the first one's figures and the folder."""
     if not result.files:
         recorded = result.state in (CaptureState.DONE, CaptureState.PARTIAL)
         nothing = result.backend if recorded else "no file"
@@ -56,7 +56,7 @@ def write_capture_line(result: CaptureResult, summaries: Sequence[TraceSummary])
 
 
 def find_place(result: CaptureResult) -> str:
-    """Return what holds all that was written, from this shell: a file, the folder of several; "" for none."""
+    """Return the file, or the folder of several files, as this shell reaches it; "" for none."""
     paths = [file.host_path for file in result.files]
     return os.path.dirname(paths[0]) if len(paths) > 1 else "".join(paths)
 
@@ -80,7 +80,7 @@ def _write_rank(rank: RankCapture) -> str:
 
 
 def _write_conditions(told: Conditions) -> str:
-    """Write in one line under which conditions was recorded; what is not known is in the JSON alone."""
+    """Write the known conditions in one line; the JSON has the unknown ones."""
     parts = [told.model, told.mode] if is_known(told.model) else [told.mode]
     words = [part for part in parts if is_known(part)]
     if is_known(told.inputs):
@@ -117,7 +117,7 @@ def _write_summary(summary: TraceSummary) -> list[str]:
 
 
 def _list_parts(summary: TraceSummary) -> list[tuple[str, float]]:
-    """List what the time of a step went to, of a trace without steps that of the whole window, in us."""
+    """List the parts of a step's time in us; of the whole window where there are no steps."""
     split = summary.split_us
     parts = {
         "kernel": split.kernel,

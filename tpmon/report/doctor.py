@@ -32,7 +32,7 @@ LEGEND = "yes: it may be read   NO: it may not   -: it is not there   ?: not kno
 
 
 def write_checkup(checkup: results.Checkup) -> list[str]:
-    """Write the answer in a sentence and its commands, then each job and the machine, a line a source."""
+    """Write the answer in a sentence with its commands, then each job and the machine, a line a source."""
     lines = lay_paragraph("doctor", f"{_say_answer(checkup)} ({checkup.user} on {checkup.host})")
     fixes = dict.fromkeys(check.fix for check in results.list_obstacles(checkup) if is_known(check.fix))
     lines += [f"{'try':<{LABEL_WIDTH}}{fix}" for fix in fixes]
@@ -57,7 +57,7 @@ def _say_answer(checkup: results.Checkup) -> str:
 
 
 def _write_job(job: results.JobCheckup, *, brief: bool) -> list[str]:
-    """Write a job; with ``brief`` what may be read stands in one line."""
+    """Write a job; with ``brief`` all that may be read is in one line."""
     tried = count_of(len(job.pids), "process", "processes")
     lines = lay_paragraph("job", f"{job.pid} {job.name} of {job.user}, {tried} tried")
     if job.remark:
@@ -113,13 +113,13 @@ _JOBS: Figures[results.JobSummary] = (
         grows=True,
     ),
 )
-"""Where a terminal leaves the script too little room, the columns that are needed least go."""
+"""Where a terminal leaves the script too little room, the least needed columns go."""
 
 
 def write_jobs(jobs: results.JobList, width: int = WIDTH, as_root: str = "") -> list[str]:
-    """Write a row for each job, longest running first, and what could not be read; words for no job.
+    """Write a row for each job, longest running first, and what could not be read.
 
-    ``as_root`` is the command that shows other users' jobs, "" where none does.
+    ``as_root`` is the command that shows other users' jobs, "" for none.
     """
     unread = _say_unread(jobs, as_root)
     hidden = [line for said in unread for line in wrap_all(said, width)]

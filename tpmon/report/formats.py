@@ -20,7 +20,7 @@ _WHO_CHARS = 120
 
 @dataclass(frozen=True, slots=True)
 class PartStack:
-    """Hold one stack as these formats want it; ``frames`` are name, file and line, outermost first."""
+    """Hold one stack for these formats; ``frames`` are name, file and line, outermost first."""
 
     part: str
     frames: tuple[tuple[str, str, int], ...]
@@ -45,7 +45,7 @@ def _stacks_of(dump: Dump) -> list[PartStack]:
 
 
 def _stack_of(group: StackGroup, *, with_host: bool) -> PartStack:
-    """Return the stack of a group, one frame made up where there is none; its weight is its threads."""
+    """Return the stack of a group, with a made-up frame where there is none; its weight is its threads."""
     first = group.threads[0]
     frames = group.frames
     if is_known(frames) and frames:
@@ -53,13 +53,13 @@ def _stack_of(group: StackGroup, *, with_host: bool) -> PartStack:
     else:
         name = "[stack not read]" if isinstance(frames, Missing) else f"[native {first.name}]"
         named = ((clean_text(name, _NAME_CHARS), "", 0),)
-    # Which ranks: the file is to tell the odd one out. Of many there is no end to the name.
+    # Ranks are named, so that the odd one out is seen; the name is cut, for there may be many.
     who = clean_text(name_processes(group.threads, with_host=with_host), _WHO_CHARS)
     return PartStack(f"{who} {first.kind.value}", named, len(group.threads))
 
 
 def write_collapsed(dump: Dump) -> list[str]:
-    """Write a line for each group, as flame graph tools read it: "ranks 0-2 main;outermost;innermost 3"."""
+    """Write a line for each group, for flame graph tools: "ranks 0-2 main;outermost;innermost 3"."""
     return collapse_stacks(_stacks_of(dump))
 
 
@@ -80,7 +80,7 @@ def collapse_stacks(stacks: Iterable[PartStack]) -> list[str]:
 
 
 def lay_speedscope(name: str, stacks: Iterable[PartStack], seconds_each: float = 0.0) -> str:
-    """Write one JSON object for speedscope, a profile a part; ``seconds_each`` where weights are time."""
+    """Write one JSON object for speedscope, a profile a part; ``seconds_each`` turns weights into time."""
     numbers: dict[tuple[str, str, int], int] = {}
     parts: dict[str, list[PartStack]] = {}
     for stack in stacks:
@@ -124,6 +124,6 @@ def write_collapsed_samples(stacks: Iterable[FoldedStack]) -> list[str]:
 
 
 def write_speedscope_samples(hot: HotSample, stacks: Iterable[FoldedStack]) -> str:
-    """Write one JSON object with a profile for each part of the job, in seconds of its threads together."""
+    """Write one JSON object with a profile for each part of the job, in seconds summed over its threads."""
     name = f"{hot.script} on {hot.host}, {hot.taken.isoformat(timespec='seconds')}"
     return lay_speedscope(name, map(_part_stack, stacks), 1 / hot.rate_hz)

@@ -1,6 +1,6 @@
-"""Write one Frame as text, its verdict first: what ``--check`` and ``--once`` print.
+"""Write one Frame as text, its verdict first, for ``--check`` and ``--once``.
 
-At most 100 columns but for what is to be pasted. The tables and the figures are those of the screen.
+Lines have at most 100 columns, except commands to paste. Tables and figures are those of the screen.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ MOST_EVENTS = 5
 _ALL_COLUMNS = 120
 """Cells of a pane that shows all columns of workers."""
 _UNREAD_APART = ("verdict", "self_", "ages_s")
-"""Parts of a Frame that say themselves what they lack."""
+"""Parts of a Frame that report their own gaps."""
 
 
 def describe_target(frame: Frame) -> str:
-    """Say who the job is in a few words: 48213 train.py, 2 ranks, 4 workers."""
+    """Name the job in a few words: 48213 train.py, 2 ranks, 4 workers."""
     target = frame.target
     ranks = count_of(target.local_ranks, "rank")
     if is_known(target.world_size) and target.world_size != target.local_ranks:
@@ -81,7 +81,7 @@ def _write_ranks(frame: Frame) -> list[str]:
 
 
 def _write_hook(frame: Frame) -> list[str]:
-    """Say the settings that the hook of the steps tells, and the device's time of a step."""
+    """Write the settings that the hook reads, and the device's time of a step."""
     pid = None if isinstance(frame.steps, Missing) else frame.steps.pid
     hook = next((one for one in known_or(frame.hook, ()) if one.pid == pid), None)
     if hook is None:
@@ -113,7 +113,6 @@ def _write_workers(frame: Frame) -> list[str]:
 
 
 def _write_gpus(frame: Frame) -> list[str]:
-    """Write the table of the cards, or the one line that says why there is none."""
     if isinstance(frame.gpus, Missing):
         return lay_paragraph("gpus", f"not read: {frame.gpus.reason}")
     if not frame.gpus:
@@ -124,13 +123,14 @@ def _write_gpus(frame: Frame) -> list[str]:
         words.append(f"CUDA {show(frame.driver.cuda_version, str)}")
     instances = sum(len(card.mig_instances) for card in frame.gpus)
     words += [count_of(instances, "MIG instance")] if instances else []
-    table = write_rows(list_card_columns(WIDTH, {}), order_cards(frame.gpus), _list_troubles)
-    return [*lay_phrases("gpus", words), *table]
 
+    def below(card: GpuSample) -> list[str]:  # the column has no room for all troubles
+        return wrap_all(say_troubles(card), WIDTH - 4) if card_ink(card) is not Ink.PLAIN else []
 
-def _list_troubles(card: GpuSample) -> list[str]:
-    """Say below a card in full what is wrong with it, for which its column has no room."""
-    return wrap_all(say_troubles(card), WIDTH - 4) if card_ink(card) is not Ink.PLAIN else []
+    return [
+        *lay_phrases("gpus", words),
+        *write_rows(list_card_columns(WIDTH, {}), order_cards(frame.gpus), below),
+    ]
 
 
 def _write_figures(frame: Frame) -> list[str]:
@@ -153,7 +153,7 @@ def _write_output(frame: Frame) -> list[str]:
 
 
 def write_once(frame: Frame) -> list[str]:
-    """Write a Frame as lines of text, its verdict first, the reasons of what was not read at the end."""
+    """Write a Frame as text, its verdict first, what was not read last."""
     return [
         *write_verdict(frame, full=False),
         *_write_who(frame),
@@ -171,7 +171,7 @@ MOST_EVIDENCE = 5
 
 
 def write_check(frame: Frame) -> str:
-    """Write the verdict as one line: what ``--check`` prints, and ``--plain`` when it changes."""
+    """Write the verdict as one line, for ``--check``, and for ``--plain`` when it changes."""
     finding = frame.verdict
     if isinstance(finding, Missing):
         return f"no verdict: {finding.reason}"
@@ -184,9 +184,9 @@ def write_check(frame: Frame) -> str:
 
 
 def write_verdict(frame: Frame, *, full: bool = True) -> list[str]:
-    """Write the verdict as lines of at most 100 columns; what to paste keeps its lines, however long.
+    """Write the verdict in at most 100 columns; commands to paste keep their lines.
 
-    With ``full`` all evidence, and everything that was ruled out or is unknown; else the most of it.
+    With ``full`` all evidence, and everything that was ruled out or is unknown; else most of it.
     """
     finding = frame.verdict
     if isinstance(finding, Missing):
@@ -222,7 +222,7 @@ def write_verdict(frame: Frame, *, full: bool = True) -> list[str]:
 
 
 def _write_also(finding: Finding) -> list[str]:
-    """Write what else may help; what is pasted keeps its lines, set in below what it is for."""
+    """Write what else may help; commands to paste keep their lines, indented below their purpose."""
     lines: list[str] = []
     for first, *pasted in job_words.list_also(finding):
         lines.append(f"{'' if lines else 'also try':<{LABEL_WIDTH}}{first}")

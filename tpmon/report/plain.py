@@ -1,7 +1,7 @@
-"""Say in one line of words when something changes, and choose the form of a stream of Frames.
+"""Write a line of words when something changes, and choose the form of a stream of Frames.
 
-A change is an event, another state of the job, another kind or cause of the verdict, a note that came or
-went, and a figure that left its band for ``HOLD_S``. A heartbeat follows ``HEARTBEAT_S`` of silence.
+A change is an event, another state of the job, another kind or cause of the verdict, a note that comes or
+goes, and a figure that leaves its band for ``HOLD_S``. After ``HEARTBEAT_S`` without one a heartbeat follows.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from tpmon.report.text import Output
 
 _FIGURE = re.compile(r"\d+(?:\.\d+)?")
 HOLD_S = 5.0
-"""A figure or a note must stay away from what was said for so long: epoch ends and checkpoints pass."""
+"""A change of a figure or a note must last so long: ends of epochs and checkpoints pass."""
 QUIET_S = 30.0
-"""Changes of figures are gathered into one line at most so often."""
+"""Changes of figures make one line at most so often."""
 HEARTBEAT_S = 60.0
 LOOK_S = 15.0
-"""So long the first verdict may take before it is said that there is none."""
+"""The first verdict may take so long before an undecided one is written."""
 MOST_EVENTS = 5
 CROWD_S = 10.0
-"""More events of one kind than MOST_EVENTS within CROWD_S are counted, not named."""
+"""More than MOST_EVENTS events of one kind within CROWD_S are counted, not named."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainFigure:
-    """Describe one figure that is followed; a change counts from ``step`` and ``factor`` times on."""
+    """Describe a figure that is followed; a change counts from ``step`` and from ``factor`` times on."""
 
     name: str
     read: Callable[[Frame], Known[float]]
@@ -108,7 +108,7 @@ FIGURES = (
 
 
 def has_moved(figure: PlainFigure, said: Known[float], now: Known[float]) -> bool:
-    """Tell whether ``now`` lies outside the band around what was said last."""
+    """Tell whether ``now`` lies outside the band around the value written last."""
     if isinstance(said, Missing) or isinstance(now, Missing):
         return isinstance(said, Missing) != isinstance(now, Missing)
     low, high = sorted((said, now))
@@ -116,7 +116,7 @@ def has_moved(figure: PlainFigure, said: Known[float], now: Known[float]) -> boo
 
 
 def say_facts(frame: Frame) -> str:
-    """Write the facts line with commas, as it is read aloud."""
+    """Write the facts line with commas."""
     return frame.facts.replace(" · ", ", ")
 
 
@@ -128,7 +128,7 @@ def say_now(frame: Frame) -> str:
 
 
 def write_status(frame: Frame) -> str:
-    """Write a Frame as one line: what ``--plain --once`` prints."""
+    """Write a Frame as one line, for ``--plain --once``."""
     state = frame.target.state
     facts = say_now(frame) if state is TargetState.RUNNING else state.value
     return f"{format_clock(frame.taken)} {describe_target(frame)}: {facts}"
@@ -138,11 +138,10 @@ class PlainReport:
     """Turn the Frames of one session into the lines worth saying."""
 
     def __init__(self) -> None:
-        """Start with nothing said."""
         self._said: dict[str, Known[float]] = {}
         self._away_since_ns: dict[str, int] = {}
         self._notes: dict[str, tuple[str, int]] = {}
-        """By the note without its figures: its last words, and when it was last there."""
+        """By the note without its figures: its last words, and when it was last seen."""
         self._verdict = ""
         self._begun_ns: int | None = None
         self._state = TargetState.RUNNING
@@ -153,7 +152,7 @@ class PlainReport:
         self._crowd = Crowd()
 
     def read(self, frame: Frame) -> list[str]:
-        """Return the lines that this Frame is worth; most Frames are worth none."""
+        """Return the lines for this Frame: mostly none."""
         clock = format_clock(frame.taken)
         today = frame.taken.date()
         lines: list[str] = []
@@ -203,7 +202,7 @@ class PlainReport:
         yield f"{format_clock(frame.taken)} verdict: {write_check(frame)}"
 
     def _say_notes(self, frame: Frame) -> Iterable[str]:
-        """Say a note when it comes, whatever its figures do then, and when it has stayed away."""
+        """Write a note when it comes, not when its figures change, and when it has been away long enough."""
         clock = format_clock(frame.taken)
         for note in frame.notes:
             gist = _FIGURE.sub("0", note)
@@ -213,12 +212,12 @@ class PlainReport:
         for gist, (note, seen_ns) in list(self._notes.items()):
             if frame.taken_ns - seen_ns >= HOLD_S * 1e9:
                 del self._notes[gist]
-                # It has become the verdict, which was said.
+                # It has become the verdict, which was written.
                 if not note.startswith((f"also {self._verdict}:", f"may be {self._verdict}:")):
                     yield f"{clock} no longer: {note}"
 
     def _say_figures(self, frame: Frame) -> Iterable[str]:
-        """Say the facts once rates are known, then each figure that left its band and stayed away."""
+        """Write the facts once rates are known, then each figure that left its band for long enough."""
         moved = []
         for figure in FIGURES:
             now = figure.read(frame)
@@ -247,7 +246,7 @@ class PlainReport:
 
 
 def _say_until(frame: Frame) -> str:
-    """Say what lets a stopped job go on."""
+    """Name what lets a stopped job go on."""
     how = say_job_stop(frame)
     if how.startswith("frozen"):
         return f"it is thawed ({how})"
@@ -273,10 +272,9 @@ def _say_move(figure: PlainFigure, said: Known[float], now: Known[float]) -> str
 
 
 class Crowd:
-    """Say events one by one while they are few, and count the rest of a crowd of one kind."""
+    """Write events one by one while they are few, and count the rest of a crowd of one kind."""
 
     def __init__(self) -> None:
-        """Start with no event seen."""
         self._since_ns = 0
         self._counts: Counter[EventKind] = Counter()
 
@@ -303,7 +301,7 @@ class Crowd:
 
 
 def pick_form(output: Output, *, once: bool, json: bool, plain: bool) -> Callable[[Frame], None]:
-    """Return what writes a Frame to ``output`` as it was asked for: JSON, lines of words, or text."""
+    """Return a function that writes a Frame to ``output`` in the form asked for: JSON, words, or text."""
     if json:
         return lambda frame: output.write_json(encode(frame))
     if not plain:

@@ -1,4 +1,4 @@
-"""Write stacks as text: dumps with their collectives, and hot functions, once or while they come."""
+"""Write stacks as text: dumps with their collectives, and hot functions, once or live."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_REASONS = 12
 
 
 def write_errors(errors: Sequence[DumpError], means: stacks.Means) -> list[str]:
-    """Write a paragraph for each reason with what to try after it; reasons beyond the most are counted."""
+    """Write a paragraph for each reason with what to try; reasons beyond MOST_REASONS are counted."""
     groups = stacks.group_errors(errors)
     hosts = {error.host for error in errors}
     lines: list[str] = []
@@ -56,7 +56,7 @@ _MOST_DIMENSIONS = 6
 
 
 def write_collectives(one: Collectives) -> list[str]:
-    """Write the summary, other open collectives, how far each rank is, and where that was read."""
+    """Write the summary, other open collectives, the progress of each rank, and the sources."""
     lines = lay_paragraph(LABEL, one.summary)
     for finding in one.findings[1:MOST_FINDINGS]:
         lines += lay_paragraph("", finding.summary)
@@ -68,7 +68,7 @@ def write_collectives(one: Collectives) -> list[str]:
 
 
 def _write_rows(records: Sequence[RankRecord], open_: set[str]) -> list[str]:
-    """Write a line for ranks that are equally far in a group, the groups that wait alone where some do."""
+    """Write a line for the ranks at the same call of a group; only of waiting groups where there are some."""
     rows: dict[tuple[str, str], list[int]] = {}
     for record in records:
         for group in record.groups:
@@ -109,7 +109,7 @@ def _say_shape(call: CollectiveCall) -> str:
 
 
 def _write_sources(one: Collectives) -> list[str]:
-    """Write where records were read; where there are none, why each source gave none."""
+    """Write where records were read, or why each source gave none."""
     if one.records:
         counts: dict[str, list[RankRecord]] = {}
         for record in one.records:
@@ -127,7 +127,7 @@ def _write_sources(one: Collectives) -> list[str]:
 
 
 MOST_FRAMES = 24
-"""Of a deeper stack the innermost lines are shown: they say what it does."""
+"""Of a deeper stack the innermost lines are shown: they tell what it does."""
 _AGAIN = "again: tpmon dump {pid}"
 _STOP = "with --block it is read with a short stop"
 _LINE_CHARS = 400
@@ -137,7 +137,7 @@ Shorten = Callable[[StackGroup], Sequence[ShownFrame]]
 
 
 def write_dump(dump: Dump, shorten: Shorten) -> list[str]:
-    """Write the summary, main threads with their stacks, other threads a line each, what was not read."""
+    """Write the summary, main threads with stacks, other threads a line each, and what was not read."""
     lines: list[str] = []
     other: list[str] = []
     with_host = _is_of_several(dump)
@@ -151,11 +151,11 @@ def write_dump(dump: Dump, shorten: Shorten) -> list[str]:
 
 
 MOST_DEEP = 30
-"""Places further in than this are not moved in any more: a line of 100 columns has room for no more."""
+"""Deeper places are not indented further: a line has 100 columns."""
 
 
 def write_dump_tree(dump: Dump, tree: Sequence[TreeLine]) -> list[str]:
-    """Write the summary, the stacks of all threads merged into a tree, and what was not read."""
+    """Write the summary, the stacks merged into a tree, and what was not read."""
     merged = []
     for branch in stacks.describe_tree(tree, with_host=_is_of_several(dump)):
         start = "  " * min(branch.line.depth, MOST_DEEP)
@@ -165,7 +165,7 @@ def write_dump_tree(dump: Dump, tree: Sequence[TreeLine]) -> list[str]:
 
 
 def _clean(lines: Sequence[str]) -> list[str]:
-    # A dump of another host is text of somebody else.
+    # A dump of another host is foreign text.
     return [clean_text(line, _LINE_CHARS) for line in lines]
 
 
@@ -180,7 +180,7 @@ def _write_top(dump: Dump) -> list[str]:
 
 
 def _write_verdict(dump: Dump) -> list[str]:
-    """Write what the picture decides and what to try; nothing where it names nobody."""
+    """Write the verdict of the dump and what to try; nothing where it names nobody."""
     verdict = dump.verdict
     if isinstance(verdict, Missing):
         return []
@@ -194,7 +194,7 @@ def _is_of_several(dump: Dump) -> bool:
 
 
 def _write_group(group: StackGroup, shorten: Shorten, with_host: bool) -> list[str]:
-    """Write who, what they wait for and for how long, and their stack."""
+    """Write the threads of a group, what they wait for and for how long, and their stack."""
     head, state = stacks.describe_group(group, with_host=with_host)
     lines = [head, f"  {state}"]
     if isinstance(group.frames, Missing):
@@ -208,7 +208,7 @@ def _write_group(group: StackGroup, shorten: Shorten, with_host: bool) -> list[s
 
 
 def _write_end(dump: Dump) -> list[str]:
-    """Write what is not in the picture, and what making it cost."""
+    """Write what was not read or shown, and the cost."""
     lines = write_errors(dump.errors, stacks.Means(_AGAIN, "" if dump.paused_ms else _STOP))
     for line in dump.left_out:
         lines += lay_paragraph("not read", line)
@@ -229,7 +229,7 @@ SAMPLE_AGAIN = stacks.Means("again: tpmon sample {pid}")
 
 
 def write_sample(hot: HotSample, most: int = stacks.MOST_FUNCTIONS) -> list[str]:
-    """Write every part of the job with its ``most`` functions, main threads first, then what was lost."""
+    """Write each part of the job with its ``most`` functions, main threads first, then what was lost."""
     lines = lay_paragraph("sample", stacks.say_what(hot))
     for group in hot.groups:
         lines += ["", *_write_hot(group, most)]
@@ -255,7 +255,7 @@ def _write_hot(group: HotGroup, most: int) -> list[str]:
 
 
 def write_progress(hot: HotSample) -> str:
-    """Write one line while sampling goes on: the time, and of each part of the job its hottest function."""
+    """Write one line while sampling goes on: the time, and the hottest function of each part of the job."""
     parts = []
     for group in hot.groups:
         if group.main and group.functions:
@@ -268,7 +268,7 @@ def write_progress(hot: HotSample) -> str:
 
 DRAW_EVERY_S = 1.0
 LINES_OF_A_RUN = 5
-"""Where nothing can be redrawn, about so many lines are written in all."""
+"""Where nothing can be redrawn, about so many lines are written."""
 LINE_EVERY_S = 2.0
 LIVE_FUNCTIONS = 5
 _ERROR = 2
@@ -277,10 +277,12 @@ _CLEAR_BELOW = "\x1b[J"
 
 
 class Live:
-    """Draw what there is so far; a line has the terminal's width at most, so that it can be redrawn."""
+    """Draw the samples so far; lines fit the terminal's width, so that they can be redrawn.
+
+    ``redraw``: standard error is a terminal that can move its cursor; None finds out.
+    """
 
     def __init__(self, seconds: float, *, ascii_only: bool, redraw: bool | None = None) -> None:
-        """Draw nothing yet; ``redraw`` where standard error is a terminal that can move its cursor."""
         terminal = os.isatty(_ERROR) and os.environ.get("TERM", "dumb") != "dumb"
         self._redraw = terminal if redraw is None else redraw
         self._every_s = DRAW_EVERY_S if self._redraw else max(LINE_EVERY_S, seconds / LINES_OF_A_RUN)
@@ -294,7 +296,7 @@ class Live:
         return time.monotonic() >= self._due_s
 
     def show(self, hot: HotSample) -> None:
-        """Draw what there is."""
+        """Draw the samples so far."""
         self._due_s = time.monotonic() + self._every_s
         if not self._redraw:
             self._write(f"tpmon: {write_progress(hot)}")
@@ -306,7 +308,7 @@ class Live:
         self._drawn = len(lines)
 
     def close(self) -> None:
-        """Take away what was drawn, so that the result stands alone."""
+        """Erase what was drawn, so that the result stands alone."""
         self._take_back()
         self._drawn = 0
 

@@ -18,18 +18,17 @@ from tpmon.model.units import LINE_WIDTH, clean_text
 T = TypeVar("T")
 
 COMPLAINT_CHARS = 4000
-"""Of each line; a command that is to be pasted has to fit."""
+"""Of each line, which may hold a command to paste."""
 
 
 class ReaderGone(Exception):  # noqa: N818  # no error: the reader had enough
-    """Say that nobody reads the output any more: a closed pipe, or a closed standard output."""
+    """Raised where nobody reads the output any more: a closed pipe, or a closed standard output."""
 
 
 class Output:
-    """Write text to one descriptor, without a buffer that could fail again at the exit."""
+    """Write text to a descriptor of the caller, without a buffer that could fail again at the exit."""
 
     def __init__(self, descriptor: int, ascii_only: bool) -> None:
-        """Write to ``descriptor``, which stays the caller's to close."""
         self._descriptor = descriptor
         self._ascii_only = ascii_only
 
@@ -45,7 +44,7 @@ class Output:
 
         Raises:
             ReaderGone: when nobody reads any more.
-            UsageError: when the file cannot take it (disk full).
+            UsageError: when writing fails (disk full).
         """
         text = "".join(f"{line}\n" for line in lines)
         if self._ascii_only:
@@ -55,12 +54,7 @@ class Output:
         self._write(text.encode("utf-8", "replace"))
 
     def write_json(self, line: str) -> None:
-        """Write one line of JSON: always UTF-8, whatever the locale says (RFC 8259).
-
-        Raises:
-            ReaderGone: when nobody reads any more.
-            UsageError: when the file cannot take it.
-        """
+        """Write one line of JSON, always in UTF-8 (RFC 8259); raise as ``write_lines``."""
         self._write(line.encode("utf-8", "replace") + b"\n")
 
     def _write(self, data: bytes) -> None:
@@ -84,11 +78,7 @@ class Output:
             ) from error
 
     def check_reader(self) -> None:
-        """Notice between two lines that the reader of a pipe has gone.
-
-        Raises:
-            ReaderGone: when it has.
-        """
+        """Raise ReaderGone where the reader of a pipe has gone."""
         gone = select.poll()
         gone.register(self._descriptor, 0)
         if any(event & select.POLLERR for _, event in gone.poll(0)):
@@ -96,14 +86,14 @@ class Output:
 
 
 def complain(text: str) -> None:
-    """Write lines to standard error without escape sequences; one that is closed or full is no failure."""
+    """Write lines to standard error without escape sequences, unless it is closed or full."""
     said = "\n".join(clean_text(line, COMPLAINT_CHARS) for line in text.split("\n"))
     with contextlib.suppress(OSError):
         os.write(2, f"{said}\n".encode("utf-8", "replace"))
 
 
 def write_csv_rows(header: Sequence[str], rows: Iterable[Iterable[object]]) -> list[str]:
-    """Write a header and rows; a value that is not known is an empty cell."""
+    """Write a header and rows; an unknown value is an empty cell."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(header)
@@ -112,7 +102,7 @@ def write_csv_rows(header: Sequence[str], rows: Iterable[Iterable[object]]) -> l
 
 
 def _safe(value: object) -> object:
-    """Keep a name from being a formula where the file is opened in a spreadsheet."""
+    """Keep a name from becoming a formula in a spreadsheet."""
     if not is_known(value):
         return ""
     if isinstance(value, tuple):

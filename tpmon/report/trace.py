@@ -1,4 +1,4 @@
-"""Write the analysis of traces and memory snapshots: as text, the blocks of the screen, and tables as CSV."""
+"""Write the analysis of traces and memory snapshots, as text of the screen's blocks and as CSV tables."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ TOP = 10
 
 
 def write_comparison(comparison: results.TraceComparison, top: int) -> list[str]:
-    """Write whether a change helped, then what changed, of each table at most ``top`` rows and all phases."""
+    """Write whether a change helped, then what changed: at most ``top`` rows a table, but all phases."""
     return write_blocks(list_changes(comparison), max(top, 8))
 
 
 def write_report(report: results.TraceReport, top: int = TOP) -> list[str]:
-    """Write every file, and the ranks beside each other where there are several."""
+    """Write every file, and first the ranks side by side where there are several."""
     parts = [list_ranks(report.ranks)] if is_known(report.ranks) else []
     return _write_parts([*parts, *map(list_trace, report.files)], top)
 
 
 def write_tables(report: results.TraceReport, table: str, top: int) -> list[str]:
-    """Write one table that can be looked at alone, of each file."""
+    """Write one table of each file."""
     return _write_parts(
         [[Paragraph("trace", file.path), *list_table(file, table)] for file in report.files], top
     )
@@ -44,12 +44,11 @@ def _write_parts(parts: list[list[Block]], top: int) -> list[str]:
 
 
 CHANGES = "changes"
-"""The table of a comparison."""
 _LEFT_OUT = ("largest",)
 
 
 def write_csv(report: results.TraceReport, table: str) -> list[str]:
-    """Write ``table`` of every file; a value that is not known is an empty cell."""
+    """Write ``table`` of every file; an unknown value is an empty cell."""
     if table == "ranks":
         ranks = report.ranks.ranks if is_known(report.ranks) else ()
         return _write_rows(results.TraceRankRow, (((), row) for row in ranks))
@@ -59,7 +58,7 @@ def write_csv(report: results.TraceReport, table: str) -> list[str]:
 
 
 def explain_empty(report: results.TraceReport, table: str) -> str:
-    """Say why ``table`` has no row in any file; "" where it has one."""
+    """Say why ``table`` is empty in all files; "" where it is not."""
     if len(write_csv(report, table)) > 1:
         return ""
     if table in TEXT_TABLES:
@@ -75,14 +74,14 @@ def explain_empty(report: results.TraceReport, table: str) -> str:
 
 
 def write_changes_csv(comparison: results.TraceComparison) -> list[str]:
-    """Write what changed from one trace to another, a row for each part."""
+    """Write the changes between two traces, a row for each part."""
     return _write_rows(results.Change, (((), change) for change in comparison.changes))
 
 
 def _write_rows(
     kind: type[Any], rows: Iterable[tuple[Sequence[object], Any]], before: Sequence[str] = ()
 ) -> list[str]:
-    """Write a header of ``before`` and the fields of ``kind``, and for each row its values of both."""
+    """Write a header of ``before`` and the fields of ``kind``, and the rows."""
     names = [field.name for field in fields(kind) if field.name not in _LEFT_OUT]
     cells = ((*values, *(getattr(row, name) for name in names)) for values, row in rows)
     return write_csv_rows((*before, *names), cells)
@@ -90,9 +89,9 @@ def _write_rows(
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Hold the class of the rows of a table, whose fields are its header also without a row, and the rows.
+    """Hold the class of a table's rows, whose fields are its header, and a reader of the rows.
 
-    ``before`` are the columns before them: then ``read`` returns pairs.
+    ``before`` are further columns before them: then ``read`` returns pairs.
     """
 
     kind: type[Any]
@@ -145,12 +144,12 @@ TABLES = (*_TABLES, "ranks")
 
 
 def write_snapshots(report: SnapshotReport, top: int) -> list[str]:
-    """Write every snapshot; ``top`` is the rows of each table."""
+    """Write every snapshot, with at most ``top`` rows a table."""
     return _write_parts([list_snapshot(file) for file in report.files], top)
 
 
 def write_snapshot_csv(report: SnapshotReport, table: str) -> list[str]:
-    """Write ``table`` of every snapshot; a value that is not known is an empty cell."""
+    """Write ``table`` of every snapshot; an unknown value is an empty cell."""
     kind, read = _KINDS[table]
     names = [field.name for field in fields(kind)]
     more = ("events", "peak_requested_bytes") if table == "devices" else ()
@@ -175,5 +174,5 @@ _KINDS: dict[str, tuple[type[Any], Callable[[DeviceSnapshot], Iterable[Any]]]] =
     "peak": (StackBytes, lambda device: device.peak.alive if is_known(device.peak) else ()),
     "oom": (OutOfMemory, lambda device: device.out_of_memory),
 }
-"""The class of a row of each table, whose fields are its header, and where its rows are."""
+"""By table the class of its rows, whose fields are its header, and a reader of the rows."""
 SNAPSHOT_TABLES = tuple(_KINDS)

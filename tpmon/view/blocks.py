@@ -1,6 +1,6 @@
 """Lay paragraphs and tables below each other, and paint the part around the cursor.
 
-Only what is shown is written and painted: a table of two thousand rows costs what a screen of it does.
+Only visible rows are written and painted: a table of 2,000 rows costs no more than a screen of it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _WORDS = {
     "blocks_per_sm": ("blocks per SM", ""),
     "gpus": ("GPUs", ""),
 }
-"""Fields whose names are no words, each with its words and its unit."""
+"""Words and unit of fields whose names are no words."""
 _UNITS = (("_us", "us"), ("_ms", "ms"), ("_pct", "%"), ("_bytes", "bytes"), ("_gb_s", "GB/s"), ("_s", "s"))
 
 
@@ -66,16 +66,16 @@ class Paragraph:
     text: str
     ink: Ink = Ink.PLAIN
     pasted: str = ""
-    """The end of the text that is there to be pasted: a text report gives it a line of its own."""
+    """The end of the text, to paste: a text report gives it a line of its own."""
     draw: Callable[[int], tuple[Line, ...]] = lambda _width: ()
-    """Draw what stands below the text, in lines of this width."""
+    """Draw lines of this width below the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sheet(Generic[Row]):
-    """Hold one table; ``name`` writes what is copied of a row, and what its line is looked up by.
+    """Hold one table; ``name`` writes the text to copy from a row, by which its source line is found too.
 
-    ``orders`` are the columns that it can be sorted by, largest first; ``hidden`` are rows left out.
+    ``orders`` are the columns to sort by, largest first; ``hidden`` counts the rows left out.
     """
 
     title: str
@@ -85,22 +85,22 @@ class Sheet(Generic[Row]):
     orders: tuple[tuple[str, Callable[[Row], float]], ...] = ()
     hidden: int = 0
     source: Callable[[Row], str] = lambda _row: ""
-    """Return the Python function that a row names itself; "" for none."""
+    """Return the Python function that a row names; "" for none."""
     place_ms: Callable[[Row], tuple[float, float] | None] = lambda _row: None
-    """Return when a row was, for the timeline."""
+    """Return the time of a row in the timeline."""
     findable: bool = False
-    """Whether ``name`` is that of events in the trace."""
+    """Whether events in the trace have the ``name`` of a row."""
     inside: Callable[[Row], tuple[Block, ...]] = lambda _row: ()
-    """Return what opens over the tab for a row, where that is more than its fields: its stack."""
+    """Return what opens over the tab for a row beyond its fields, such as its stack."""
     begin: int = 0
-    """The row that the cursor begins on, where this opens over a tab."""
+    """The first row of the cursor, where this opens over a tab."""
     table: str = ""
     """The name of its table in CSV."""
     below: Callable[[Row], Sequence[str]] = lambda _row: ()
-    """Return what a text report writes below a row, which a screen opens over the tab."""
+    """Return the lines below a row in a text report; a screen opens them over the tab."""
 
     def text(self, row: Row) -> str:
-        """Return all that stands in a row."""
+        """Return the text of all cells of a row."""
         return " ".join(
             cell if isinstance(cell := column.read(row), str) else cell[0] for column in self.columns
         )
@@ -111,7 +111,7 @@ Block = Union[Paragraph, Sheet[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Name one place of the cursor: a paragraph, or row ``row`` of a table."""
+    """Hold one place of the cursor: a paragraph, or a row of a table."""
 
     block: int
     row: int = -1
@@ -129,14 +129,14 @@ def list_units(blocks: Sequence[Block]) -> list[Unit]:
 
 
 def cap(sheet: Sheet[Row], most: int = MOST_ROWS) -> Sheet[Row]:
-    """Leave out rows beyond the ones that a person looks at."""
+    """Leave out the rows beyond ``most``."""
     if len(sheet.rows) <= most:
         return sheet
     return dataclasses.replace(sheet, rows=sheet.rows[:most], hidden=sheet.hidden + len(sheet.rows) - most)
 
 
 def choose_rows(sheet: Sheet[Row], filter_text: str, sort: int, reverse: bool) -> Sheet[Row]:
-    """Keep the rows with a text in them, or without it after a "!", in the order that was asked for."""
+    """Keep the rows that contain a text, or after a "!" those that do not, in the chosen order."""
     rows: Iterable[Row] = sheet.rows
     columns = sheet.columns
     if filter_text.strip("!"):
@@ -158,16 +158,13 @@ def choose_rows(sheet: Sheet[Row], filter_text: str, sort: int, reverse: bool) -
     return dataclasses.replace(sheet, rows=tuple(rows), columns=columns)
 
 
-# What is written
-
-
 def bar(share_pct: float, width: int) -> str:
     """Draw a share as a bar."""
     return "█" * round(max(0.0, min(share_pct, 100.0)) * width / 100)
 
 
 def list_orders(figures: Figures[Row]) -> tuple[tuple[str, Callable[[Row], float]], ...]:
-    """Return what the rows of a table can be sorted by."""
+    """Return the columns to sort a table by."""
     return tuple((one.head, partial(_rank, one.read)) for one in figures if one.sorts)
 
 
@@ -186,18 +183,15 @@ def lay_sheet(
     source: Callable[[Row], str] = lambda _row: "",
     table: str = "",
 ) -> Sheet[Row]:
-    """Make a table of rows; mostly their names are those of events in the trace."""
+    """Make a table of rows, which mostly have the names of events in the trace."""
     columns = list_columns(figures, rows, unknown)
     orders = list_orders(figures)
     return Sheet(title, columns, rows, name, orders, source=source, findable=findable, table=table)
 
 
 def as_number(value: object) -> float:
-    """Return what rows are sorted by: what is not known comes last."""
+    """Return a number to sort by: unknown values come last."""
     return float(value) if isinstance(value, (int, float)) else float("-inf")
-
-
-# Any dataclass
 
 
 def list_facts(row: object) -> list[tuple[str, str]]:
@@ -244,12 +238,12 @@ def _write(name: str, value: object) -> str:
 
 _NARROW_LABEL_WIDTH = 4
 _BEFORE = 2
-"""Thirds of the lines that are before the cursor, once it has come so far."""
+"""Thirds of the lines above the cursor, once it is that far down."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Hold lines that belong together and how one is painted; ``head`` stays on top of the later ones."""
+    """Hold some lines and how to paint one; ``head`` stays on top when the first lines are scrolled away."""
 
     height: int
     paint: Callable[[int], Line]
@@ -258,7 +252,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """Hold what was laid out: its pieces, and the first and last line of what the cursor is on."""
+    """Hold the pieces that were laid out, and the first and last line under the cursor."""
 
     pieces: tuple[Piece, ...]
     first: int
@@ -268,13 +262,13 @@ class Laid:
 
     @property
     def height(self) -> int:
-        """Return how many lines there are in all."""
+        """Return the number of lines."""
         return sum(piece.height for piece in self.pieces)
 
     def paint(self, height: int) -> list[Line]:
-        """Paint ``height`` lines around the cursor; the head of a table stays in sight."""
+        """Paint ``height`` lines around the cursor; the head of a table stays visible."""
         begin = max(0, self.height - height)
-        if self.place < self.places:  # at the last place also what is said below it is shown
+        if self.place < self.places:  # at the last place the lines below it are shown too
             begin = min(begin, max(0, self.last - _BEFORE * height // 3), self.first)
         lines: list[Line] = []
         top = 0

@@ -1,4 +1,4 @@
-"""Describe the cards of a machine: their table, what holds each down, and everything known of one."""
+"""Describe the cards of a machine: their table, what throttles each, and everything known of one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NEVER = Missing("no history")
 
 
 def order_cards(cards: Sequence[gpu.GpuSample]) -> list[gpu.GpuSample]:
-    """Return the cards, worst first: the job's before others, failed, held down, then by index."""
+    """Return the cards, worst first: the job's before others, failed, throttled, then by index."""
     urgency = {Ink.BAD: 0, Ink.WARN: 1}
     return sorted(cards, key=lambda card: (is_foreign(card), urgency.get(card_ink(card), 2), card.index))
 
@@ -24,7 +24,7 @@ def is_foreign(card: gpu.GpuSample) -> bool:
 
 
 def write_throttle(card: gpu.GpuSample) -> str:
-    """Say what holds the clocks down, with the share of the window: "power cap 34 %, thermal"."""
+    """Write what holds the clocks down, with the share of the window: "power cap 34 %, thermal"."""
     if isinstance(card.throttle_known, Missing):
         return "?"
     shares = {share.reason: share.pct for share in card.throttle_shares if share.pct > 0}
@@ -35,7 +35,7 @@ def write_throttle(card: gpu.GpuSample) -> str:
 
 
 def say_troubles(card: gpu.GpuSample) -> str:
-    """Say what is wrong with a card and what holds it down, "-" for nothing."""
+    """Write what is wrong with a card and what holds it down, "-" for nothing."""
     told = []
     if card.state is not gpu.GpuState.OK:
         told.append(f"{card.state.value.upper()}: last answer {format_seconds(card.age_s)} ago")
@@ -56,7 +56,7 @@ def say_troubles(card: gpu.GpuSample) -> str:
 
 
 def write_pids(card: gpu.GpuSample) -> str:
-    """Write the job's PIDs on a card; "visible" where they may only hold it open."""
+    """Write the job's PIDs on a card; "visible" where they may merely hold it open."""
     if not is_known(card.pids):
         return "?"
     told = " ".join(str(pid) for pid in card.pids)
@@ -114,7 +114,7 @@ MOST_PIDS = 40
 
 
 def summarize_cards(cards: Sequence[gpu.GpuSample]) -> str:
-    """Say the ranges of some cards in one line: "SM 94 to 97 %, 598 to 640 W, 58 to 63 C"."""
+    """Write the ranges of some cards in one line: "SM 94 to 97 %, 598 to 640 W, 58 to 63 C"."""
     told = [f"! GPU {card.index} {say_troubles(card)}" for card in cards if card_ink(card) is not Ink.PLAIN]
     for before, read, after in _RANGES:
         values = [value for card in cards if is_known(value := read(card))]
@@ -137,7 +137,7 @@ _RANGES: tuple[tuple[str, Callable[[gpu.GpuSample], Known[float]], str], ...] = 
 
 
 def card_ink(card: gpu.GpuSample) -> Ink:
-    """Return the ink of a card: lost or failed, held down, late or in need, or nothing to say."""
+    """Return the ink of a card: bad where lost or failed, warning where throttled, late or in need."""
     failed = any(map(gpu.is_card_fault, card.xids)) or card.remapped_rows_failed is True
     if card.state is gpu.GpuState.LOST or failed:
         return Ink.BAD
@@ -149,7 +149,7 @@ def card_ink(card: gpu.GpuSample) -> Ink:
 
 
 def list_held(card: gpu.GpuSample) -> tuple[str, ...]:
-    """Return the reasons that hold the clocks down now, without those of a card that is well."""
+    """Return the reasons that hold the clocks down now, without normal ones."""
     return tuple(reason for reason in card.throttle if reason not in gpu.NORMAL_REASONS)
 
 
@@ -172,7 +172,7 @@ _degrees = "{:.0f} C".format
 
 
 def describe_card(card: gpu.GpuSample, age_s: float) -> list[tuple[str, str]]:
-    """Return everything known of one card as labels and values; a reason for what is missing."""
+    """Return everything known of one card as labels and values, with reasons for what is missing."""
 
     def say_yes(value: bool) -> str:
         return "yes" if value else "no"

@@ -1,6 +1,6 @@
-"""The figures of a job as a whole, each a label with its readings: text and screen write the same.
+"""Describe the figures of a job as a whole, each a label with its readings, for text and screen.
 
-A screen has the reason where a reading is missing; a text report has all reasons once at its end.
+Where a reading is missing a screen shows the reason; a text report has all reasons once at its end.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from tpmon.model.units import (
 from tpmon.view.layout import explain, show
 
 GROUPS = ("cpu", "threads", "io", "memory", "gpu", "stacks", "hook")
-"""What is read together, with an age of its own."""
+"""Readings that are read together and have one age."""
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""What sizes the pools of torch, numpy and numexpr where the script does not."""
+"""They size the pools of torch, numpy and numexpr where the script does not."""
 NOT_SET = "not set"
 MOST_INTERFACES = 3
 """In a text report."""
@@ -47,31 +47,31 @@ MOST_INTERFACES = 3
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Hold a label, and words with a place for each reading and what writes it."""
+    """Hold a label, and words with a place for each reading, and its writer."""
 
     label: str
     words: str
     readings: tuple[tuple[Applicable[Any], Callable[[Any], str]], ...] = ()
     text: str = ""
-    """What a text report says in its place."""
+    """The phrase of a text report instead."""
     is_minor: bool = False
     """Whether a text report leaves it out."""
 
     @property
     def pair(self) -> tuple[str, str]:
-        """Return label and value for a screen, with the reason of a reading that is missing."""
+        """Return label and value for a screen, with the reason for a missing reading."""
         return self.label, self.words.format(*(explain(*one) for one in self.readings))
 
     @property
     def phrase(self) -> str:
-        """Return the phrase of a text report: "?" for a reading that is missing."""
+        """Return the phrase of a text report, with "?" for a missing reading."""
         words = f"{self.label} {self.words.format(*(show(*one) for one in self.readings))}"
         return self.text or " ".join(words.split())
 
 
 @dataclass(frozen=True, slots=True)
 class FactGroup:
-    """Hold figures that stand together, with their heading on a screen and their label in text."""
+    """Hold a group of figures, with its heading on a screen and its label in text."""
 
     heading: str
     label: str
@@ -96,7 +96,7 @@ _threads = "{:.2f} threads".format
 
 
 def describe_steps(pace: hook.StepPace) -> FactGroup:
-    """Return every figure of the steps that the hooks tell."""
+    """Return every figure of the steps that the hooks count."""
     rank = f"rank {pace.rank}" if is_known(pace.rank) else f"process {pace.pid}"
     samples = say_samples(pace)
     facts = (
@@ -169,7 +169,7 @@ def _describe_memory(frame: Frame) -> tuple[Fact, ...]:
 
 
 def describe_io(frame: Frame) -> FactGroup:
-    """Return the bytes that the job asks for and those that devices move; a sum over what was read."""
+    """Return the bytes that the job asks for and those that devices move, summed over what was read."""
 
     def add(name: str) -> Known[float]:
         values = [getattr(process, name) for process in frame.processes]
@@ -198,7 +198,7 @@ def _describe_loader(loader: LoaderSample) -> Fact:
 
 
 def _describe_network(frame: Frame) -> tuple[Fact, ...]:
-    """Return what the interfaces move, those of the job first, and how its connections are."""
+    """Return the traffic of the interfaces, the job's first, and the state of its connections."""
     facts = [_fact("interfaces", frame.network)]
     if is_known(frame.network):
         used = sorted(frame.network, key=lambda one: not known_or(one.used_by_job, False))
@@ -227,7 +227,7 @@ def _describe_interface(one: NetworkSample, *, is_minor: bool) -> Fact:
 
 
 def _describe_settings(frame: Frame) -> tuple[Fact, ...]:
-    """Say of each variable that sizes a thread pool what the ranks were started with."""
+    """Return each variable that sizes a thread pool, as the ranks were started with it."""
     ranks = [process for process in frame.processes if process.role is Role.RANK]
     facts = []
     for name in THREAD_SETTINGS:
@@ -275,7 +275,7 @@ def _describe_own(frame: Frame) -> tuple[Fact, ...]:
 def describe_job(
     frame: Frame, say_age: Callable[[float, str], str] = lambda age_s, _group: format_seconds(age_s)
 ) -> list[FactGroup]:
-    """Return everything known of the job as a whole; ``say_age`` writes how old a group of readings is."""
+    """Return everything known of the job as a whole; ``say_age`` writes the age of a group of readings."""
     loaders = [_describe_loader(loader) for loader in frame.loader]
     settings = "thread settings of the ranks, at their start (..._NUM_THREADS)"
     return [
@@ -367,7 +367,7 @@ def _say_sizes(one: hook.StateSizes) -> str:
 
 
 def describe_settings(settings: hook.TrainSettings) -> list[tuple[str, str]]:
-    """Return label and words of each setting that the hook tells."""
+    """Return label and words of each setting that the hook read."""
     dtype, interop = settings.autocast_dtype, settings.interop_threads
     cast = f"on, {dtype}" if is_known(dtype) else "on"
     uncast = "off in the backward; of the forward the hook does not know"
@@ -395,7 +395,7 @@ def describe_settings(settings: hook.TrainSettings) -> list[tuple[str, str]]:
 
 
 def say_settings(settings: hook.TrainSettings) -> list[str]:
-    """Return the settings as phrases: "autocast on, bf16"; switches that are off are left out."""
+    """Return the settings as phrases ("autocast on, bf16") without the switches that are off."""
     return [f"{name} {words}" for name, words in describe_settings(settings) if words != "off"]
 
 

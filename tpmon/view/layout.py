@@ -1,4 +1,4 @@
-"""Cut, pad, wrap and align text by terminal cells, and lay rows out in columns: the one layout of all. Pure.
+"""Cut, pad, wrap and align text by terminal cells, and lay rows out in columns. Pure.
 
 Columns that do not fit are dropped, least needed first, on a screen and in text.
 """
@@ -19,7 +19,7 @@ LABEL_WIDTH = 9
 
 
 class Ink(Enum):
-    """Name what a piece of text means; ``ink.py`` gives it a terminal style."""
+    """Name the meaning of a piece of text; ``ink.py`` gives it a terminal style."""
 
     PLAIN = "plain"
     STRONG = "strong"
@@ -56,7 +56,7 @@ def cut(text: str, width: int) -> str:
 
 
 def cut_front(text: str, width: int) -> str:
-    """Shorten ``text`` from its front, as a path is: its end tells more."""
+    """Shorten ``text`` from its front: the end of a path tells more."""
     if count_cells(text) <= width:
         return text
     if width <= 0:
@@ -74,7 +74,7 @@ def pad(text: str, width: int) -> str:
 
 
 def pad_left(text: str, width: int) -> str:
-    """Make ``text`` exactly ``width`` cells wide, text at the right, as numbers are."""
+    """Make ``text`` exactly ``width`` cells wide, text at the right, for numbers."""
     text = cut(text, width)
     return " " * (width - count_cells(text)) + text
 
@@ -134,7 +134,7 @@ def wrap_words(text: str, width: int) -> list[str]:
 
 
 def wrap_all(text: str, width: int) -> list[str]:
-    """Break ``text`` at spaces, and within words that are longer than a line: nothing is cut."""
+    """Break ``text`` at spaces, and within words longer than a line: nothing is cut."""
     lines: list[str] = []
     for word in text.split():
         joined = f"{lines[-1]} {word}" if lines else word
@@ -159,7 +159,7 @@ def _head_of(text: str, width: int) -> str:
 
 
 def wrap_indented(text: str, width: int) -> list[str]:
-    """Break a line of code as ``wrap_all`` does; what it is indented by stands before each of its parts."""
+    """Break a line of code as ``wrap_all`` does, with its indent before each part."""
     indent = " " * min(len(text) - len(text.lstrip(" ")), width // 3)
     return [f"{indent}{part}" for part in wrap_all(text, width - len(indent))]
 
@@ -171,15 +171,12 @@ def set_in(texts: Iterable[str], ink: Ink = Ink.PLAIN, head: str = " ", hang: st
 
 
 def lay_text(text: str, width: int, ink: Ink = Ink.PLAIN, head: str = " ") -> list[Line]:
-    """Wrap all of ``text`` behind ``head`` and a cell short of ``width``."""
+    """Wrap all of ``text`` behind ``head``, a cell short of ``width``."""
     return set_in(wrap_all(text, max(1, width - count_cells(head) - 1)), ink, head)
 
 
-# Text reports: a label beside a paragraph
-
-
 def lay_paragraph(label: str, text: str, width: int = WIDTH) -> list[str]:
-    """Wrap ``text`` beside a label: the label stands in the first line alone."""
+    """Wrap ``text`` beside a label in the first line."""
     return _lay_beside(label, wrap_all(text, max(width - LABEL_WIDTH, 1)))
 
 
@@ -201,7 +198,7 @@ _ASCII = {
 
 
 def to_ascii(text: str) -> str:
-    """Write text with ASCII characters only, each taking the cells of the one it stands for."""
+    """Write text in ASCII, with as many cells for each character as before."""
     translated = text.translate(_ASCII)
     if translated.isascii():
         return translated
@@ -214,7 +211,7 @@ NOT_READ = " "
 
 
 def level_of(value: float, top: float) -> str:
-    """Draw a value between 0 and ``top``; any above zero stands above the lowest level."""
+    """Draw a value between 0 and ``top``; any above zero is above the lowest level."""
     if value <= 0:
         return LEVELS[0]
     share = min(1.0, value / top) if top > 0 else 0.0
@@ -222,10 +219,7 @@ def level_of(value: float, top: float) -> str:
 
 
 def spark(values: Sequence[Known[float]], width: int, top: float) -> str:
-    """Draw the last ``width`` values as columns between 0 and ``top``, newest at the right.
-
-    A value that was not read leaves a gap.
-    """
+    """Draw the last ``width`` values as columns between 0 and ``top``, newest at the right, with gaps."""
     if width <= 0:
         return ""
     drawn = [level_of(value, top) if is_known(value) else NOT_READ for value in values[-width:]]
@@ -235,13 +229,11 @@ def spark(values: Sequence[Known[float]], width: int, top: float) -> str:
 Row = TypeVar("Row")
 RULE = "─"
 FOCUS_RULE = "═"
-
-
 NA = "n/a"
 
 
 def number(value: Applicable[float], digits: int = 1) -> str:
-    """Write a number, or n/a where it is not known."""
+    """Write a number, or n/a where it is unknown."""
     return f"{value:,.{digits}f}" if is_known(value) else NA
 
 
@@ -266,7 +258,7 @@ def thousands(value: int) -> str:
 
 
 def said(value: object) -> str:
-    """Write text, or n/a where it is not known."""
+    """Write text, or n/a where it is unknown."""
     return str(value) if is_known(value) else NA
 
 
@@ -274,8 +266,8 @@ def said(value: object) -> str:
 class TableFigure(Generic[Row]):
     """Describe one column by what is read of a row and how that is written.
 
-    The least ``keep`` stays longest. ``width`` is the least one, 0 that of what stands in the column.
-    ``sorts`` tells whether rows can be sorted by it.
+    The least ``keep`` stays longest. ``width`` is the least one; 0 fits the cells. ``sorts``: rows can be
+    sorted by it.
     """
 
     head: str
@@ -285,11 +277,11 @@ class TableFigure(Generic[Row]):
     width: int = 0
     left: bool = False
     grows: bool = False
-    """Whether it takes what is left of the width."""
+    """Whether it takes the rest of the width."""
     sorts: bool = False
 
     def tell(self, row: Row) -> str:
-        """Write what stands in the column."""
+        """Write the cell of a row."""
         return self.write(self.read(row))
 
 
@@ -297,14 +289,14 @@ Figures = tuple[TableFigure[Row], ...]
 
 MEASURED_ROWS = 200
 Cell = Union[str, Span]
-"""Text in the ink of its row, or in an ink of its own."""
+"""Text in the ink of its row, or with an ink of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Row]):
     """Describe one column: the least ``keep`` stays longest when the pane gets narrow.
 
-    ``width`` is the least width; the one column with ``grows`` also takes what is left over.
+    ``width`` is the least width; the one column with ``grows`` also takes the rest.
     """
 
     head: str
@@ -324,7 +316,7 @@ def fit_column(
     right: bool = True,
     most: int = 40,
 ) -> Column[Row]:
-    """Make a column as wide as what stands in its first rows."""
+    """Make a column as wide as the cells of its first rows."""
     widest = max((count_cells(read(row)) for row in rows[:MEASURED_ROWS]), default=1)
     return Column(head, max(min(widest, most), count_cells(head)), keep, read, right)
 
@@ -332,7 +324,7 @@ def fit_column(
 def list_columns(
     figures: Figures[Row], rows: Sequence[Row] = (), unknown: str = ""
 ) -> tuple[Column[Row], ...]:
-    """Make the columns of a table; ``unknown`` stands for what was not read, where that is no n/a."""
+    """Make the columns of a table; ``unknown`` replaces n/a for what was not read."""
 
     def column(one: TableFigure[Row]) -> Column[Row]:
         def read(row: Row) -> str:
@@ -347,7 +339,7 @@ def list_columns(
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Hold one piece of a line of pieces; the least ``keep`` stays longest."""
+    """Hold one piece of a line; the least ``keep`` stays longest."""
 
     keep: int
     text: str
@@ -358,7 +350,7 @@ class Table(Generic[Row]):
     """Fit columns to a width once, then paint heads and rows."""
 
     def __init__(self, columns: Sequence[Column[Row]], width: int) -> None:
-        """Drop columns until the rest fits ``width``; the first cell of a row is the cursor's."""
+        """Drop columns until the rest fits ``width``; the cursor has the first cell of a row."""
         self._gap = 2 if width >= 100 else 1
         kept = list(columns)
         while len(kept) > 1 and self._total(kept) > width:
@@ -378,7 +370,7 @@ class Table(Generic[Row]):
         return fit_line(((" " + gap.join(cells).rstrip(), Ink.DIM),), self._width)
 
     def paint_row(self, row: Row, ink: Ink = Ink.PLAIN, *, cursor: bool = False) -> Line:
-        """Paint one row; under the cursor it is marked by a sign and by its ink."""
+        """Paint one row; the cursor marks it by a sign and its ink."""
         spans: list[Span] = [(">" if cursor else " ", ink)]
         gap = " " * self._gap
         for position, (column, width) in enumerate(self._columns):
@@ -398,7 +390,7 @@ def _pad(text: str, width: int, right: bool) -> str:
 
 
 def paint_rule(title: str, details: Sequence[Item], width: int, *, focused: bool = False) -> Line:
-    """Paint the rule above a pane: its title, then as many details as fit, the most needed one always."""
+    """Paint the rule above a pane: its title, then the details that fit, always the most needed one."""
     mark = FOCUS_RULE if focused else RULE
     needed = sum(count_cells(item.text) + 2 for item in details if item.keep == 0)
     title = cut(title, max(8, width - 5 - needed))
@@ -417,7 +409,7 @@ def paint_rule(title: str, details: Sequence[Item], width: int, *, focused: bool
 
 
 def _choose(sized: Sequence[tuple[Item, int]], room: int) -> list[Item]:
-    """Take pieces in the order of ``keep`` as long as they fit; return them in their own order."""
+    """Take pieces in the order of ``keep`` while they fit; return them in their own order."""
     taken: set[int] = set()
     for place in sorted(range(len(sized)), key=lambda place: sized[place][0].keep):
         if sized[place][1] <= room:
@@ -469,25 +461,25 @@ def show_pair(
     limit: Value | Missing | NotApplicable,
     write: Callable[[Value], str],
 ) -> str:
-    """Write a reading and its bound: 612/700, 612/?, and one ? where neither was read."""
+    """Write a reading and its bound: 612/700, 612/?, or ? where neither was read."""
     if isinstance(used, Missing) and isinstance(limit, Missing):
         return "?"
     return f"{show(used, write)}/{show(limit, write)}"
 
 
 def shared_reason(values: Sequence[object]) -> str:
-    """Return the one reason why none of the values was read, "" where any was or reasons differ."""
+    """Return the only reason why no value was read, "" where one was or reasons differ."""
     reasons = {value.reason if isinstance(value, Missing) else "" for value in values}
     return reasons.pop() if len(reasons) == 1 else ""
 
 
 def explain(value: Value | Missing | NotApplicable, write: Callable[[Value], str]) -> str:
-    """Write a reading where there is room for the reason why it is missing."""
+    """Write a reading, with the reason where it is missing."""
     return f"? {value.reason}" if isinstance(value, Missing) else show(value, write)
 
 
 def paint_pairs(pairs: Sequence[tuple[str, str]], width: int) -> list[Line]:
-    """Paint labels and values below each other; a long value goes on in the next line."""
+    """Paint labels and values below each other; long values are wrapped."""
     label_width = max(1, min(18, width // 2 - 2))
     room = max(8, width - label_width - 2)
     lines: list[Line] = []
@@ -500,11 +492,9 @@ def paint_pairs(pairs: Sequence[tuple[str, str]], width: int) -> list[Line]:
 
 
 def window_of(pids: Sequence[int], cursor: int | Missing | NotApplicable, rows: int) -> tuple[int, int]:
-    """Return first and end of the rows to show: the page of ``rows`` that holds the cursor."""
+    """Return first and end of the rows to show: those up to the cursor, or the first ones."""
     rows = max(0, rows)
+    first = 0
     if isinstance(cursor, int) and rows and cursor in pids:
-        at = pids.index(cursor)
-        first = max(0, at - rows + 1)
-    else:
-        first = 0
+        first = max(0, pids.index(cursor) - rows + 1)
     return first, min(len(pids), first + rows)

@@ -1,4 +1,4 @@
-"""Describe the processes of a job: the tables of ranks and of workers, in which order, what stands out."""
+"""Describe the processes of a job: the tables of ranks and of workers, their order, what stands out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tpmon.view.cards import card_ink
 from tpmon.view.layout import Cell, Column, Ink, Row, show, show_pair
 
 UNCHANGED_S = 10.0
-"""A main thread that waits in one place this long waits for more than one batch."""
+"""A main thread that waits in one place this long waits for more than a batch."""
 STATES = {
     "R": "runs",
     "S": "sleeps",
@@ -35,14 +35,14 @@ STATES = {
 }
 """Kernel state letters in words (proc(5)); D is an uninterruptible wait, mostly for a disk or a driver."""
 LATE_RATIO = 1.3
-"""Data and forward of a rank over the median, from which it stands out."""
+"""A rank stands out from this ratio of its data and forward to the median."""
 LOW_CPU_RATIO = 0.5
-"""A rank below half of the median rank stands out whatever the job does."""
+"""A rank below half of the median's CPU stands out whatever the job does."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """Join what is known of one rank: its row, its process, its card and how its steps go."""
+    """Join the row, the process, the card and the pace of one rank."""
 
     row: RankRow
     process: Applicable[ProcessSample]
@@ -57,14 +57,14 @@ def write_state(process: ProcessSample) -> str:
 
 
 def state_ink(process: ProcessSample) -> Ink:
-    """Return the ink of a process state: ended, stopped or frozen processes stand out."""
+    """Return the ink of a process state: ended, stopped, blocked and frozen processes stand out."""
     if process.state in ("Z", "X"):
         return Ink.BAD
     return Ink.WARN if process.state in ("T", "t", "D") or is_known(process.frozen) else Ink.PLAIN
 
 
 def join_ranks(frame: Frame) -> list[RankView]:
-    """Join each rank row with its process, its card and the pace that its hook tells."""
+    """Join each rank row with its process, its card and its hook's pace."""
     processes = {process.pid: process for process in frame.processes}
     cards = {card.index: card for card in frame.gpus} if is_known(frame.gpus) else {}
     paces = {hook.pid: hook.pace for hook in known_or(frame.hook, ())}
@@ -82,8 +82,8 @@ def join_ranks(frame: Frame) -> list[RankView]:
 def order_ranks(frame: Frame) -> list[RankView]:
     """Return the ranks, worst first: stopped, longest unchanged wait, card in trouble, low CPU; then by rank.
 
-    Waits are compared in steps of four times the last and CPU only against half of the median,
-    so that rows of healthy ranks stay where they are from one second to the next.
+    Waits are compared in steps of four times the last and CPU only against half of the median, so that
+    rows of healthy ranks keep their places.
     """
     joined = join_ranks(frame)
     cpu = [_cpu(rank) for rank in joined]
@@ -119,12 +119,12 @@ def _wait_class(rank: RankView) -> int:
 
 
 def _of(part: Applicable[Any], name: str) -> Any:
-    """Read a figure of what may be missing itself, then the reason for that."""
+    """Read a field of a part, or return why the part itself is missing."""
     return getattr(part, name) if is_known(part) else part
 
 
 def waiting_pct(process: ProcessSample) -> Applicable[float]:
-    """Return the percentage of a process's thread demand that waits; of hardly any demand there is none."""
+    """Return the percentage of a process's thread demand that waits, unless there is hardly any demand."""
     if not is_known(process.waiting):
         return process.waiting
     if not is_known(process.runnable):
@@ -135,7 +135,7 @@ def waiting_pct(process: ProcessSample) -> Applicable[float]:
 
 
 def write_waiting(process: Applicable[ProcessSample]) -> Cell:
-    """Write the waiting share; marked where much demand waits."""
+    """Write the waiting share, marked where much demand waits."""
     if not is_known(process):
         return show(process, str)
     pct = waiting_pct(process)
@@ -153,7 +153,7 @@ def _mark(text: str, is_odd: bool) -> Cell:
 
 
 def _state_column(find: Callable[[Row], Applicable[ProcessSample]], keep: int, *, short: bool) -> Column[Row]:
-    """Make the column of the state of a process: its letter where ``short``, which is needed more."""
+    """Make the column of the state of a process: only its letter where ``short``, which is dropped later."""
 
     def read(row: Row) -> Cell:
         process = find(row)
@@ -167,12 +167,12 @@ def _state_column(find: Callable[[Row], Applicable[ProcessSample]], keep: int, *
 
 
 def has_steps(ranks: Sequence[RankView]) -> bool:
-    """Tell whether a hook tells of steps."""
+    """Tell whether a hook counts steps."""
     return any(not isinstance(rank.row.step, Missing) for rank in ranks)
 
 
 def _own(rank: RankView, typical_ms: float) -> Cell:
-    """Write data and forward of a step; marked where far above the median: others wait for such a rank."""
+    """Write data and forward of a step, marked far above the median: others wait for such a rank."""
     own = rank.row.step_own_ms
     return _mark(show(own, format_ms), is_known(own) and own >= LATE_RATIO * typical_ms)
 
@@ -240,9 +240,9 @@ def list_rank_columns(frame: Frame, ranks: Sequence[RankView], width: int) -> li
 
 
 def name_ranks(frame: Frame) -> str:
-    """Say which ranks are here and how many are not: "8-15 of 64, 56 not on this host".
+    """Write which ranks are here and how many are not: "8-15 of 64, 56 not on this host".
 
-    "" for ranks that have no numbers, and for a run of one process.
+    "" for ranks without numbers, and for a run of one process.
     """
     rows: Sequence[RankRow] = frame.ranks
     numbers = [row.rank for row in rows if is_known(row.rank)]
@@ -262,7 +262,7 @@ def name_ranks(frame: Frame) -> str:
 
 
 def write_role(process: ProcessSample, *, short: bool = False) -> str:
-    """Write the part that a process plays: "rank 0 w1", "launcher", "wandb-core (helper)"."""
+    """Write the role of a process: "rank 0 w1", "launcher", "wandb-core (helper)"."""
     if process.role is Role.RANK:
         return f"rank {process.rank}" if is_known(process.rank) else Role.RANK.value
     if process.role is Role.WORKER:
@@ -275,7 +275,7 @@ def write_role(process: ProcessSample, *, short: bool = False) -> str:
 
 
 def list_worker_columns(width: int, marks: Mapping[str, str]) -> list[Column[ProcessSample]]:
-    """Return the columns of the table of workers; ``marks`` stand behind heads, as of those sorted by."""
+    """Return the columns of the table of workers; ``marks`` follow their heads, as for a sorted one."""
     short = width < 72
     where = 12 if short else 18 if width < 110 else 33
     columns: list[Column[ProcessSample]] = [

@@ -1,4 +1,4 @@
-"""Describe memory snapshots: pieces of each device, what lives by stack, the peak, requests that failed."""
+"""Describe memory snapshots: memory of each device, live bytes by stack, the peak, requests that failed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_STACKS = 3
 """Stacks that the overview names; the tab of live bytes has them all."""
 _MOST_FAILED = 3
 _CALLERS = 3
-"""Lines of each stack that a text report shows at least."""
+"""Least lines of each stack in a text report."""
 _FILE_WIDTH = 40
 _NO_STACK = (
     "no stack was recorded: torch.cuda.memory._record_memory_history() was not on when it was allocated"
@@ -31,14 +31,14 @@ _FRAME = re.compile(r"^(.*):(\d+) (.*)$")
 
 
 def say_lost(lost: results.SnapshotLost) -> str:
-    """Say what could not be read; "" for nothing."""
+    """Write what could not be read; "" for nothing."""
     counts = {"segment": lost.segments, "block": lost.blocks, "event": lost.events}
     parts = [count_of(count, noun) for noun, count in counts.items() if count]
     return f"could not be read: {', '.join(parts)}" if parts else ""
 
 
 def say_pieces(pieces: results.Pieces) -> str:
-    """Say how much is reserved, allocated and waiting."""
+    """Write how much is reserved, allocated and waiting."""
     return (
         f"{format_bytes(pieces.reserved_bytes)} reserved in {count_of(pieces.segments, 'segment')}, "
         f"{format_bytes(pieces.allocated_bytes)} allocated ({size(pieces.rounding_bytes)} of it by "
@@ -47,7 +47,7 @@ def say_pieces(pieces: results.Pieces) -> str:
 
 
 def say_free(pieces: results.Pieces) -> str:
-    """Say how much is free, and how it is cut up."""
+    """Write how much is free, and how it is cut up."""
     kept = f"{format_bytes(pieces.private_bytes)} are free in private pools, for CUDA graphs alone"
     if not pieces.free_bytes:
         return kept if pieces.private_bytes else "nothing of what is reserved is free"
@@ -62,7 +62,7 @@ def say_free(pieces: results.Pieces) -> str:
 
 
 def say_oom(one: results.OutOfMemory) -> str:
-    """Say what was asked for in vain, and where."""
+    """Write which request failed, and where."""
     when = f"at {one.at_ms:,.3f} ms " if is_known(one.at_ms) else ""
     left = one.device_free_bytes
     free = f", the device had {format_bytes(left)} left" if is_known(left) else ""
@@ -71,13 +71,13 @@ def say_oom(one: results.OutOfMemory) -> str:
 
 
 def say_peak(peak: results.MemoryMoment) -> str:
-    """Say how much the peak was, and when."""
+    """Write how much the peak was, and when."""
     when = f"at {peak.at_ms:,.3f} ms of the history" if is_known(peak.at_ms) else f"at event {peak.at_event}"
     return f"{format_bytes(peak.requested_bytes)} requested {when}, {format_bytes(peak.end_bytes)} at the end"
 
 
 def say_older(peak: results.MemoryMoment) -> str:
-    """Say what of the peak has no stack; "" for nothing."""
+    """Write which part of the peak has no stack; "" for none."""
     if not peak.older_bytes:
         return ""
     older = format_bytes(peak.older_bytes)
@@ -85,12 +85,12 @@ def say_older(peak: results.MemoryMoment) -> str:
 
 
 def say_line(line: Known[str]) -> str:
-    """Write the line that a stack is known by, or why there is none."""
+    """Write the line that names a stack, or why there is none."""
     return line if is_known(line) else f"({line.reason})"
 
 
 def find_frame(frame: str) -> Known[CodePlace]:
-    """Return the line of code that a frame of a stack names."""
+    """Return the line of code in a frame of a stack."""
     found = _FRAME.match(frame)
     if found is None:
         return Missing(f"no file is known of {frame}")
@@ -107,7 +107,7 @@ class PieceRow:
 
 
 def list_overview(file: results.SnapshotFile, *, alone: bool = True) -> list[Block]:
-    """Say what failed, what is held and how it is cut up, of each device; ``alone`` also by whom."""
+    """List for each device what failed, what is held and how it is cut up; ``alone``: also the top stacks."""
     blocks: list[Block] = []
     for device in file.devices:
         failed = device.out_of_memory[-_MOST_FAILED:]
@@ -133,7 +133,7 @@ def _name_file_of(file: results.SnapshotFile) -> Paragraph:
 
 
 def list_snapshot(file: results.SnapshotFile) -> list[Block]:
-    """Return all that a text report says of one snapshot, its file first."""
+    """Return the text report of one snapshot, its file first."""
     first = _name_file_of(file)
     blocks = (*list_overview(file, alone=False), *list_live(file), *list_peak(file), *list_failed(file))
     return [first, *(block for block in blocks if block != first)]
@@ -167,7 +167,7 @@ def _list_pieces(pieces: results.Pieces) -> tuple[PieceRow, ...]:
 
 
 def list_live(file: results.SnapshotFile) -> list[Block]:
-    """List what is allocated when the snapshot was taken, by stack."""
+    """List by stack what was allocated when the snapshot was taken."""
     blocks: list[Block] = []
     for device in file.devices:
         if device.live:
@@ -179,7 +179,7 @@ def list_live(file: results.SnapshotFile) -> list[Block]:
 
 
 def list_peak(file: results.SnapshotFile) -> list[Block]:
-    """Say when most was allocated, and list what was alive then by stack."""
+    """List by stack what was alive when most was allocated."""
     blocks: list[Block] = []
     for device in file.devices:
         label, peak = f"gpu {device.device}", device.peak
@@ -195,7 +195,7 @@ def list_peak(file: results.SnapshotFile) -> list[Block]:
 
 
 def list_failed(file: results.SnapshotFile) -> list[Block]:
-    """List the requests that failed, and say where there were none."""
+    """List the requests that failed, of each device."""
     blocks: list[Block] = []
     for device in file.devices:
         if device.out_of_memory:
@@ -248,7 +248,7 @@ def _stacks_sheet(
 
 
 def _list_callers(row: results.StackBytes) -> list[str]:
-    """Write the stack of a row from the inside up to the line that it is known by, and some lines more."""
+    """Write the stack of a row from the innermost line to the one that names it, at least three."""
     frames = [frame for frame in row.frames if not frame.startswith("??")]
     known = frames.index(row.line) if is_known(row.line) and row.line in frames else 0
     return _write_frames(frames[: max(_CALLERS, known + 1)])
@@ -264,7 +264,7 @@ def _write_frames(frames: Sequence[str]) -> list[str]:
 
 
 def _open_stack(said: Paragraph, frames: tuple[str, ...], line: Known[str]) -> tuple[Block, ...]:
-    """List the frames of a stack; the cursor begins on the line that the stack is known by."""
+    """List the frames of a stack; the cursor begins on the line that names it."""
     if not frames:
         return said, Paragraph(NA, _NO_STACK)
     return said, Sheet(
@@ -282,7 +282,7 @@ def _open_stack(said: Paragraph, frames: tuple[str, ...], line: Known[str]) -> t
 
 
 def _name_parts(frame: str) -> tuple[str, str, str]:
-    """Return line, function and file of a frame; what names no file is all function."""
+    """Return line, function and file of a frame; without a file it is all function."""
     place = find_frame(frame)
     if not is_known(place):
         return "-", frame, "-"
@@ -290,7 +290,7 @@ def _name_parts(frame: str) -> tuple[str, str, str]:
 
 
 def shorten_place(frame: str) -> str:
-    """Write a frame with the end of its path alone, which stays readable where there is little room."""
+    """Write a frame with only the end of its path, where there is little room."""
     place = find_frame(frame)
     if not is_known(place):
         return frame

@@ -1,4 +1,4 @@
-"""Describe what was read of stacks, and what to try: dumps, what failed, variables, hot functions."""
+"""Describe stacks and what to try: dumps, failures, variables, hot functions."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from tpmon.model.units import clean_text, count_of, format_clock
 from tpmon.view.layout import Figures, TableFigure
 
 _DOCTORS = (ErrorKind.DENIED, ErrorKind.NO_SPY, ErrorKind.UNKNOWN_PYTHON)
-"""What does not pass by itself."""
+"""These do not pass by themselves."""
 _PASSING = (ErrorKind.BUSY, ErrorKind.TRACED)
 _SPYS_OWN = (ErrorKind.LATE, ErrorKind.FAILED)
-"""It may pass, and it may be py-spy that does not work here."""
+"""These may pass, or py-spy does not work here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """Say how the caller lets a person try ``again``, and with a ``stop``, for "{pid}"; "" for none."""
+    """Hold how a person tries ``again``, and with a ``stop`` of the process, with "{pid}"; "" for no way."""
 
     again: str
     stop: str = ""
 
 
 def group_errors(errors: Iterable[DumpError]) -> list[tuple[DumpError, ...]]:
-    """Group processes that could not be read for one reason, in the order in which the reasons come."""
+    """Group processes that could not be read by the reason, in the order of the reasons."""
     of_reason: dict[tuple[ErrorKind, str], list[DumpError]] = {}
     for error in errors:
         of_reason.setdefault((error.kind, error.reason), []).append(error)
@@ -62,7 +62,7 @@ def name_failed(errors: Sequence[DumpError]) -> str:
 
 
 def suggest(errors: Sequence[DumpError], means: Means) -> str:
-    """Say what to do about processes that could not be read for one reason, "" for nothing."""
+    """Write what to do about processes that could not be read for one reason, "" for nothing."""
     kind, pid = errors[0].kind, str(errors[0].pid)
     again, doctor = means.again.replace("{pid}", pid), f"tpmon doctor {pid}"
     if kind in _DOCTORS:
@@ -76,11 +76,11 @@ def suggest(errors: Sequence[DumpError], means: Means) -> str:
 
 
 _TEXT_CHARS = 400
-"""Of a line: a dump of another host is text of somebody else."""
+"""Of a line: a dump of another host is foreign text."""
 
 
 def describe_group(group: StackGroup, *, with_host: bool = False) -> tuple[str, str]:
-    """Say who stands together, of main threads also what they do; then state, wait, motion and CPU."""
+    """Return who is in a group, of main threads also what they do; then state, wait, motion and CPU."""
     if group.threads[0].kind is ThreadKind.MAIN:
         who = name_processes(group.threads, with_host=with_host)
         said = f"{say_count(group)}{who}: {group.doing}", ", ".join(list_state(group))
@@ -91,7 +91,7 @@ def describe_group(group: StackGroup, *, with_host: bool = False) -> tuple[str, 
 
 @dataclass(frozen=True, slots=True)
 class StackLine:
-    """Hold one line of a stack; those of libraries begin with "- ". ``below`` are the variables there."""
+    """Hold one line of a stack, "- " before that of a library, and the variables ``below`` it."""
 
     shown: ShownFrame
     text: str
@@ -112,7 +112,7 @@ def _write_line(shown: ShownFrame) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Hold one line of merged stacks: text, who ends there, and the ``count`` of threads where it is new."""
+    """Hold one line of merged stacks: text, who ends there, and the ``count`` of threads where it changes."""
 
     line: TreeLine
     count: str
@@ -123,7 +123,7 @@ class Branch:
 def describe_tree(
     tree: Iterable[TreeLine], *, with_host: bool = False, closed: Collection[int] = ()
 ) -> Iterator[Branch]:
-    """Yield the lines of merged stacks; those ``closed`` by their marks have no ends."""
+    """Yield the lines of merged stacks; those whose marks are ``closed`` have no ends."""
     threads: dict[int, int] = {}
     for line in tree:
         threads[line.mark] = line.threads
@@ -136,17 +136,17 @@ def describe_tree(
 
 
 MOST_VARIABLES = 12
-"""Of one frame, in text; JSON has more."""
+"""Of one frame; JSON has more."""
 MOST_VALUES = 3
 
 
 def _list_locals(group: StackGroup, frames: Sequence[ShownFrame]) -> dict[int, list[str]]:
-    """Return the variables below each shown frame, by its place in ``frames``; {} where none were read."""
+    """Return the variables below each shown frame, by its place in ``frames``."""
     if not is_known(group.frames):
         return {}
     lines: dict[int, list[str]] = {}
     place = len(group.frames)
-    # From the innermost outwards: the outermost may be left out, and a recursion shows one line often.
+    # From the innermost outwards: the outermost may be left out, and a recursion repeats lines.
     for shown in range(len(frames) - 1, -1, -1):
         if not frames[shown].is_users:
             continue
@@ -161,7 +161,7 @@ def _list_locals(group: StackGroup, frames: Sequence[ShownFrame]) -> dict[int, l
 
 
 def _write_frame(threads: Sequence[DumpThread], place: int) -> list[str]:
-    """Write the variables of one frame, in the order in which the function has them."""
+    """Write the variables of one frame, in the order of the function."""
     values: dict[str, dict[str, list[DumpThread]]] = {}
     for thread in threads:
         for one in thread.locals if is_known(thread.locals) else ():
@@ -184,15 +184,15 @@ def _say_values(by_value: dict[str, list[DumpThread]]) -> str:
 
 
 LEAST_PCT = 1.0
-"""A share below this is not worth a word."""
+"""A smaller share is left out."""
 MOST_PHASES = 5
 MOST_FUNCTIONS = 12
 MOST_OTHERS = 4
-"""Functions of threads that are no main thread, which mostly wait."""
+"""Functions of other than main threads, which mostly wait."""
 WAITING_PCT = 95.0
-"""Other threads that wait so much of the time are one line."""
+"""Other threads that wait so much of the time get one line."""
 YOURS = "yours"
-"""The code that is of no package."""
+"""Code of no package."""
 _COUNTED = {
     CountedFunction.RUNNING: "; counted: samples where it ran",
     CountedFunction.GIL: "; counted: samples where it held the GIL",
@@ -200,7 +200,7 @@ _COUNTED = {
 
 
 def say_what(hot: HotSample) -> str:
-    """Say who was sampled, how long and how often: "3 processes of train.py for 10.0 s at 20 Hz"."""
+    """Write who was sampled, how long and how often: "3 processes of train.py for 10.0 s at 20 Hz"."""
     short = hot.seconds < hot.asked_seconds - 1
     span = f"{hot.seconds:.1f} of {hot.asked_seconds:g} s" if short else f"{hot.seconds:.1f} s"
     several = hot.asked_processes != hot.sampled_processes
@@ -221,52 +221,52 @@ def name_group(group: HotGroup) -> str:
 
 
 def say_group(group: HotGroup) -> str:
-    """Say who a group is, how often it was seen, and how much CPU its main threads had."""
+    """Write who a group is, how often it was sampled, and how much CPU its main threads had."""
     words = [f"{name_group(group)}: {count_of(group.looks, 'sample')}{_say_precision(group)}"]
     if group.samples < group.looks:
         words.append(f"{group.samples} counted")
     if is_known(group.cpu_pct):
         words.append(f"on a CPU {group.cpu_pct:.0f} %")
     if is_known(group.delay_pct) and group.delay_pct >= LEAST_PCT:
-        # The kernel counts a wait when it ends, also what of it was before the first look.
+        # The kernel counts a wait when it ends, with its part before the first sample.
         most = 100.0 - min(known_or(group.cpu_pct, 0.0), 100.0)
         words.append(f"waiting for one {min(group.delay_pct, most):.0f} %")
     return ", ".join(words)
 
 
 def _say_precision(group: HotGroup) -> str:
-    """Say how well a share of about a half is known from so many looks: 95 of 100 times within that."""
+    """Write the 95 % margin of a share of about a half, by the number of samples."""
     return f" (+- {100 / math.sqrt(group.looks):.0f} points)" if group.main and group.looks else ""
 
 
 def say_phases(group: HotGroup) -> str:
-    """Say in which phases of the step the ranks were, "" where none is known."""
+    """Write in which phases of the step the ranks were, "" where none is known."""
     phases = [f"{one.phase} {one.pct:.0f} %" for one in group.phases[:MOST_PHASES] if one.pct >= LEAST_PCT]
     return ", ".join(phases)
 
 
 def say_waiting(group: HotGroup) -> str:
-    """Say who waits all the time and is no main thread, "" for others: their functions tell nothing."""
+    """Write one line for other than main threads that always wait, whose functions tell nothing; else ""."""
     if group.main or group.waiting_pct < WAITING_PCT:
         return ""
     return f"{say_group(group)}, {group.waiting_pct:.0f} % in frames that wait"
 
 
 def pick_shown(group: HotGroup, most: int = MOST_FUNCTIONS) -> tuple[tuple[HotFunction, ...], int]:
-    """Return the functions of a group that are shown, and how many are not."""
+    """Return the functions of a group to show, and how many are not shown."""
     shown = tuple(pick_functions(group.functions, most if group.main else min(most, MOST_OTHERS)))
     return shown, len(group.functions) + group.more_functions - len(shown)
 
 
 def name_function(function: HotFunction) -> str:
-    """Name a function with its file and the line of it that was seen most often."""
+    """Name a function with its file and its most frequent line."""
     name = function.function.replace("<locals>.", "")
     place = f" {function.file.rpartition('/')[2]}:{function.line}" if function.file else ""
     return f"{name}{place}"
 
 
 def say_ended(hot: HotSample) -> str:
-    """Say how many of the sampled processes ended meanwhile."""
+    """Write how many of the sampled processes ended meanwhile."""
     if hot.ended_processes >= hot.asked_processes:
         return f"all that was sampled ended after {hot.seconds:.1f} s"
     return f"{hot.ended_processes} of {hot.asked_processes} processes ended meanwhile"
@@ -278,7 +278,7 @@ def count_without_turn(hot: HotSample) -> int:
 
 
 def say_lost(hot: HotSample) -> str:
-    """Say how many looks gave no stack, and how late py-spy was."""
+    """Write how many samples gave no stack, and how late py-spy was."""
     looks = sum(group.looks for group in hot.groups if group.main) + hot.lost_samples
     lost = (
         f"{hot.lost_samples} of {count_of(looks, 'sample')} gave no stack" if hot.lost_samples else "nothing"
@@ -288,7 +288,7 @@ def say_lost(hot: HotSample) -> str:
 
 
 def say_cost(hot: HotSample) -> str:
-    """Say when and where it was, and what it cost."""
+    """Write when and where it was, and what it cost."""
     share = hot.spy_cpu_ms / (10 * hot.seconds) if hot.seconds else 0.0
     when = f"{format_clock(hot.taken)} on {hot.host}"
     return f"{when}, py-spy used {hot.spy_cpu_ms:.0f} ms of CPU, {share:.1f} % of a core, stopped nothing"

@@ -1,4 +1,4 @@
-"""The columns and the words of traces, as text and screen show them."""
+"""Describe traces: the columns and the words of text and screen."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CAUSES = {
     "idle": "idle, cause unknown",
     "other": "other",
 }
-"""What holds an idle device or a host, and what a verdict shares its window among."""
+"""What an idle device or a host waits for; a verdict divides its window among them."""
 HOST_CAUSES = {key: CAUSES[key] for key in ("data", "comms", "sync", "alloc", "compute", "other")}
 """What a host did in a trace without device work."""
 KINDS = {
@@ -44,7 +44,7 @@ KINDS = {
     "cpu": "CPU operators",
     "other": "other",
 }
-"""What a step is made of."""
+"""The parts of a step."""
 
 _NAME_CHARS = 20
 _PATH_CHARS = 1000
@@ -63,26 +63,26 @@ def name_cause(cause: Known[str]) -> str:
 
 
 def say_gap(gap: results.LargeGap) -> str:
-    """Name what a gap was in: its call, its operator and its line, as far as they are known."""
+    """Name the call, the operator and the line of a gap, as far as they are known."""
     known = [text for text in (gap.call, gap.operator, gap.source) if is_known(text) and text]
     return " ".join(known) or "-"
 
 
 def name_change(change: results.Change) -> str:
-    """Name what changed between two traces, a kernel or an operator by its own name."""
+    """Name a change between two traces, a kernel or an operator by its own name."""
     words = {"phase": KINDS, "idle": CAUSES}.get(change.part, {})
     return words.get(change.name, change.name)
 
 
 def say_growth(value: Applicable[int]) -> str:
-    """Write by how much memory grew, with its sign."""
+    """Write the growth of memory, with its sign."""
     if not is_known(value):
         return NA
     return f"-{format_bytes(-value)}" if value < 0 else f"+{format_bytes(value)}"
 
 
 def name_ranks(rows: Sequence[results.TraceRankRow]) -> dict[str, str]:
-    """Name the rows of ranks by their paths: by the file where the rank does not tell them apart."""
+    """Name the rows of ranks, by path: by the file where the rank is not unique."""
     counts = Counter(row.rank for row in rows if is_known(row.rank))
     alike = [row.path for row in rows if not is_known(row.rank) or counts[row.rank] > 1]
     files = name_files(alike)
@@ -94,9 +94,9 @@ def name_ranks(rows: Sequence[results.TraceRankRow]) -> dict[str, str]:
 
 
 def name_files(paths: Sequence[str], most: int = _NAME_CHARS) -> dict[str, str]:
-    """Name files without their endings, so short that the names still differ.
+    """Name files without their endings, as short as the names still differ.
 
-    Where one is too long, what all begin with goes first, as far as that is needed, then the ends.
+    Too long names lose their common beginning first, as far as needed, then their ends.
     """
     names = {path: clean_text(os.path.basename(path), 1000) for path in paths}
     for ending in _ENDINGS:
@@ -112,7 +112,7 @@ def name_files(paths: Sequence[str], most: int = _NAME_CHARS) -> dict[str, str]:
 
 
 def shorten_kernel(name: str) -> str:
-    """Take out of the name of a kernel what most of them begin with, so that a cut one still tells which."""
+    """Remove the common beginnings of kernel names, so that a cut one can still be told."""
     short = name.removeprefix("void ")
     for part in _COMMON:
         short = short.replace(part, "")
@@ -127,13 +127,13 @@ def name_verdict(verdict: results.TraceVerdict) -> str:
 
 
 def name_rank(file: results.TraceFile) -> str:
-    """Say which rank a trace is of."""
+    """Name the rank of a trace."""
     rank = f"rank {file.rank}" if is_known(file.rank) else "rank unknown"
     return f"{rank} of {file.world_size}" if is_known(file.world_size) else rank
 
 
 def say_file(file: results.TraceFile) -> str:
-    """Say which file it is and what it is of."""
+    """Write which file it is, and its run."""
     cards = dict.fromkeys(card.name for card in file.overview.gpus if is_known(card.name))
     parts = [
         clean_text(file.path, _PATH_CHARS),
@@ -154,7 +154,7 @@ _THOUSANDTHS = partial(number, digits=3)
 
 
 class Grouping(Enum):
-    """Name what the calls of operators are put together by."""
+    """Name what groups the calls of operators."""
 
     NAMES = "name"
     SHAPES = "shapes"
@@ -163,7 +163,7 @@ class Grouping(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WordPart:
-    """Hold one part of a whole: microseconds and share, and with what overlaps counted in full."""
+    """Hold one part of a whole: microseconds and share, and the same with overlaps counted in full."""
 
     name: str
     us: Known[float]
@@ -172,7 +172,7 @@ class WordPart:
 
 
 def list_parts(names: Mapping[str, str], own: object, full: object | None = None) -> tuple[WordPart, ...]:
-    """Return the named fields of a split with their shares of all of them."""
+    """Return the named fields of a split with their shares of the sum."""
     us: dict[str, Known[float]] = {key: getattr(own, key) for key in names}
     whole = sum(known_or(value, 0.0) for value in us.values()) or 1.0
     return tuple(
@@ -182,7 +182,7 @@ def list_parts(names: Mapping[str, str], own: object, full: object | None = None
 
 
 def list_causes(gaps: results.DeviceGaps) -> tuple[WordPart, ...]:
-    """Return the causes of the idle time of a device with their shares of the window."""
+    """Return the causes of a device's idle time with their shares of the window."""
     whole = gaps.window or 1.0
     return tuple(WordPart(CAUSES[name], us, _share(us, whole)) for name, us in gaps.causes())
 
@@ -228,7 +228,7 @@ OPERATORS: Figures[results.OperatorRow] = (
     TableFigure("calls", lambda row: row.calls, thousands, 5, 8, sorts=True),
     TableFigure("operator", lambda row: row.name, keep=0, width=16, left=True, grows=True),
 )
-"""What stands beside the times of an operator."""
+"""The columns beside the times of an operator."""
 RANGES: Figures[trace_tables.RangeRow] = (
     TableFigure("host ms", lambda row: row.host_total_us, ms_of_us, 1, sorts=True),
     TableFigure("host self ms", lambda row: row.host_self_us, ms_of_us, 3, sorts=True),
@@ -317,7 +317,7 @@ COLLECTIVES: Figures[results.CollectiveRow] = (
 
 
 def list_module_figures(*, on_device: bool) -> Figures[trace_tables.ModuleRow]:
-    """Return the columns of the modules, which a trace without a device has fewer of."""
+    """Return the columns of the modules; fewer without a device."""
 
     def name_module(row: trace_tables.ModuleRow) -> str:
         return f"{row.name} in {row.inside}" if is_known(row.inside) else row.name
@@ -344,7 +344,7 @@ def list_module_figures(*, on_device: bool) -> Figures[trace_tables.ModuleRow]:
 def list_rank_figures(
     ranks: Sequence[results.TraceRankRow], digits: int = 3
 ) -> Figures[results.TraceRankRow]:
-    """Return the columns of the ranks, their milliseconds with so many digits."""
+    """Return the columns of the ranks, milliseconds with so many digits."""
     names = name_ranks(ranks)
     is_named = not all(map(str.isdecimal, names.values()))
     ms = partial(number, digits=digits)
@@ -375,32 +375,32 @@ LEGEND = f"{LEVELS[-1]} allocated, {RESERVED} reserved beyond it"
 
 @dataclass(frozen=True, slots=True)
 class ChartSpan:
-    """Hold the time that curves are drawn over, in ms from the start of the first mark."""
+    """Hold the time span of curves, in ms from the start of the first mark."""
 
     begin_ms: float
     end_ms: float
 
     def column_of(self, ms: float, columns: int) -> int:
-        """Return the column of a time; what is outside goes to the first or the last one."""
+        """Return the column of a time, the first or the last one for times outside."""
         length = self.end_ms - self.begin_ms
         at = int((ms - self.begin_ms) * columns / length) if length > 0 else 0
         return max(0, min(at, columns - 1))
 
 
 def span_curves(curves: Sequence[trace_tables.MemoryCurve], steps: Sequence[results.StepRow]) -> ChartSpan:
-    """Return the time from the first step or point to the last one, so that a peak outside is drawn too."""
+    """Return the span of all steps and points, so that a peak outside of steps is drawn too."""
     times = [point.ms for curve in curves for point in (curve.points[0], curve.points[-1])]
     marks = [0.0, *(step.start_ms + step.host_ms for step in steps[-1:])]
     return ChartSpan(min([*times, *marks]), max([*times, *marks]))
 
 
 def find_peak(curve: trace_tables.MemoryCurve) -> trace_tables.CurvePoint:
-    """Return the point where most is allocated, the first of several."""
+    """Return the first point where most is allocated."""
     return max(curve.points, key=lambda point: point.allocated_bytes)
 
 
 def describe_curve(curve: trace_tables.MemoryCurve) -> str:
-    """Say when most was allocated, what was reserved then, and what is allocated at the end."""
+    """Write when most was allocated, what was reserved then, and what is allocated at the end."""
     peak, last = find_peak(curve), curve.points[-1]
     text = f"most is {format_bytes(peak.allocated_bytes)} allocated at {peak.ms:,.3f} ms"
     if is_known(peak.reserved_bytes):
@@ -409,27 +409,27 @@ def describe_curve(curve: trace_tables.MemoryCurve) -> str:
 
 
 def top_of(curve: trace_tables.MemoryCurve) -> int:
-    """Return the bytes that the highest row stands for."""
+    """Return the bytes of the highest row."""
     return max(max(point.allocated_bytes, _reserved(point)) for point in curve.points)
 
 
 def draw_curve(
     curve: trace_tables.MemoryCurve, span: ChartSpan, columns: int, rows: int = ROWS
 ) -> tuple[str, ...]:
-    """Draw a curve from its top row down; a column shows the most of its time, or what was before it."""
+    """Draw a curve from its top row down; a column shows the maximum in its time, or the last value."""
     top = top_of(curve) or 1
     drawn = [_draw_column(point, top, rows) for point in _sample(curve, span, columns)]
     return tuple("".join(column[row] for column in drawn) for row in range(rows - 1, -1, -1))
 
 
 def label_curve(curve: trace_tables.MemoryCurve, span: ChartSpan, columns: int) -> list[tuple[str, str]]:
-    """Draw a curve with what its first and its last row stand for before them."""
+    """Draw a curve with labels for its first and its last row."""
     labels = [format_bytes(top_of(curve)), *[""] * (ROWS - 2), format_bytes(0)]
     return list(zip(labels, draw_curve(curve, span, columns), strict=True))
 
 
 def draw_marks(marks: Iterable[tuple[int, str]], columns: int) -> list[str]:
-    """Draw texts at their columns, as far as there is room between them."""
+    """Draw texts at their columns, where there is room."""
     ruler = [" "] * columns
     free = 0
     for at, text in marks:
@@ -440,7 +440,7 @@ def draw_marks(marks: Iterable[tuple[int, str]], columns: int) -> list[str]:
 
 
 def draw_steps(steps: Sequence[results.StepRow], span: ChartSpan, columns: int) -> str:
-    """Draw where steps begin, each with its number as far as there is room."""
+    """Draw the numbers of steps where they begin, where there is room."""
     marks = (
         (span.column_of(step.start_ms, columns), f"|{step.name.rpartition('#')[2][:12]}") for step in steps
     )
@@ -470,7 +470,7 @@ def _sample(
 
 
 def _draw_column(point: trace_tables.CurvePoint | None, top: int, rows: int) -> str:
-    """Draw a column from the bottom up; zero is the lowest level, nothing is before the first reading."""
+    """Draw a column from the bottom up; zero is the lowest level, a blank is before the first reading."""
     if point is None:
         return " " * rows
     steps = len(LEVELS)

@@ -1,4 +1,4 @@
-"""Describe the analysis of traces in blocks: what the text report and the tabs of the screen show."""
+"""Describe the analysis of traces in blocks, for the text report and the tabs of the screen."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def parts_sheet(
 
 
 def list_overview(file: results.TraceFile) -> list[Block]:
-    """Say what holds the run, what its steps take and are made of, and how busy its devices were."""
+    """List what slows the run, the times and parts of its steps, and how busy its devices were."""
     overview = file.overview
     blocks: list[Block] = [
         *_say_verdict(file.verdict),
@@ -101,7 +101,7 @@ def _say_verdict(verdict: results.TraceVerdict) -> list[Block]:
 
 
 def list_pattern(pattern: PatternRow) -> list[Block]:
-    """Say what costs time, and what helps."""
+    """Describe what costs time, and what helps."""
     seen = f"{pattern.name}, {pct(pattern.share_pct)} of the window: {pattern.seen}"
     said_of = Paragraph("pattern", seen)
     return [said_of, *(Paragraph("try", advice) for advice in pattern.advice)]
@@ -178,11 +178,11 @@ _GROUPED = {
     ),
     trace.Grouping.LINES: ("line", "no stacks in the trace: with_stack=True records them"),
 }
-"""The head of the column, and why there may be none."""
+"""The head of the column, and why the table may be empty."""
 
 
 def list_groups(rows: Applicable[Sequence[OperatorGroupRow]], by: trace.Grouping) -> list[Block]:
-    """List the operators by what their calls have in common."""
+    """List the operators in groups of calls."""
     head, without = _GROUPED[by]
     if not is_known(rows) or not rows:
         return [Paragraph(NA, rows.reason if isinstance(rows, Missing) else without)]
@@ -215,7 +215,7 @@ def list_groups(rows: Applicable[Sequence[OperatorGroupRow]], by: trace.Grouping
 
 
 def list_operator_tables(file: results.TraceFile) -> list[Block]:
-    """List what stands below the operators: ranges, products, modules and Python functions."""
+    """List the tables below the operators: ranges, products, modules and Python functions."""
     blocks: list[Block] = []
     if file.ranges:
         title = "ranges of the program (record_function)"
@@ -247,7 +247,7 @@ def list_operator_tables(file: results.TraceFile) -> list[Block]:
 
 
 def list_kernel_tables(file: results.TraceFile) -> list[Block]:
-    """List what stands below the kernels: what they reach of their card, and the one to profile."""
+    """List the tables below the kernels: their share of the card's peak, and the one to profile."""
     blocks: list[Block] = []
     hot = file.hot_kernel
     if is_known(hot):
@@ -264,11 +264,11 @@ def list_kernel_tables(file: results.TraceFile) -> list[Block]:
 
 
 _LONG_STEP_MS = 1000.0
-"""Ranks of steps beyond this are told in tenths of a millisecond, so that every column fits 80 cells."""
+"""For longer steps ranks have tenths of a millisecond, so that every column fits 80 cells."""
 
 
 def list_operators(file: results.TraceFile) -> list[Block]:
-    """List the operators, those first that take the most time themselves."""
+    """List the operators, the largest self time first."""
     operators = file.operators
     if not operators:
         return [Paragraph(NA, "the trace has no operators of the host"), *list_operator_tables(file)]
@@ -297,7 +297,7 @@ def list_kernels(file: results.TraceFile) -> list[Block]:
 
 
 def list_ranks(table: Applicable[results.RankTable]) -> list[Block]:
-    """Put the ranks beside each other."""
+    """List the ranks side by side."""
     if not is_known(table):
         return [Paragraph(NA, "one trace alone: tpmon trace FOLDER puts the ranks beside each other")]
     blocks: list[Block] = [Paragraph("ranks", table.summary, Ink.STRONG)]
@@ -332,7 +332,7 @@ def _ranks_sheet(ranks: tuple[results.TraceRankRow, ...]) -> Sheet[results.Trace
 
 
 _MOST_CURVES = 16
-"""All of them are drawn at each key: a damaged file names hundreds of devices."""
+"""All are drawn at each key, and a damaged file may name hundreds of devices."""
 
 
 def list_memory(file: results.TraceFile) -> list[Block]:
@@ -402,7 +402,7 @@ _TITLES = {
 
 
 def name_result(comparison: results.TraceComparison) -> tuple[str, Ink]:
-    """Say in a word whether a change helped, with the ink of it."""
+    """Return a word for whether a change helped, with its ink."""
     if not is_known(comparison.helped):
         return "! NO ANSWER", Ink.WARN
     if comparison.helped:
@@ -416,7 +416,7 @@ def name_result(comparison: results.TraceComparison) -> tuple[str, Ink]:
 
 
 def list_changes(comparison: results.TraceComparison) -> list[Block]:
-    """Say whether the change helped, then list phases, causes of idle time, operators and kernels."""
+    """List whether the change helped, then phases, causes of idle time, operators and kernels."""
     _word, ink = name_result(comparison)
     blocks: list[Block] = [Paragraph("result", clean_text(comparison.summary, 1000), ink)]
     blocks += [Paragraph("differs", clean_text(one, 1000), Ink.WARN) for one in comparison.differences]
@@ -491,12 +491,12 @@ _WITHOUT = {
     "ranges": "none recorded (torch.profiler.record_function)",
     "curve": "none recorded (profile_memory=True)",
 }
-"""Tables that can be looked at alone, and why there may be none."""
+"""Tables that can be shown alone, and why one may be empty."""
 TABLES = tuple(_WITHOUT)
 
 
 def list_table(file: results.TraceFile, table: str) -> list[Block]:
-    """Return one table of ``TABLES`` of one file; where it has no row, the reason."""
+    """Return one table of ``TABLES`` of one file, or the reason why it is empty."""
     blocks: list[Block] = []
     if table == "patterns":
         blocks = [block for pattern in file.patterns for block in list_pattern(pattern)]
@@ -512,7 +512,7 @@ def list_table(file: results.TraceFile, table: str) -> list[Block]:
 
 
 def list_trace(file: results.TraceFile) -> list[Block]:
-    """Return all that a text report says of one trace, its file first."""
+    """Return the text report of one trace, its file first."""
     listed = (list_overview, list_gaps, list_operators, list_kernels, list_memory, list_communication)
     first = Paragraph("trace", trace.say_file(file))
     return [first, *(block for blocks in listed for block in blocks(file) if block != first)]
