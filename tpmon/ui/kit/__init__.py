@@ -1,1 +1,1 @@
-"""What every screen is made of: canvas, ink, tables, sheets, keys. Knows no job."""
+"""The parts of every screen: canvas, ink, keys, shell. Knows no job."""

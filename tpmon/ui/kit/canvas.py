@@ -1,6 +1,6 @@
-"""Draw lines of inked text with one widget that sends only the rows that changed.
+"""Draw lines of inked text with one widget that sends only changed rows.
 
-Everything of Textual's line API stays in this file; it was renamed twice in two years.
+All use of Textual's line API is in this file: it was renamed twice in two years.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HOME = "\x1b[1;1H"
 
 
 def ink_styles(colour: bool) -> Mapping[Ink, Style]:
-    """Return the terminal style of every ink; without colour only bold and reverse are left."""
+    """Return the terminal style of every ink; without colour only bold and reverse."""
     return {ink: Style.parse(style_words(ink, colour=colour)) for ink in STYLES}
 
 
@@ -34,7 +34,7 @@ class Canvas(Widget):
     DEFAULT_CSS = "Canvas { width: 100%; height: 100%; }"
 
     def __init__(self, colour: bool, resized: Callable[[], None]) -> None:
-        """Start empty; ``resized`` is called when the canvas has got a size."""
+        """Start empty; ``resized`` is called when the canvas gets a size."""
         super().__init__()
         self._resized = resized
         self._styles = ink_styles(colour)
@@ -46,7 +46,7 @@ class Canvas(Widget):
         self._resized()
 
     def set_lines(self, lines: Sequence[Line]) -> int:
-        """Show ``lines`` from the top, repaint the rows that differ and return their number."""
+        """Show ``lines`` from the top, repaint changed rows and return their number."""
         new, old = tuple(lines), self._lines
         self._lines = new
         rows = [
@@ -60,10 +60,10 @@ class Canvas(Widget):
         return len(rows)
 
     def _write(self, rows: Sequence[int], size: Size) -> bool:
-        """Write rows to the terminal by ourselves, where textual has nothing else to draw.
+        """Write rows to the terminal directly, unless textual has something else to draw.
 
-        The one widget covers the screen, so there is nothing to compose: textual's way takes four
-        times as long. Whatever it draws itself, after a resize or ctrl-z, it takes from ``render_lines``.
+        The one widget covers the screen: composing it by textual takes four times as long. What textual draws
+        itself, after a resize or ctrl-z, comes from ``render_lines``.
         """
         app = self.app
         driver = app._driver  # noqa: SLF001
@@ -75,7 +75,7 @@ class Canvas(Widget):
         if screen._layout_required or screen._repaint_required or screen._dirty_widgets:  # noqa: SLF001
             return False
         if size != app.size or size != driver.terminal_size:
-            return False  # a resize is on its way, and with it a whole picture
+            return False  # a resize is coming, and with it a whole picture
         parts = [f"\x1b[{row + 1};1H{self._encode(row, size.width)}" for row in rows if row < size.height]
         parts.append(_HOME)
         if app._sync_available:  # noqa: SLF001
@@ -84,14 +84,14 @@ class Canvas(Widget):
         return True
 
     def _encode(self, row: int, width: int) -> str:
-        """Return one row in the bytes of the terminal, exactly ``width`` cells of it."""
+        """Return one row as text for the terminal, exactly ``width`` cells wide."""
         line = self._lines[row] if row < len(self._lines) else ()
         if line_width(line) > width:
             return self.render_line(row).render(self.app.console)
         return encode_line(line, width, self._starts)
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Return the rows of ``crop``; textual's own would look for borders and backgrounds first."""
+        """Return the rows of ``crop``, without textual's search for borders and backgrounds."""
         strips = [self.render_line(y) for y in crop.line_range]
         if crop.column_span == (0, self.size.width):
             return strips
@@ -104,6 +104,6 @@ class Canvas(Widget):
         return strip.adjust_cell_length(self.size.width)
 
     def text(self) -> str:
-        """Return what is shown as plain text, without trailing blanks."""
+        """Return the shown text, without trailing blanks."""
         rows = ("".join(text for text, _ in line).rstrip() for line in self._lines)
         return "\n".join(rows).rstrip("\n")

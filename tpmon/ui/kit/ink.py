@@ -1,4 +1,4 @@
-"""What ink and glyphs look like: style names, escape sequences, and the ASCII twin of each glyph."""
+"""Translate inks into style names and escape sequences, and glyphs into ASCII."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _CODES: Mapping[str, str] = {
 }
 """Parameters of SGR, ECMA-48 8.3.117, for the words of ``STYLES``."""
 _WITHOUT_COLOUR = ("bold", "reverse")
-"""All that is left of a style under NO_COLOR."""
+"""The parts of a style that remain under NO_COLOR."""
 _RESET = "\x1b[0m"
 
 DOT = "·"
 
 
 def style_words(ink: Ink, *, colour: bool) -> str:
-    """Return the style of an ink in the words of rich.style, "" for none."""
+    """Return the style of an ink in words of rich.style, "" for none."""
     words = STYLES[ink].split()
     return " ".join(word for word in words if colour or word in _WITHOUT_COLOUR)
 
@@ -54,5 +54,5 @@ def encode_line(line: Line, width: int, starts: Mapping[Ink, str]) -> str:
 
 
 def line_to_ascii(line: Line) -> Line:
-    """Write a line with ASCII characters only, each taking the cells of the one it stands for."""
+    """Write a line in ASCII, with as many cells for each character as before."""
     return tuple((text if text.isascii() else to_ascii(text), ink) for text, ink in line)

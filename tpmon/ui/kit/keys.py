@@ -1,7 +1,7 @@
 """The keys of any screen: the rows of its table, when they work, what all screens have, footer and help.
 
 The table is a text file beside ``keys.py`` of the screen. It feeds the dispatch (``Shell.press``), the
-footer, the help overlay and docs/keys.md. Knows nothing of textual, and nothing of what is shown.
+footer, the help overlay and docs/keys.md. Knows neither textual nor what is shown.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FILTER_LIMIT = 40
 
 
 class Move(Enum):
-    """Name a step through rows or lines by the id of its key; the size of the screen says what a page is."""
+    """Name a step through rows or lines by the id of its key; a page depends on the size of the screen."""
 
     UP = "up"
     DOWN = "down"
@@ -45,7 +45,7 @@ class Move(Enum):
 
 
 class Effect(Enum):
-    """Name what a key does beyond changing the picture; the app carries it out."""
+    """Name what a key does beyond changing the picture, for the app to carry out."""
 
     QUIT = "quit"
     SUSPEND = "suspend"
@@ -59,7 +59,7 @@ class Effect(Enum):
 
 
 def moved(place: int, move: Move, page: int, last: int) -> int:
-    """Return the place that a step from ``place`` leads to, 0 to ``last``."""
+    """Return the place after a step from ``place``, 0 to ``last``."""
     target = {
         Move.UP: place - 1,
         Move.DOWN: place + 1,
@@ -72,12 +72,12 @@ def moved(place: int, move: Move, page: int, last: int) -> int:
 
 
 def next_of(all_: Sequence[Any], one: Any, step: int = 1) -> Any:
-    """Return what comes ``step`` after ``one``, round and round."""
+    """Return the item ``step`` after ``one``, cyclically."""
     return all_[(all_.index(one) + step) % len(all_)]
 
 
 class Overlay(Enum):
-    """Name what may lie over the panes or tabs of a screen."""
+    """Name what may cover the panes or tabs of a screen."""
 
     NONE = "none"
     HELP = "help"
@@ -89,17 +89,17 @@ class Overlay(Enum):
     """The frames of the row under the cursor, with a cursor of their own."""
     ENVIRONMENT = "environment"
     VERDICT = "verdict"
-    """Everything that the verdict rests on."""
+    """The basis of the verdict in full."""
     STACKS = "stacks"
-    """Where every thread of the job is, folded."""
+    """The stacks of all threads of the job, in groups."""
     SAMPLE = "sample"
     """The hot functions of some seconds."""
     CAPTURE = "capture"
-    """What a capture costs, how far it is, what came of it."""
+    """The cost, the progress and the result of a capture."""
 
 
 OVERVIEWS = (Overlay.STACKS, Overlay.SAMPLE, Overlay.CAPTURE)
-"""Overlays that help and verdict lie over and go back to."""
+"""Help and verdict cover these, and go back to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,22 +109,22 @@ class ScreenState:
     ascii_only: bool
     overlay: Overlay
     behind: Overlay
-    """What the help or the verdict lies over, to go back there."""
+    """What the help or the verdict covers, to go back there."""
     scroll: int
-    """The place in what lies over the screen."""
+    """The first line shown of what covers the screen."""
     sort_reversed: bool
     filter_text: str
     message: str
-    """One line of answer to the last key, such as where a copy went; "" for none."""
+    """The answer to the last key in a line, such as where a copy went; "" for none."""
 
     @property
     def typed(self) -> str:
-        """Return the filter line while it is typed; "" else."""
+        """Return the filter line while it is typed, else ""."""
         return f"/{self.filter_text}_" if self.overlay is Overlay.FILTER else ""
 
     @property
     def is_bare(self) -> bool:
-        """Tell whether nothing lies over the panes or tabs."""
+        """Tell whether nothing covers the panes or tabs."""
         return self.overlay is Overlay.NONE
 
 
@@ -134,7 +134,7 @@ Deed_co = TypeVar("Deed_co", covariant=True)
 
 
 def action_overlay(view: View, overlay: Overlay) -> View:
-    """Open an overlay, or close it when it is open; what help and verdict lay over is there again."""
+    """Open an overlay, or close it and show again what help and verdict covered."""
     if view.overlay is overlay:
         return action_close(view)
     below = view.behind if view.overlay not in OVERVIEWS else view.overlay
@@ -143,18 +143,18 @@ def action_overlay(view: View, overlay: Overlay) -> View:
 
 
 def action_close(view: View) -> View:
-    """Close what lies over the screen; the filter line goes with its text."""
+    """Close what covers the screen; a filter line loses its text."""
     text = "" if view.overlay is Overlay.FILTER else view.filter_text
     return replace(view, overlay=view.behind, behind=Overlay.NONE, filter_text=text, scroll=0)
 
 
 def action_reverse(view: View) -> View:
-    """Turn the order of the rows round."""
+    """Reverse the order of the rows."""
     return replace(view, sort_reversed=not view.sort_reversed)
 
 
 def change(**fields: Any) -> Callable[[Any], Any]:
-    """Return what gives fields of a view other values."""
+    """Return a function that gives fields of a view other values."""
     return lambda view: replace(view, **fields)
 
 
@@ -169,7 +169,7 @@ def action_filter_type(view: View, text: str) -> View:
 
 
 def action_filter_erase(view: View) -> View:
-    """Take the last character of the filter away."""
+    """Remove the last character of the filter."""
     return replace(view, filter_text=view.filter_text[:-1])
 
 
@@ -180,7 +180,7 @@ _SENT = {
     "backspace": ("backspace", "ctrl+h"),
     "esc": ("escape",),
 }
-"""What a terminal event names a key where that is more than its sign in small letters."""
+"""The names of keys in terminal events, where they are not the sign in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,18 +188,18 @@ class KeyHelp:
     """Hold one key that works now; ``footer`` is its word there, ``priority`` orders them, 0 keeps it out."""
 
     keys: tuple[str, ...]
-    """As a person reads them: "q", "space", "PgUp"."""
+    """For a person: "q", "space", "PgUp"."""
     help: str
     section: str
     footer: str
     priority: int
     brief: str = ""
-    """The help where there is little room; neighbours with the same words share a line."""
+    """The help for little room; neighbours with the same words share a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Situation(Generic[View_contra]):
-    """Hold a test of what the screen shows, and its words."""
+    """Hold a test of the view, and its words."""
 
     holds: Callable[[View_contra], bool]
     words: str
@@ -207,7 +207,7 @@ class Situation(Generic[View_contra]):
 
 @dataclass(frozen=True, slots=True)
 class ByDigit(Generic[View]):
-    """Do something with the number whose digit was pressed."""
+    """Do something with the number of the pressed digit."""
 
     act: Callable[[View, int], View]
 
@@ -216,7 +216,7 @@ class ByDigit(Generic[View]):
 class Key(Generic[View, Deed_co]):
     """Hold one row of the table; ``footer`` is its word in the footer and the priority there.
 
-    ``signs`` are the keys as a person reads them, with a space between: "q", "PgDn", "j down", "1-5".
+    ``signs`` are the keys for a person, with a space between: "q", "PgDn", "j down", "1-5".
     """
 
     section: str
@@ -235,7 +235,7 @@ class Key(Generic[View, Deed_co]):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Return the names that a terminal event carries."""
+        """Return the names in terminal events."""
         return tuple(name for sign in self.shown for name in _list_names(sign))
 
 
@@ -261,13 +261,13 @@ STOPS: Mapping[str, tuple[Effect, Situation[ScreenState]]] = {
     "redraw": (Effect.REDRAW, EVER),
     "copy-screen": (Effect.COPY_SCREEN, NOT_TYPING),
 }
-"""What the keys do that every screen has."""
+"""The keys that every screen has."""
 
 
 def read_keys(
     page: str, uses: Mapping[str, tuple[Deed_co, Situation[View]]]
 ) -> tuple[Key[View, Deed_co], ...]:
-    """Read the rows of a table from the file ``page``; ``uses`` says what each does, and when."""
+    """Read the rows of a table from the file ``page``; ``uses`` has what each does, and when."""
     with open(page, encoding="utf-8") as file:
         lines = file.read().splitlines()
     keys, section = [], ""
@@ -284,7 +284,7 @@ def read_keys(
 
 
 def find_in(table: Sequence[Key[View, Deed_co]], name: str, view: View) -> Key[View, Deed_co] | None:
-    """Return the row of the table that the pressed key means now, if any."""
+    """Return the row that the pressed key means now, if any."""
     return next((key for key in table if name in key.keys and key.when.holds(view)), None)
 
 
@@ -301,7 +301,7 @@ def say_why_not(table: Sequence[Key[View, Deed_co]], name: str, reason: str) -> 
 
 
 def list_help(table: Sequence[Key[View, Deed_co]], view: View, below: View) -> list[KeyHelp]:
-    """Return what works now and, not in the footer, what works ``below`` the help once it is closed."""
+    """Return the keys that work now and, not in the footer, those ``below`` the help once it is closed."""
     shown = []
     for key in table:
         now = key.when.holds(view)
@@ -314,7 +314,7 @@ def list_help(table: Sequence[Key[View, Deed_co]], view: View, below: View) -> l
 def paint_footer(view: ScreenState, keys: Sequence[KeyHelp], width: int) -> list[Line]:
     """Paint the filter being typed, else the answer to the last key, and the keys.
 
-    A longer answer takes the lines that it needs: it may end with a path, or with a price.
+    An answer takes as many lines as it needs: it may end with a path or a price.
     """
     message, head = view.message, [Item(0, view.typed, Ink.STRONG)] if view.typed else []
     if not head and count_cells(message) > width - 2:
@@ -331,7 +331,7 @@ TINY_HEIGHT = 10
 
 
 def is_tiny(size: Size) -> bool:
-    """Tell whether a screen has room for a few short lines alone."""
+    """Tell whether a screen has room for only a few short lines."""
     return size.width < TINY_WIDTH or size.height < TINY_HEIGHT
 
 
@@ -344,14 +344,14 @@ def fill_screen(lines: Sequence[Line], size: Size, *, ascii_only: bool) -> list[
 
 
 def scroll(text: Sequence[Line], first: int, height: int) -> tuple[int, Sequence[Line]]:
-    """Return the lines of a text from ``first`` on, or from where its end is shown, and that place."""
+    """Return the first line shown and the lines from there: ``first``, or less where the end fits."""
     height = max(0, height)
     first = max(0, min(first, len(text) - height))
     return first, text[first : first + height]
 
 
 def paint_scrolled(title: str, text: Sequence[Line], begin: int, body: Size) -> list[Line]:
-    """Paint what lies over the screen: a rule, and as many lines as fit."""
+    """Paint what covers the screen: a rule, and as many lines as fit."""
     first, shown = scroll(text, begin, body.height - 1)
     more = f"lines {first + 1} to {first + len(shown)} of {len(text)}"
     details = [Item(0, more, Ink.WARN)] if len(text) > len(shown) else []
@@ -360,14 +360,14 @@ def paint_scrolled(title: str, text: Sequence[Line], begin: int, body: Size) -> 
 
 COLUMN_WIDTH = 40
 AROUND_HELP = 3
-"""Lines of the screen that are not the overlay's: header, rule and footer."""
+"""Lines of the screen around the overlay: header, rule and footer."""
 
 Entries = list[tuple[str, str]]
 Words = Sequence[tuple[str, str, str]]
 
 
 def paint_help(keys: Sequence[KeyHelp], size: Size, words: Words) -> list[Line]:
-    """Paint the keys that work now by section, in columns; in brief where there is too little room."""
+    """Paint the keys that work now by section, in columns; in brief where there is little room."""
     columns = max(1, size.width // COLUMN_WIDTH)
     lines = _lay(_list_sections(keys, words, brief=False), columns, size.width)
     if len(lines) <= size.height - AROUND_HELP:
@@ -409,7 +409,7 @@ def _lay(sections: dict[str, Entries], columns: int, width: int) -> list[Line]:
 
 
 def _pile(blocks: Sequence[Sequence[Line]], height: int) -> list[list[Line]]:
-    """Put blocks below each other, in as many columns of at most ``height`` lines as it takes."""
+    """Put blocks below each other, in columns of at most ``height`` lines."""
     piles: list[list[Line]] = [[]]
     for block in blocks:
         if piles[-1] and len(piles[-1]) + len(block) > height:

@@ -1,6 +1,6 @@
-"""What every screen of tpmon is: one canvas, keys in, lines out, copies, the editor, the end.
+"""The base of every screen of tpmon: one canvas, keys in, lines out, copies, the editor, the end.
 
-The two ``app.py`` say what a key means and what is painted. Beside them only this, ``driver.py`` and
+The two ``app.py`` define what a key means and what is painted. Only they, this, ``driver.py`` and
 ``canvas.py`` import textual.
 """
 
@@ -36,9 +36,9 @@ from tpmon.view.layout import Size
 
 MESSAGE_SECONDS = 6.0
 LINE_CHARS = 4000
-"""Of a line that is said; paths and command lines of others come with it, and are cleaned there."""
+"""Of a message, which is cleaned: it may hold paths and command lines of others."""
 _PLAN_SECONDS = 3.0
-"""A file that answers later opens no editor by itself."""
+"""A file that answers later opens no editor."""
 _JOINED_SECONDS = 0.5
 """Resizes this close may have been joined."""
 _SETTLE_SECONDS = 0.05
@@ -46,7 +46,7 @@ _SETTLE_SECONDS = 0.05
 
 
 class Shell(App[None], Generic[View]):
-    """Show lines until a key, a signal or a crash ends it; a screen says what they are."""
+    """Show the lines of a screen until a key, a signal or a crash ends it."""
 
     CSS = "Screen { overflow: hidden; }"
     ENABLE_COMMAND_PALETTE = False
@@ -59,7 +59,7 @@ class Shell(App[None], Generic[View]):
     ) -> None:
         """Prepare an empty screen; ``clock`` is CLOCK_MONOTONIC in nanoseconds.
 
-        ``find_key`` returns what a key means now, if anything, and ``say_unused`` why it does nothing.
+        ``find_key`` returns the present meaning of a key, if any, and ``say_unused`` why it has none.
         """
         super().__init__(driver_class=ScreenDriver, ansi_color=True)
         self._find_key = find_key
@@ -67,7 +67,7 @@ class Shell(App[None], Generic[View]):
         self._clock = clock
         self._canvas = Canvas(not self.no_color, self.repaint)
         self.opened = False
-        """Whether textual has the terminal, or had it."""
+        """Whether textual has or had the terminal."""
         self._resized: tuple[object, int] = (None, 0)
         self.crash: Exception | None = None
         self.copied = ""
@@ -79,15 +79,15 @@ class Shell(App[None], Generic[View]):
     view: View
 
     def repaint(self) -> None:
-        """Paint what is shown now."""
+        """Paint the present view again."""
         self.show(self.view)
 
     def show(self, view: View) -> None:
-        """Paint ``view``, and keep it as what is shown."""
+        """Paint ``view``, and keep it as the present one."""
         raise NotImplementedError
 
     def answer(self, view: View) -> None:
-        """Paint what follows a key, with what it says for a while."""
+        """Paint the view after a key, with its message for a while."""
         raise NotImplementedError
 
     def type(self, view: View, text: str) -> View:
@@ -95,7 +95,7 @@ class Shell(App[None], Generic[View]):
         return action_filter_type(view, text)
 
     def begin(self) -> View:
-        """Return the view that a key finds: what was said before is gone."""
+        """Return the view before a key, without the last message."""
         return replace(self.view, message="")
 
     def move(self, view: View, move: Move) -> View:
@@ -117,7 +117,7 @@ class Shell(App[None], Generic[View]):
         yield self._canvas
 
     def on_mount(self) -> None:
-        """Know that textual has the terminal, and how it was found."""
+        """Note that textual has the terminal, and its first state."""
         self.opened = True
         found = self.guard.release_line() if self.guard is not None else None
         if found is not None and isinstance(self._driver, ScreenDriver):
@@ -135,7 +135,7 @@ class Shell(App[None], Generic[View]):
     # Keys in
 
     async def on_event(self, event: events.Event) -> None:
-        """Keep keys and pastes for the table of keys; mouse reports were never asked for."""
+        """Keep keys and pastes for the table of keys; nobody asked for mouse reports."""
         if isinstance(event, events.Key):
             typed = event.character is not None and event.is_printable and "alt+" not in event.key
             self.press(event.character if typed and event.character else event.key)
@@ -143,8 +143,8 @@ class Shell(App[None], Generic[View]):
             self.paste(event.text)
         elif not isinstance(event, events.InputEvent):
             if isinstance(event, events.Resize) and self.opened:
-                # Smaller and back within a frame is no change to textual, which joins the two, and
-                # after fg there is none at all; the terminal has lost cells each time.
+                # Smaller and back within a frame is no change for textual, which joins the two, nor is
+                # there one after fg; the terminal has lost cells each time.
                 before, before_ns = self._resized
                 self._resized = (event.size, self._clock())
                 joined = before != event.size and self._resized[1] - before_ns < _JOINED_SECONDS * 1e9
@@ -155,12 +155,12 @@ class Shell(App[None], Generic[View]):
             await super().on_event(event)
 
     def paste(self, text: str) -> None:
-        """Add what was pasted to the filter that is typed."""
+        """Add pasted text to the filter that is typed."""
         if self.view.typed:
             self.show(self.type(self.view, text))
 
     def press(self, name: str) -> None:
-        """Do what the key ``name`` means now."""
+        """Do what a key means now."""
         view = self.begin()
         key = self._find_key(name, view)
         deed = None if key is None else key.deed
@@ -194,7 +194,7 @@ class Shell(App[None], Generic[View]):
         clipboard.tell_tmux(what, text, sequence, lambda line: self.defer(lambda: self.say(line)))
 
     def defer(self, deed: Callable[[], None]) -> bool:
-        """Have something done in the thread of the screen, from any thread; false once that has ended."""
+        """Run something in the screen's thread, from any thread; return False once that has ended."""
         try:
             return self.post_message(Deferred(deed))
         except RuntimeError:  # its loop is closed
@@ -205,7 +205,7 @@ class Shell(App[None], Generic[View]):
         message.deed()
 
     def plan_edit(self, plan: Callable[[], Known[editor.EditorCall]]) -> None:
-        """Look at the file in a thread: on a dead mount that never ends."""
+        """Check the file in a thread: on a dead mount that never ends."""
         if self._planning:
             self.say("the file of the line before has not answered yet")
             return
@@ -223,17 +223,17 @@ class Shell(App[None], Generic[View]):
         threading.Thread(target=run, name="tpmon-editor", daemon=True).start()
 
     def _edit(self, call: Known[EditorCall], *, is_late: bool) -> None:
-        """Give the terminal to the editor until it ends, or say why not."""
+        """Lend the terminal to the editor until it ends, or say why not."""
         if not is_known(call):
             self.say(call.reason)
-        elif is_late:  # who pressed the key may be typing something else by now
+        elif is_late:  # the person may be typing something else by now
             self.say(f"{call.place} answers now: o opens it")
         else:
             failure = self.lend(call.command)
             self.say(failure or f"was at {call.place}")
 
     def lend(self, command: Sequence[str]) -> str:
-        """Give the terminal to another program until it ends; return what went wrong, "" for nothing."""
+        """Lend the terminal to another program until it ends; return what went wrong, "" for nothing."""
         with self.suspend(), lend_terminal():
             failure = editor.run_editor(command)
         self.redraw()
@@ -242,7 +242,7 @@ class Shell(App[None], Generic[View]):
     # What keys do beyond the picture
 
     def carry_out(self, effect: Effect) -> None:
-        """Do what a key means on every screen; a screen does what is its own."""
+        """Do what a key means on every screen."""
         if effect is Effect.QUIT:
             self.leave(ExitCode.OK)
         elif effect is Effect.REDRAW:
@@ -256,7 +256,7 @@ class Shell(App[None], Generic[View]):
 
     @property
     def text_left(self) -> str:
-        """Return what stays when the screen is gone: the last copy."""
+        """Return what to print after the screen: the last copy."""
         return self.copied
 
     def leave(self, code: int) -> None:
@@ -285,7 +285,7 @@ class Shell(App[None], Generic[View]):
 
 
 def draw(shell: Shell[Any], guard: TerminalGuard) -> ScreenResult:
-    """Draw a screen on a guarded terminal until it ends and say how it ended; it is gone within a second."""
+    """Draw a screen on a guarded terminal and return how it ended; it ends within a second."""
     shell.guard = guard
     gc.freeze()  # a full collection walks all of textual: 70 ms each, a third of the screen's cost
     try:
@@ -300,9 +300,8 @@ def draw(shell: Shell[Any], guard: TerminalGuard) -> ScreenResult:
 
 
 class Deferred(Message):
-    """Carry what is to be done in the thread of the screen."""
+    """Carry a call to the thread of the screen."""
 
     def __init__(self, deed: Callable[[], None]) -> None:
-        """Keep it."""
         super().__init__()
         self.deed = deed

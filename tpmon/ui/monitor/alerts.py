@@ -1,7 +1,7 @@
-"""Say which readings deserve a mark, when something was, and what of a Frame is pasted.
+"""Decide which readings are marked, write times, and choose what of a Frame is pasted.
 
 Every mark is also a sign or a word in the text, never colour alone. A job that has ended and a session that
-stalls give no more Frames, and the last one is looked at days later.
+stalls give no more Frames, and the last one may be seen days later.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tpmon.view.layout import Ink
 OLD_INTERVALS = 3
 """A reading older than three intervals missed two turns."""
 QUIET_INTERVALS = {"threads": 4, "stacks": 12}
-"""Intervals that a group may be late: threads of quiet processes are read every fifth interval only
-(docs/metrics.md, "runnable"), and the ranks take turns in being sampled."""
+"""Intervals that a group may be late: threads of quiet processes are read every fifth interval
+(docs/metrics.md, "runnable"), and ranks are sampled in turns."""
 POOL_RATIO = 1.5
 WAITING_RATIO = 0.35
 """Pool demand and waiting share from which more threads cost speed (measured sweep, docs/metrics.md)."""
 THROTTLED_RATIO = 0.25
-"""Share of quota periods from which throttling was felt in every measured run."""
+"""Share of throttled quota periods that cost speed in every measured run."""
 MEMORY_RATIO = 0.95
 SHM_RATIO = 0.5
 """A 64 MB mount failed at 75 %, when the next batch did not fit."""
@@ -37,7 +37,7 @@ STEAL_PCT = 5.0
 
 
 def age_of(view: ViewState, age_s: float) -> float:
-    """Return how old a reading is at painting, given its age when its Frame was closed."""
+    """Return the age of a reading at painting, given its age when its Frame was closed."""
     if not is_known(view.frame):
         return age_s
     now_ns = view.paused_ns if is_known(view.paused_ns) else view.now_ns
@@ -45,7 +45,7 @@ def age_of(view: ViewState, age_s: float) -> float:
 
 
 def is_old(view: ViewState, age_s: float, group: str = "") -> bool:
-    """Tell whether a reading of this age at painting missed its turns."""
+    """Tell whether a reading of this age at painting is overdue."""
     turns = OLD_INTERVALS + QUIET_INTERVALS.get(group, 0)
     return age_s > turns * view.interval_s
 
@@ -66,7 +66,7 @@ def is_throttled(cpu: CpuSample) -> bool:
 
 
 def memory_ratio(memory: MemorySample) -> float | None:
-    """Return used memory over its limit, None where either is not known."""
+    """Return used memory over its limit, None where either is unknown."""
     if not is_known(memory.used_bytes) or not is_known(memory.limit_bytes) or not memory.limit_bytes:
         return None
     return memory.used_bytes / memory.limit_bytes
@@ -90,7 +90,7 @@ def is_shm_full(memory: MemorySample) -> bool:
 
 
 def tell_most(frame: Frame) -> tuple[str, Ink]:
-    """Return the one fact that tells most, for a screen that has room for no other."""
+    """Return the one most telling fact, for the smallest screen."""
     target, cpu, memory = frame.target, frame.cpu, frame.memory
     if target.state is TargetState.ENDED:
         how = target.ended if is_known(target.ended) else "how it ended is not known"
@@ -101,7 +101,7 @@ def tell_most(frame: Frame) -> tuple[str, Ink]:
         return f"{count_of(memory.oom_kills, 'process', 'processes')} killed: out of memory", Ink.BAD
     cards = frame.gpus if is_known(frame.gpus) else ()
     for card in cards:
-        # A lost card lists nobody; the fault of one that others use is not what tells most of this job.
+        # A lost card lists no process; the fault of a card that others use tells little of this job.
         ours = not is_known(card.pids) or card.pids or card.state is GpuState.LOST
         if ours and card_ink(card) is Ink.BAD:
             what = "lost" if card.state is GpuState.LOST else "reports a fault"
@@ -138,16 +138,16 @@ def _busy_fact(frame: Frame, cards: Sequence[GpuSample]) -> tuple[str, Ink]:
 
 
 _TELLING_S = 3600.0
-"""From this age on a time of day leaves something to work out."""
+"""From this age on a time of day is hard to read as an age."""
 
 
 def say_moment(view: ViewState, when: datetime) -> str:
-    """Write the time of day, or where that was another day than now the date and the minute."""
+    """Write the time of day, or on another day than now date and minute."""
     return format_moment(when, _now_of(view, when))
 
 
 def say_moment_and_age(view: ViewState, when: datetime) -> str:
-    """Write the same, and from an hour on how long ago: "Mar 13 23:55 (2d05h ago)"."""
+    """Write the moment, and from an hour on its age: "Mar 13 23:55 (2d05h ago)"."""
     now = _now_of(view, when)
     age_s = (now - when).total_seconds()
     age = f" ({format_seconds(age_s)} ago)" if age_s >= _TELLING_S else ""
@@ -155,7 +155,7 @@ def say_moment_and_age(view: ViewState, when: datetime) -> str:
 
 
 def say_moments(view: ViewState, whens: Iterable[datetime]) -> list[str]:
-    """Write moments that stand below each other, all equally wide."""
+    """Write moments for a column, all equally wide."""
     times = list(whens)
     if not times:
         return []
@@ -166,14 +166,14 @@ def say_moments(view: ViewState, whens: Iterable[datetime]) -> list[str]:
 
 
 def _now_of(view: ViewState, otherwise: datetime) -> datetime:
-    """Return the wall-clock time at painting; ``otherwise`` before the first Frame."""
+    """Return the wall-clock time at painting, ``otherwise`` before the first Frame."""
     if not is_known(view.frame):
         return otherwise
     return view.frame.taken + timedelta(seconds=age_of(view, 0.0))
 
 
 def facts_text(frame: Frame) -> str:
-    """Write who, when, the verdict and the facts of a Frame as lines to paste into a chat or a ticket."""
+    """Write job, time, verdict and facts of a Frame as lines to paste into a chat or a ticket."""
     target = frame.target
     lines = [
         f"tpmon {target.pid} {target.script} on {target.host}, {frame.taken.isoformat(timespec='seconds')}"

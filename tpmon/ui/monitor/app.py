@@ -1,7 +1,7 @@
 """The Textual application around the painters: Updates and keys in, lines out.
 
-It holds one ViewState, changes it by the pure functions of ``state.py`` and draws what ``layout.py`` paints
-of it. It reads nothing of the target and starts no probe.
+It holds one ViewState, changes it by the pure functions of ``state.py`` and draws it by ``layout.py``. It
+reads nothing of the target and starts no probe.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from tpmon.ui.terminal_io import editor
 from tpmon.ui.terminal_io.driver import ScreenDriver
 
 STALLED_SECONDS = 1.3
-"""No Update for this long: repaint all the same, so that ages grow on the screen."""
+"""Without an Update for this long the screen is repainted, so that ages grow."""
 REPAINT_SECONDS = 1.0
 RESULT_SECONDS = 20.0
-"""What was asked for and came later, mostly a path: until a key is pressed, or so long."""
+"""How long a late result, mostly a path, is shown, unless a key is pressed."""
 _BEHIND_SECONDS = 0.2
 _BEHIND_WRITES = 3
 _MOST_NOTICES = 20
@@ -56,7 +56,7 @@ _NAMES: dict[type, str] = {
     CaptureRequest: "capture",
     CaptureChoice: "capture",
 }
-"""Where the view has what is read for an order, and what is forgotten when it is asked for anew."""
+"""The field of the view for what is read for an order; a new order clears it."""
 
 
 class MonitorApp(Shell[ViewState]):
@@ -88,12 +88,12 @@ class MonitorApp(Shell[ViewState]):
     # Updates in
 
     def receive(self, update: Update) -> None:
-        """Take an Update from any thread; never blocks and never raises."""
+        """Take an Update from any thread; never block and never raise."""
         if self._inbox.put(update):
             self._tell_arrival()
 
     def receive_result(self, result: Result) -> None:
-        """Take what came of an order from any thread; never blocks and never raises."""
+        """Take the result of an order from any thread; never block and never raise."""
         if isinstance(result, Notice):
             text = clean_text(result.text, LINE_CHARS)
             if not result.passing:
@@ -110,7 +110,7 @@ class MonitorApp(Shell[ViewState]):
             self._listening = self.defer(self._take_updates)
 
     def on_mount(self) -> None:
-        """Start to listen and paint what has come so far."""
+        """Start to listen, and paint what has come."""
         self._listening = True
         self._take_updates()
 
@@ -132,7 +132,7 @@ class MonitorApp(Shell[ViewState]):
     # Lines out
 
     def show(self, view: ViewState, next_seconds: float = REPAINT_SECONDS) -> None:
-        """Bring ``view`` up to date and paint it; paint again in ``next_seconds`` at the latest."""
+        """Bring ``view`` up to date and paint it, again in ``next_seconds`` at the latest."""
         now_ns = self._clock()
         if view.message and now_ns > self._message_until_ns:
             view = replace(view, message="")
@@ -164,7 +164,7 @@ class MonitorApp(Shell[ViewState]):
     # Keys in
 
     def begin(self) -> ViewState:
-        """Return the view that a key finds: what was said before is gone."""
+        """Return the view before a key, without the last message."""
         return replace(self.view, message="", now_ns=self._clock())
 
     def move(self, view: ViewState, move: Move) -> ViewState:
@@ -175,7 +175,7 @@ class MonitorApp(Shell[ViewState]):
         return actions.action_move(view, move, self._rows, page, limit)
 
     def act(self, view: ViewState, deed: Demand | Callable[[ViewState], ViewState]) -> ViewState:
-        """Change the view as a key does, and ask of the session what it asks for."""
+        """Change the view as a key does, and send the session its request."""
         if not isinstance(deed, Demand):
             return deed(view)
         view, order = deed.make(view, self._rows)
@@ -185,7 +185,7 @@ class MonitorApp(Shell[ViewState]):
         return view
 
     def answer(self, view: ViewState) -> None:
-        """Paint what follows a key, with what it says for a while; a price stands until the next key."""
+        """Paint the view after a key, with its message for a while; a price stays until the next key."""
         view = keep_own_price(self.view, view)
         if view.interval_s != self.view.interval_s:
             self._controls.set_interval(view.interval_s)
@@ -223,5 +223,5 @@ class MonitorApp(Shell[ViewState]):
 
     @property
     def text_left(self) -> str:
-        """Return what stays when the screen is gone: the last copy, and what became of errands."""
+        """Return what to print after the screen: the last copy, and the results of errands."""
         return "\n".join(filter(None, (self.copied, *self.notices)))

@@ -1,4 +1,4 @@
-"""What the screen is given: options, updates of the session, and what it may ask of others."""
+"""The inputs of the screen: options, updates of the session, and what it may ask of others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tpmon.ui.monitor.state import ViewState
 
 
 class Errand(Enum):
-    """Name what the screen may ask for without saying more."""
+    """Name a request without arguments."""
 
     END_SAMPLING = "end the sampling early, and keep what it has"
     WRITE_SAMPLES = "write what was sampled into files for other tools"
@@ -29,9 +29,9 @@ class Errand(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Say in one line what became of an errand; printed again when the screen ends, unless it is ``passing``.
+    """Hold the result of an errand in one line; printed again when the screen ends, unless ``passing``.
 
-    ``trace`` is the one that was written, "" for none.
+    ``trace`` is the trace that was written, "" for none.
     """
 
     text: str
@@ -40,18 +40,18 @@ class Notice:
 
 
 Order = Union[DumpRequest, SampleRequest, CaptureRequest, CaptureChoice, CaptureAnswer, Errand]
-"""What a key may ask of the session."""
+"""The requests of keys to the session."""
 Reading = Union[DumpUpdate, SampleUpdate, CaptureUpdate]
-"""What is read for an order, also while it grows."""
+"""The readings for an order, also while they grow."""
 Result = Union[Reading, Notice]
-"""What comes of an order."""
+"""The results of an order."""
 Asked = tuple[ViewState, Applicable[Order]]
-"""The picture that follows a key, and what to ask the session for, if anything."""
+"""The view after a key, and the request to the session, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScreenOptions:
-    """Hold what the command line decides about the screen."""
+    """Hold the options of the command line for the screen."""
 
     interval_s: float
     ascii_only: bool
@@ -71,21 +71,21 @@ class Controls:
     stop: Callable[[], None]
     ask: Callable[[Order], None]
     write: Callable[[Reading], str]
-    """Write what was read as text, to be pasted into a ticket."""
+    """Write what was read as text, to paste into a ticket."""
     trace_command: Callable[[str], tuple[str, ...]]
-    """Return the command that shows a trace on the terminal until it is left."""
+    """Return the command that shows a trace on the terminal."""
 
 
 EVENT_LIMIT = 500
 EVERYDAY_KEPT = 100
-"""So many of every day stay at least, where there are as many."""
+"""At least so many everyday events are kept."""
 _OF_WORKERS = re.compile(r"epoch respawn: |(?:\d+ )?(?:compile )?workers? ")
 _KILLED = re.compile(r" gone: (?!exit 0)")
 _EVERYDAY = (EventKind.PROBE, EventKind.OUTPUT, EventKind.COMPILE)
 
 
 def is_everyday(event: Event) -> bool:
-    """Tell whether an event may come with each epoch: of a worker, a log, the compiler or tpmon itself."""
+    """Tell whether an event may come each epoch: of a worker, a log, the compiler or tpmon itself."""
     of_worker = event.kind is EventKind.PROCESS and _OF_WORKERS.match(event.text) is not None
     if of_worker and _KILLED.search(event.text):
         return False
@@ -93,9 +93,9 @@ def is_everyday(event: Event) -> bool:
 
 
 def keep_newest(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Keep 500 events at most, in their order; those of every day make way for the others.
+    """Keep 500 events at most, in their order; everyday ones go first.
 
-    128 workers that start anew each epoch would else push out the verdicts of the night within hours.
+    Else 128 workers that start anew each epoch would push out the verdicts of the night within hours.
     """
     if len(events) <= EVENT_LIMIT:
         return tuple(events)
@@ -107,7 +107,7 @@ def keep_newest(events: Sequence[Event]) -> tuple[Event, ...]:
 
 
 def turns_bad(update: Update, events: Sequence[Event]) -> bool:
-    """Tell whether a new verdict is among ``events`` and is one that accuses: what a bell is rung for."""
+    """Tell whether a new verdict that accuses is among ``events``: then the bell rings."""
     verdict = update.frame.verdict
     accuses = is_known(verdict) and pick_code(verdict.kind, verdict.cause) in (10, 12)
     return accuses and any(event.kind is EventKind.VERDICT for event in events)
@@ -117,14 +117,13 @@ class Inbox:
     """Take Updates in any thread; keep the newest update, dump, sample and capture, and 500 events of all."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._lock = threading.Lock()
         self._update: Update | None = None
         self._readings: dict[type, Reading] = {}
         self._events: tuple[Event, ...] = ()
 
     def put(self, one: Update | Reading) -> bool:
-        """Add what came and tell whether it is the first since ``take``."""
+        """Add one and return whether it is the first since ``take``."""
         with self._lock:
             first = self._update is None and not self._readings
             if isinstance(one, Update):

@@ -1,7 +1,7 @@
 """When each key of the live screen works, and what it does; ``keys.txt`` has its signs and its words.
 
-A key that is not in this table does nothing, and a key that cannot work now is not shown.
-Knows nothing of textual; ``python -m tpmon.ui.monitor.keys`` prints docs/keys.md.
+A key that cannot work now is not shown. Knows nothing of textual; ``python -m tpmon.ui.monitor.keys`` prints
+docs/keys.md.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _stacks(view: ViewState) -> bool:
 
 
 def _dumped(view: ViewState) -> bool:
-    """Tell whether something that was read for a key is on the screen."""
+    """Tell whether something read on demand is on the screen."""
     sampled = view.overlay is Overlay.SAMPLE and is_known(view.sample) and is_known(view.sample.hot)
     over_capture = view.overlay is Overlay.CAPTURE
     reported = over_capture and is_known(view.capture) and len(view.capture.report) > 0
@@ -68,12 +68,12 @@ def _dumped(view: ViewState) -> bool:
 
 
 def _to_copy(view: ViewState) -> bool:
-    """Tell whether the key of copying means the verdict: over the stacks it means them."""
+    """Tell whether the copy key means the verdict; over the stacks it means these."""
     return kit.NOT_TYPING.holds(view) and not _dumped(view)
 
 
 def _paced(view: ViewState) -> bool:
-    """Tell whether the keys of the pace mean it: in the plan of a capture they mean its steps."""
+    """Tell whether the keys of the pace mean it; in the plan of a capture they mean its steps."""
     below = replace(view, overlay=view.behind) if view.overlay is Overlay.HELP else view
     return kit.NOT_TYPING.holds(view) and _alive(view) and not asks.can_choose(below)
 
@@ -192,7 +192,7 @@ STOPPABLE = When(
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Ask something of the session, or say why not; ``make`` also gets the rows under the cursor."""
+    """Ask something of the session, or say why not; ``make`` also gets the rows of the focused pane."""
 
     make: Callable[[ViewState, Sequence[int]], Asked]
 
@@ -288,12 +288,12 @@ KEYS: tuple[LiveKey, ...] = kit.read_keys(os.path.join(os.path.dirname(__file__)
 
 
 def find_key(name: str, view: ViewState) -> LiveKey | None:
-    """Return the row of the table that the pressed key means now, if any."""
+    """Return the row that the pressed key means now, if any."""
     return kit.find_in(KEYS, name, view)
 
 
 def say_unused(name: str, view: ViewState) -> str:
-    """Say why a key did nothing: where it works, or that it has no meaning; "" for keys without a letter."""
+    """Say where a key works that did nothing, or that it has no meaning; "" for keys without a letter."""
     reason = ""
     if view.no_stacks and name in ("f", "F"):
         reason = f"{name} samples stacks, and --no-stacks forbids that"
@@ -303,13 +303,13 @@ def say_unused(name: str, view: ViewState) -> str:
 
 
 def keys_shown(view: ViewState) -> tuple[kit.KeyHelp, ...]:
-    """Return what works now; with the help open also what works below it."""
+    """Return the keys that work now; under an open help also those below it."""
     below = replace(view, overlay=view.behind) if view.overlay is Overlay.HELP else view
     return tuple(kit.list_help(KEYS, view, below))
 
 
 def keys_markdown() -> str:
-    """Write docs/keys.md, which has the keys of a trace's screen too."""
+    """Write docs/keys.md, with the keys of the screen of traces too."""
     from tpmon.ui.traces.keys import TRACE_KEYS  # noqa: PLC0415  # the live screen does without them
 
     lines = [

@@ -1,6 +1,6 @@
 """Decide which panes a screen of a given size holds, how high each is, and put them together.
 
-That depends on the size and on what there is to show, never on values: panes keep their places.
+That depends on the size and on what exists, never on values: panes keep their places.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from tpmon.view.layout import Ink, Item, Line, Size, cut, justify, set_in, wrap,
 from tpmon.view.ranks import order_ranks
 
 _STEP_LINES = 4
-"""How many lines the steps take at most, where a hook tells them."""
+"""Most lines of the steps, where a hook counts them."""
 LOW_HEIGHT = 20
 """Below this height what to try comes before the notes and most panes."""
 SHORT_LINES_WIDTH = 60
 WIDE_WIDTH = 150
-"""From this width on the CPU and the GPU pane stand beside each other."""
+"""From this width on the CPU and the GPU pane are side by side."""
 
 _PAINTERS = {
     Pane.RANKS: tables.paint_ranks,
@@ -56,12 +56,12 @@ _IN_FULL: dict[Pane | Overlay, tuple[str, Callable[[ViewState, int], list[Line]]
     Overlay.CAPTURE: ("8 capture", overlays.paint_capture),
     Overlay.ENVIRONMENT: ("environment", overlays.paint_environment),
 }
-"""Title and painter of what is a text that scrolls; the help is too, of the keys that work."""
+"""Title and painter of texts that scroll, beside the help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Hold how many rows a pane needs to be of use, soon wants, and can fill."""
+    """Hold how many rows a pane needs to be useful, wants soon, and can fill."""
 
     pane: Pane
     least: int
@@ -70,13 +70,13 @@ class Wish:
 
 
 def paint_screen(view: ViewState, size: Size, keys: Sequence[KeyHelp] = ()) -> list[Line]:
-    """Paint exactly ``size.height`` lines, none wider than its width, with the ``keys`` that work now."""
+    """Paint exactly ``size.height`` lines of at most its width, with the ``keys`` that work now."""
     paint = _paint_tiny if is_tiny(size) else _paint_full
     return fill_screen(paint(view, size, keys), size, ascii_only=view.ascii_only)
 
 
 def rows_of(view: ViewState) -> tuple[int, ...]:
-    """Return the PIDs that the cursor walks in the focused pane, in the order shown."""
+    """Return the PIDs of the rows in the focused pane, in the order shown."""
     if not is_known(view.frame):
         return ()
     pane = view.zoom if is_known(view.zoom) else view.focus
@@ -88,7 +88,7 @@ def rows_of(view: ViewState) -> tuple[int, ...]:
 
 
 def page_of(view: ViewState, size: Size, keys: Sequence[KeyHelp] = ()) -> tuple[int, int]:
-    """Return the lines of a page and the greatest ``view.scroll``: 0 where rows follow their cursor."""
+    """Return the lines of a page and the greatest ``view.scroll``, 0 where rows follow a cursor."""
     taken = 1 if is_tiny(size) else len(_paint_top(view, size)) + 2
     height = max(1, size.height - taken)
     text = _text_in_full(view, size, keys)
@@ -145,7 +145,7 @@ def _paint_top(view: ViewState, size: Size) -> list[Line]:
 
 
 def _without_steps(view: ViewState) -> ViewState:
-    """Leave out of the facts what the lines of the steps below say again."""
+    """Leave out of the facts what the lines of the steps repeat."""
     frame = view.frame
     if not is_known(frame) or not is_known(frame.steps):
         return view
@@ -155,7 +155,7 @@ def _without_steps(view: ViewState) -> ViewState:
 
 
 def _paint_judged(view: ViewState, size: Size) -> list[Line]:
-    """Paint the verdict; where there is none, or the job has ended, the facts in its place."""
+    """Paint the verdict, or the facts where there is none or the job has ended."""
     frame = view.frame
     room = min(2 if size.width >= 120 else 3 if size.width >= 60 else 6, size.height // 5)
     if not is_known(frame) or not is_known(frame.verdict):
@@ -174,7 +174,7 @@ def _paint_judged(view: ViewState, size: Size) -> list[Line]:
 
 
 _SHARES = {0: 0.24, 10: 0.38, 11: 0.38, 12: 0.42}
-"""Share of the screen's height that a verdict may take, by exit code: little when all is well."""
+"""Share of the height for a verdict by exit code: little when all is well."""
 
 
 def _paint_full(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Line]:
@@ -187,7 +187,7 @@ def _paint_full(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Li
 
 
 def _text_in_full(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> tuple[str, list[Line]] | None:
-    """Return title and lines of what scrolls, None where something else is shown."""
+    """Return title and lines of a text that scrolls, None where something else is shown."""
     if view.overlay is Overlay.HELP:
         return "help", paint_help(keys, size, overlays.HELP_WORDS)
     shown = view.overlay if view.overlay in _IN_FULL else view.zoom
@@ -238,9 +238,9 @@ def list_wishes(view: ViewState, body: Size) -> list[Wish]:
 
 
 def share_height(wishes: Sequence[Wish], height: int) -> dict[Pane, int]:
-    """Share rows among panes: first what each needs, then what each soon wants, then the rest.
+    """Share rows among panes: first what each needs, then what each wants soon, then the rest.
 
-    Cards come in one step: half a table of cards says less than their summary.
+    Cards get all or only their need: half a table of cards says less than their summary.
     """
     heights: dict[Pane, int] = {}
     left = height

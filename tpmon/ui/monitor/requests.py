@@ -1,7 +1,7 @@
 """Ask for dumps, samples, captures and bundles: the price first, then the action.
 
-Only captures and two looks at stacks, with a stop and at C frames, do anything to the run, each after its
-price stood on the screen. Nothing here waits: what comes of a request arrives as an update.
+Only captures and dumps with a stop or with C frames affect the run, each after its price was shown. Nothing
+here waits: results arrive as updates.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CANCELS = "cancels at the end of the step; no file is left"
 
 
 def ask_plan(view: ViewState, rows: Sequence[int]) -> Asked:
-    """Have read what a capture would cost, or show again what waits for an answer."""
+    """Request the price of a capture, or show again what waits for an answer."""
     if _is_open(view):
         return _open(view), NOT_APPLICABLE
     asked = CaptureUpdate(CaptureStage.ASKED, READS)
@@ -45,7 +45,7 @@ def ask_plan(view: ViewState, rows: Sequence[int]) -> Asked:
 
 
 def ask_go(view: ViewState, _rows: Sequence[int]) -> Asked:
-    """Agree to what stands on the screen."""
+    """Agree to the question on the screen."""
     if not is_known(view.capture):
         return view, NOT_APPLICABLE
     answer = CaptureAnswer(view.capture.stage, goes=True, choice=view.capture.choice)
@@ -53,7 +53,7 @@ def ask_go(view: ViewState, _rows: Sequence[int]) -> Asked:
 
 
 def ask_end(view: ViewState, _rows: Sequence[int]) -> Asked:
-    """Take back a capture that is under way; leave a price that was only read."""
+    """Cancel a capture that is under way, or leave a price."""
     if not is_known(view.capture):
         return view, NOT_APPLICABLE
     answer = CaptureAnswer(view.capture.stage, goes=False)
@@ -63,7 +63,7 @@ def ask_end(view: ViewState, _rows: Sequence[int]) -> Asked:
 
 
 def ask_change(view: ViewState, _rows: Sequence[int], change: Change) -> Asked:
-    """Choose otherwise: shown at once, planned anew, and nothing is asked of the run."""
+    """Change the choice, show it at once and plan anew, without asking anything of the run."""
     choice = find_change(view, change)
     if not is_known(view.capture) or not is_known(choice):
         return view, NOT_APPLICABLE
@@ -71,7 +71,7 @@ def ask_change(view: ViewState, _rows: Sequence[int], change: Change) -> Asked:
 
 
 def find_change(view: ViewState, change: Change) -> Applicable[CaptureChoice]:
-    """Return what a key would choose; none where it is the same, or the question does not stand any more."""
+    """Return what a key would choose; none where that is the same, or the question is gone."""
     update = view.capture
     if not can_choose(view) or not is_known(update) or not is_known(update.offers):
         return NOT_APPLICABLE
@@ -80,7 +80,7 @@ def find_change(view: ViewState, change: Change) -> Applicable[CaptureChoice]:
 
 
 def can_choose(view: ViewState) -> bool:
-    """Tell whether the plan or the price on the screen can still become another one."""
+    """Tell whether the plan or the price on the screen can still be changed."""
     update = view.capture
     if view.overlay is not Overlay.CAPTURE or not is_known(update) or not is_known(update.offers):
         return False
@@ -94,17 +94,17 @@ def is_asking(view: ViewState) -> bool:
 
 
 def is_acting(view: ViewState) -> bool:
-    """Tell whether the run does something for a capture."""
+    """Tell whether the run is working for a capture."""
     return is_known(view.capture) and view.capture.stage in CAPTURE_ACTS
 
 
 def can_leave(view: ViewState) -> bool:
-    """Tell whether leaving the capture that is shown also ends it."""
+    """Tell whether leaving the shown capture also ends it."""
     return view.overlay is Overlay.CAPTURE and _is_open(view)
 
 
 def say_toast(view: ViewState, update: CaptureUpdate) -> str:
-    """Say in the last line what happens, where it is not on the screen; "" for nothing."""
+    """Write for the last line what happens to a capture that is not on the screen; "" for nothing."""
     if view.overlay is Overlay.CAPTURE or update.stage in (CaptureStage.ASKED, CaptureStage.ENDED):
         return ""
     if update.stage in CAPTURE_WAITS:
@@ -133,7 +133,7 @@ LOOKS_EVERY_S = 5.0
 
 
 def ask_job(view: ViewState, _rows: Sequence[int]) -> Asked:
-    """Show the stacks of the whole job: those of now, or what the hang watch found while nobody looked."""
+    """Show the stacks of the whole job, of now or from an unseen dump of the hang watch."""
     running = is_known(view.dump) and view.dump.state.running
     if view.overlay is not Overlay.STACKS and (running or has_unseen(view)):
         return _open_over(view, Overlay.STACKS), NOT_APPLICABLE
@@ -141,7 +141,7 @@ def ask_job(view: ViewState, _rows: Sequence[int]) -> Asked:
 
 
 def ask_row(view: ViewState, rows: Sequence[int]) -> Asked:
-    """Show the stacks of the process under the cursor; those of a rank with its loader workers."""
+    """Show the stacks of the process under the cursor, a rank with its loader workers."""
     pid = view.cursor_pid if is_known(view.cursor_pid) else rows[0] if rows else NOT_APPLICABLE
     if not is_known(pid) or not is_known(view.frame):
         return replace(view, message=NO_ROW), NOT_APPLICABLE
@@ -150,13 +150,13 @@ def ask_row(view: ViewState, rows: Sequence[int]) -> Asked:
 
 
 def ask_looks(view: ViewState, _rows: Sequence[int]) -> Asked:
-    """Look three times at what is shown, to tell what moves from what is frozen."""
+    """Read what is shown three times, to tell what moves from what is frozen."""
     pids = view.dump.state.request.pids if is_known(view.dump) else ()
     return _ask(view, DumpRequest(Asker.KEY, rounds=LOOKS, every_s=LOOKS_EVERY_S, pids=pids))
 
 
 def ask_priced(view: ViewState, _rows: Sequence[int], price: Price) -> Asked:
-    """Say what a look costs that stops a process, reads C frames or variables; pressed again, pay it."""
+    """Show the price of a dump that stops a process, reads C frames or variables; pressed again, read it."""
     if not is_priced(view, price):
         stacks = replace(view.stacks, priced_ns=view.now_ns, priced=price)
         return replace(view, stacks=stacks), NOT_APPLICABLE
@@ -169,7 +169,7 @@ def ask_priced(view: ViewState, _rows: Sequence[int], price: Price) -> Asked:
 
 
 def say_dump_price(view: ViewState) -> str:
-    """Say what the look costs whose key was pressed once; "" where none was."""
+    """Write the price of the dump whose key was pressed once; "" for none."""
     price = view.stacks.priced
     if not is_priced(view, price):
         return ""
@@ -195,7 +195,7 @@ def say_dump_price(view: ViewState) -> str:
 
 
 def keep_own_price(before: ViewState, view: ViewState) -> ViewState:
-    """Take each price and offer that stood there ``before`` off the screen: another key was pressed."""
+    """Remove the prices and offers of ``before`` from the screen: another key was pressed."""
     was, now = before.stacks, view.stacks
     if (now.priced_ns, now.priced) == (was.priced_ns, was.priced):
         view = replace(view, stacks=replace(now, priced_ns=NOT_APPLICABLE))
@@ -205,7 +205,7 @@ def keep_own_price(before: ViewState, view: ViewState) -> ViewState:
 
 
 def list_stoppable(view: ViewState) -> tuple[DumpError, ...]:
-    """List the processes that a look with a stop may read: py-spy met them while their stacks changed."""
+    """List the processes that a dump with a stop may read: their stacks changed while py-spy read them."""
     dump = shown_dump(view)
     if not is_known(dump) or not is_known(view.dump) or view.dump.state.running or view.readonly:
         return ()
@@ -235,11 +235,11 @@ def has_ended(frame: Frame) -> bool:
 
 
 OFFER_SECONDS = 6.0
-"""As long as the offer stands in the last line."""
+"""How long the offer stays in the last line."""
 
 
 def ask_bundle(view: ViewState, _rows: Sequence[int]) -> Asked:
-    """Say what a bundle is; pressed again, have it written."""
+    """Explain a bundle; pressed again, have it written."""
     offered_ns = view.offered_ns
     if is_known(offered_ns) and view.now_ns - offered_ns < OFFER_SECONDS * 1e9:
         asked = replace(view, offered_ns=NOT_APPLICABLE, message="writes a bundle, some seconds ...")
@@ -250,25 +250,25 @@ def ask_bundle(view: ViewState, _rows: Sequence[int]) -> Asked:
 
 
 def open_price(view: ViewState, rows: Sequence[int]) -> Asked:
-    """Show what sampling the process under the cursor costs, or how far the sampling is."""
+    """Show the price of sampling the process under the cursor, or the progress."""
     request = view.to_sample if is_running(view) else choose_request(view, rows)
     return _open_over(replace(view, to_sample=request), Overlay.SAMPLE), NOT_APPLICABLE
 
 
 def price_whole_job(view: ViewState, _rows: Sequence[int]) -> Asked:
-    """Show what sampling the whole job costs, its processes in turns."""
+    """Show the price of sampling the whole job, its processes in turns."""
     whole = replace(view, to_sample=SampleRequest(everyone=True))
     return _open_over(whole, Overlay.SAMPLE), NOT_APPLICABLE
 
 
 def start_sample(view: ViewState, _rows: Sequence[int]) -> Asked:
-    """Start what the price on the screen is of."""
+    """Start the sampling of the price on the screen."""
     request = view.to_sample if is_known(view.to_sample) else choose_request(view, ())
     return replace(view, to_sample=request, sample=NOT_APPLICABLE, scroll=0), request
 
 
 def send_errand(view: ViewState, _rows: Sequence[int], said: str, errand: Errand) -> Asked:
-    """Have something done, and say so."""
+    """Send an errand, and say so."""
     return replace(view, message=said), errand
 
 
@@ -279,7 +279,7 @@ def is_running(view: ViewState) -> bool:
 
 
 def choose_request(view: ViewState, rows: Sequence[int]) -> SampleRequest:
-    """Choose the process under the cursor, a rank with its workers; without a cursor the lowest rank."""
+    """Choose the process under the cursor, a rank with its workers, else the lowest rank."""
     pid = view.cursor_pid
     shown = pid in rows or view.overlay in (Overlay.DETAILS, Overlay.ENVIRONMENT)
     if is_known(pid) and shown and view.overlay is not Overlay.STACKS:
@@ -289,7 +289,7 @@ def choose_request(view: ViewState, rows: Sequence[int]) -> SampleRequest:
 
 
 def say_next_price(view: ViewState) -> str:
-    """Say whom the next press of the key samples, and what that costs."""
+    """Write what the next press of the key samples, and its price."""
     if not is_known(view.frame) or has_ended(view.frame):
         return ""
     request = view.to_sample if is_known(view.to_sample) else choose_request(view, ())
@@ -299,7 +299,7 @@ def say_next_price(view: ViewState) -> str:
         if one.role in (Role.RANK, Role.WORKER)
         and (request.everyone or one.pid in request.pids or one.rank_pid in request.pids)
     ]
-    # Which helpers run Python is not in their rows.
+    # The rows do not tell which helpers run Python.
     number = known_or(view.frame.target.local_stacks, 0) if request.everyone else 0
     price = price_sampling(max(1, number, len(sampled)), request.seconds, request.rate_hz)
     return f"f {say_price(price)} ({_name_whom(view.frame, request)})"

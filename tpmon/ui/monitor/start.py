@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def first_view(options: ScreenOptions, now_ns: int) -> ViewState:
-    """Return the view that a screen starts with."""
+    """Return the first view of a screen."""
     return ViewState(
         options.ascii_only,
         Overlay.NONE,
@@ -54,23 +54,22 @@ def first_view(options: ScreenOptions, now_ns: int) -> ViewState:
 
 
 FIRST_SECONDS = 0.5
-"""How long the first reading is waited for; a reading that blocks must not keep the keys away."""
+"""How long to wait for the first reading: one that blocks must not keep the keys away."""
 _MOST_KEPT = 600
-"""What is kept for a screen that takes minutes to load, from a slow file system."""
+"""Updates kept for a screen that takes minutes to load from a slow file system."""
 
 Paint = Callable[[ViewState, Size, Sequence[KeyHelp]], Sequence[Line]]
 
 
 class Opening:
-    """Draw each Update as it comes, in the thread that brings it, until the screen is there to do it."""
+    """Draw each Update as it comes, in its thread, until the screen does."""
 
     def __init__(self, options: ScreenOptions, paint: Paint) -> None:
-        """Draw nothing yet."""
         self._view = first_view(options, time.monotonic_ns())
         self.paint = paint
         self._starts = ink_starts(colour="NO_COLOR" not in os.environ)
         self._encoding = getattr(sys.__stderr__, "encoding", None) or "utf-8"
-        self._lock = threading.RLock()  # a signal handler may interrupt whoever holds it
+        self._lock = threading.RLock()  # a signal handler may interrupt its holder
         self._came = threading.Event()
         self._kept: deque[Update | Result] = deque(maxlen=_MOST_KEPT)
         self._events: tuple[Event, ...] = ()
@@ -79,10 +78,10 @@ class Opening:
         self._error: Exception | None = None
         self._shown: tuple[Size, Sequence[str]] = (Size(0, 0), ())
         self.drawn = False
-        """Whether the terminal shows our picture, which somebody has to take away."""
+        """Whether the terminal shows our picture, which must be removed."""
 
     def receive(self, update: Update) -> None:
-        """Draw an Update and keep it, or hand it on; never raises, and never blocks for long."""
+        """Draw an Update and keep it, or hand it on; never raise, and never block for long."""
         with self._lock:
             if self._to is not None:
                 self._to.receive(update)
@@ -104,17 +103,13 @@ class Opening:
                 self._kept.append(result)
 
     def wait(self, seconds: float = FIRST_SECONDS) -> None:
-        """Wait for the first picture, as long as that may take.
-
-        Raises:
-            Exception: that the painters raised.
-        """
+        """Wait for the first picture, and raise what the painters raised."""
         self._came.wait(seconds)
         if self._error is not None:
             raise self._error
 
     def hand_to(self, audience: MonitorApp) -> None:
-        """Hand on what came and what will come; draw no more."""
+        """Hand on all Updates so far and from now on; draw no more."""
         with self._lock:
             for one in self._kept:
                 if isinstance(one, Update):
@@ -125,11 +120,7 @@ class Opening:
             self._to = audience
 
     def leave(self, code: int) -> None:
-        """End the program before its screen is loaded; called in a signal handler.
-
-        Raises:
-            SystemExit: always.
-        """
+        """Raise SystemExit before the screen is loaded; called in a signal handler."""
         self.end()
         raise SystemExit(code)
 
@@ -175,10 +166,10 @@ def run_screen(
     controls: Controls,
     paint: Paint = panes.paint_screen,
 ) -> ScreenResult:
-    """Draw the screen until it ends and say how it ended.
+    """Draw the screen until it ends and return how it ended.
 
-    ``start`` is called once with the sinks of Updates and of results, which any thread may call. After
-    an end was asked for, the process is gone within about a second whatever the caller still does.
+    ``start`` is called once with the sinks of Updates and of results, which any thread may call. After an end
+    was asked for, the process ends within about a second whatever the caller still does.
 
     Raises:
         NoTerminalError: when stdin, stdout or stderr is not a terminal that can draw.
@@ -215,7 +206,7 @@ def _draw_all(
         result = draw(app, guard)
         opened = app.opened
     except TpmonError:
-        raise  # a person is told what to try
+        raise  # it says what to try
     except Exception as error:  # noqa: BLE001  # reported like a failure inside the app
         return ScreenResult(ExitCode.BUG, "", report_crash(error))
     finally:

@@ -1,6 +1,6 @@
-"""What the screen shows, as data, and what keys do to it: functions from ViewState to ViewState. Pure.
+"""The state of the live screen, and what keys do to it: functions from ViewState to ViewState. Pure.
 
-Rows are named by PID, those of the stacks by the mark of their group, so that the cursor stays where it is
+Rows are named by PID, those of the stacks by the mark of their group, so that the cursor keeps its place
 while a dump grows. Knows nothing of textual.
 """
 
@@ -33,30 +33,30 @@ class Pane(IntEnum):
 
 
 class SortBy(Enum):
-    """Name the columns that the workers pane can be sorted by."""
+    """Name the columns to sort the workers pane by."""
 
     CPU = "cpu"
     MEMORY = "memory"
     TIME = "time"
-    """Age, oldest first: the birth order of the workers."""
+    """Age, oldest first."""
     PID = "pid"
 
 
 WHOLE_GROUP = -1
 OTHER_THREADS = 0
-"""The mark of the row below which all threads beside the main ones are folded."""
+"""The mark of the row that folds all threads but the main ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class StackRow:
-    """Name one row of the stacks: a group by its mark, or one line of its stack by its number."""
+    """Name one row of the stacks: a group by its mark, or a line of its stack by number."""
 
     mark: int
     line: int = WHOLE_GROUP
 
 
 class Price(str, Enum):
-    """Name what a look costs that a key asks for twice; the value is that key."""
+    """Name the kind of a dump that needs its key pressed twice; the value is that key."""
 
     STOP = "R"
     NATIVE = "N"
@@ -65,11 +65,11 @@ class Price(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class StacksView:
-    """Hold what keys have done to the picture of stacks; times are CLOCK_MONOTONIC.
+    """Hold what keys have done to the stacks; times are CLOCK_MONOTONIC.
 
-    The group of the odd one is open until it is in ``closed``, the others are closed until in ``opened``.
-    ``asked_ns`` is set until the session answers, ``priced_ns`` while the price of ``priced`` is shown, and
-    ``seen_ns`` says which dump was looked at.
+    The outlier's group is open unless in ``closed``, the others are closed unless in ``opened``. ``asked_ns``
+    is set until the session answers, ``priced_ns`` while the price of ``priced`` is shown, and ``seen_ns``
+    names the dump that was seen.
     """
 
     cursor: Applicable[StackRow] = NOT_APPLICABLE
@@ -80,16 +80,16 @@ class StacksView:
     priced: Price = Price.STOP
     seen_ns: Applicable[int] = NOT_APPLICABLE
     as_tree: bool = False
-    """Merge the stacks of main threads where they begin alike, instead of group below group."""
+    """Merge the stacks of main threads into a tree, instead of listing groups."""
     whole: bool = False
-    """Show every frame of a group, also those of libraries."""
+    """Show every frame, also those of libraries."""
 
 
 @dataclass(frozen=True, slots=True)
 class ViewState(ScreenState):
     """Hold everything that the picture depends on.
 
-    Ages are counted from ``now_ns``, CLOCK_MONOTONIC at painting, so that a stalled session shows. While
+    Ages are counted from ``now_ns``, CLOCK_MONOTONIC at painting, so that a stalled session is seen. While
     ``paused_ns`` is set, ``frame`` stays and sampling goes on.
     """
 
@@ -98,30 +98,30 @@ class ViewState(ScreenState):
     frame: Known[Frame] = Missing("waiting for the first reading")
     pulses: tuple[Pulse, ...] = ()
     events: tuple[Event, ...] = ()
-    """The events since attaching, oldest first, at most 500: those of every day make way for the others."""
+    """The events since attaching, oldest first, at most 500, of which everyday ones go first."""
     paused_ns: Applicable[int] = NOT_APPLICABLE
     zoom: Applicable[Pane] = NOT_APPLICABLE
     focus: Pane = Pane.WORKERS
     cursor_pid: Applicable[int] = NOT_APPLICABLE
-    """The row under the cursor is named by PID, so that it stays when rows move."""
+    """The PID of the row under the cursor, which stays when rows move."""
     sort: SortBy = SortBy.CPU
     readonly: bool = False
     """Offer nothing that stops a process of the job."""
     no_stacks: bool = False
-    """Offer no sampling of stacks; one look is read where a key asks for it."""
+    """Offer no sampling of stacks; a key may still ask for a dump."""
     dump: Applicable[DumpUpdate] = NOT_APPLICABLE
     """The newest dump of the job's stacks, also while it is read."""
     stacks: StacksView = StacksView()
     offered_ns: Applicable[int] = NOT_APPLICABLE
-    """When the key of the bundle said what it does: its next press does it."""
+    """When the bundle key explained itself: the next press writes one."""
     capture: Applicable[CaptureUpdate] = NOT_APPLICABLE
-    """The capture that was asked for last: its price, how far it is, what came of it."""
+    """The last capture: its price, its progress, its result."""
     sample: Applicable[SampleUpdate] = NOT_APPLICABLE
-    """The newest samples of the job's stacks, also while they come."""
+    """The newest samples of the job's stacks, also while they grow."""
     to_sample: Applicable[SampleRequest] = NOT_APPLICABLE
-    """What the key of sampling asks for next: its price is on the screen."""
+    """What the sampling key asks for next; its price is on the screen."""
     captured: Applicable[str] = NOT_APPLICABLE
-    """The trace that was captured last, to be opened."""
+    """The trace that was captured last."""
 
 
 INTERVALS_S = (0.5, 1.0, 2.0, 5.0, 10.0)
@@ -137,21 +137,21 @@ NO_ROW = "no process in this pane, tab goes to the next one"
 
 
 def action_zoom(view: ViewState, pane: Pane) -> ViewState:
-    """Give one pane the whole screen, or all panes their place again."""
+    """Give one pane the whole screen, or show all panes again."""
     if view.zoom == pane:
         return replace(view, zoom=NOT_APPLICABLE, scroll=0)
     return replace(_focused(view, pane), zoom=pane)
 
 
 def action_focus(view: ViewState, step: int) -> ViewState:
-    """Focus the next or the previous pane; a zoomed pane gives its place to it."""
+    """Focus the next or the previous pane; it takes the place of a zoomed one."""
     pane = next_of(tuple(Pane), view.focus, step)
     moved = _focused(view, pane)
     return replace(moved, zoom=pane) if is_known(view.zoom) else moved
 
 
 def action_row_overlay(view: ViewState, overlay: Overlay, rows: Sequence[int]) -> ViewState:
-    """Open the details or the environment of the row under the cursor, the first if there is none."""
+    """Open the details or the environment of the row under the cursor, else of the first."""
     if view.overlay is overlay:
         return action_overlay(view, overlay)
     if is_known(view.cursor_pid):
@@ -172,7 +172,7 @@ def action_sort_next(view: ViewState) -> ViewState:
 
 
 def action_filter(view: ViewState) -> ViewState:
-    """Open the filter line and go where its rows are."""
+    """Open the filter line and focus the pane that it filters."""
     return replace(_focused(view, Pane.WORKERS), overlay=Overlay.FILTER)
 
 
@@ -191,7 +191,7 @@ def action_faster(view: ViewState) -> ViewState:
 def action_move(
     view: ViewState, move: Move, rows: tuple[int, ...], page: int, scroll_limit: int
 ) -> ViewState:
-    """Move the cursor through ``rows``, or scroll where there are none or an overlay lies on top."""
+    """Move the cursor through ``rows``, or scroll where there are none or under an overlay."""
     if view.overlay is not Overlay.NONE or not rows:
         return replace(view, scroll=moved(view.scroll, move, page, scroll_limit))
     if not is_known(view.cursor_pid) or view.cursor_pid not in rows:
@@ -200,10 +200,7 @@ def action_move(
 
 
 def keep_cursor(view: ViewState, rows: tuple[int, ...], before: tuple[int, ...]) -> ViewState:
-    """Move the cursor to the row that took the place of the one that left.
-
-    An overlay keeps its process, so that it can say that the process is gone.
-    """
+    """Move the cursor to the row that replaced one that is gone; an overlay keeps its process, to say so."""
     if not is_known(view.cursor_pid) or view.cursor_pid in rows or view.overlay is not Overlay.NONE:
         return view
     if not rows or view.cursor_pid not in before:
@@ -218,7 +215,7 @@ def _focused(view: ViewState, pane: Pane) -> ViewState:
 
 
 PRICE_SECONDS = 15.0
-"""How long the price of a look stands on the screen, waiting for its second key press."""
+"""How long the price of a dump is shown, waiting for the second key press."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,17 +229,17 @@ class RowMember:
 
 
 def shown_dump(view: ViewState) -> Applicable[Dump]:
-    """Return the folded dump that is on the screen, if any thread was read."""
+    """Return the dump on the screen, if any thread was read."""
     return view.dump.dump if is_known(view.dump) else NOT_APPLICABLE
 
 
 def is_partial(state: DumpState) -> bool:
-    """Tell whether not all processes of the first look are read: who is odd is not known yet."""
+    """Tell whether some processes of the first look are unread, so that the outlier is unknown yet."""
     return state.running and len(state.rounds) == 1 and state.answered < state.asked
 
 
 def list_members(view: ViewState, *, main: bool | None = None) -> list[RowMember]:
-    """List the groups in the order shown: those of main threads, those of all others, or both."""
+    """List the groups in the order shown, of main threads, of all others, or both."""
     if not is_known(view.dump) or not is_known(view.dump.dump):
         return []
     dump, stacks = view.dump.dump, view.stacks
@@ -259,7 +256,7 @@ def list_members(view: ViewState, *, main: bool | None = None) -> list[RowMember
 
 
 def _in_full(group: StackGroup, stack: GroupStack) -> GroupStack:
-    """Return every frame of a group; those that the collapsed stack has as the user's stand out."""
+    """Return every frame of a group, with the user's marked as in the collapsed stack."""
     users = {line.frame for line in stack.lines if line.is_users}
     frames = group.frames if is_known(group.frames) else ()
     lines = tuple(
@@ -270,7 +267,7 @@ def _in_full(group: StackGroup, stack: GroupStack) -> GroupStack:
 
 
 def list_branches(view: ViewState) -> list[TreeLine]:
-    """List the lines of the merged stacks that are not below a closed one."""
+    """List the lines of the merged stacks, without those below closed ones."""
     found: list[TreeLine] = []
     hidden: set[int] = set()
     for line in view.dump.tree if is_known(view.dump) else ():
@@ -284,7 +281,7 @@ def list_branches(view: ViewState) -> list[TreeLine]:
 
 
 def list_rows(view: ViewState) -> tuple[StackRow, ...]:
-    """List the rows that the cursor walks, in the order shown."""
+    """List the rows of the cursor, in the order shown."""
     if view.stacks.as_tree:
         return tuple(StackRow(line.mark) for line in list_branches(view))
     rows = [row for member in list_members(view, main=True) for row in rows_of(member)]
@@ -297,7 +294,7 @@ def list_rows(view: ViewState) -> tuple[StackRow, ...]:
 
 
 def rows_of(member: RowMember) -> Iterator[StackRow]:
-    """Yield the row of a group, and those of its stack while it is open."""
+    """Yield the row of a group, and those of an open stack."""
     yield StackRow(member.stack.mark)
     if member.is_open:
         for line in range(len(member.stack.lines)):
@@ -305,7 +302,7 @@ def rows_of(member: RowMember) -> Iterator[StackRow]:
 
 
 def cursor_of(view: ViewState, rows: tuple[StackRow, ...]) -> Applicable[StackRow]:
-    """Return the row under the cursor: the one chosen, else its group, else the first."""
+    """Return the row under the cursor: the chosen one, else its group, else the first."""
     chosen = view.stacks.cursor
     if is_known(chosen):
         if chosen in rows:
@@ -325,9 +322,9 @@ def action_walk(view: ViewState, move: Move, page: int) -> ViewState:
 
 
 def action_fold(view: ViewState, *, opens: bool | None = None) -> ViewState:
-    """Open or close the group under the cursor; without ``opens`` turn it.
+    """Open or close the group under the cursor; without ``opens`` toggle it.
 
-    What is open already is gone into; from a line the way leads to its group first.
+    Opening an open group enters it; closing from a line leads to its group first.
     """
     rows = list_rows(view)
     cursor = cursor_of(view, rows)

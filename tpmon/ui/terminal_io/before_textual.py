@@ -1,4 +1,4 @@
-"""What has to be set before textual is imported; ``shell.py`` imports this first."""
+"""Set what textual reads while it is imported; ``shell.py`` imports this first."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ os.environ.setdefault("ESCDELAY", "25")
 def import_asyncio_without_tls() -> None:
     """Import asyncio, which textual needs, as on a Python that was built without TLS.
 
-    OpenSSL is a twentieth to a tenth of what importing textual takes (docs/overhead.md), and the screen
-    never speaks TLS. Whoever imports ``ssl`` later gets it.
+    OpenSSL takes a twentieth to a tenth of textual's import (docs/overhead.md), and the screen needs no TLS.
+    A later import of ``ssl`` works.
     """
     modules: dict[str, ModuleType | None] = sys.modules  # type: ignore[assignment]  # None: there is none
     if "asyncio" in modules or "ssl" in modules:

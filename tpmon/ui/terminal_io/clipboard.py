@@ -1,7 +1,7 @@
 """Copy text out of the screen: OSC 52 to the terminal, and the paste buffer of tmux.
 
-No terminal answers whether it took an OSC 52, and tmux drops it with its default
-``set-clipboard external``; so the text also goes to tmux itself, and tpmon prints it on exit.
+No terminal confirms an OSC 52, and tmux drops it with its default ``set-clipboard external``. So the text
+also goes to tmux itself, and tpmon prints it on exit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TMUX_SECONDS = 2.0
 
 
 def osc_52(text: str) -> str:
-    """Return the sequence that asks a terminal to put ``text`` on the clipboard; "" if too long."""
+    """Return the sequence that puts ``text`` on a terminal's clipboard; "" if it is too long."""
     data = text.encode("utf-8", "replace")
     if len(data) > OSC_52_LIMIT_BYTES:
         return ""
@@ -28,7 +28,7 @@ def osc_52(text: str) -> str:
 
 
 def load_tmux_buffer(text: str) -> str:
-    """Give ``text`` to tmux, if we run in one, and return what came of it; "" outside tmux.
+    """Give ``text`` to the tmux around us and return the result in words; "" outside tmux.
 
     ``-w`` passes it on to the clipboard of the terminal around tmux. Blocks for up to 2 s.
     """
@@ -53,17 +53,17 @@ def load_tmux_buffer(text: str) -> str:
 
 
 def copied_message(what: str, sent: str, tmux: str) -> str:
-    """Say in one line what was copied and where it went."""
+    """Write in one line what was copied and where it went."""
     places = [place for place in ("terminal (OSC 52)" if sent else "", tmux) if place]
     return f"copied {what}: {', '.join((*places, 'printed on exit'))}"
 
 
 def tell_tmux(what: str, text: str, sequence: str, tell: Callable[[str], object]) -> None:
-    """Give ``text`` to tmux in a thread of its own and ``tell`` in one line where it went."""
+    """Give ``text`` to tmux in a thread and ``tell`` in one line where it went."""
 
     def run() -> None:
         line = copied_message(what, sequence, load_tmux_buffer(text))
-        with suppress(RuntimeError):  # the screen has ended meanwhile; the text is printed anyway
+        with suppress(RuntimeError):  # the screen has ended, and the text is printed anyway
             tell(line)
 
     threading.Thread(target=run, name="tpmon-copy", daemon=True).start()

@@ -1,6 +1,6 @@
 """Read keys from and write pictures to a terminal that may be slow, odd or stopped.
 
-A thin layer over textual's driver for what its version 8.2.8 does not survive.
+A thin layer for what textual's driver does not survive in version 8.2.8.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from textual._xterm_parser import XTermParser
 from textual.drivers.linux_driver import LinuxDriver
 
 _ESCAPE_MS = 20
-"""How often an unfinished escape sequence is looked at: a lone ESC is one whose rest never comes."""
+"""The wait for the rest of an escape sequence: without it, it is a lone ESC."""
 _READ_BYTES = 4096
 
 
 class ScreenDriver(LinuxDriver):
-    """Survive what terminals really send, and tell how far the terminal is behind."""
+    """Survive what terminals really send, and count the writes that a slow one has not taken."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -69,23 +69,22 @@ class ScreenDriver(LinuxDriver):
             return
 
     def _sigtstp_application(self, *_: object) -> None:
-        # textual stops one process; the shell waits for another one of the group
+        # textual stops one process; the shell waits for another of the group
         if os.getpgrp() == os.getsid(0):
-            return  # no shell that could wake it: ssh -t HOST tpmon, kubectl exec -it
+            return  # no shell could wake it: ssh -t HOST tpmon, kubectl exec -it
         if self._auto_restart:
             self.suspend_application_mode()
             self._must_signal_resume = True
         os.kill(0, signal.SIGSTOP)
 
     def _sigcont_application(self, *_: object) -> None:
-        # SIGCONT after a bare SIGSTOP: the screen was never left. Starting it again would start
-        # a second input thread and take raw mode for the terminal's first attributes.
-        # One that was started in the background has no screen yet.
+        # SIGCONT after a bare SIGSTOP: the screen was never left. Starting it again would start a second
+        # input thread and take raw mode for the first attributes. In the background there is no screen yet.
         if self.suspended or (self._auto_restart and self._writer_thread is None):
             super()._sigcont_application()
 
     def _get_terminal_size(self) -> tuple[int, int]:
-        # textual's own believes exported COLUMNS and LINES, and then sees no resize
+        # textual believes exported COLUMNS and LINES, and misses resizes then
         with suppress(OSError):
             width, height = os.get_terminal_size(self.fileno)
             if width and height:  # a pty that was never given a size has 0x0
@@ -93,10 +92,7 @@ class ScreenDriver(LinuxDriver):
         return super()._get_terminal_size()
 
     def check_size(self) -> None:
-        """Tell the app the size of the terminal again if it has another one.
-
-        Two SIGWINCH at once can arrive in the wrong order: their handlers nest.
-        """
+        """Send the app the size of the terminal if it is another: nested handlers of SIGWINCH swap sizes."""
         width, height = self._get_terminal_size()
         if (width, height) != tuple(self._app.size):
             self.process_message(events.Resize.from_dimensions((width, height), None))
@@ -113,7 +109,7 @@ class ScreenDriver(LinuxDriver):
 
     @property
     def takes_writes(self) -> bool:
-        """Tell whether the screen is ours to write on."""
+        """Tell whether we may write on the screen."""
         return self._writer_thread is not None and not self.suspended
 
     @property

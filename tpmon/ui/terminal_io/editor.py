@@ -1,7 +1,7 @@
-"""Open a line of the job's code in the editor of the person who looks. Knows nothing of textual.
+"""Open a line of the job's code in the user's editor. Knows nothing of textual.
 
-The path comes from another process, so it is checked before the screen is given away; the check may
-hang on a dead mount and belongs into a thread.
+The path comes from another process, so it is checked before the screen is lent; that may hang on a dead mount
+and belongs into a thread.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _NOT_THEIRS = (
     "TEXTUAL_SMOOTH_SCROLL",
     "OPENBLAS_NUM_THREADS",
 )
-"""What the screen sets for itself: an editor on a slow line needs its own ESCDELAY."""
+"""The screen sets these for itself: an editor on a slow line needs its own ESCDELAY."""
 
 
 @dataclass(frozen=True, slots=True)
 class EditorCall:
-    """Hold the command that shows one line, and what to call that line."""
+    """Hold the command that shows a line, and a name for that line."""
 
     command: tuple[str, ...]
     place: str
@@ -43,7 +43,7 @@ def plan_edit(
 ) -> Known[EditorCall]:
     """Return the command that opens the file of ``frame`` at its line, or why it cannot be opened.
 
-    ``pid`` is the process whose path it is, which may be in a container; not applicable for one of ours.
+    ``pid`` is the process that names the path, maybe in a container; not applicable for our own paths.
     """
     place = clean_text(f"{frame.file}:{frame.line}")
     command = find_editor(environ)
@@ -60,18 +60,18 @@ def plan_edit(
 
 
 def _find_root(pid: int, proc: str) -> str:
-    """Return the folder that is "/" to a process in another mount namespace (proc(5)), "" in ours."""
+    """Return the root of a process in another mount namespace (proc(5)), "" in ours."""
     try:
         apart = os.readlink(f"{proc}/{pid}/ns/mnt") != os.readlink(f"{proc}/self/ns/mnt")
     except OSError:
-        return ""  # not permitted, or it ended
+        return ""  # no permission, or it ended
     return f"{proc}/{pid}/root" if apart else ""
 
 
 def plan_place(place: CodePlace, beside: str, environ: Mapping[str, str]) -> Known[EditorCall]:
     """Return the command for a line whose file a trace cuts at an entry of sys.path.
 
-    Looked for are the folders that the trace has, else where tpmon was started and its own folder.
+    It is looked for in the folders that the trace has, else in the present one and that of the trace.
     """
     if os.path.isabs(place.file):
         return plan_edit(StackFrame(place.function, place.file, place.line), environ)

@@ -1,7 +1,7 @@
-"""Keep the manners of a terminal program: the gate, signals, hang-up, the end, the crash report.
+"""Behave well on a terminal: check it, handle signals and hang-ups, end, report crashes.
 
-Only this module handles signals. Knows nothing of textual: a screen that is stuck, or a terminal
-that takes no more bytes, must not keep the process from ending.
+Only this module handles signals. Knows nothing of textual: a stuck screen, or a terminal that takes no more
+bytes, must not keep the process from ending.
 """
 
 from __future__ import annotations
@@ -37,33 +37,28 @@ _DEADLY = [
     *(signal.SIGQUIT, signal.SIGABRT, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGVTALRM),
     *(signal.SIGPROF, signal.SIGXCPU, signal.SIGTRAP, signal.SIGSYS, signal.SIGIO),
 ]
-"""End a process by default, some with a core file: so they do here, once the terminal is given back."""
+"""Signals that end a process by default, some with a core file: here once the terminal is given back."""
 
 LEAVE_SECONDS = 1.0
-"""How long an orderly end may take before the process ends itself."""
+"""How long an orderly end may take."""
 
 _STOP_SECONDS = 0.2
 _WRITE_MS = 200
-"""How long a terminal may refuse more bytes of one write."""
+"""How long a terminal may refuse bytes of one write."""
 _HANG_UP_POLL_MS = 1000
 
 _IFLAG, _LFLAG = 0, 3
 """Places of input and local flags in what ``termios.tcgetattr`` returns."""
 
-# Everything that a drawn screen turned on, turned off: bracketed paste, mouse, focus reports,
-# kitty keys, alternate screen; line wrap and the cursor on again.
 ENTER_SCREEN = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
 """Alternate screen, no cursor, no line wrap, nothing on it; ``TerminalGuard.restore`` leaves it."""
 
 
 def require_terminal(environ: Mapping[str, str] | None = None) -> None:
-    """Refuse to draw unless stdin, stdout and stderr are one usable terminal.
+    """Raise NoTerminalError unless stdin, stdout and stderr are one terminal that can draw.
 
-    The screen is written to stderr and keys come from stdin: ``2>file`` would eat the picture,
-    a pipe on stdin would leave a screen without keys.
-
-    Raises:
-        NoTerminalError: naming the first stream that is none, or the TERM that cannot draw.
+    The screen is written to stderr and keys come from stdin: ``2>file`` would eat the picture, a pipe on
+    stdin would leave a screen without keys.
     """
     for descriptor, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
         if not os.isatty(descriptor):
@@ -85,7 +80,7 @@ def has_terminal() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ScreenResult:
-    """Hold how the screen ended: ``text`` belongs on stdout, ``complaint`` on stderr."""
+    """Hold how the screen ended: ``text`` for stdout, ``complaint`` for stderr."""
 
     exit_code: int
     text: str
@@ -94,14 +89,13 @@ class ScreenResult:
 
 @final
 class TerminalGuard:
-    """End the process whatever happens: by signal, by hang-up, or late after an orderly leave.
+    """End the process whatever happens: by signal, by hang-up, or late after an orderly end.
 
-    ``leave`` asks the screen to end with an exit code and must return at once; ``stop`` asks the
-    session to end. Both may be called from a signal handler.
+    ``leave`` asks the screen to end with an exit code and must return at once; ``stop`` asks the session to
+    end. Both may be called from a signal handler.
     """
 
     def __init__(self, leave: Callable[[int], None], stop: Callable[[], None]) -> None:
-        """Remember the terminal as it is now."""
         self._leave = leave
         self._stop = stop
         self._left = threading.Event()
@@ -132,11 +126,11 @@ class TerminalGuard:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def hand_to(self, leave: Callable[[int], None]) -> None:
-        """Ask another screen to end from now on."""
+        """Ask another screen to end from here on."""
         self._leave = leave
 
     def keep_keys(self) -> None:
-        """Keep what is typed, unseen and as it is, for the screen that is loaded; only ^C does something."""
+        """Keep what is typed, without echo, for the screen that is being loaded; only ^C works."""
         if self._attributes is None or not in_foreground():
             return
         self._keeps_keys = True
@@ -144,17 +138,17 @@ class TerminalGuard:
         flags[_IFLAG] &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR | termios.IXON)
         flags[_LFLAG] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN)
         kept = list(characters)
-        # The key ^C is another signal than SIGINT, which then comes from outside alone.
+        # The key ^C becomes another signal, so that SIGINT only comes from outside.
         kept[termios.VQUIT], kept[termios.VINTR], kept[termios.VSUSP] = kept[termios.VINTR], b"\0", b"\0"
         self._set_line([*flags, kept])
 
     def release_line(self) -> list[Any] | None:
-        """Return how the line was found, for whoever gives it back from now on; None where it was let be."""
+        """Return the line's first state, for the caller to restore; None where it was not changed."""
         kept, self._keeps_keys = self._keeps_keys, False
         return self._attributes if kept else None
 
     def restore(self) -> None:
-        """Write the leaving sequences without blocking and put the line discipline back."""
+        """Write the leaving sequences without blocking and restore the line discipline."""
         write_now(LEAVE_SCREEN, 0)
         self._set_line(self._attributes)
 
@@ -165,7 +159,7 @@ class TerminalGuard:
                 termios.tcsetattr(0, termios.TCSANOW, attributes)
 
     def leave_within(self, seconds: float, code: int) -> None:
-        """End the process with ``code`` if it is still there after ``seconds``, whatever hangs meanwhile."""
+        """End the process with ``code`` if it still runs after ``seconds``, whatever hangs."""
 
         def wait() -> None:
             time.sleep(seconds)
@@ -174,7 +168,7 @@ class TerminalGuard:
         threading.Thread(target=wait, name="tpmon-leave", daemon=True).start()
 
     def end_now(self, code: int, *, drawn: bool = True) -> None:
-        """Stop the session, give the terminal back if it is ``drawn`` on, and end the process."""
+        """Stop the session, restore the terminal if it is ``drawn`` on, and end the process."""
         stopping = threading.Thread(target=self._stop, daemon=True)
         stopping.start()
         stopping.join(_STOP_SECONDS)
@@ -202,9 +196,9 @@ class TerminalGuard:
         os.kill(os.getpid(), number)
 
     def _watch_hang_up(self) -> None:
-        """End the process when the terminal is gone and no SIGHUP said so.
+        """End the process when the terminal is gone without a SIGHUP.
 
-        A thread of its own, because the loop may be stuck in a write to that terminal.
+        It is a thread, because the loop may be stuck in a write to that terminal.
         """
         poll = select.poll()
         poll.register(0, 0)  # POLLHUP and POLLERR are always reported
@@ -216,7 +210,7 @@ class TerminalGuard:
 
 
 def in_foreground() -> bool:
-    """Tell whether the terminal is ours to set: a job of the shell behind another has to leave it alone."""
+    """Tell whether we may set the terminal: a background job of the shell must not."""
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:  # hung up
@@ -224,9 +218,9 @@ def in_foreground() -> bool:
 
 
 def write_now(data: bytes, most_ms: int = _WRITE_MS) -> bool:
-    """Write to the terminal and tell whether it took all within ``most_ms``; never blocks longer.
+    """Write to the terminal for at most ``most_ms``; return whether it took all.
 
-    Through a description of its own: the shell shares the flags of ours.
+    It opens the terminal anew, because the shell shares the flags of our description.
     """
     try:
         descriptor = os.open(os.ttyname(2), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
@@ -252,9 +246,9 @@ def write_now(data: bytes, most_ms: int = _WRITE_MS) -> bool:
 
 @contextmanager
 def lend_terminal() -> Iterator[None]:
-    """Leave ^C and its like to another program that has the terminal; our own handlers return afterwards.
+    """Leave ^C and the like to another program on the terminal; our own handlers return afterwards.
 
-    Not ignored but handled: what is ignored here would be ignored in that program too.
+    They are handled and not ignored: that program would inherit ignored signals.
     """
     kept = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGQUIT)}
     try:
@@ -265,18 +259,15 @@ def lend_terminal() -> Iterator[None]:
 
 
 def write_report(error: BaseException) -> str:
-    """Write the traceback and the version to a new file of mode 0600 in XDG_STATE_HOME and return its path.
+    """Write traceback and version to a new file of mode 0600 in XDG_STATE_HOME; return its path; or OSError.
 
     No locals, no environment, nothing of the target: the file may be attached to an issue.
-
-    Raises:
-        OSError: when the folder cannot be written, or there is no home that it could lie in.
     """
     state = os.environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(state):
         state = os.path.join(os.path.expanduser("~"), ".local", "state")
     folder = os.path.join(state, "tpmon")
-    if not os.path.isabs(folder):  # "~" stays as it is for a user without HOME and without an entry in passwd
+    if not os.path.isabs(folder):  # "~" stays for a user without HOME and without an entry in passwd
         raise OSError(errno.ENOENT, "no home folder is known")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     path = os.path.join(folder, time.strftime(f"crash-%Y%m%d-%H%M%S-{os.getpid()}.txt"))
@@ -289,7 +280,7 @@ def write_report(error: BaseException) -> str:
 
 
 def report_crash(error: BaseException) -> str:
-    """Write the report and return the two lines that stderr shall say; never raises."""
+    """Write the report and return two lines for stderr; never raise."""
     said = f"tpmon: bug: {type(error).__name__}: {clean_text(str(error))}"
     try:
         return f"{said}\nTry: attach {write_report(error)} to an issue; --once --json may still work."

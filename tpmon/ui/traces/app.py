@@ -1,4 +1,4 @@
-"""The screen of traces and snapshots: keys in, lines out. It reads no file; what is behind it asks for."""
+"""The screen of traces and snapshots: keys in, lines out. It reads no file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class TraceApp(Shell[TraceView]):
     """Show one analysis until a key or a signal ends it."""
 
     def __init__(self, subject: ScreenSubject, controls: TraceControls, *, ascii_only: bool) -> None:
-        """Prepare an empty screen."""
         super().__init__(find_trace_key, say_trace_unused)
         self._controls = controls
         self._timer: Timer | None = None
@@ -45,7 +44,7 @@ class TraceApp(Shell[TraceView]):
         self.repaint()
 
     def show(self, view: TraceView) -> None:
-        """Paint a view, with the timeline and the operators that it asks for."""
+        """Paint a view, with its timeline and its operators."""
         size = self._extent()
         asked = (view.file, view.lane, view.stretch, room_for_time(size.width))
         if asked != self._drawn and size.width:
@@ -56,7 +55,7 @@ class TraceApp(Shell[TraceView]):
             self._canvas.set_lines(paint_trace(view, size, trace_keys_shown(view)))
 
     def _regroup(self, view: TraceView) -> TraceView:
-        """Ask for the operators as they are put together, once for each file and kind."""
+        """Ask for the operators as grouped, once for each file and grouping."""
         asked = (view.file, view.grouping)
         if view.tab is Tab.OPS and asked != self._grouped:
             self._grouped = asked
@@ -78,12 +77,12 @@ class TraceApp(Shell[TraceView]):
         return actions.action_type(view, text)
 
     def move(self, view: TraceView, move: Move) -> TraceView:
-        """Move the cursor, or scroll what lies over the tabs."""
+        """Move the cursor, or scroll what covers the tabs."""
         page, limit = page_of_trace(view, self._extent(), trace_keys_shown(view))
         return actions.action_move(view, move, page, limit)
 
     def answer(self, view: TraceView) -> None:
-        """Paint what follows a key, with what it says for a while."""
+        """Paint the view after a key, with its message for a while."""
         if view.message:
             self.view = view
             self.say(view.message)
@@ -124,11 +123,7 @@ class TraceApp(Shell[TraceView]):
 
 
 def run_trace_screen(subject: ScreenSubject, controls: TraceControls, *, ascii_only: bool) -> ScreenResult:
-    """Draw an analysis until it ends and say how it ended.
-
-    Raises:
-        NoTerminalError: when stdin, stdout or stderr is not a terminal that can draw.
-    """
+    """Draw an analysis until it ends and return how it ended; raise as ``require_terminal``."""
     require_terminal()
     app = TraceApp(subject, controls, ascii_only=ascii_only)
     with TerminalGuard(app.leave, lambda: None) as guard:

@@ -1,6 +1,6 @@
-"""When each key of a trace's or snapshot's screen works, and what it does; ``keys.txt`` has their words.
+"""When each key of a trace's or snapshot's screen works, and what it does; ``keys.txt`` has the words.
 
-The keys that the live screen has too mean the same here. Knows nothing of textual.
+Keys of the live screen mean the same here. Knows nothing of textual.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ _ZOOM = next(key.brief for key in TRACE_KEYS if key.id == "closer")
 
 
 def find_trace_key(name: str, view: TraceView) -> TraceKey | None:
-    """Return the row of the table that the pressed key means now, if any."""
+    """Return the row that the pressed key means now, if any."""
     return kit.find_in(TRACE_KEYS, name, view)
 
 
@@ -124,10 +124,10 @@ def say_trace_unused(name: str, view: TraceView) -> str:
 
 
 def trace_keys_shown(view: TraceView) -> tuple[kit.KeyHelp, ...]:
-    """Return what works now, in the order of the table; with the help open also what works below it."""
+    """Return the keys that work now, in the order of the table; under an open help also those below it."""
     below = replace(view, overlay=view.behind) if view.overlay is Overlay.HELP else view
     working = kit.list_help(TRACE_KEYS, view, below)
-    # The three share a line of the help, which must not promise the one that does nothing now.
+    # The three share a line of the help, which must not promise a key that does nothing now.
     zoom = ", ".join(key.footer for key in working if key.brief == _ZOOM)
     return tuple(
         replace(

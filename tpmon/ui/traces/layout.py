@@ -1,7 +1,7 @@
 """Decide what the screen of a trace holds at a given size, and put it together.
 
-From top to bottom: which file, its verdict, the tabs, the timeline, the open tab, the keys. Where there is
-little room the timeline goes to one line, then the tabs' names go, the verdict last.
+From top to bottom: the file, its verdict, the tabs, the timeline, the open tab, the keys. Where there is
+little room the timeline shrinks to a line first, then the names of tabs go, the verdict last.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from tpmon.view.layout import (
 from tpmon.view.trace import CAUSES, draw_marks
 
 IDLE_SHOWN_PCT = 10.0
-"""A column that is idle for less than this bears no letter."""
+"""A column that is idle for less has no letter."""
 IDLE_MOST_PCT = 50.0
-"""In one row alone, a column that is idle for more than this bears its letter instead of its level."""
+"""In a timeline of one row, a column that is idle for more has its letter instead of its level."""
 LEAST_SHOWN_PCT = 0.05
 LETTERS = {
     "data": "d",
@@ -86,7 +86,7 @@ def room_for_time(width: int) -> int:
 def paint_timeline(
     timeline: Known[Timeline], width: int, height: int, mark_ms: tuple[float, float] | None = None
 ) -> list[Line]:
-    """Paint at most ``height`` lines; ``mark_ms`` is when the row under the cursor was."""
+    """Paint at most ``height`` lines; ``mark_ms`` is the time of the row under the cursor."""
     if height <= 0:
         return []
     if not is_known(timeline):
@@ -106,7 +106,7 @@ def paint_timeline(
 
 
 def name_lane(timeline: Timeline) -> str:
-    """Name what the timeline is of."""
+    """Name the device of the timeline."""
     return f"gpu {timeline.device}" if is_known(timeline.device) else "host"
 
 
@@ -124,7 +124,7 @@ def _paint_rule(timeline: Timeline, width: int) -> Line:
 
 
 def say_length(ms: float) -> str:
-    """Write a length of time with a unit that suits it."""
+    """Write a length of time in a suitable unit."""
     if ms >= 1000:
         return f"{ms / 1000:,.2f} s"
     return f"{ms:.2f} ms" if ms >= 0.1 else f"{ms * 1000:.1f} us"
@@ -139,7 +139,7 @@ def _row(label: str, cells: list[Span], width: int) -> Line:
 
 
 def _paint_steps(timeline: Timeline, width: int, mark_ms: tuple[float, float] | None) -> Line:
-    """Paint where steps begin, and under the row that the cursor is on a line of its length."""
+    """Paint where steps begin, and a line along the time of the row under the cursor."""
     ruler = draw_marks(((step.cell, f"|{step.name}") for step in timeline.steps), len(timeline.cells))
     marked = _mark(timeline, mark_ms)
     cells: list[Span] = [
@@ -170,7 +170,7 @@ def _busy(cell: TimeCell) -> Span:
 
 
 def _letter(cell: TimeCell, least_pct: float) -> Span | None:
-    """Return the letter of a column that is idle, or does nothing but communicate, for more than this."""
+    """Return the letter of a column that is idle, or only communicates, for more than ``least_pct``."""
     idle_pct = 100.0 - cell.busy_pct
     if cell.exposed_pct > max(idle_pct, least_pct):
         return LETTERS["comms"], INKS["comms"]
@@ -188,7 +188,7 @@ def _paint_sm(timeline: Timeline, width: int) -> Line:
 
 
 def _paint_legend(timeline: Timeline, width: int, most: int) -> list[Line]:
-    """Paint what the letters are with their shares of the stretch, the largest first."""
+    """Paint the meaning of the letters with their shares of the stretch, the largest first."""
     if most <= 0:
         return []
     busy, *rest = timeline.shares
@@ -269,7 +269,7 @@ def _timeline_height(size: Size) -> int:
 def _paint_header(view: TraceView, width: int) -> Line:
     head = view.subject.head(view.file)
     name, room = clean_text(os.path.basename(view.path)), max(12, width // 3)
-    if count_cells(name) > room:  # what every file ends in tells none from the other
+    if count_cells(name) > room:  # the endings of all files are alike
         name = cut_front(_ENDING.sub("", name) or name, room)
     left = [head.left[0], Item(1, name, Ink.STRONG), *head.left[1:]]
     right = list(head.right)
@@ -279,7 +279,7 @@ def _paint_header(view: TraceView, width: int) -> Line:
 
 
 def _paint_tabs(view: TraceView, width: int) -> Line:
-    """Paint the tabs, all of them named where there is room, else the open one alone."""
+    """Paint the tabs, all with names where there is room, else only the open one."""
     tabs = view.subject.tabs
     there = [view.subject.has_data(view.file, tab) for tab in tabs]
     long = [f"{_name_tab(tab)}{'' if full else ' n/a'}" for tab, full in zip(tabs, there, strict=True)]

@@ -46,7 +46,7 @@ class SnapshotSubject:
         return tuple(file.path for file in self.report.files)
 
     def list_blocks(self, file: int, tab: AnyTab) -> list[Block]:
-        """Return what a tab holds of a snapshot."""
+        """Return the blocks of a tab."""
         shown = self.report.files[file]
         if tab is SnapshotTab.LIVE:
             return snapshot.list_live(shown)
@@ -64,7 +64,7 @@ class SnapshotSubject:
         return any(device.out_of_memory for device in devices) if tab is SnapshotTab.OOM else bool(devices)
 
     def head(self, file: int) -> Head:
-        """Return which snapshot this is, and how much of the device it holds."""
+        """Return the name of the snapshot, and how much of the device it holds."""
         shown = self.report.files[file]
         main = _find_main(shown)
         reserved = f"{format_bytes(main.pieces.reserved_bytes)} reserved" if main else "nothing reserved"
@@ -83,7 +83,7 @@ class SnapshotSubject:
         )
 
     def answer(self, file: int, tab: AnyTab) -> TabAnswer:
-        """Return what holds the memory of the device that holds most, or what was asked for in vain."""
+        """Return what holds the memory of the fullest device, or which request failed."""
         main = _find_main(self.report.files[file])
         if main is None:
             return TabAnswer(
@@ -96,7 +96,7 @@ class SnapshotSubject:
 
 
 def _find_main(file: SnapshotFile) -> DeviceSnapshot | None:
-    """Return the device that failed a request, else the one that holds most; None without any."""
+    """Return the device that failed a request, else the fullest one; None without any."""
     return max(
         file.devices, key=lambda one: (bool(one.out_of_memory), one.pieces.reserved_bytes), default=None
     )

@@ -1,6 +1,6 @@
-"""What the screen of a trace shows, as data: the analysis, where one is in it, what keys have changed.
+"""The state of the screen of traces: the analysis, the place in it, what keys have changed.
 
-Its subject is traces (``subject.py``) or memory snapshots (``snapshots.py``), each with tabs of its own.
+Its subject is traces (``subject.py``) or memory snapshots (``snapshots.py``), each with its tabs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     ScreenSubject = Union[TraceSubject, SnapshotSubject]
 
 WHOLE = Stretch(0, 1 << 30)
-"""All steps of a trace, however many there are."""
+"""All steps of a trace."""
 
 
 class Tab(Enum):
@@ -36,7 +36,7 @@ class Tab(Enum):
     MEMORY = 5
     RANKS = 6
     AGAINST = 7
-    """What changed since another trace, where there is one to compare to."""
+    """The changes from another trace, where one is compared."""
 
 
 class SnapshotTab(Enum):
@@ -53,9 +53,9 @@ AnyTab = Union[Tab, SnapshotTab]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Hold the first line: which file this is, at the left, and its measure at the right.
+    """Hold the first line: the file at the left, and its measure at the right.
 
-    ``brief`` and ``measure`` are the one thing of each that the smallest screens show.
+    ``brief`` and ``measure`` are the short forms for the smallest screens.
     """
 
     left: tuple[Item, ...]
@@ -66,9 +66,9 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class TabAnswer:
-    """Hold the line below: what this file, or its comparison, comes to.
+    """Hold the line below: the result of this file or its comparison.
 
-    ``word`` is what the smallest screens show of it, ``texts`` stand below it there.
+    The smallest screens show ``word`` and below it ``texts``.
     """
 
     items: tuple[Item, ...]
@@ -81,8 +81,8 @@ class TabAnswer:
 class TraceView(ScreenState):
     """Hold everything that the picture of a trace depends on.
 
-    ``cursors`` has the paragraph or row under the cursor for each tab, ``scroll`` the place in what lies over
-    the tabs. ``sort`` is the column that rows are sorted by, 0 for the order of the analysis.
+    ``cursors`` has the paragraph or row under the cursor for each tab, ``scroll`` the first line of what
+    covers the tabs. ``sort`` is the column to sort by, 0 for the order of the analysis.
     """
 
     subject: ScreenSubject
@@ -92,35 +92,35 @@ class TraceView(ScreenState):
     cursors: tuple[int, ...] = (0,) * len(Tab)
     stretch: Stretch = WHOLE
     lane: int = 0
-    """Which device of the trace the timeline is of."""
+    """The number of the timeline's device."""
     sort: int = 0
     grouping: Grouping = Grouping.NAMES
     groups: Applicable[tuple[OperatorGroupRow, ...]] = NOT_APPLICABLE
-    """The operators as ``grouping`` puts them together, where that is not by name."""
+    """The operators by ``grouping``, where that is not by name."""
 
     @property
     def path(self) -> str:
-        """Return the file that is looked at."""
+        """Return the present file."""
         return self.subject.paths[self.file]
 
     @property
     def cursor(self) -> int:
-        """Return the place of the cursor in the tab that is open, or in the stack over it."""
+        """Return the place of the cursor in the open tab, or in the stack over it."""
         return self.scroll if self.overlay is Overlay.STACK else self.cursors[self.tab.value - 1]
 
 
 def begin_view(subject: ScreenSubject, *, ascii_only: bool) -> TraceView:
-    """Return the view that a screen starts with."""
+    """Return the first view of a screen."""
     none = Overlay.NONE
     return TraceView(ascii_only, none, none, 0, False, "", "", subject, tab=subject.first_tab)
 
 
 @dataclass(frozen=True, slots=True)
 class TraceControls:
-    """Hold what the screen may ask of what is behind the analysis; none of it reads a file.
+    """Hold what the screen may ask of the analysis; none of it reads a file.
 
-    ``look`` takes the number of the file and of the device, the stretch and how many columns;
-    ``find_line`` the number of the file and the name of an operator, a kernel, a Python function or a frame.
+    ``look`` takes the numbers of file and device, the stretch and the number of columns; ``find_line`` the
+    number of the file and the name of an operator, a kernel, a Python function or a frame.
     """
 
     look: Callable[[int, int, Stretch, int], Applicable[Timeline]]
@@ -128,4 +128,4 @@ class TraceControls:
     group: Callable[[int, Grouping], Applicable[tuple[OperatorGroupRow, ...]]] = lambda _file, _grouping: (
         NOT_APPLICABLE
     )
-    """Put the operators of a file together anew; slow in a large trace, so only where it is asked for."""
+    """Group the operators of a file; slow in a large trace, so only on demand."""

@@ -1,4 +1,4 @@
-"""What the screen of traces is of: their tabs, which file this is, its verdict or what a change did to it."""
+"""The screen of traces: its tabs, the file, its verdict or the effect of a change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class TraceSubject:
-    """Hold the analysis of traces, and what the first one is compared to another."""
+    """Hold the analysis of traces, and the comparison of the first one with another."""
 
     report: TraceReport
     comparison: Applicable[TraceComparison] = NOT_APPLICABLE
@@ -47,13 +47,13 @@ class TraceSubject:
 
     @property
     def first_tab(self) -> AnyTab:
-        """Return what was asked for: the comparison, several ranks, or one trace."""
+        """Return the tab for what was asked for: the comparison, several ranks, or one trace."""
         if is_known(self.comparison):
             return Tab.AGAINST
         return Tab.RANKS if is_known(self.report.ranks) else Tab.OVERVIEW
 
     def list_blocks(self, file: int, tab: AnyTab) -> list[Block]:
-        """Return what a tab holds of a trace."""
+        """Return the blocks of a tab."""
         if tab is Tab.AGAINST and is_known(self.comparison):
             return list_changes(self.comparison)
         return list_tab(self.report.files[file], self.report.ranks, tab) if isinstance(tab, Tab) else []
@@ -65,7 +65,7 @@ class TraceSubject:
         return isinstance(tab, Tab) and has_data(self.report.files[file], self.report.ranks, tab)
 
     def head(self, file: int) -> Head:
-        """Return which trace this is, and how long its steps are."""
+        """Return the name of the trace, and the length of its steps."""
         shown = self.report.files[file]
         overview = shown.overview
         cards = [card.name for card in overview.gpus if is_known(card.name)]
@@ -91,7 +91,7 @@ class TraceSubject:
         return Head(left, tuple(right), rank, f"{overview.step_ms:,.1f} ms" if overview.steps else "no steps")
 
     def answer(self, file: int, tab: AnyTab) -> TabAnswer:
-        """Return what holds the run; on the tab of the comparison whether the change helped."""
+        """Return what slows the run, or on the tab of the comparison whether the change helped."""
         if tab is Tab.AGAINST and is_known(self.comparison):
             return _answer_change(self.comparison)
         return _answer_run(self.report.files[file], tab)
@@ -114,7 +114,7 @@ def _answer_run(file: TraceFile, tab: AnyTab) -> TabAnswer:
 
 
 def _answer_change(comparison: TraceComparison) -> TabAnswer:
-    """Say in one line whether the change helped, with its noise, or why that cannot be said."""
+    """Return whether the change helped, with its noise, or why that is unknown."""
     word, ink = name_result(comparison)
     items = [Item(0, word, ink)]
     if is_known(comparison.helped):

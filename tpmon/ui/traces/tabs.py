@@ -1,4 +1,4 @@
-"""What each tab of a trace holds, filtered and sorted, and what keys do to it. Pure."""
+"""The content of each tab of a trace, filtered and sorted, and what keys do to it. Pure."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _LISTS = {
     Tab.KERNELS: trace_blocks.list_kernels,
     Tab.MEMORY: trace_blocks.list_memory,
 }
-"""What each tab holds of a trace by itself."""
+"""The blocks of each tab of a single trace."""
 
 
 def list_tab(file: TraceFile, ranks: Applicable[RankTable], tab: Tab) -> list[Block]:
-    """Return what a tab holds of a trace."""
+    """Return the blocks of a tab."""
     return (
         _LISTS[tab](file)
         if tab in _LISTS
@@ -51,7 +51,7 @@ def has_data(file: TraceFile, ranks: Applicable[RankTable], tab: Tab) -> bool:
 
 
 def list_all(view: TraceView) -> list[Block]:
-    """Return what the open tab or the stack over it holds, before anything is filtered or sorted."""
+    """Return the blocks of the open tab or of the stack over it, before filtering and sorting."""
     if view.overlay is Overlay.STACK:
         found = find_row(replace(view, overlay=Overlay.NONE))
         return [] if found is None else list(found.sheet.inside(found.row))
@@ -62,7 +62,7 @@ def list_all(view: TraceView) -> list[Block]:
 
 
 def list_blocks(view: TraceView) -> list[Block]:
-    """Return what the open tab holds: tables as filtered; all with the orders of the first one as sorted."""
+    """Return the blocks of the open tab, tables filtered, and sorted where the first one's orders fit."""
     blocks = list_all(view)
     if view.overlay is Overlay.STACK:
         return blocks
@@ -83,12 +83,12 @@ def list_blocks(view: TraceView) -> list[Block]:
 
 
 def find_orders(view: TraceView) -> tuple[str, ...]:
-    """Name the columns that the rows of the tab can be sorted by."""
+    """Name the columns to sort the tab by."""
     return _name_orders(list_all(view))
 
 
 def _name_orders(blocks: Sequence[Block]) -> tuple[str, ...]:
-    """Name the columns that the first table with any can be sorted by."""
+    """Name the columns to sort by of the first table that has any."""
     found = next((block for block in blocks if isinstance(block, Sheet) and block.orders), None)
     return () if found is None else tuple(name for name, _order in found.orders)
 
@@ -125,11 +125,11 @@ def find_unit(view: TraceView, blocks: Sequence[Block]) -> Unit | None:
 
 
 MOST_PARTS = 4096
-"""A step is looked at in so many parts at most: a few microseconds each."""
+"""The smallest part of a step in the timeline: a few microseconds."""
 
 
 def action_tab(view: TraceView, tab: AnyTab) -> TraceView:
-    """Open a tab; the order of rows is a tab's own."""
+    """Open a tab, in the order of the analysis."""
     return replace(view, tab=tab, sort=0, sort_reversed=False, filter_text="", scroll=0)
 
 
@@ -139,12 +139,12 @@ def action_next_tab(view: TraceView, step: int) -> TraceView:
 
 
 def action_next_file(view: TraceView, step: int) -> TraceView:
-    """Look at the next file or the one before, with the same tab open."""
+    """Show the next file or the one before, with the same tab open."""
     return choose_file(view, (view.file + step) % len(view.subject.paths))
 
 
 def choose_file(view: TraceView, number: int) -> TraceView:
-    """Look at another file; its rows are others, so the cursors begin anew."""
+    """Show another file; its rows are others, so the cursors begin anew."""
     return replace(
         view, file=number, cursors=(0,) * len(Tab), stretch=WHOLE, lane=0, filter_text="", scroll=0
     )
@@ -168,7 +168,7 @@ def steps_of(view: TraceView) -> int:
 
 
 def action_closer(view: TraceView) -> TraceView:
-    """Draw half of the steps that are drawn, or half of what is drawn of one step."""
+    """Draw half of the shown steps, or half of the shown part of one step."""
     now = view.stretch
     count = min(now.count, steps_of(view) - now.first)
     if count > 1:
@@ -188,7 +188,7 @@ def action_wider(view: TraceView) -> TraceView:
 
 
 def action_along(view: TraceView, step: int) -> TraceView:
-    """Draw what comes next or before: of all steps the first or the last, of a part the next part."""
+    """Draw the next stretch or the one before; from all steps go to the first or the last one."""
     now, steps = view.stretch, steps_of(view)
     if now.parts > 1:
         place = now.first * now.parts + now.part + step
@@ -201,7 +201,7 @@ def action_along(view: TraceView, step: int) -> TraceView:
 
 
 def action_move(view: TraceView, move: Move, page: int, limit: int) -> TraceView:
-    """Move the cursor through paragraphs and rows, or scroll what lies over them, at most to ``limit``."""
+    """Move the cursor through paragraphs and rows, or scroll what covers them, at most to ``limit``."""
     if view.overlay in (Overlay.HELP, Overlay.DETAILS):
         return replace(view, scroll=moved(view.scroll, move, page, limit))
     last = max(0, len(list_units(list_blocks(view))) - 1)
@@ -217,7 +217,7 @@ def _with_cursor(view: TraceView, place: int) -> TraceView:
 
 
 def action_enter(view: TraceView) -> TraceView:
-    """Open the row under the cursor: its stack or fields; of a rank its trace, of a step its timeline."""
+    """Open the row under the cursor: its stack or fields, a rank's trace, a step's timeline."""
     found = find_row(view)
     if found is None:
         return view
@@ -235,7 +235,7 @@ def action_enter(view: TraceView) -> TraceView:
 
 
 def _find_begin(blocks: Sequence[Block]) -> int:
-    """Return the place that the cursor begins on in what opens over a tab."""
+    """Return the first place of the cursor in what opens over a tab."""
     for place, unit in enumerate(list_units(blocks)):
         block = blocks[unit.block]
         if isinstance(block, Sheet) and unit.row == block.begin:
@@ -244,7 +244,7 @@ def _find_begin(blocks: Sequence[Block]) -> int:
 
 
 def action_group(view: TraceView) -> TraceView:
-    """Put the operators together by the next thing that their calls have in common."""
+    """Group the operators by the next criterion."""
     said = {Grouping.NAMES: "name", Grouping.SHAPES: "input shapes", Grouping.LINES: "line of the program"}
     grouping = next_of(tuple(Grouping), view.grouping)
     changed = replace(view, grouping=grouping, sort=0, sort_reversed=False)
@@ -252,7 +252,7 @@ def action_group(view: TraceView) -> TraceView:
 
 
 def action_next_table(view: TraceView, step: int) -> TraceView:
-    """Put the cursor on the first row of the next table of the tab, or of the one before."""
+    """Put the cursor on the first row of the next table, or of the one before."""
     starts = list_tables(view)
     later = [start for start in starts if start > view.cursor]
     before = [start for start in starts if start < view.cursor]
@@ -262,13 +262,13 @@ def action_next_table(view: TraceView, step: int) -> TraceView:
 
 
 def list_tables(view: TraceView) -> list[int]:
-    """Return the places of the first rows of the tables of the tab."""
+    """Return the places of the first rows of the tab's tables."""
     units = list_units(list_blocks(view))
     return [place for place, unit in enumerate(units) if unit.row == 0]
 
 
 def action_sort_next(view: TraceView) -> TraceView:
-    """Sort by the next column, largest first; after the last one comes the order of the analysis."""
+    """Sort by the next column, largest first; after the last one by the analysis."""
     orders = find_orders(view)
     sort = (view.sort + 1) % (len(orders) + 1)
     named = orders[sort - 1] if sort else "as analysed"
@@ -276,12 +276,12 @@ def action_sort_next(view: TraceView) -> TraceView:
 
 
 def _to_top(view: TraceView) -> TraceView:
-    """Put the cursor on the first row, where what was sorted begins."""
+    """Put the cursor on the first row of the sorted table."""
     return _with_cursor(view, next(iter(list_tables(view)), 0))
 
 
 def then_top(action: Callable[[TraceView], TraceView]) -> Callable[[TraceView], TraceView]:
-    """Put the cursor on the first row after what a key does to the rows."""
+    """Put the cursor on the first row after an action on the rows."""
     return lambda view: _to_top(action(view))
 
 

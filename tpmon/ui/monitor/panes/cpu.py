@@ -1,4 +1,4 @@
-"""Paint CPU and memory: a line for each gauge, with its history. Gauges know nothing of widths."""
+"""Paint CPU and memory: a line for each gauge, with its history. Gauges do not depend on widths."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ from tpmon.view.ranks import write_role
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """Hold a label, the history of a figure of a Pulse up to ``top``, and texts, the most telling first.
+    """Hold a label, a figure of a Pulse drawn up to ``top`` ("" for none), and texts, the most telling first.
 
-    The least ``keep`` stays longest when the pane gets low; ``figure`` is "" for no history.
+    The least ``keep`` stays longest when the pane gets low.
     """
 
     keep: int
@@ -218,18 +218,17 @@ def _empty(loader: LoaderSample) -> str:
 
 
 _GAUGES = (_used, _runnable, _waiting, _pool, _pressure, _memory, _shm, _disk, _loader)
-"""In their order on the screen."""
 
 
 def list_gauges(frame: Frame, groups: Sequence[Sequence[Pulse]]) -> list[Gauge]:
-    """Return the lines of the pane, scaled to what is drawn of them."""
+    """Return the lines of the pane, scaled to the drawn history."""
     pulses = [pulse for group in groups for pulse in group]
     return [make(frame, pulses) for make in _GAUGES]
 
 
 NARROW_WIDTH = 60
 SPAN_S = 60
-"""A history line spans at least this long, however narrow it is."""
+"""A history spans at least this long, however narrow it is."""
 
 
 def thin(pulses: Sequence[Pulse], cells: int) -> list[Sequence[Pulse]]:
@@ -252,7 +251,7 @@ def thin(pulses: Sequence[Pulse], cells: int) -> list[Sequence[Pulse]]:
 
 
 def mean_of(values: Sequence[Known[float]]) -> Known[float]:
-    """Return the mean of the values that were read, the first reason when none was."""
+    """Return the mean of the known values, else the first reason."""
     known = [value for value in values if is_known(value)]
     return sum(known) / len(known) if known else values[0]
 
@@ -264,7 +263,7 @@ def _spark_width(width: int) -> int:
 
 
 def paint_gauge(gauge: Gauge, groups: Sequence[Sequence[Pulse]], width: int, spark_width: int) -> Line:
-    """Paint one line; pieces of text that do not fit are left out from the end."""
+    """Paint one line, without the last texts that do not fit."""
     head = f" {pad(gauge.label, LABEL_WIDTH)} "
     if gauge.figure and not (width < NARROW_WIDTH and gauge.pieces[0].startswith("?")):
         read = attrgetter(gauge.figure)
@@ -287,7 +286,7 @@ def span_of(groups: Sequence[Sequence[Pulse]]) -> float:
 
 
 def paint_cpu(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
-    """Paint the pane: its rule and as many lines as fit, the most telling ones."""
+    """Paint the pane: its rule and as many of the most telling lines as fit."""
     frame = view.frame
     if not is_known(frame):
         return []
@@ -306,7 +305,7 @@ def paint_cpu(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
 
 
 def paint_cpu_in_full(view: ViewState, width: int) -> list[Line]:
-    """Paint every figure of the job as a whole, with the reason of each that is missing."""
+    """Paint every figure of the job as a whole, with reasons for what is missing."""
     frame = view.frame
     if not is_known(frame):
         return []

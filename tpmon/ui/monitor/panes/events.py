@@ -1,4 +1,4 @@
-"""Paint what happened, newest first, and the last lines of the job's own log."""
+"""Paint events, newest first, and the last lines of the job's log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tpmon.view.layout import (
 )
 
 SPLIT_WIDTH = 150
-"""From this width on events and log stand beside each other."""
+"""From this width on events and log are side by side."""
 _KIND_INK = {EventKind.ENDED: Ink.BAD, EventKind.PROBE: Ink.WARN, EventKind.VERDICT: Ink.STRONG}
 
 
@@ -59,7 +59,7 @@ def _paint_newest(view: ViewState, width: int, most: int) -> list[Line]:
 
 
 def _text_of(event: Event) -> str:
-    """Return what happened without the name of its kind, which stands before it."""
+    """Return the text of an event without the name of its kind, which is before it."""
     return event.text.removeprefix(f"{event.kind.value}: ")
 
 
@@ -78,13 +78,13 @@ def _details(view: ViewState, frame: Frame, log: OutputSample | None, width: int
 
 
 def count_events(view: ViewState) -> int:
-    """Count the lines that the pane would like to show, a few events and the log's last lines."""
+    """Count the lines that the pane can show: a few events and the log's last lines."""
     log = newest_log(view.frame) if is_known(view.frame) else None
     return min(12, len(view.events)) + (len(log.lines) if log is not None else 0)
 
 
 def paint_events(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
-    """Paint the pane: events newest first, and below or beside them the log."""
+    """Paint the pane: events, newest first, and below or beside them the log."""
     frame = view.frame
     if not is_known(frame) or size.height <= 0:
         return []
@@ -110,7 +110,7 @@ def paint_events(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
 
 
 def join_columns(first: Line, second: Line, left: int) -> Line:
-    """Put two lines beside each other, the second two cells after column ``left``."""
+    """Put two lines side by side, the second two cells after column ``left``."""
     return (*pad_line(first, left), ("  ", Ink.PLAIN), *second)
 
 

@@ -1,4 +1,4 @@
-"""Paint the lines that never leave the screen: who is watched, the facts, the notes, the keys."""
+"""Paint the lines at the top of the screen: the job, the facts, the notes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tpmon.view.layout import Ink, Item, Line, cut, fit_line, justify, set_in, s
 from tpmon.view.ranks import name_ranks
 
 HOST_GROUPS = GROUPS[:4]
-"""Groups that are read in one go and share one age on the first line while they are fresh."""
+"""Groups that are read together and share one age on the first line while they are fresh."""
 AGE_WIDTH = 60
-"""From this width on there is room for how long ago the job ended."""
+"""From this width on there is room for the time since the job ended."""
 
 
 def name_state(view: ViewState) -> Item:
@@ -69,7 +69,7 @@ def _own_cost(frame: Frame) -> list[Item]:
 
 
 def paint_header(view: ViewState, width: int) -> Line:
-    """Paint the first line: the job at the left, ages, own cost and the state word at the right."""
+    """Paint the first line: the job at the left; ages, own cost and state at the right."""
     frame = view.frame
     if not is_known(frame):
         return justify([Item(1, "tpmon", Ink.TITLE)], [name_state(view)], width)
@@ -100,7 +100,7 @@ def paint_header(view: ViewState, width: int) -> Line:
 
 
 def paint_facts(view: ViewState, width: int, most: int) -> list[Line]:
-    """Paint the verdict's place: how the job ended, else its facts, in at most ``most`` lines."""
+    """Paint how the job ended, else its facts, in at most ``most`` lines."""
     frame = view.frame
     if not is_known(frame):
         said = ["waiting for the first reading:", *frame.reason.split()]
@@ -120,7 +120,7 @@ def paint_facts(view: ViewState, width: int, most: int) -> list[Line]:
 
 
 def describe_end(view: ViewState, frame: Frame, *, with_age: bool = True) -> tuple[str, Ink]:
-    """Say when and how the job ended: "ENDED 03:09:12  exit 137 (SIGKILL; OOM killer)"."""
+    """Write when and how the job ended: "ENDED 03:09:12  exit 137 (SIGKILL; OOM killer)"."""
     ends = [event.time for event in view.events if event.kind is EventKind.ENDED]
     when = (say_moment_and_age if with_age else say_moment)(view, ends[-1] if ends else frame.taken)
     how = frame.target.ended
@@ -132,7 +132,7 @@ def describe_end(view: ViewState, frame: Frame, *, with_age: bool = True) -> tup
 
 
 def paint_notes(frame: Frame, width: int, most: int) -> list[Line]:
-    """Paint the notes, a sign before each; says how many more there are, and where."""
+    """Paint the notes with a sign before each, and how many more there are, and where."""
     texts: list[str] = []
     shown = 0
     for note in frame.notes:

@@ -1,6 +1,6 @@
-"""Paint what lies over the panes: the details and environment of a process, captures, hot functions.
+"""Paint what covers the panes: the details and environment of a process, captures, hot functions.
 
-Each returns all its lines; ``layout.py`` shows the part that fits and scrolls.
+Each returns all its lines; ``layout.py`` shows the part that fits.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ HELP_WORDS = (
     ("act %", "SM active: share of cycles with work on the SMs", "SM cycles with work"),
     ("! ?", "worth a look; not read, the reason is in the details (enter)", "worth a look; not read"),
 )
-"""What the short words of the screen mean, in full and in brief."""
+"""The meaning of short words on the screen, in full and in brief."""
 
 
 def _chosen(frame: Frame, pid: Applicable[int], width: int) -> ProcessSample | list[Line]:
-    """Return the process under the cursor, else the lines that say why there is none."""
+    """Return the process under the cursor, else lines that say why there is none."""
     if not is_known(pid):
         return [((cut(" no row chosen: move the cursor with j and k first", width), Ink.DIM),)]
     for process in frame.processes:
@@ -78,7 +78,7 @@ def _chosen(frame: Frame, pid: Applicable[int], width: int) -> ProcessSample | l
 
 
 def paint_details(view: ViewState, width: int) -> list[Line]:
-    """Paint everything known of the process under the cursor, a reason for all that is missing."""
+    """Paint everything known of the process under the cursor, with reasons for what is missing."""
     frame = view.frame
     if not is_known(frame):
         return []
@@ -144,7 +144,7 @@ def describe_process(
 
 
 def _paint_hook_settings(frame: Frame, pid: int, width: int) -> list[Line]:
-    """Paint what the hook of a process tells of its settings as they are now; nothing without a hook."""
+    """Paint the present settings of a process as its hook reads them; nothing without a hook."""
     hook = next((one for one in known_or(frame.hook, ()) if one.pid == pid), None)
     if hook is None:
         return []
@@ -157,7 +157,7 @@ def _paint_hook_settings(frame: Frame, pid: int, width: int) -> list[Line]:
 
 
 def paint_environment(view: ViewState, width: int) -> list[Line]:
-    """Paint the start environment of the process under the cursor, as far as it changes speed."""
+    """Paint the variables that affect speed, as the process under the cursor was started with them."""
     frame = view.frame
     if not is_known(frame):
         return []
@@ -199,15 +199,15 @@ _UNSIZED = {
         CaptureStage.RECORDING: "t or esc ends the range before its steps are done; 8 leaves it to go on",
     },
 }
-"""What is asked where no step is profiled first: the plan says all that is known."""
+"""Questions where no step is profiled first: the plan says all that is known."""
 _FIRST = 2
-"""Lines of a plan that stand before the question: what is recorded, and how long that is."""
+"""Lines of a plan before the question: what is recorded, and how long."""
 _LABEL = 7
 _VALUE = 20
 
 
 def paint_capture(view: ViewState, width: int) -> list[Line]:
-    """Paint all lines of a capture; the screen shows the part that fits."""
+    """Paint all lines of a capture."""
     update = view.capture
     if not is_known(update) or (update.stage is CaptureStage.ENDED and not update.line):
         return _wrapped(_FORBIDDEN if view.readonly else _NONE, Ink.DIM, width)
@@ -222,16 +222,16 @@ def paint_capture(view: ViewState, width: int) -> list[Line]:
     for said in update.plan[_FIRST:]:
         (unknown if said.startswith(UNKNOWN) else known).extend(_wrapped(said, Ink.PLAIN, width))
     known += _paint_memory(view, width) if what else []
-    if update.price:  # what was not known before is of the past
+    if update.price:  # the unknowns of the plan are known now
         price = [line for said in update.price for line in _wrapped(said, Ink.STRONG, width)]
         return [*price, (), *asked, (), *choice, *what, *known]
     known += unknown
-    # the question is in sight also where not all that is known fits
+    # The question is visible even where not everything fits.
     return [*choice, *what, *([()] if what else []), *asked, *([()] if known else []), *known]
 
 
 def _paint_choice(update: CaptureUpdate, width: int) -> list[Line]:
-    """Paint what is chosen with the keys that change it, and why the rest cannot be; nothing once it acts."""
+    """Paint the choice with the keys that change it, and why others are impossible; nothing once it acts."""
     choice, offers = update.choice, update.offers
     if not is_known(offers) or update.stage in CAPTURE_ACTS:
         return []
@@ -267,7 +267,7 @@ def _paint_below(text: str, ink: Ink, width: int) -> list[Line]:
 
 
 def _paint_end(update: CaptureUpdate, width: int) -> list[Line]:
-    """Paint what came of a capture; lines are kept as they are laid out where they fit, for tables."""
+    """Paint the result of a capture; lines that fit are kept as they are, for tables."""
     if not update.report:
         return _wrapped(update.line, Ink.WARN, width)
     lines: list[Line] = []
@@ -280,7 +280,7 @@ def _paint_end(update: CaptureUpdate, width: int) -> list[Line]:
 
 
 def _paint_memory(view: ViewState, width: int) -> list[Line]:
-    """Say what the cgroup of the job has left, where it has a limit."""
+    """Paint how much memory the job's cgroup has left, where it has a limit."""
     memory = view.frame.memory if is_known(view.frame) else None
     if memory is None or not is_known(memory.limit_bytes) or not is_known(memory.used_bytes):
         return []
@@ -295,7 +295,7 @@ _ENDED = "the job has ended: no stack is left to sample"
 
 
 def paint_sample(view: ViewState, width: int) -> list[Line]:
-    """Paint all lines of the hot functions; the screen shows the part that fits."""
+    """Paint all lines of the hot functions."""
     update = view.sample
     if not is_known(update):
         ended = is_known(view.frame) and has_ended(view.frame)
@@ -321,7 +321,7 @@ def paint_sample(view: ViewState, width: int) -> list[Line]:
 
 
 def _paint_told(view: ViewState, hot: HotSample, width: int) -> list[Line]:
-    """Paint whom it is of, and what is not in it."""
+    """Paint what was sampled, and what was lost."""
     lines = _wrapped(f"{stacks.say_what(hot)}{_say_age(view, hot)}", Ink.STRONG, width)
     if hot.lost_samples or hot.behind_s:
         lines += _wrapped(f"! lost: {stacks.say_lost(hot)}", Ink.WARN, width)
@@ -351,7 +351,7 @@ def _wrapped(text: str, ink: Ink, width: int) -> list[Line]:
 
 
 def _paint_group(group: HotGroup, width: int) -> list[Line]:
-    """Paint who it is and how it did, then its functions, the user's own standing out."""
+    """Paint a group and its figures, then its functions, with the user's own highlighted."""
     if waiting := stacks.say_waiting(group):
         return _wrapped(waiting, Ink.DIM, width)
     lines = _wrapped(stacks.say_group(group), Ink.TITLE, width)

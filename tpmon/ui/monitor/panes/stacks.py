@@ -1,4 +1,4 @@
-"""Paint the stacks of a job: the outlier in a sentence, then the groups, then what was not read."""
+"""Paint the stacks of a job: the outlier in a sentence, what was not read, then the groups."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ from tpmon.view.stacks import (
 
 _TEXT_CHARS = 400
 _LEAST_LINES = 3
-"""Of one entry, so that it says what and why also on a low screen."""
+"""Of one entry, so that a low screen has room for what and why."""
 _STOP = "R reads it with a short stop, and says its price first"
 
 
 def paint_errors(errors: Sequence[DumpError], width: int, most: int, *, can_stop: bool) -> list[Line]:
-    """Paint an entry a reason in ``most`` lines; ``can_stop`` tells whether a look with a stop is offered."""
+    """Paint an entry a reason in ``most`` lines; ``can_stop``: a dump with a stop is offered."""
     means = Means("again", _STOP if can_stop else "")
     texts: list[str] = []
     shown = 0
@@ -87,7 +87,7 @@ Rows = Iterator[tuple[StackRow, list[Line]]]
 
 
 def _paint_line(text: str, cursor: bool, width: int, ink: Ink, path: str = "") -> Line:
-    """Paint one line that the cursor can be on, then with the path that the editor opens."""
+    """Paint one line, under the cursor with the path that the editor opens."""
     if not cursor:
         return fit_line(((text, ink),), width)
     room = width - count_cells(text) - 2
@@ -96,7 +96,7 @@ def _paint_line(text: str, cursor: bool, width: int, ink: Ink, path: str = "") -
 
 
 def _paint_frame(head: str, shown: Applicable[ShownFrame], cursor: bool, width: int) -> Line:
-    """Paint one line of a stack; those of the user's code stand out."""
+    """Paint one line of a stack, with the user's code highlighted."""
     if is_known(shown) and shown.is_users:
         return _paint_line(head, cursor, width, Ink.STRONG, shown.frame.file)
     return _paint_line(head, cursor, width, Ink.DIM)
@@ -120,13 +120,13 @@ _COMES = "the first stacks come in a second or two; nothing is stopped for them"
 _HEAD_LINES = 2
 _STATE_LINES = 3
 _AGE_WIDTH = 100
-"""From this width on the hint has room for its age beside what the stacks say."""
+"""From this width on the hint has room for the age of the stacks."""
 _AIRY_HEIGHT = 25
-"""From this height on a line is left empty above the groups."""
+"""From this height on there is an empty line above the groups."""
 
 
 def paint_stacks(view: ViewState, size: Size) -> list[Line]:
-    """Paint the newest dump, or how far it is; the rows around the cursor are shown."""
+    """Paint the newest dump, or its progress, with the rows around the cursor."""
     top = [paint_rule("6 stacks", _title_details(view), size.width, focused=True)]
     top += _paint_told(view, size)[: max(2, size.height // 2)]
     room = size.height - len(top)
@@ -136,14 +136,14 @@ def paint_stacks(view: ViewState, size: Size) -> list[Line]:
 
 
 def paint_stacks_tiny(view: ViewState, size: Size) -> list[Line]:
-    """Paint what fits a few short lines: how far the dump is, else who is odd."""
+    """Paint a few short lines: the progress of the dump, else the outlier."""
     summary = _summary_of(view)
     text = f"{_progress_of(view)} {summary}".strip() or _NEVER_ASKED
     return set_in(wrap_all(text, max(1, size.width - 1)))[: size.height]
 
 
 def paint_hint(view: ViewState, width: int) -> list[Line]:
-    """Paint one line that leads to a dump of the hang watch that nobody looked at; none otherwise."""
+    """Paint one line that leads to an unseen dump of the hang watch; none without one."""
     if not has_unseen(view) or not is_known(view.dump) or not view.dump.state.rounds:
         return []
     say = say_moment_and_age if width >= _AGE_WIDTH else say_moment
@@ -153,7 +153,7 @@ def paint_hint(view: ViewState, width: int) -> list[Line]:
 
 
 def _progress_of(view: ViewState) -> str:
-    """Say how far the dump is that is being read; "" when none is."""
+    """Write the progress of the dump that is being read; "" for none."""
     if not is_known(view.dump):
         asked_ns = view.stacks.asked_ns
         return f"asked {format_seconds((view.now_ns - asked_ns) / 1e9)} ago" if is_known(asked_ns) else ""
@@ -187,7 +187,7 @@ def _title_details(view: ViewState) -> list[Item]:
 
 
 def _paint_told(view: ViewState, size: Size) -> list[Line]:
-    """Paint what is said of the dump as a whole: the odd one, the price of a stop, errors, the cost."""
+    """Paint what concerns the whole dump: the outlier, the price of a stop, errors, the cost."""
     width, most = size.width, max(1, size.height // 4)
     if not is_known(view.dump):
         text = _COMES if is_known(view.stacks.asked_ns) else _NEVER_ASKED
@@ -229,7 +229,7 @@ def _wrapped(text: str, ink: Ink, width: int, most: int) -> list[Line]:
 
 
 def _summary_of(view: ViewState) -> str:
-    """Return the sentence of the dump: none while its first look is read."""
+    """Return the summary of the dump, none while its first look is read."""
     if not is_known(view.dump) or not is_known(view.dump.dump):
         return ""
     state, dump = view.dump.state, view.dump.dump
@@ -243,7 +243,7 @@ def _summary_of(view: ViewState) -> str:
 
 
 def _list_facts(update: DumpUpdate, dump: Dump) -> list[str]:
-    """List who asked, what it cost the job and us."""
+    """List who asked, and the cost for the job and for us."""
     who = "by the hang watch" if update.state.request.asker is Asker.WATCH else "by key"
     part = ", some processes" if update.state.request.pids else ""
     stopped = f"stopped the job {dump.paused_ms:.1f} ms" if dump.paused_ms else "stopped nothing"
@@ -275,7 +275,7 @@ def _paint_rows(view: ViewState, width: int) -> Rows:
 
 
 def _paint_member(member: RowMember, cursor: object, width: int) -> Rows:
-    """Paint who stands together and what they do, then their stack while the group is open."""
+    """Paint the threads of a group and what they do, then their stack while it is open."""
     group, lines = member.group, member.stack.lines
     rows = rows_of(member)
     head, state = describe_group(group)
@@ -297,7 +297,7 @@ def _paint_member(member: RowMember, cursor: object, width: int) -> Rows:
 
 
 def _window(rows: Rows, cursor: object, room: int) -> list[Line]:
-    """Return the ``room`` lines that hold the cursor's row; no more rows are painted than needed."""
+    """Return the ``room`` lines around the cursor's row; no more rows are painted than needed."""
     lines: list[Line] = []
     start = end = -1
     for row, painted in rows:

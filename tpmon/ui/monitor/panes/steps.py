@@ -1,4 +1,4 @@
-"""Paint how the steps go, by the hooks: rates, percentiles, history with stalls, and the split of a step."""
+"""Paint the steps, by the hooks: rates, percentiles, history with stalls, and the split of a step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tpmon.ui.monitor.state import ViewState
 from tpmon.view.layout import RULE, Ink, Line, Span, fit_line, spark
 
 STALL_RATIO = 4.0
-"""A second whose longest step takes so many times the median is marked as a stall."""
+"""A second whose longest step takes so many medians is a stall."""
 LABEL = "steps"
 _HEAD = f" {LABEL} "
 HOST = "host"
@@ -31,7 +31,7 @@ MOST_SPARK = 60
 BAR_WIDTH = 24
 LEAST_BAR = 8
 MUCH_PCT = 20.0
-"""Share of the time in data from which it is written strongly: what a balanced run stays below."""
+"""From this share data is written in bold; a balanced run stays below."""
 
 _FILLS = {
     LoopPhase.DATA: "█",
@@ -40,7 +40,7 @@ _FILLS = {
     LoopPhase.OPTIMIZER: "░",
     LoopPhase.OTHER: RULE,
 }
-"""How the part of each phase is filled in the bar; the texts beside it carry the same sign."""
+"""The sign of each phase in the bar and in the texts beside it."""
 _SHORT = {
     LoopPhase.DATA: "data",
     LoopPhase.FORWARD: "fwd",
@@ -51,7 +51,7 @@ _SHORT = {
 
 
 def _say_stall(view: ViewState, pace: StepPace) -> str:
-    """Say when the last stall was: "stall 4.1 s, 12 s ago"; "" for none, and while one goes on."""
+    """Write the last stall ("stall 4.1 s, 12 s ago"), "" for none, and while one goes on."""
     if not is_known(pace.p50_ms) or is_stalled(pace) or not is_known(view.frame):
         return ""
     least = STALL_RATIO * pace.p50_ms
@@ -65,7 +65,7 @@ def _say_stall(view: ViewState, pace: StepPace) -> str:
 
 
 def _say_compiled(view: ViewState) -> str:
-    """Say that ranks compiled again lately: "compiled again 12 s ago"; "" where none did."""
+    """Write when ranks last compiled again ("compiled again 12 s ago"), "" where none did lately."""
     last = next((one for one in reversed(view.events) if one.kind is EventKind.COMPILE), None)
     if last is None or not is_known(view.frame):
         return ""
@@ -74,7 +74,7 @@ def _say_compiled(view: ViewState) -> str:
 
 
 def split_bar(pace: StepPace, width: int) -> str:
-    """Draw the shares of a step as one bar of exactly ``width`` cells; "" where they are not known."""
+    """Draw the shares of a step as one bar of exactly ``width`` cells; "" where they are unknown."""
     if width < LEAST_BAR:
         return ""
     bar, total, drawn = "", 0.0, 0
@@ -117,7 +117,7 @@ def _paint_split(pace: StepPace, width: int) -> list[Line]:
 
 
 def _say_figures(pace: StepPace, rate: str, width: int) -> tuple[str, str]:
-    """Say samples and percentiles in as many words as leave room for both beside the rate."""
+    """Write samples and percentiles, as long as both fit beside the rate."""
     samples, times = "" if is_stalled(pace) else say_samples(pace), say_times(pace)
     short = samples.partition(" of ")[0]  # whose sum it is; "sum" stays
     if width < NARROW_WIDTH:

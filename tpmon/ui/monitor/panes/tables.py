@@ -1,4 +1,4 @@
-"""Paint the tables of the live screen: ranks, workers and cards, and all that is known of each card."""
+"""Paint the tables of the live screen: ranks, workers and cards, and everything known of each card."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def paint_ranks(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
 
 
 def _none_left(frame: Frame, ranks: Sequence[RankView]) -> bool:
-    """Tell whether the job had ranks on this machine and none of them lives."""
+    """Tell whether the job had ranks on this machine and all are gone."""
     if not ranks:
         return frame.facts.startswith(NO_RANK_LEFT)
     return all(not is_known(rank.process) or rank.process.state in ("Z", "X") for rank in ranks)
@@ -99,14 +99,14 @@ def _none_left(frame: Frame, ranks: Sequence[RankView]) -> bool:
 
 CPU_STEP_PCT = 10
 MEMORY_STEP_RATIO = 1.02
-"""Rows this close count as equal and keep their places, so that they do not swap every second."""
+"""Rows this close count as equal, so that they do not swap places every second."""
 
 _SORT_WORDS = {SortBy.CPU: "CPU", SortBy.MEMORY: "RSS", SortBy.TIME: "age", SortBy.PID: "PID"}
 _SORTED_HEADS = {SortBy.CPU: "CPU %", SortBy.MEMORY: "RSS", SortBy.PID: "PID"}
 
 
 def select_workers(view: ViewState) -> list[ProcessSample]:
-    """Return the processes of the pane as filtered and sorted; equal ones by rank and worker number."""
+    """Return the processes of the pane, filtered and sorted, equal ones by rank and worker number."""
     if not is_known(view.frame):
         return []
     rows = [process for process in view.frame.processes if process.role is not Role.RANK]
@@ -201,14 +201,14 @@ def _details(view: ViewState, frame: Frame, rows: Sequence[ProcessSample], shown
 
 
 def count_cards(view: ViewState) -> int:
-    """Count the rows that the pane would like to show; 0 where there are no readings."""
+    """Count the rows that the pane can show, 0 without readings."""
     if not is_known(view.frame) or not is_known(view.frame.gpus):
         return 0
     return len(view.frame.gpus)
 
 
 def paint_gpus(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
-    """Paint the pane: one line that says why there are no cards, a summary, or the table."""
+    """Paint the pane: why there are no cards, a summary, or the table."""
     frame = view.frame
     if not is_known(frame):
         return []

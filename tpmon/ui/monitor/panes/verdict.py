@@ -1,6 +1,6 @@
 """Paint the verdict: word, cause, confidence, what to try, evidence, what was ruled out.
 
-The block above the panes takes as many lines as it is given, the most needed first; ``v`` shows all.
+The block above the panes fills the lines that it is given, the most needed first; ``v`` shows all.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from tpmon.view.layout import (
 NARROW = 60
 """Below this width a row has no history, and of its source only the age."""
 WIDE = 100
-"""From this width on sources stand below each other; else they end where the line ends."""
+"""From this width on sources form a column; else they end at the end of the line."""
 AGE_WIDTH = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """Hold the cells that each column of evidence takes; ``history`` 0 leaves that column out."""
+    """Hold the widths of the columns of evidence; ``history`` 0 leaves that column out."""
 
     name: int
     value: int
@@ -53,7 +53,7 @@ class Widths:
 
 
 def fit_widths(rows: Sequence[Evidence], width: int) -> Widths:
-    """Give names and values what they need, up to a third of the row each."""
+    """Fit the columns to names and values, up to a third of the row each."""
     names = max((count_cells(row.name) for row in rows), default=0)
     values = max((count_cells(job_words.say_value(row)) for row in rows), default=0)
     if width < NARROW:
@@ -81,19 +81,19 @@ def _top_of(row: Evidence, values: Sequence[Known[float]]) -> float:
 
 
 def say_age(view: ViewState, row: Evidence) -> str:
-    """Write how old a reading is at painting."""
+    """Write the age of a reading at painting."""
     return format_seconds(age_of(view, row.age_s)) if is_known(row.age_s) else "age ?"
 
 
 def cut_value(row: Evidence, widths: Widths) -> str:
-    """Write the value of a reading, cut where it does not fit what its own name leaves."""
+    """Write the value of a reading, cut to the room beside its name."""
     return cut(
         job_words.say_value(row), max(widths.value, widths.name + widths.value - count_cells(row.name))
     )
 
 
 def write_reading(view: ViewState, row: Evidence, sign: str, widths: Widths) -> str:
-    """Write sign, name, value and history; a long name takes what a short value leaves, and the reverse."""
+    """Write sign, name, value and history; a long name may take room of a short value, and vice versa."""
     room = widths.name + widths.value
     value = cut_value(row, widths)
     text = f" {sign} {pad(row.name, room - count_cells(value))}  {value}"
@@ -118,12 +118,12 @@ TRY = "Try: "
 
 
 def kind_ink(finding: Finding) -> Ink:
-    """Return the ink of a verdict word: calm, a warning, an alarm, or undecided."""
+    """Return the ink of a verdict word by its exit code."""
     return _INKS[pick_code(finding.kind, finding.cause)]
 
 
 def flow(items: Sequence[Span], width: int, gap: int) -> list[Line]:
-    """Lay pieces out in lines and break between them; a piece wider than a line is broken at spaces."""
+    """Lay pieces out in lines, breaking between them; a piece wider than a line is broken at spaces."""
     lines: list[list[Span]] = []
     left = 0
     for text, ink in items:
@@ -140,7 +140,7 @@ def flow(items: Sequence[Span], width: int, gap: int) -> list[Line]:
 
 
 def list_head(finding: Finding, since: str, share: str) -> list[Span]:
-    """Return the pieces of the first lines: word, cause, confidence, since when, what it costs."""
+    """Return the pieces of the first lines: word, cause, confidence, onset, cost."""
     return [
         (job_words.name_kind(finding), kind_ink(finding)),
         (job_words.name_cause(finding), Ink.STRONG),
@@ -151,9 +151,9 @@ def list_head(finding: Finding, since: str, share: str) -> list[Span]:
 
 
 def paint_headline(frame: Frame, finding: Finding, width: int) -> list[Line]:
-    """Paint word, cause, confidence, since when and, where it takes no further line, what it costs.
+    """Paint word, cause, confidence, onset and, where it takes no further line, the cost.
 
-    What tells a lower bound is always said, what tells an onset only where there is room.
+    An onset that is a lower bound is always shown, another one only where there is room.
     """
     gap = 3 if width >= 100 else 2
     whole, short = (
@@ -173,7 +173,7 @@ def paint_headline(frame: Frame, finding: Finding, width: int) -> list[Line]:
 
 
 def paint_try(finding: Finding, width: int) -> list[Line]:
-    """Paint what to try, as it is pasted but wrapped, and its ceiling."""
+    """Paint what to try, wrapped, and its ceiling."""
     tried = job_words.list_try(finding)
     if not tried:
         return []
@@ -191,7 +191,7 @@ def paint_try(finding: Finding, width: int) -> list[Line]:
 
 
 def _paint_rows(view: ViewState, finding: Finding, width: int, most: int) -> list[Line]:
-    """Paint readings that speak for the Finding, then those against it; the last row counts the rest."""
+    """Paint readings for the Finding, then those against it; the last row counts the rest."""
     rows = (*finding.evidence, *finding.against)[:most]
     hidden = len(finding.evidence) + len(finding.against) - len(rows)
     widths = fit_widths(rows, width)
@@ -207,13 +207,13 @@ def _paint_rows(view: ViewState, finding: Finding, width: int, most: int) -> lis
     if cut_value(last, fitted) == cut_value(last, widths):
         short = paint_evidence(view, last, signs[len(rows) - 1], fitted, room)
         lines[-1] = (*short, (more, Ink.DIM))
-    elif len(lines) > 1:  # a figure that is cut reads as another one: the count takes a line of its own
+    elif len(lines) > 1:  # a cut figure would read as another one: the count gets its own line
         lines[-1] = fit_line(((f"   +{hidden + 1} more, v", Ink.DIM),), width)
     return lines
 
 
 def _paint_list(sign: str, label: str, texts: tuple[str, ...], width: int) -> list[Line]:
-    """Paint a list in one line: with its reasons where they fit, else the bare names."""
+    """Paint a list in one line, with its reasons where they fit, else only names."""
     if not texts:
         return []
     head = f" {sign} {label}: "
@@ -225,7 +225,7 @@ def _paint_list(sign: str, label: str, texts: tuple[str, ...], width: int) -> li
 
 
 def _paint_both_lists(finding: Finding, width: int) -> list[Line]:
-    """Paint what was ruled out and what is unknown in one line, counted where narrow panes would cut them."""
+    """Paint what was ruled out and what is unknown in one line; narrow panes get counts."""
     if not finding.unknown or not finding.ruled_out:
         return []
     unknown = _paint_list("?", "unknown", finding.unknown, width // 2)[0]
@@ -238,7 +238,7 @@ def _paint_both_lists(finding: Finding, width: int) -> list[Line]:
 
 
 def paint_verdict(view: ViewState, frame: Frame, finding: Finding, width: int, most: int) -> list[Line]:
-    """Paint at most ``most`` lines: first evidence goes, then ends of texts, never the word."""
+    """Paint at most ``most`` lines: evidence goes first, then ends of texts, never the word."""
     facts = [fact.strip() for fact in frame.facts.split(f" {DOT} ") if fact.strip()]
     texts: dict[str, list[Line]] = {
         "head": paint_headline(frame, finding, width),
@@ -273,13 +273,13 @@ _ORDER = (
     ("evidence", 99),
     ("try", 99),
 )
-"""In which order parts are given lines, and how many of them they may have by then."""
+"""The parts in the order in which they get lines, and how many they may have by then."""
 
 
 def share_lines(wanted: dict[str, int], most: int) -> dict[str, int]:
     """Share ``most`` lines in the order of need; facts come whole or not at all.
 
-    The two lists share one line until there is a line for each.
+    The two lists share one line until each can have its own.
     """
     given = dict.fromkeys(wanted, 0)
     left = max(1, most)
@@ -299,7 +299,7 @@ def share_lines(wanted: dict[str, int], most: int) -> dict[str, int]:
 
 
 def _cut_text(lines: Sequence[Line], count: int, width: int) -> list[Line]:
-    """Return the first ``count`` lines; where there are more, the last ends in a mark."""
+    """Return the first ``count`` lines; the last ends in a mark where there are more."""
     shown = list(lines[:count])
     if shown and len(lines) > count:
         shown[-1] = (*fit_line(shown[-1], width - 2), (f" {CUT_MARK}", Ink.PLAIN))
@@ -307,11 +307,11 @@ def _cut_text(lines: Sequence[Line], count: int, width: int) -> list[Line]:
 
 
 def paint_last_verdict(frame: Frame, finding: Finding, width: int) -> Line:
-    """Paint in one line what the verdict was before the job ended."""
+    """Paint the verdict before the job ended in one line."""
     before = next((row.text for row in finding.evidence if row.name == BEFORE_THE_END), "")
     if before:
         said = f"last verdict: {before}"
-    elif known_or(finding.cause, "") in END_CAUSES.values():  # how it ended stands above
+    elif known_or(finding.cause, "") in END_CAUSES.values():  # the line above says how it ended
         words = (f"{row.name}: {row.text}" for row in finding.evidence if row.value == IN_WORDS)
         said = next(words, finding.summary)
     else:
@@ -327,7 +327,7 @@ def paint_last_verdict(frame: Frame, finding: Finding, width: int) -> Line:
 
 
 def paint_verdict_briefly(frame: Frame, finding: Finding, size: Size) -> list[Line]:
-    """Paint the verdict for the smallest screens: the word alone in its line, then cause, since, try."""
+    """Paint the verdict for the smallest screens: the word in its own line, then cause, onset, try."""
     width = size.width
     word = job_words.name_kind(finding)
     if count_cells(word) > width - 1:
@@ -347,7 +347,7 @@ def paint_verdict_briefly(frame: Frame, finding: Finding, size: Size) -> list[Li
 
 
 def paint_verdict_in_full(view: ViewState, width: int) -> list[Line]:
-    """Paint everything that the verdict rests on, the notes, the facts, and the verdicts before it."""
+    """Paint all evidence of the verdict, the notes, the facts, and earlier verdicts."""
     frame = view.frame
     if not is_known(frame):
         return []
@@ -378,7 +378,7 @@ def paint_verdict_in_full(view: ViewState, width: int) -> list[Line]:
 
 
 def _paint_whole_rows(view: ViewState, finding: Finding, width: int) -> list[Line]:
-    """Paint every reading; a source that does not fit beside it stands in a line below."""
+    """Paint every reading; a source that does not fit beside it gets a line below."""
     rows = (*finding.evidence, *finding.against)
     widths = fit_widths(rows, width)
     signs = "+" * len(finding.evidence) + "-" * len(finding.against)
@@ -401,6 +401,6 @@ def _paint_whole_rows(view: ViewState, finding: Finding, width: int) -> list[Lin
 
 
 def _paint_section(heading: str, texts: Iterable[Sequence[str]]) -> list[Line]:
-    """Paint texts below a heading, what was wrapped of each set in further; nothing without any."""
+    """Paint texts below a heading, with wrapped lines indented further; nothing without texts."""
     lines = [line for pieces in texts for line in set_in(pieces, head="   ", hang="     ")]
     return [((f" {heading}", Ink.TITLE),), *lines] if lines else []
