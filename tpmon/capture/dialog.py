@@ -186,11 +186,7 @@ class CaptureDialog:
                 self._show(replace(self._now, line=line))
 
     def agreed(self, stage: CaptureStage, said: Sequence[str]) -> bool:
-        """Show the question, once; return whether a yes to it came.
-
-        Raises:
-            ChosenAnewError: where the choice is no longer the one that this question is about.
-        """
+        """Show the question, once; return whether a yes came; ChosenAnewError after another choice."""
         with self._lock:
             if self._now.choice != self._planned:
                 raise ChosenAnewError

@@ -329,10 +329,7 @@ def clear_parts(place: CapturePlace, name: str, rank: int) -> list[str]:
 def verify_trace(
     place: CapturePlace, name: str, rank: int, first_step: int, clocks: Known[tuple[GpuClocks, ...]]
 ) -> tuple[CapturedFile, TraceSummary | Missing, Known[Conditions]]:
-    """Verify the trace of one rank: read it whole, count steps, events and kernels, and pack it.
-
-    The GPUs' clocks, which the hook cannot read, go into the packed file's conditions.
-    """
+    """Verify a rank's trace (steps, events, kernels), add the GPUs' clocks to its conditions, and pack it."""
     file = wire_capture.file_name(name, rank, first_step, wire_capture.TRACE_ENDING)
     with (
         hold_folder(place) as folder,

@@ -401,10 +401,7 @@ def judge_recorded(recorded: Recorded, kept: Kept, wanted: int, works: str) -> C
 def _keep(
     window: KinetoWindow, recorded: Recorded, rank: Applicable[int], name: str, beside: KnownBeside
 ) -> Kept:
-    """Mark the steps in kineto's file, pack it under its name, and sum it up; by descriptors alone.
-
-    Conditions and the ends of steps go into the file beside its events.
-    """
+    """Mark the steps in kineto's file, add conditions, pack it and sum it up, all by descriptors."""
     if recorded.state is not CaptureState.VERIFIED:
         return Kept(None, _NOTHING, ())
     clock = time.strftime("%H%M%S")

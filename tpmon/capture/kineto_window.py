@@ -93,11 +93,7 @@ class KinetoWindow(WindowLead[Recorded]):
         self._daemon = Daemon(client)
 
     def run(self) -> Recorded:
-        """Record one update to size the rest, then as many as fit.
-
-        Raises:
-            UsageError: where not even one fits, or the folder cannot be made.
-        """
+        """Record one update to size the rest, then as many as fit; UsageError where none does."""
         try:
             if shortage := self._name_shortage(0):
                 return Recorded(CaptureState.REFUSED, shortage)
@@ -184,7 +180,6 @@ class KinetoWindow(WindowLead[Recorded]):
         return opened
 
     def _record(self, updates: int, name: str) -> Recorded:
-        """Order so many updates, and wait for the file."""
         asked = self.asked
         pid = self._client.process.pid
         path = os.path.join(self._folder, f"{name}.json")
@@ -252,11 +247,7 @@ _UNUSED_S = 86_400.0
 
 
 def prepare(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which libkineto asks tpmon, and print its price on standard error.
-
-    Raises:
-        UsageError: where the run asks another daemon already, or the folder cannot be made.
-    """
+    """Return an environment where libkineto asks tpmon, print its price; UsageError where it cannot be."""
     if environment.get("KINETO_USE_DAEMON"):
         raise UsageError(
             "KINETO_USE_DAEMON is set already: this run asks for profiles as it is",

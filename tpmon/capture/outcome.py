@@ -137,10 +137,7 @@ def judge_end(
 
 
 def find_use(rank: RankCapture, conditions: Known[Conditions]) -> str:
-    """Return the evidence in a trace that a GPU worked, "" for none.
-
-    Initialised CUDA is not enough: a loop may train on the CPU all the same.
-    """
+    """Return the evidence in a trace that a GPU worked, "" for none; initialised CUDA proves nothing."""
     if not is_known(conditions) or not rank.steps or conditions.mode != "training":
         return ""
     return _IS_ON if is_known(conditions.device) and conditions.device.startswith("cuda") else ""

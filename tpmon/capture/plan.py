@@ -86,10 +86,7 @@ def choose_start(paces: Sequence[MeasuredPace]) -> int:
 def check_wait(
     start: int, paces: Sequence[MeasuredPace], steps_ms: Sequence[Known[float]], most_s: float
 ) -> None:
-    """Raise UsageError where a request would expire before its step, by the time of the steps alone.
-
-    A validation in between only makes the step later.
-    """
+    """Raise UsageError where a request would expire before its step; a validation would only delay that."""
     waits = [
         (start - pace.steps) * ms / 1000 for pace, ms in zip(paces, steps_ms, strict=True) if is_known(ms)
     ]
@@ -170,10 +167,7 @@ def choose_options(asked: CaptureAsked) -> int:
 
 
 def mean_step(records: Sequence[Sequence[int]], since_ns: int, until_ns: int) -> Known[float]:
-    """Return the mean step in ms between two times, by the records within them.
-
-    It is the sum of the phases of steps, without what ran between them (a validation, a capture).
-    """
+    """Return the mean step in ms between two times, without what ran between steps (validation, capture)."""
     return _mean([one for one in _ends_of_steps(records) if since_ns <= one[wire.REC_TIME_NS] <= until_ns])
 
 

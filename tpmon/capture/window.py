@@ -294,11 +294,7 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
         return tuple(CaptureOutcome(state, reason, NOTHING) for _ in self.buses)
 
     def _discover(self) -> list[MeasuredPace]:
-        """Read the paces of the loops; a loop without steps is captured by time.
-
-        Raises:
-            UsageError: when ranks count differently, or a loop without steps is to be captured by steps.
-        """
+        """Read the paces; a loop without steps is captured by time; UsageError where that cannot be."""
         paces = self._read_paces()
         known = known_paces(paces)
         if len(known) < len(paces):
@@ -353,10 +349,7 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
             raise
 
     def _find_missed(self, start: int) -> tuple[CaptureOutcome, ...] | None:
-        """Return that all loops are past a step; None where one is before it.
-
-        Otherwise the hook of a rank that is past it says so itself, and the others record.
-        """
+        """Return that all loops are past a step; where only some are, their hooks report it themselves."""
         if any(read_steps(bus) < start for bus in self.buses):
             return None
         return self._end_all(CaptureState.MISSED, _PAST)
@@ -384,7 +377,6 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
         return cancel
 
     def _follow(self, number: int, seconds: float) -> tuple[CaptureOutcome, ...]:
-        """Wait until the request ended on every rank."""
         cancel = 0
         ended: dict[int, CaptureOutcome] = {}
         seen: set[int] = set()

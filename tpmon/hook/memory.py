@@ -88,7 +88,6 @@ class Memory:
 
 
 def _read_bytes(device: int) -> dict[str, int]:
-    """Return the ``current`` and ``peak`` bytes of tensors on a device."""
     stats: Any = sys.modules["torch"]._C._cuda_memoryStats(device)  # noqa: SLF001
     told: dict[str, int] = stats["allocated_bytes"]["all"]
     return told

@@ -173,7 +173,6 @@ class ThroughputMeter:
     """
 
     def __init__(self, warmup_steps: int = 10) -> None:
-        """Begin the first step now."""
         self._warmup = warmup_steps
         self._warmup_steps = 0
         self._cut = f"the first {warmup_steps}" if warmup_steps else "nothing"

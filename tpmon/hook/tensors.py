@@ -123,10 +123,7 @@ def find_model(torch: Any, steps: Any) -> Any:
 
 
 def note_wrapper(made: list[Any], wrapper: object) -> list[Any]:
-    """Return weak references to the wrappers made so far, with this one and without those within it.
-
-    FSDP wraps parts first: what remains is the outermost wrapper of each model.
-    """
+    """Return weak references to all wrappers, this one too, but none within it: FSDP wraps parts first."""
     parts = {id(one) for one in _walk(wrapper)}
     kept = [one for one in made if one() is not None and id(one()) not in parts]
     return [*kept, refer(wrapper)][-_MOST_WRAPPERS:]

@@ -75,10 +75,7 @@ def write_rows(
 
 
 def write_unread(of: object, apart: Sequence[str] = (), width: int = WIDTH) -> list[str]:
-    """Write what was not read and why, the names of one reason together.
-
-    ``of`` is a dataclass, or a tuple of them; its fields in ``apart`` are left out.
-    """
+    """Write what was not read of dataclasses and why, grouped by reason, without the fields in ``apart``."""
     found: dict[str, dict[str, None]] = {}
     _find_unread(of, "", apart, found)
     groups = []

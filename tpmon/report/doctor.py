@@ -117,10 +117,7 @@ _JOBS: Figures[results.JobSummary] = (
 
 
 def write_jobs(jobs: results.JobList, width: int = WIDTH, as_root: str = "") -> list[str]:
-    """Write a row for each job, longest running first, and what could not be read.
-
-    ``as_root`` is the command that shows other users' jobs, "" for none.
-    """
+    """Write a row a job, longest running first, and what was not read; ``as_root`` shows others' jobs."""
     unread = _say_unread(jobs, as_root)
     hidden = [line for said in unread for line in wrap_all(said, width)]
     if not jobs.jobs:

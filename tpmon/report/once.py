@@ -81,7 +81,6 @@ def _write_ranks(frame: Frame) -> list[str]:
 
 
 def _write_hook(frame: Frame) -> list[str]:
-    """Write the settings that the hook reads, and the device's time of a step."""
     pid = None if isinstance(frame.steps, Missing) else frame.steps.pid
     hook = next((one for one in known_or(frame.hook, ()) if one.pid == pid), None)
     if hook is None:

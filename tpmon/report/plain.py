@@ -246,7 +246,6 @@ class PlainReport:
 
 
 def _say_until(frame: Frame) -> str:
-    """Name what lets a stopped job go on."""
     how = say_job_stop(frame)
     if how.startswith("frozen"):
         return f"it is thawed ({how})"

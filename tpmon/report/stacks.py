@@ -109,7 +109,6 @@ def _say_shape(call: CollectiveCall) -> str:
 
 
 def _write_sources(one: Collectives) -> list[str]:
-    """Write where records were read, or why each source gave none."""
     if one.records:
         counts: dict[str, list[RankRecord]] = {}
         for record in one.records:
@@ -194,7 +193,6 @@ def _is_of_several(dump: Dump) -> bool:
 
 
 def _write_group(group: StackGroup, shorten: Shorten, with_host: bool) -> list[str]:
-    """Write the threads of a group, what they wait for and for how long, and their stack."""
     head, state = stacks.describe_group(group, with_host=with_host)
     lines = [head, f"  {state}"]
     if isinstance(group.frames, Missing):
@@ -208,7 +206,6 @@ def _write_group(group: StackGroup, shorten: Shorten, with_host: bool) -> list[s
 
 
 def _write_end(dump: Dump) -> list[str]:
-    """Write what was not read or shown, and the cost."""
     lines = write_errors(dump.errors, stacks.Means(_AGAIN, "" if dump.paused_ms else _STOP))
     for line in dump.left_out:
         lines += lay_paragraph("not read", line)

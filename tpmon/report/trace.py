@@ -81,7 +81,6 @@ def write_changes_csv(comparison: results.TraceComparison) -> list[str]:
 def _write_rows(
     kind: type[Any], rows: Iterable[tuple[Sequence[object], Any]], before: Sequence[str] = ()
 ) -> list[str]:
-    """Write a header of ``before`` and the fields of ``kind``, and the rows."""
     names = [field.name for field in fields(kind) if field.name not in _LEFT_OUT]
     cells = ((*values, *(getattr(row, name) for name in names)) for values, row in rows)
     return write_csv_rows((*before, *names), cells)

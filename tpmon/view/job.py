@@ -198,7 +198,6 @@ def _describe_loader(loader: LoaderSample) -> Fact:
 
 
 def _describe_network(frame: Frame) -> tuple[Fact, ...]:
-    """Return the traffic of the interfaces, the job's first, and the state of its connections."""
     facts = [_fact("interfaces", frame.network)]
     if is_known(frame.network):
         used = sorted(frame.network, key=lambda one: not known_or(one.used_by_job, False))
@@ -227,7 +226,6 @@ def _describe_interface(one: NetworkSample, *, is_minor: bool) -> Fact:
 
 
 def _describe_settings(frame: Frame) -> tuple[Fact, ...]:
-    """Return each variable that sizes a thread pool, as the ranks were started with it."""
     ranks = [process for process in frame.processes if process.role is Role.RANK]
     facts = []
     for name in THREAD_SETTINGS:

@@ -151,7 +151,6 @@ def wrap_all(text: str, width: int) -> list[str]:
 
 
 def _head_of(text: str, width: int) -> str:
-    """Return as many characters as fit ``width`` cells."""
     taken = text[:width]
     while count_cells(taken) > width:
         taken = taken[:-1]

@@ -144,8 +144,7 @@ def write_waiting(process: Applicable[ProcessSample]) -> Cell:
     return _mark(text, much)
 
 
-def _whole(value: float) -> str:
-    return f"{value:.0f}"
+_whole = "{:.0f}".format
 
 
 def _mark(text: str, is_odd: bool) -> Cell:
@@ -240,10 +239,7 @@ def list_rank_columns(frame: Frame, ranks: Sequence[RankView], width: int) -> li
 
 
 def name_ranks(frame: Frame) -> str:
-    """Write which ranks are here and how many are not: "8-15 of 64, 56 not on this host".
-
-    "" for ranks without numbers, and for a run of one process.
-    """
+    """Write which ranks are here: "8-15 of 64, 56 not on this host"; "" without numbers or for one."""
     rows: Sequence[RankRow] = frame.ranks
     numbers = [row.rank for row in rows if is_known(row.rank)]
     if not rows:

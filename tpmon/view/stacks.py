@@ -161,7 +161,6 @@ def _list_locals(group: StackGroup, frames: Sequence[ShownFrame]) -> dict[int, l
 
 
 def _write_frame(threads: Sequence[DumpThread], place: int) -> list[str]:
-    """Write the variables of one frame, in the order of the function."""
     values: dict[str, dict[str, list[DumpThread]]] = {}
     for thread in threads:
         for one in thread.locals if is_known(thread.locals) else ():
@@ -294,10 +293,7 @@ def say_cost(hot: HotSample) -> str:
     return f"{when}, py-spy used {hot.spy_cpu_ms:.0f} ms of CPU, {share:.1f} % of a core, stopped nothing"
 
 
-def _pct_1(value: float) -> str:
-    return f"{value:.1f}"
-
-
+_pct_1 = "{:.1f}".format
 FUNCTIONS: Figures[HotFunction] = (
     TableFigure("self %", lambda one: one.self_pct, _pct_1, 1, 6),
     TableFigure("total %", lambda one: one.total_pct, _pct_1, 2, 7),

@@ -94,10 +94,7 @@ def name_ranks(rows: Sequence[results.TraceRankRow]) -> dict[str, str]:
 
 
 def name_files(paths: Sequence[str], most: int = _NAME_CHARS) -> dict[str, str]:
-    """Name files without their endings, as short as the names still differ.
-
-    Too long names lose their common beginning first, as far as needed, then their ends.
-    """
+    """Name files without endings, short but distinct: the common beginning goes first, then the ends."""
     names = {path: clean_text(os.path.basename(path), 1000) for path in paths}
     for ending in _ENDINGS:
         names = {path: name.removesuffix(ending) for path, name in names.items()}

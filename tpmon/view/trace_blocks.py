@@ -463,7 +463,6 @@ def _changes_sheet(part: str, title: str, rows: tuple[results.Change, ...]) -> S
 
 
 def _paint_change(row: results.Change) -> Cell:
-    """Write a change in milliseconds, with the ink of what got faster or slower."""
     change_us = row.after_us - row.before_us
     text = f"{change_us / 1000:+,.3f}"
     if abs(change_us) < _SHOWN_US:

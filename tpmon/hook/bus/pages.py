@@ -69,11 +69,7 @@ class Pages:
     """Hold the mapped pages of this process; ``live``, ``answers`` and ``requests`` are u64 words of them."""
 
     def __init__(self, hook_version: str, torch_version: str, ranks: tuple[int, int, int]) -> None:
-        """Make both pages; ``ranks`` are rank, world size and local rank, -1 for unknown.
-
-        Raises:
-            OSError: when the kernel refuses; no descriptor stays open.
-        """
+        """Make both pages; ``ranks`` are those of ``read_ranks``; OSError leaves no descriptor open."""
         self._descriptors: list[int] = []
         self._maps: list[mmap.mmap] = []
         try:
@@ -186,10 +182,7 @@ _LINK = f"/memfd:{wire.TELEMETRY_NAME}"
 
 
 def _are_twice(files: list[tuple[int, int]]) -> bool:
-    """Tell whether each page is open under a second number: that of its map.
-
-    Only descriptors whose link names a page are read: another file may lie on a server that does not answer.
-    """
+    """Tell whether each page is open twice, also by its map; no other file is asked: its server may hang."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:

@@ -181,7 +181,6 @@ class Capture:
             steps.attend()
 
     def _refuse(self, request: Request) -> str:
-        """Say why a request is impossible, "" when it is not."""
         if self._broken:
             return f"capturing disabled itself: {self._broken}"
         if "torch.autograd.profiler" not in sys.modules:
@@ -299,7 +298,6 @@ class Capture:
         self._end(wire_capture.STATE_VERIFIED, "; ".join(filter(None, (end.reason, inside))))
 
     def _count_evals(self) -> int:
-        """Count the evaluation steps within a window of training steps."""
         return 0 if self._steps.rule == wire.RULE_BATCH else self._steps.eval_steps - self._evals
 
     def _yield(self) -> None:

@@ -312,10 +312,7 @@ def list_help(table: Sequence[Key[View, Deed_co]], view: View, below: View) -> l
 
 
 def paint_footer(view: ScreenState, keys: Sequence[KeyHelp], width: int) -> list[Line]:
-    """Paint the filter being typed, else the answer to the last key, and the keys.
-
-    An answer takes as many lines as it needs: it may end with a path or a price.
-    """
+    """Paint the filter being typed, else the answer to the last key in all its lines, and the keys."""
     message, head = view.message, [Item(0, view.typed, Ink.STRONG)] if view.typed else []
     if not head and count_cells(message) > width - 2:
         return lay_text(message, width, Ink.STRONG)

@@ -57,10 +57,7 @@ class Shell(App[None], Generic[View]):
         say_unused: Callable[[str, View], str],
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Prepare an empty screen; ``clock`` is CLOCK_MONOTONIC in nanoseconds.
-
-        ``find_key`` returns the present meaning of a key, if any, and ``say_unused`` why it has none.
-        """
+        """Prepare an empty screen; ``find_key`` returns a key's meaning now, ``clock`` monotonic ns."""
         super().__init__(driver_class=ScreenDriver, ansi_color=True)
         self._find_key = find_key
         self._say_unused = say_unused
@@ -223,7 +220,6 @@ class Shell(App[None], Generic[View]):
         threading.Thread(target=run, name="tpmon-editor", daemon=True).start()
 
     def _edit(self, call: Known[EditorCall], *, is_late: bool) -> None:
-        """Lend the terminal to the editor until it ends, or say why not."""
         if not is_known(call):
             self.say(call.reason)
         elif is_late:  # the person may be typing something else by now

@@ -29,10 +29,7 @@ class Errand(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Hold the result of an errand in one line; printed again when the screen ends, unless ``passing``.
-
-    ``trace`` is the trace that was written, "" for none.
-    """
+    """Hold an errand's result, printed again at the end unless ``passing``, and the ``trace`` it wrote."""
 
     text: str
     passing: bool = False

@@ -218,7 +218,7 @@ def _pay(price: Price) -> Demand:
 
 
 def _send(said: str, errand: Errand) -> Demand:
-    return Demand(partial(asks.send_errand, said=said, errand=errand))
+    return Demand(lambda view, _rows: (replace(view, message=said), errand))
 
 
 def _sort(sort: SortBy) -> Callable[[ViewState], ViewState]:

@@ -267,11 +267,6 @@ def start_sample(view: ViewState, _rows: Sequence[int]) -> Asked:
     return replace(view, to_sample=request, sample=NOT_APPLICABLE, scroll=0), request
 
 
-def send_errand(view: ViewState, _rows: Sequence[int], said: str, errand: Errand) -> Asked:
-    """Send an errand, and say so."""
-    return replace(view, message=said), errand
-
-
 def is_running(view: ViewState) -> bool:
     """Tell whether stacks are being sampled; the end of the job ends that too."""
     ended = is_known(view.frame) and has_ended(view.frame)

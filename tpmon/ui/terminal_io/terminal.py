@@ -196,10 +196,7 @@ class TerminalGuard:
         os.kill(os.getpid(), number)
 
     def _watch_hang_up(self) -> None:
-        """End the process when the terminal is gone without a SIGHUP.
-
-        It is a thread, because the loop may be stuck in a write to that terminal.
-        """
+        """End the process on a hang-up without SIGHUP; a thread, for the loop may be stuck in a write."""
         poll = select.poll()
         poll.register(0, 0)  # POLLHUP and POLLERR are always reported
         while not self._left.is_set():

@@ -105,11 +105,6 @@ def paint_timeline(
     return [*lines, *_paint_legend(timeline, width, max(0, height - len(lines)))][:height]
 
 
-def name_lane(timeline: Timeline) -> str:
-    """Name the device of the timeline."""
-    return f"gpu {timeline.device}" if is_known(timeline.device) else "host"
-
-
 def _paint_rule(timeline: Timeline, width: int) -> Line:
     length = timeline.end_ms - timeline.start_ms
     column_ms = length / max(len(timeline.cells), 1)
@@ -162,7 +157,8 @@ _NOTHING: Span = (" ", Ink.PLAIN)
 
 
 def _paint_cells(timeline: Timeline, width: int, draw: Callable[[TimeCell], Span], label: str = "") -> Line:
-    return _row(label or name_lane(timeline), [draw(cell) for cell in timeline.cells], width)
+    lane = f"gpu {timeline.device}" if is_known(timeline.device) else "host"
+    return _row(label or lane, [draw(cell) for cell in timeline.cells], width)
 
 
 def _busy(cell: TimeCell) -> Span:
@@ -279,7 +275,6 @@ def _paint_header(view: TraceView, width: int) -> Line:
 
 
 def _paint_tabs(view: TraceView, width: int) -> Line:
-    """Paint the tabs, all with names where there is room, else only the open one."""
     tabs = view.subject.tabs
     there = [view.subject.has_data(view.file, tab) for tab in tabs]
     long = [f"{_name_tab(tab)}{'' if full else ' n/a'}" for tab, full in zip(tabs, there, strict=True)]

@@ -53,10 +53,7 @@ AnyTab = Union[Tab, SnapshotTab]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Hold the first line: the file at the left, and its measure at the right.
-
-    ``brief`` and ``measure`` are the short forms for the smallest screens.
-    """
+    """Hold the first line: file and measure, with short forms for small screens: ``brief``, ``measure``."""
 
     left: tuple[Item, ...]
     right: tuple[Item, ...]
@@ -66,10 +63,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class TabAnswer:
-    """Hold the line below: the result of this file or its comparison.
-
-    The smallest screens show ``word`` and below it ``texts``.
-    """
+    """Hold the line below: the result. Small screens show ``word``, and below it ``texts``."""
 
     items: tuple[Item, ...]
     word: str

@@ -88,7 +88,6 @@ def find_orders(view: TraceView) -> tuple[str, ...]:
 
 
 def _name_orders(blocks: Sequence[Block]) -> tuple[str, ...]:
-    """Name the columns to sort by of the first table that has any."""
     found = next((block for block in blocks if isinstance(block, Sheet) and block.orders), None)
     return () if found is None else tuple(name for name, _order in found.orders)
 
@@ -235,7 +234,6 @@ def action_enter(view: TraceView) -> TraceView:
 
 
 def _find_begin(blocks: Sequence[Block]) -> int:
-    """Return the first place of the cursor in what opens over a tab."""
     for place, unit in enumerate(list_units(blocks)):
         block = blocks[unit.block]
         if isinstance(block, Sheet) and unit.row == block.begin:
@@ -276,7 +274,6 @@ def action_sort_next(view: TraceView) -> TraceView:
 
 
 def _to_top(view: TraceView) -> TraceView:
-    """Put the cursor on the first row of the sorted table."""
     return _with_cursor(view, next(iter(list_tables(view)), 0))
 
 

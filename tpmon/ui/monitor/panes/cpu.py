@@ -70,8 +70,7 @@ def _pct(ratio: float) -> str:
     return f"{100 * ratio:.0f} %"
 
 
-def _tenths(value: float) -> str:
-    return f"{value:.1f}"
+_tenths = "{:.1f}".format
 
 
 def _cpus(cores: Known[float]) -> str:
@@ -256,12 +255,6 @@ def mean_of(values: Sequence[Known[float]]) -> Known[float]:
     return sum(known) / len(known) if known else values[0]
 
 
-def _spark_width(width: int) -> int:
-    if width < NARROW_WIDTH:
-        return max(0, width - 31)
-    return min(60, (width - 20) // 4)
-
-
 def paint_gauge(gauge: Gauge, groups: Sequence[Sequence[Pulse]], width: int, spark_width: int) -> Line:
     """Paint one line, without the last texts that do not fit."""
     head = f" {pad(gauge.label, LABEL_WIDTH)} "
@@ -290,7 +283,8 @@ def paint_cpu(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
     frame = view.frame
     if not is_known(frame):
         return []
-    spark_width = _spark_width(size.width)
+    narrow = size.width < NARROW_WIDTH
+    spark_width = max(0, size.width - 31) if narrow else min(60, (size.width - 20) // 4)
     groups = thin(view.pulses, spark_width)
     gauges = list_gauges(frame, groups)
     kept = sorted(gauges, key=lambda gauge: gauge.keep)[: max(0, size.height - 1)]

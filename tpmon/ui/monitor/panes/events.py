@@ -48,7 +48,6 @@ def _log_title(view: ViewState, log: OutputSample, room: int) -> str:
 
 
 def _paint_newest(view: ViewState, width: int, most: int) -> list[Line]:
-    """Paint at most so many events, newest first, a line each."""
     events = view.events[::-1][: max(0, most)]
     lines = []
     for event, clock in zip(events, say_moments(view, (event.time for event in events)), strict=True):

@@ -251,7 +251,6 @@ def _paint_choice(update: CaptureUpdate, width: int) -> list[Line]:
 
 
 def _paint_row(label: str, value: str, keys: str, width: int) -> list[Line]:
-    """Paint one choice with its keys beside it, or below where there is no room."""
     head = (f" {pad(label, _LABEL)}", Ink.DIM)
     shown = clean_text(value, _VALUE)
     if not keys or _LABEL + count_cells(shown) + 3 + count_cells(keys) > width:
@@ -321,7 +320,6 @@ def paint_sample(view: ViewState, width: int) -> list[Line]:
 
 
 def _paint_told(view: ViewState, hot: HotSample, width: int) -> list[Line]:
-    """Paint what was sampled, and what was lost."""
     lines = _wrapped(f"{stacks.say_what(hot)}{_say_age(view, hot)}", Ink.STRONG, width)
     if hot.lost_samples or hot.behind_s:
         lines += _wrapped(f"! lost: {stacks.say_lost(hot)}", Ink.WARN, width)
@@ -351,7 +349,6 @@ def _wrapped(text: str, ink: Ink, width: int) -> list[Line]:
 
 
 def _paint_group(group: HotGroup, width: int) -> list[Line]:
-    """Paint a group and its figures, then its functions, with the user's own highlighted."""
     if waiting := stacks.say_waiting(group):
         return _wrapped(waiting, Ink.DIM, width)
     lines = _wrapped(stacks.say_group(group), Ink.TITLE, width)

@@ -96,7 +96,6 @@ def _paint_line(text: str, cursor: bool, width: int, ink: Ink, path: str = "") -
 
 
 def _paint_frame(head: str, shown: Applicable[ShownFrame], cursor: bool, width: int) -> Line:
-    """Paint one line of a stack, with the user's code highlighted."""
     if is_known(shown) and shown.is_users:
         return _paint_line(head, cursor, width, Ink.STRONG, shown.frame.file)
     return _paint_line(head, cursor, width, Ink.DIM)
@@ -243,7 +242,6 @@ def _summary_of(view: ViewState) -> str:
 
 
 def _list_facts(update: DumpUpdate, dump: Dump) -> list[str]:
-    """List who asked, and the cost for the job and for us."""
     who = "by the hang watch" if update.state.request.asker is Asker.WATCH else "by key"
     part = ", some processes" if update.state.request.pids else ""
     stopped = f"stopped the job {dump.paused_ms:.1f} ms" if dump.paused_ms else "stopped nothing"
@@ -275,7 +273,6 @@ def _paint_rows(view: ViewState, width: int) -> Rows:
 
 
 def _paint_member(member: RowMember, cursor: object, width: int) -> Rows:
-    """Paint the threads of a group and what they do, then their stack while it is open."""
     group, lines = member.group, member.stack.lines
     rows = rows_of(member)
     head, state = describe_group(group)

@@ -50,11 +50,6 @@ from tpmon.view.ranks import (
 _USUAL_SOURCES = ("environment", "single process")
 
 
-def count_ranks(view: ViewState) -> int:
-    """Count the rows that the pane would like to show."""
-    return len(view.frame.ranks) if is_known(view.frame) else 0
-
-
 def paint_ranks(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
     """Paint the pane: its rule, the heads, and the rows around the cursor."""
     frame = view.frame
@@ -148,11 +143,6 @@ def _sort_value(process: ProcessSample, sort: SortBy) -> float:
     if sort is SortBy.TIME:
         return process.started.timestamp()
     return process.pid
-
-
-def count_workers(view: ViewState) -> int:
-    """Count the rows that the pane would like to show."""
-    return len(select_workers(view))
 
 
 def paint_workers(view: ViewState, size: Size, *, focused: bool) -> list[Line]:

@@ -191,7 +191,6 @@ def paint_try(finding: Finding, width: int) -> list[Line]:
 
 
 def _paint_rows(view: ViewState, finding: Finding, width: int, most: int) -> list[Line]:
-    """Paint readings for the Finding, then those against it; the last row counts the rest."""
     rows = (*finding.evidence, *finding.against)[:most]
     hidden = len(finding.evidence) + len(finding.against) - len(rows)
     widths = fit_widths(rows, width)
