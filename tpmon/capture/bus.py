@@ -57,11 +57,11 @@ _MOST_PAGES = 128
 
 
 class NoHookError(UsageError):
-    """Raised for a process without a hook that captures."""
+    """Refuse a process without a hook that captures."""
 
 
 class GoneError(NoTargetError):
-    """Raised for a process that ended."""
+    """Report that a process ended."""
 
 
 class Bus:

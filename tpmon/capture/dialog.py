@@ -65,7 +65,7 @@ _OPEN = (CaptureStage.ASKED, *CAPTURE_WAITS)
 
 
 class ChosenAnewError(Exception):
-    """Raised where another choice has made this plan void."""
+    """Report that another choice has made this plan void."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class WindowLead(ABC, Generic[R]):
 
     @abstractmethod
     def _end_all(self, state: CaptureState, reason: str) -> R:
-        """Return such an end of all."""
+        """Return how a window ends by this state, for this reason."""
 
     def _pause(self) -> None:
         time.sleep(YES_EVERY_S)

@@ -242,7 +242,7 @@ _CREDENTIALS = struct.Struct("iII")
 
 
 class TakenError(UsageError):
-    """Raised where another daemon answers kineto already, or none can."""
+    """Report that another daemon answers kineto already, or that none can."""
 
 
 class Daemon:

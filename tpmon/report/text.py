@@ -22,7 +22,7 @@ COMPLAINT_CHARS = 4000
 
 
 class ReaderGone(Exception):  # noqa: N818  # no error: the reader had enough
-    """Raised where nobody reads the output any more: a closed pipe, or a closed standard output."""
+    """Report that nobody reads the output any more: a closed pipe, or a closed standard output."""
 
 
 class Output:

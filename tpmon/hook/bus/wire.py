@@ -155,11 +155,11 @@ UNKNOWN_RANK = -1
 
 
 class NotABusError(ValueError):
-    """Raised for bytes that are no page of the hook."""
+    """Refuse bytes that are no page of the hook."""
 
 
 class OtherLayoutError(ValueError):
-    """Raised for a page of the hook in a layout that this module does not know."""
+    """Refuse a page of the hook in a layout that this module does not know."""
 
 
 class Words:

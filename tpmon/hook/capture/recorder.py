@@ -35,7 +35,7 @@ _CUT_MARK = "StepCutShort"
 
 
 class NotWrittenError(OSError):
-    """Raised where a file is missing, or not whole, after it was written."""
+    """Report that a file is missing, or not whole, after it was written."""
 
 
 class Recorder:
