@@ -247,13 +247,6 @@ def _is_lost(bus: Bus, number: int, answered: int) -> bool:
     return asked not in (0, number) and asked == answered and bus.tells_of_another(number)
 
 
-def unfinish(probe: CaptureOutcome) -> CaptureOutcome:
-    """Return a rank whose probe succeeded as cancelled, because another rank's did not."""
-    if probe.state is not CaptureState.VERIFIED:
-        return probe
-    return CaptureOutcome(CaptureState.CANCELLED, ANOTHER_RANK, NOTHING)
-
-
 _EVERY_S = 0.02
 
 _LEAST_AFTER_S = 2.0

@@ -34,7 +34,6 @@ from tpmon.capture.outcome import (
     has_lost_cancel,
     judge_turn,
     read_steps,
-    unfinish,
 )
 from tpmon.capture.plan import (
     MOST_BYTES,
@@ -225,7 +224,9 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
         probes = self._post_all(wire_capture.KIND_PROBE, 1, 0, max(self.asked.seconds, _PROBE_S))
         self._probed_ms = [one.told.paused_ns / 1e6 for one in probes]
         if any(one.state is not CaptureState.VERIFIED for one in probes):
-            return tuple(map(unfinish, probes))
+            # A rank whose own probe was fine has to be told from one that recorded.
+            idle = CaptureOutcome(CaptureState.CANCELLED, ANOTHER_RANK, NOTHING)
+            return tuple(idle if one.state is CaptureState.VERIFIED else one for one in probes)
         sizes = [one.size for one in probes]
         price = self.price = size_window(self.asked, sizes)
         if not price.steps and not self.asked.timed:

@@ -71,7 +71,7 @@ def _find_root(pid: int, proc: str) -> str:
 def plan_place(place: CodePlace, beside: str, environ: Mapping[str, str]) -> Known[EditorCall]:
     """Return the command for a line whose file a trace cuts at an entry of sys.path.
 
-    It is looked for in the folders that the trace has, else in the present one and that of the trace.
+    The file is searched in the folders that the trace names, else in the present one and in ``beside``.
     """
     if os.path.isabs(place.file):
         return plan_edit(StackFrame(place.function, place.file, place.line), environ)
