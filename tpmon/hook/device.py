@@ -4,6 +4,7 @@ An event is recorded at each turn of the step (boundary, batch, backward, its en
 stream on which backwards begin: a batch may be fetched on another one. Later boundaries ask whether the last
 event is done; only then are the times read. Nothing is recorded or asked while a CUDA graph is captured.
 No event is ever freed: that calls the driver, which ends a forked child, and a process whose device failed.
+Tried on the CPU only: no card was at hand.
 """
 
 from __future__ import annotations
