@@ -7,11 +7,11 @@ and torch write them. Every other one (GLOBAL, REDUCE, BUILD, PERSID ...) is an 
 
 from __future__ import annotations
 
+import io
 import pickle
 import pickletools
-import struct
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tpmon.model.frozen import dataclass
 
@@ -99,8 +99,6 @@ def _weigh(value: object) -> int:
 
 T = TypeVar("T")
 
-_U16, _U32, _I32 = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<i")
-_U8, _U64, _F64 = struct.Struct("<B"), struct.Struct("<Q"), struct.Struct(">d")
 _LINE_BYTES = 1 << 16
 """Of a number or a text of protocol 0, which ends with its line."""
 _HIGHEST_PROTOCOL = 5
@@ -108,6 +106,13 @@ _SET_VALUES = 4
 """An empty set takes the memory of four other values."""
 _MARK = object()
 """Lies on the stack where the items of a container begin."""
+
+
+class _Stream(io.BytesIO):
+    """Give the bytes of a pickle; a line that does not end soon is cut."""
+
+    def readline(self, size: int | None = None, /) -> bytes:
+        return super().readline(size or _LINE_BYTES)
 
 
 def load_plain(data: bytes, limits: Limits = Limits()) -> object:  # noqa: B008  # frozen
@@ -118,12 +123,22 @@ def load_plain(data: bytes, limits: Limits = Limits()) -> object:  # noqa: B008 
     """
     if len(data) > limits.file_bytes:
         raise PlainError(f"{len(data)} bytes, at most {limits.file_bytes} are read")
-    machine = _Machine(data, limits)
-    while (code := machine.take_number(_U8)) != _STOP:
-        step = _STEPS.get(code)
-        if step is None:
+    machine, stream = _Machine(limits), _Stream(data)
+    while (code := stream.read(1)) != pickle.STOP:
+        if not code:
+            raise PlainError("it is cut")
+        if code not in _STEPS:
             raise PlainError(f"{_name(code)} in it: more than plain containers")
-        step(machine)
+        argument, step = _STEPS[code]
+        try:
+            value = argument.reader(stream) if argument else None
+        except UnicodeDecodeError as error:
+            is_line = argument is pickletools.unicodestringnl
+            raise PlainError("text with a broken escape" if is_line else "text that is no UTF-8") from error
+        except ValueError as error:
+            ended = argument in _LINES and data[stream.tell() - 1 : stream.tell()] == b"\n"
+            raise PlainError("text where a number should be" if ended else "it is cut") from error
+        step(machine, value)
     value = machine.pop()
     if machine.stack:
         raise PlainError("it does not end with one value")
@@ -134,41 +149,12 @@ def load_plain(data: bytes, limits: Limits = Limits()) -> object:  # noqa: B008 
 class _Machine:
     """Hold the stack and the memory of one pickle that is read."""
 
-    def __init__(self, data: bytes, limits: Limits) -> None:
+    def __init__(self, limits: Limits) -> None:
         self.stack: list[object] = []
         self.memo: dict[int, object] = {}
         self.limits = limits
-        self._data = data
-        self._at = 0
         self._made = 0
         self._loose_keys = 0
-
-    def take(self, size: int) -> bytes:
-        """Take the next bytes of the pickle."""
-        end = self._at + size
-        if not size >= 0 or end > len(self._data):
-            raise PlainError("it is cut")
-        taken = self._data[self._at : end]
-        self._at = end
-        return taken
-
-    def take_number(self, form: struct.Struct) -> int:
-        """Take a number of a fixed size."""
-        try:
-            number = form.unpack_from(self._data, self._at)[0]
-        except struct.error as error:
-            raise PlainError("it is cut") from error
-        self._at += form.size
-        return int(number)
-
-    def take_line(self) -> bytes:
-        """Take what is left of a line, and its end."""
-        end = self._data.find(b"\n", self._at, self._at + _LINE_BYTES)
-        if end < 0:
-            raise PlainError("it is cut")
-        line = self._data[self._at : end]
-        self._at = end + 1
-        return line
 
     def count(self, values: int = 1) -> None:
         """Count what is built."""
@@ -228,93 +214,39 @@ class _Machine:
         self.push(self.memo[key])
 
 
-_Step = Callable[[_Machine], None]
-
-
-def _push_value(value: object) -> _Step:
-    return lambda machine: machine.push(value)
+_Step = Callable[[_Machine, Any], object]
+"""What an opcode does, with its argument."""
 
 
 def _push_new(make: Callable[[], object], values: int = 0) -> _Step:
-    def step(machine: _Machine) -> None:
+    def step(machine: _Machine, _argument: None) -> None:
         machine.count(values)
         machine.push(make())
 
     return step
 
 
-def _push_number(form: struct.Struct) -> _Step:
-    return lambda machine: machine.push(machine.take_number(form))
-
-
-def _push_float(machine: _Machine) -> None:
-    machine.push(_F64.unpack(machine.take(_F64.size))[0])
-
-
-def _push_long(size: struct.Struct) -> _Step:
-    def step(machine: _Machine) -> None:
-        length = machine.take_number(size)
-        if length > machine.limits.number_bytes:
-            raise PlainError(f"a number of {length} bytes")
-        machine.push(int.from_bytes(machine.take(length), "little", signed=True))
-
-    return step
-
-
-def _push_int_line(machine: _Machine) -> None:
-    line = machine.take_line()
-    # Protocol 0 writes False and True as numbers of two digits.
-    machine.push(line == b"01" if line in (b"00", b"01") else _parse(int, line.removesuffix(b"L")))
-
-
-def _parse(kind: type[T], line: bytes) -> T:
-    try:
-        return kind(line.decode("ascii"))  # type: ignore[call-arg]
-    except ValueError as error:
-        raise PlainError("text where a number should be") from error
-
-
-def _push_text(size: struct.Struct) -> _Step:
-    def step(machine: _Machine) -> None:
-        raw = machine.take(machine.take_number(size))
-        try:
-            machine.push(raw.decode("utf-8", "surrogatepass"))
-        except UnicodeDecodeError as error:
-            raise PlainError("text that is no UTF-8") from error
-
-    return step
-
-
-def _push_text_line(machine: _Machine) -> None:
-    try:
-        machine.push(machine.take_line().decode("raw-unicode-escape"))
-    except UnicodeDecodeError as error:
-        raise PlainError("text with a broken escape") from error
-
-
-def _push_bytes(size: struct.Struct) -> _Step:
-    return lambda machine: machine.push(machine.take(machine.take_number(size)))
+def _push_long(machine: _Machine, number: bytes) -> None:
+    if len(number) > machine.limits.number_bytes:
+        raise PlainError(f"a number of {len(number)} bytes")
+    machine.push(int.from_bytes(number, "little", signed=True))
 
 
 def _push_tuple(count: int) -> _Step:
-    def step(machine: _Machine) -> None:
-        items = [machine.pop() for _ in range(count)]
-        machine.push(tuple(reversed(items)))
-
-    return step
+    return lambda machine, _: machine.push(tuple([machine.pop() for _ in range(count)][::-1]))
 
 
 def _push_items(make: Callable[[list[object]], object]) -> _Step:
-    return lambda machine: machine.push(make(machine.pop_items()))
+    return lambda machine, _: machine.push(make(machine.pop_items()))
 
 
-def _push_dict(machine: _Machine) -> None:
+def _push_dict(machine: _Machine, _argument: None) -> None:
     items = machine.pop_items()
     machine.push({})
     _fill(machine, items)
 
 
-def _push_frozen_set(machine: _Machine) -> None:
+def _push_frozen_set(machine: _Machine, _argument: None) -> None:
     items = machine.pop_items()
     machine.check_keys(items)
     machine.count(_SET_VALUES)
@@ -325,13 +257,13 @@ def _extend(machine: _Machine, items: list[object]) -> None:
     machine.top(list).extend(items)
 
 
-def _add_items(machine: _Machine) -> None:
+def _add_items(machine: _Machine, _argument: None) -> None:
     items = machine.pop_items()
     machine.check_keys(items)
     machine.top(set).update(items)
 
 
-def _set_item(machine: _Machine) -> None:
+def _set_item(machine: _Machine, _argument: None) -> None:
     value, key = machine.pop(), machine.pop()
     _fill(machine, [key, value])
 
@@ -343,70 +275,68 @@ def _fill(machine: _Machine, items: list[object]) -> None:
     machine.top(dict).update(zip(items[::2], items[1::2], strict=True))
 
 
-def _drop(machine: _Machine) -> None:
+def _drop(machine: _Machine, _argument: None) -> None:
     if not machine.stack:
         raise PlainError("a value is missing in it")
     machine.stack.pop()  # a mark, too
 
 
-def _drop_items(machine: _Machine) -> None:
-    machine.pop_items()
-
-
-def _duplicate(machine: _Machine) -> None:
+def _duplicate(machine: _Machine, _argument: None) -> None:
     value = machine.pop()
     machine.stack.append(value)
     machine.push(value)
 
 
-def _check_protocol(machine: _Machine) -> None:
-    number = machine.take_number(_U8)
+def _check_protocol(_machine: _Machine, number: int) -> None:
     if number > _HIGHEST_PROTOCOL:
         raise PlainError(f"protocol {number}, up to {_HIGHEST_PROTOCOL} is known")
 
 
-def _skip_frame(machine: _Machine) -> None:
-    machine.take_number(_U64)  # how much a reader of a stream would fetch at once; the opcodes follow
+def _name(code: bytes) -> str:
+    told = (one.name for one in pickletools.opcodes if one.code.encode("latin-1") == code)
+    return next(told, f"byte 0x{code[0]:02x}")
 
 
-def _name(code: int) -> str:
-    return next((one.name for one in pickletools.opcodes if one.code == chr(code)), f"byte 0x{code:02x}")
-
-
-_STOP = pickle.STOP[0]
-_STEPS: dict[int, _Step] = {
-    code[0]: step
+_LINES = (pickletools.decimalnl_short, pickletools.decimalnl_long, pickletools.floatnl)
+_ARGUMENTS = {
+    **{one.code.encode("latin-1"): one.arg for one in pickletools.opcodes},
+    # Their bytes: a large one is refused before it is made.
+    pickle.LONG1: pickletools.bytes1,
+    pickle.LONG4: pickletools.bytes4,
+}
+_STEPS: dict[bytes, tuple[pickletools.ArgumentDescriptor | None, _Step]] = {
+    code: (_ARGUMENTS[code], step)
     for code, step in (
         (pickle.PROTO, _check_protocol),
-        (pickle.FRAME, _skip_frame),
-        (pickle.MARK, _push_value(_MARK)),
+        (pickle.FRAME, lambda _machine, _size: None),  # how much a reader of a stream would fetch at once
+        (pickle.MARK, _push_new(lambda: _MARK)),
         (pickle.POP, _drop),
-        (pickle.POP_MARK, _drop_items),
+        (pickle.POP_MARK, lambda machine, _: machine.pop_items()),
         (pickle.DUP, _duplicate),
-        (pickle.NONE, _push_value(None)),
-        (pickle.NEWTRUE, _push_value(True)),
-        (pickle.NEWFALSE, _push_value(False)),
-        (pickle.INT, _push_int_line),
-        (pickle.LONG, _push_int_line),
-        (pickle.BININT, _push_number(_I32)),
-        (pickle.BININT1, _push_number(_U8)),
-        (pickle.BININT2, _push_number(_U16)),
-        (pickle.LONG1, _push_long(_U8)),
-        (pickle.LONG4, _push_long(_I32)),
-        (pickle.FLOAT, lambda machine: machine.push(_parse(float, machine.take_line()))),
-        (pickle.BINFLOAT, _push_float),
-        (pickle.UNICODE, _push_text_line),
-        (pickle.BINUNICODE, _push_text(_U32)),
-        (pickle.SHORT_BINUNICODE, _push_text(_U8)),
-        (pickle.BINUNICODE8, _push_text(_U64)),
-        (pickle.BINBYTES, _push_bytes(_U32)),
-        (pickle.SHORT_BINBYTES, _push_bytes(_U8)),
-        (pickle.BINBYTES8, _push_bytes(_U64)),
+        (pickle.NONE, _push_new(lambda: None)),
+        (pickle.NEWTRUE, _push_new(lambda: True)),
+        (pickle.NEWFALSE, _push_new(lambda: False)),
+        (pickle.INT, _Machine.push),
+        (pickle.LONG, _Machine.push),
+        (pickle.BININT, _Machine.push),
+        (pickle.BININT1, _Machine.push),
+        (pickle.BININT2, _Machine.push),
+        (pickle.LONG1, _push_long),
+        (pickle.LONG4, _push_long),
+        (pickle.FLOAT, _Machine.push),
+        (pickle.BINFLOAT, _Machine.push),
+        (pickle.UNICODE, _Machine.push),
+        (pickle.BINUNICODE, _Machine.push),
+        (pickle.SHORT_BINUNICODE, _Machine.push),
+        (pickle.BINUNICODE8, _Machine.push),
+        (pickle.BINBYTES, _Machine.push),
+        (pickle.SHORT_BINBYTES, _Machine.push),
+        (pickle.BINBYTES8, _Machine.push),
         (pickle.EMPTY_LIST, _push_new(list)),
         (pickle.LIST, _push_items(list)),
-        (pickle.APPEND, lambda machine: _extend(machine, [machine.pop()])),
-        (pickle.APPENDS, lambda machine: _extend(machine, machine.pop_items())),
-        (pickle.EMPTY_TUPLE, _push_value(())),
+        (pickle.APPEND, lambda machine, _: _extend(machine, [machine.pop()])),
+        (pickle.APPENDS, lambda machine, _: _extend(machine, machine.pop_items())),
+        (pickle.EMPTY_TUPLE, _push_new(tuple)),
         (pickle.TUPLE, _push_items(tuple)),
         (pickle.TUPLE1, _push_tuple(1)),
         (pickle.TUPLE2, _push_tuple(2)),
@@ -414,16 +344,16 @@ _STEPS: dict[int, _Step] = {
         (pickle.EMPTY_DICT, _push_new(dict)),
         (pickle.DICT, _push_dict),
         (pickle.SETITEM, _set_item),
-        (pickle.SETITEMS, lambda machine: _fill(machine, machine.pop_items())),
+        (pickle.SETITEMS, lambda machine, _: _fill(machine, machine.pop_items())),
         (pickle.EMPTY_SET, _push_new(set, _SET_VALUES)),
         (pickle.FROZENSET, _push_frozen_set),
         (pickle.ADDITEMS, _add_items),
-        (pickle.PUT, lambda machine: machine.remember(_parse(int, machine.take_line()))),
-        (pickle.BINPUT, lambda machine: machine.remember(machine.take_number(_U8))),
-        (pickle.LONG_BINPUT, lambda machine: machine.remember(machine.take_number(_U32))),
-        (pickle.MEMOIZE, lambda machine: machine.remember(len(machine.memo))),
-        (pickle.GET, lambda machine: machine.recall(_parse(int, machine.take_line()))),
-        (pickle.BINGET, lambda machine: machine.recall(machine.take_number(_U8))),
-        (pickle.LONG_BINGET, lambda machine: machine.recall(machine.take_number(_U32))),
+        (pickle.PUT, _Machine.remember),
+        (pickle.BINPUT, _Machine.remember),
+        (pickle.LONG_BINPUT, _Machine.remember),
+        (pickle.MEMOIZE, lambda machine, _: machine.remember(len(machine.memo))),
+        (pickle.GET, _Machine.recall),
+        (pickle.BINGET, _Machine.recall),
+        (pickle.LONG_BINGET, _Machine.recall),
     )
 }
