@@ -140,7 +140,7 @@ def run(options: SampleOptions) -> int:
 def _sample(job: Job, options: SampleOptions) -> tuple[HotSample, SampleReading]:
     from tpmon.judge.dumps.groups import DumpOrigin
     from tpmon.judge.dumps.hot import hot_functions
-    from tpmon.model.results.sample import price_sampling, say_price
+    from tpmon.model.results.sample import say_sampling_price
     from tpmon.probe.job.members import Membership
     from tpmon.probe.spy.dump import dumpable
     from tpmon.probe.spy.sample import SampleService, choose_members
@@ -158,7 +158,7 @@ def _sample(job: Job, options: SampleOptions) -> tuple[HotSample, SampleReading]
         members = find()
         request = choose_request(members, job, options)
         number = len(choose_members(members, request))
-        price = say_price(price_sampling(number, request.seconds, request.rate_hz))
+        price = say_sampling_price(number, request.seconds, request.rate_hz)
         complain(f"tpmon: {price} (Ctrl-C ends it early)")
         live = Live(request.seconds, ascii_only=options.ascii)
         with _interrupt_calls(service.finish) as poll:

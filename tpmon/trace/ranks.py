@@ -131,17 +131,11 @@ def _name_steps(steps: TraceSteps, enqueued: Ints) -> list[str]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Matched:
-    """Hold the collectives that the same traces have, with the rows of these traces."""
-
-    members: tuple[int, ...]
-    keys: tuple[Key, ...]
+Matched = dict[tuple[int, ...], list[Key]]
+"""The collectives that the same traces have, by the rows of these traces."""
 
 
-def _match(
-    parts: Sequence[RankParts], span: Sequence[int], world: Known[int]
-) -> tuple[list[_Matched], int, int]:
+def _match(parts: Sequence[RankParts], span: Sequence[int], world: Known[int]) -> tuple[Matched, int, int]:
     """Match the collectives of the traces ``span``, each among those that have it: groups hold some ranks.
 
     Where one rank has more of a kind in a step than another, order does not tell which one is missing.
@@ -158,7 +152,7 @@ def _match(
         alike = not key[2] or len(set(counts[key[:3]].values())) == 1
         if key[2] != OUTSIDE and alike and _is_whole(parts, span, key[0], members):
             by_members[tuple(members)].append(key)
-    found = []
+    found: Matched = {}
     groupless = 0
     for own, keys in by_members.items():
         named, untold = [key for key in keys if key[0]], [key for key in keys if not key[0]]
@@ -167,7 +161,7 @@ def _match(
         else:
             groupless += len(untold)
         if named:
-            found.append(_Matched(own, tuple(sorted(named))))
+            found[own] = sorted(named)
     return found, len(having), groupless
 
 
@@ -233,12 +227,12 @@ def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
     taking_part = [at for at, part in enumerate(parts) if part.collectives]
     spans = _find_spans(parts, taking_part, is_twice=is_twice)
     matches = [_match(parts, span, world) for span in spans]
-    found = [one for match in matches for one in match[0]]
-    shared = sum(len(one.keys) for one in found)
+    found = {members: keys for match in matches for members, keys in match[0].items()}
+    shared = sum(map(len, found.values()))
     every = sum(match[1] for match in matches) or len(set().union(*(part.collectives for part in parts)))
     groupless = sum(match[2] for match in matches)
     why = _GROUPLESS if groupless else _TWICE if is_twice and not spans else _UNMATCHED
-    own = [[one for one in found if at in one.members] for at in range(len(parts))]
+    own = [{members: found[members] for members in found if at in members} for at in range(len(parts))]
     waits = [_split_waits(parts, mine, at) if mine else None for at, mine in enumerate(own)]
     rows = [
         replace(
@@ -255,7 +249,7 @@ def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
     late = _find_straggler(parts, found, [split[0] if split else 0.0 for split in waits])
     if late is not None:
         straggler, spread = late
-        alone = len({one.members for one in found}) == len(spans)
+        alone = len(found) == len(spans)
         least = "waits least" if alone else "waits least of a group"
         summary += f"; rank {straggler} {least}, the others for it: up to {spread:.1f} ms"
     if groupless:
@@ -271,15 +265,15 @@ def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
 
 
 def _find_straggler(
-    parts: Sequence[RankParts], found: Sequence[_Matched], waits: Sequence[float]
+    parts: Sequence[RankParts], found: Matched, waits: Sequence[float]
 ) -> tuple[int, float] | None:
     """Return the rank that waits least where others wait for it, and how much longer the longest wait is.
 
     Of one in each group it is the one that waits least in all: who waits elsewhere is late for it.
     """
     late: list[tuple[float, float, int]] = []
-    for one in found:
-        own = [(_split_waits(parts, [one], at)[0], at) for at in one.members]
+    for members, keys in found.items():
+        own = [(_split_waits(parts, {members: keys}, at)[0], at) for at in members]
         least, first = min(own)
         most = max(own)[0]
         rank = parts[first].row.rank
@@ -297,9 +291,9 @@ def _say_traces(traces: int, told: int, ranks: int) -> str:
     return f"{traces} traces{untold}"
 
 
-def _split_waits(parts: Sequence[RankParts], found: Sequence[_Matched], at: int) -> tuple[float, float]:
+def _split_waits(parts: Sequence[RankParts], found: Matched, at: int) -> tuple[float, float]:
     """Split the matched collectives of one trace into waiting and moving data, in ms."""
-    pairs = [(one.members, key) for one in found for key in one.keys]
+    pairs = [(members, key) for members, keys in found.items() for key in keys]
     own = np.array([parts[at].collectives[key] for _members, key in pairs], dtype=np.int64)
     shortest = [min(parts[other].collectives[key][1] for other in members) for members, key in pairs]
     least = np.array(shortest, dtype=np.int64)

@@ -302,17 +302,15 @@ def sum_devices(snapshot: RawSnapshot) -> Iterable[DeviceSnapshot]:
 def _cut_up(segments: Sequence[Segment]) -> Pieces:
     blocks = [block for segment in segments for block in segment.blocks]
     used = [block for block in blocks if block.in_use]
-    shared = [block for segment in segments if not segment.private for block in segment.blocks]
-    free = [block.size for block in shared if not (block.in_use or block.pending)]
-    releasable = stuck = private = 0
+    free: list[int] = []
+    stuck = private = 0
     for segment in segments:
         idle = [block.size for block in segment.blocks if not (block.in_use or block.pending)]
         if segment.private:  # what a graph may write to when it is replayed: nothing else gets it
             private += sum(idle)
-        elif len(idle) < len(segment.blocks):
-            stuck += sum(idle)
-        else:
-            releasable += sum(idle)
+            continue
+        free += idle
+        stuck += sum(idle) if len(idle) < len(segment.blocks) else 0
     total, largest = sum(free), max(free, default=0)
     told = all(block.requested >= 0 for block in used)
     return Pieces(
@@ -323,7 +321,7 @@ def _cut_up(segments: Sequence[Segment]) -> Pieces:
         free_bytes=total,
         free_blocks=len(free),
         largest_free_bytes=largest,
-        releasable_bytes=releasable,
+        releasable_bytes=total - stuck,
         stuck_bytes=stuck,
         private_bytes=private,
         rounding_bytes=sum(max(block.size - block.requested, 0) for block in used) if told else _NOT_TOLD,

@@ -49,8 +49,7 @@ class Level:
     def within(self, edges: Ints) -> Reals:
         """Return the mean between each two edges; nothing counts outside of the first and last time."""
         sums = np.interp(edges - self.origin, self.times, self.until)
-        mean: Reals = np.diff(sums) / np.maximum(np.diff(edges), 1)
-        return mean
+        return np.diff(sums) / np.maximum(np.diff(edges), 1)
 
 
 @dataclass(frozen=True, slots=True)

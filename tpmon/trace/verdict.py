@@ -105,19 +105,19 @@ def judge_device(
     waits = {name: sum_causes(gaps, cause) for name, cause in causes}
     launch = sum_causes(gaps, "launch", "cpu_op")
     drained = sum(_drain_us(trace, gap.device, until, window) for gap in gaps)
-    if not activity.on_host:
+    if activity.on_host:
+        shares = {
+            "data": sum_causes(gaps, "data"),
+            "comms": exposed + sum_causes(gaps, "comms"),
+            "sync": sum(waits.values()),
+            "launch": launch,
+            "other": max(0.0, sum_causes(gaps, "other") - drained),
+        }
+    else:
         idle = max(0.0, sum(gap.idle for gap in gaps) - drained - sum(waits.values()) - launch)
         told = {"sync": sum(waits.values()), "launch": launch} if activity.in_calls else {}
-        return _judge_without_host(trace, {"comms": exposed, **told, "idle": idle}, waits, window, total)
-    shares = {
-        "data": sum_causes(gaps, "data"),
-        "comms": exposed + sum_causes(gaps, "comms"),
-        "sync": sum(waits.values()),
-        "launch": launch,
-        "other": max(0.0, sum_causes(gaps, "other") - drained),
-    }
-    first = _largest(shares, total)
-    return _write(first, _cause_on_device(trace, first, waits, window), shares, total)
+        shares = {"comms": exposed, **told, "idle": idle}
+    return _judge(trace, shares, total, waits, window)
 
 
 def _drain_us(trace: Trace, device: int, until: int, window: tuple[int, int]) -> float:
@@ -127,7 +127,26 @@ def _drain_us(trace: Trace, device: int, until: int, window: tuple[int, int]) ->
     return (window[1] - begin - busy) / 1000
 
 
-def _cause_on_device(
+def _judge(
+    trace: Trace, shares: dict[str, float], total: float, waits: dict[str, float], window: tuple[int, int]
+) -> TraceVerdict:
+    """Write the verdict of the largest share, ``waits`` being those of the calls in which the host waits.
+
+    Without operators, idle time that calls do not explain may be the loader, or anything else.
+    """
+    lost = 100 * sum(shares.values()) / total
+    first = max(shares, key=lambda name: shares[name]) if lost >= LEAST_LOST_PCT else "compute"
+    if first != "idle":
+        return _write(first, _find_cause(trace, first, waits, window), shares, total)
+    why = f"the device idles {100 * shares['idle'] / total:.0f} % of the window"
+    if "sync" in shares:
+        why += " outside of calls, and operators and loader, which may say why, were not recorded"
+    else:
+        why += ", and no host events say why"
+    return _undecided(why, TRY_CPU)
+
+
+def _find_cause(
     trace: Trace, first: str, waits: dict[str, float], window: tuple[int, int]
 ) -> Applicable[str]:
     if first == "sync":
@@ -136,22 +155,11 @@ def _cause_on_device(
         kernels = trace.work.duration[trace.select(Category.KERNEL)]
         tiny = len(kernels) > 0 and float(np.median(kernels)) < TINY_KERNEL_US * 1000
         return "tiny-kernels" if tiny else "main-thread"
-    return _cause(trace, first, "gpu", window)
-
-
-def _judge_without_host(
-    trace: Trace, shares: dict[str, float], waits: dict[str, float], window: tuple[int, int], total: float
-) -> TraceVerdict:
-    """Judge a trace without operators: what calls do not explain may be the loader, or anything else."""
-    first = _largest(shares, total)
-    if first != "idle":
-        return _write(first, _cause_on_device(trace, first, waits, window), shares, total)
-    lost = f"the device idles {100 * shares['idle'] / total:.0f} % of the window"
-    if "sync" in shares:
-        why = f"{lost} outside of calls, and operators and loader, which may say why, were not recorded"
-    else:
-        why = f"{lost}, and no host events say why"
-    return _undecided(why, TRY_CPU)
+    if first == "data":
+        return "no-workers" if find_loader(trace, window) == SINGLE_LOADER else NOT_APPLICABLE
+    computes_on = "gpu" if len(trace.work.start) else "cpu"
+    causes = {"comms": "unknown", "other": "single-thread", "compute": computes_on}
+    return causes.get(first, NOT_APPLICABLE)
 
 
 def _find_compiling(trace: Trace, window: tuple[int, int]) -> TraceVerdict | None:
@@ -187,21 +195,7 @@ def judge_host(
     total = sum(shares.values()) + host.compute
     if total <= 0:
         return _undecided("the trace holds no time")
-    first = _largest(shares, total)
-    cause = "explicit" if first == "sync" else _cause(trace, first, "cpu", window)
-    return _write(first, cause, shares, total)
-
-
-def _cause(trace: Trace, first: str, computes_on: str, window: tuple[int, int]) -> Applicable[str]:
-    if first == "data":
-        return "no-workers" if find_loader(trace, window) == SINGLE_LOADER else NOT_APPLICABLE
-    causes = {"comms": "unknown", "other": "single-thread", "compute": computes_on}
-    return causes.get(first, NOT_APPLICABLE)
-
-
-def _largest(shares: dict[str, float], total: float) -> str:
-    lost = 100 * sum(shares.values()) / total
-    return max(shares, key=lambda name: shares[name]) if lost >= LEAST_LOST_PCT else "compute"
+    return _judge(trace, shares, total, {"explicit": shares["sync"]}, window)
 
 
 def _write(

@@ -12,6 +12,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.process import Role
 from tpmon.model.stacks import StackCount, StackFrame
+from tpmon.model.units import count_of
 
 SAMPLE_SCHEMA = "tpmon.sample/1"
 SECONDS = 10.0
@@ -188,39 +189,20 @@ class FoldedStack:
     samples: int
 
 
-@dataclass(frozen=True, slots=True)
-class SamplePrice:
-    """Say what sampling costs: ``cpu_pct`` of one core while it lasts; the job is never stopped."""
-
-    processes: int
-    at_once: int
-    seconds: float
-    rate_hz: int
-    slice_s: int
-    cpu_pct: float
-
-
 def slice_seconds(processes: int) -> int:
     """Return the length of one slice in whole seconds: short ones where processes take turns."""
     return 2 if processes <= MOST_AT_ONCE else 1
 
 
-def price_sampling(processes: int, seconds: float, rate_hz: int) -> SamplePrice:
-    """Estimate what sampling ``processes`` for ``seconds`` costs, from what slices were measured to cost."""
+def say_sampling_price(processes: int, seconds: float, rate_hz: int) -> str:
+    """Say what sampling costs while it lasts, in % of one core, from what slices were measured to cost."""
     at_once = min(processes, MOST_AT_ONCE)
     slice_s = slice_seconds(processes)
     slice_ms = START_MS + SAMPLE_MS * rate_hz * slice_s
-    slices = at_once * math.ceil(seconds / slice_s)
-    return SamplePrice(processes, at_once, seconds, rate_hz, slice_s, slices * slice_ms / (seconds * 10))
-
-
-def say_price(price: SamplePrice) -> str:
-    """Say the price in one sentence."""
-    what = "1 process" if price.processes == 1 else f"{price.processes} processes"
-    turns = f", {price.at_once} at a time" if price.at_once < price.processes else ""
-    cost = f"about {max(price.cpu_pct, 1):.0f} % of a core"
-    how = f"at {price.rate_hz} Hz for {price.seconds:g} s"
-    return f"samples {what}{turns} {how}: {cost}, the job is never stopped"
+    cpu_pct = at_once * math.ceil(seconds / slice_s) * slice_ms / (seconds * 10)
+    turns = f", {at_once} at a time" if at_once < processes else ""
+    what = f"samples {count_of(processes, 'process', 'processes')}{turns} at {rate_hz} Hz for {seconds:g} s"
+    return f"{what}: about {max(cpu_pct, 1):.0f} % of a core, the job is never stopped"
 
 
 def pick_functions(functions: Sequence[HotFunction], most: int) -> tuple[HotFunction, ...]:

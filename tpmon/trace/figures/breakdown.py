@@ -275,32 +275,26 @@ def find_gaps(
     trace: Trace, causes: HostCauses, ops: Nest, window: tuple[int, int], origin: int
 ) -> tuple[DeviceGaps, ...]:
     """Attribute the idle time of each device in ``window``; places of gaps are counted from ``origin``."""
-    return tuple(
-        _device_gaps(trace, causes, ops, window, origin=origin, device=device)
-        for device in trace.list_devices()
-    )
-
-
-def _device_gaps(
-    trace: Trace, causes: HostCauses, ops: Nest, window: tuple[int, int], *, origin: int, device: int
-) -> DeviceGaps:
-    work = trace.work
-    cuts = find_cuts(trace.header, window)
-    busy = unite_all([unite_rows(work, work.device == device), cuts])
-    parts = _split(causes.layers, busy, np.array(window[:1]), np.array(window[1:]))[:, 0].tolist()
+    work, cuts = trace.work, find_cuts(trace.header, window)
     told, untold = told_causes(trace)
-    causes_us: dict[str, Known[float]] = {
-        name: ns / 1000 if name in told else untold for name, ns in zip(GAP_CAUSES, parts, strict=True)
-    }
-    idle = invert(busy, *window)
-    return DeviceGaps(
-        device=device,
-        window=(window[1] - window[0] - cuts.total) / 1000,
-        busy=(busy.within_one(*window) - cuts.total) / 1000,
-        idle=idle.total / 1000,
-        **causes_us,
-        largest=_name_gaps(trace, causes, ops, origin, idle),
-    )
+    found = []
+    for device in trace.list_devices():
+        busy = unite_all([unite_rows(work, work.device == device), cuts])
+        parts = _split(causes.layers, busy, np.array(window[:1]), np.array(window[1:]))[:, 0].tolist()
+        causes_us: dict[str, Known[float]] = {
+            name: ns / 1000 if name in told else untold for name, ns in zip(GAP_CAUSES, parts, strict=True)
+        }
+        idle = invert(busy, *window)
+        gaps = DeviceGaps(
+            device=device,
+            window=(window[1] - window[0] - cuts.total) / 1000,
+            busy=(busy.within_one(*window) - cuts.total) / 1000,
+            idle=idle.total / 1000,
+            **causes_us,
+            largest=_name_gaps(trace, causes, ops, origin, idle),
+        )
+        found.append(gaps)
+    return tuple(found)
 
 
 def _name_gaps(trace: Trace, causes: HostCauses, ops: Nest, origin: int, idle: Spans) -> tuple[LargeGap, ...]:

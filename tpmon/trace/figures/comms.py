@@ -66,8 +66,7 @@ def sum_communication(trace: Trace, activity: Activity) -> Applicable[Communicat
 def _host_comms(trace: Trace, on_device: bool = False) -> Ints:
     """Return the communication of the host; beside a device that of gloo and its like alone."""
     named = trace.named(trace.host, is_host_backend if on_device else is_comm_host)
-    found: Ints = np.flatnonzero(named & host_rows(trace))
-    return found
+    return np.flatnonzero(named & host_rows(trace))
 
 
 def _size_of(trace: Trace, row: int) -> int:

@@ -123,8 +123,7 @@ def _find_leftover(trace: Trace, until: int) -> Ints:
     untold = work.call < 0
     if bool((untold & (first[lane] > NEVER) & (work.start >= first[lane])).any()):
         return np.zeros(0, dtype=np.int64)  # calls are lost all along: that one is tells nothing
-    found: Ints = np.flatnonzero(untold & (work.start < first[lane]))
-    return found
+    return np.flatnonzero(untold & (work.start < first[lane]))
 
 
 def _whole(trace: Trace) -> TraceSteps:

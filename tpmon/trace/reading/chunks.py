@@ -14,7 +14,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -118,7 +118,7 @@ def _salvage(unpacker: zlib._Decompress, data: bytes) -> bytes:
 
 
 class FilePieces:
-    """Give pieces of whole events, without the comma between two pieces; ``head`` is what stood before.
+    """Give pieces of whole events, without the comma between two pieces; ``closed`` where the list ended.
 
     Raises:
         UsageError: where the bytes are no trace.
@@ -127,8 +127,10 @@ class FilePieces:
     def __init__(self, source: ByteSource) -> None:
         self._source = source
         self.dropped_bytes = 0
+        self.closed = False
         self._was_cut = False
-        self.head, self._rest = self._find_start()
+        self._tail = b""
+        self._head, self._rest = self._find_start()
 
     def _find_start(self) -> tuple[bytes, bytearray]:
         seen = bytearray()
@@ -185,7 +187,18 @@ class FilePieces:
             self.dropped_bytes += len(self._rest) - _LEFT_BYTES
         del self._rest[:-_LEFT_BYTES]
 
-    def drain(self) -> bytes:
+    def decode(self, tally: LossTally) -> Iterator[tuple[bytes, list[TraceEvent]]]:
+        """Give the events of each piece with its text, until the list is closed; count what is lost."""
+        for piece in self:
+            events, end = _decode_piece(piece, tally)
+            yield piece[:end], events
+            del events  # the next piece is read without them
+            if end is not None:
+                self._tail = piece[end + 1 :] + self._drain()
+                self.closed = True
+                return
+
+    def _drain(self) -> bytes:
         """Return what follows the piece given last, up to a cap; nothing is cut any more.
 
         Where cards stand behind the events, the last cut may have been between two of them: its comma is
@@ -201,12 +214,11 @@ class FilePieces:
             total += len(data)
         return b"".join(parts)
 
-
-def list_beside(head: bytes, tail: bytes) -> list[bytes]:
-    """Return what stands before and after the list of events in its object, where there is something."""
-    before = head.strip().removeprefix(b"{").rstrip().removesuffix(b",")
-    after = tail.strip().removesuffix(b"}").strip().removeprefix(b",")
-    return [text for text in (before, after) if text.strip() and len(text) <= BESIDE_BYTES]
+    def list_beside(self) -> list[bytes]:
+        """Return what stands before and after the list of events in its object, where there is something."""
+        before = self._head.strip().removeprefix(b"{").rstrip().removesuffix(b",")
+        after = self._tail.strip().removesuffix(b"}").strip().removeprefix(b",")
+        return [text for text in (before, after) if text.strip() and len(text) <= BESIDE_BYTES]
 
 
 def last_boundary(text: bytes | bytearray) -> tuple[int, int] | None:
@@ -241,6 +253,7 @@ _NAME_ENDS = re.compile(rb"\"\s*(?:,\s*\"(?:ph|cat|pid|tid|ts|dur|args|id|s|bp)\
 MEND_BYTES = 4 << 20
 """A larger event that is no clean JSON is lost: what Python builds of one takes a hundred times its text."""
 _QUOTE = re.compile(rb"(?<!\\)\"")
+_EVENTS = msgspec.json.Decoder(list[TraceEvent])
 _LAX = msgspec.json.Decoder(TraceEvent, strict=False)
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _ID = (int, str, float, type(None))
@@ -254,6 +267,20 @@ class LossTally:
     events: int = 0
     values: int = 0
     bytes: int = 0
+
+
+def _decode_piece(piece: bytes, tally: LossTally) -> tuple[list[TraceEvent], int | None]:
+    """Decode a piece; the second value is where the list of events is closed, if it is in this piece."""
+    ends = find_ends(piece)
+    # The list is closed in the last piece alone: the others are not searched for its end.
+    closes = next(find_ends(piece[-4096:], 1), None) is not None
+    for end in chain(ends, (None,)) if closes else chain((None,), ends):
+        try:
+            text = piece + b"]" if end is None else piece[: end + 1]
+            return _EVENTS.decode(b"[" + text), end
+        except UNREADABLE:
+            continue
+    return read_pieces(piece, tally)
 
 
 def read_pieces(text: bytes, tally: LossTally) -> tuple[list[TraceEvent], int | None]:

@@ -156,8 +156,7 @@ class EventTable:
     @property
     def end(self) -> Ints:
         """Return when each event ended."""
-        ended: Ints = self.start + self.duration
-        return ended
+        return self.start + self.duration
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from itertools import chain
 
 import msgspec
 
@@ -19,7 +18,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.results.trace import Lost
 from tpmon.model.units import clean_text
-from tpmon.trace.reading.chunks import ByteSource, FilePieces, LossTally, find_ends, list_beside, read_pieces
+from tpmon.trace.reading.chunks import ByteSource, FilePieces, LossTally
 from tpmon.trace.reading.columns import (
     CallTable,
     Collective,
@@ -32,23 +31,13 @@ from tpmon.trace.reading.columns import (
     WorkTable,
     distinct,
 )
-from tpmon.trace.reading.schema import (
-    UNREADABLE,
-    Category,
-    Device,
-    Distributed,
-    Id,
-    TraceEvent,
-    TraceHeader,
-    flag,
-)
+from tpmon.trace.reading.schema import UNREADABLE, Category, Device, Distributed, Id, TraceHeader, flag
 from tpmon.trace.reading.sources import Readable, open_bytes
 from tpmon.trace.reading.tables import Tables, parse_collective, parse_launch
 
 Progress = Callable[[int, int], None]
 """Is told how many bytes of the file are read, and how many it has."""
 
-_EVENTS = msgspec.json.Decoder(list[TraceEvent])
 _HEADER = msgspec.json.Decoder(TraceHeader, strict=False)
 _HEADER_FIELDS = msgspec.structs.fields(TraceHeader)
 _RANK = re.compile(r"rank[-_]?(\d{1,6})(?!\d)", re.IGNORECASE)
@@ -125,11 +114,8 @@ def _read(path: str, file: Readable, size: int, progress: Progress | None) -> Tr
         raise UsageError(f"{path}: {error.what}", error.try_this) from error
     tally = LossTally()
     tables = Tables()
-    tail = b""
-    closed = False
     events = 0
-    for piece in pieces:
-        decoded, end = decode_piece(piece, tally)
+    for piece, decoded in pieces.decode(tally):
         if events + len(decoded) > MOST_EVENTS:
             tally.events += len(decoded)
             tally.bytes += len(piece)
@@ -139,13 +125,9 @@ def _read(path: str, file: Readable, size: int, progress: Progress | None) -> Tr
         del decoded
         if progress is not None:
             progress(min(source.read_bytes, size), size)
-        if end is not None:
-            tail = piece[end + 1 :] + pieces.drain()
-            closed = True
-            break
-    header = _read_header(pieces, tail, tally)
+    header = _read_header(pieces, tally)
     rank = _find_rank(path, header, tables.rank)
-    if not events and not tables.phases and not closed and tally.events:
+    if not events and not tables.phases and not pieces.closed and tally.events:
         raise UsageError(
             f"{path}: none of its events could be read", "tpmon trace FILE, with a file that is whole"
         )
@@ -173,30 +155,16 @@ def _read(path: str, file: Readable, size: int, progress: Progress | None) -> Tr
             events=tally.events + tables.odd_times + sum(tables.phases[one] for one in _UNREAD),
             values=tally.values + tables.odd_values,
             bytes=tally.bytes + pieces.dropped_bytes,
-            broken_off=bool(source.broken) or not closed,
-            reason=source.broken or ("" if closed else "the list of events is not closed"),
+            broken_off=bool(source.broken) or not pieces.closed,
+            reason=source.broken or ("" if pieces.closed else "the list of events is not closed"),
         ),
     )
 
 
-def decode_piece(piece: bytes, tally: LossTally) -> tuple[list[TraceEvent], int | None]:
-    """Decode a piece; the second value is where the list of events is closed, if it is in this piece."""
-    ends = find_ends(piece)
-    # The list is closed in the last piece alone: the others are not searched for its end.
-    closes = next(find_ends(piece[-4096:], 1), None) is not None
-    for end in chain(ends, (None,)) if closes else chain((None,), ends):
-        try:
-            text = piece + b"]" if end is None else piece[: end + 1]
-            return _EVENTS.decode(b"[" + text), end
-        except UNREADABLE:
-            continue
-    return read_pieces(piece, tally)
-
-
-def _read_header(pieces: FilePieces, tail: bytes, tally: LossTally) -> TraceHeader:
+def _read_header(pieces: FilePieces, tally: LossTally) -> TraceHeader:
     """Read what stands before and after the events; the later one wins where both say it."""
     header = TraceHeader()
-    for text in list_beside(pieces.head, tail):
+    for text in pieces.list_beside():
         read = _read_part(text, tally)
         for field in _HEADER_FIELDS:
             value = getattr(read, field.name)

@@ -164,16 +164,25 @@ _ROWS = (
 _NAMED = {name: (kind, meaning) for kind, meaning, names in _ROWS for name in names.split()}
 
 
-def classify(category: str) -> tuple[RowKind, Category]:
-    """Return table and meaning of a category; one that is not known is kept as a host event."""
-    lower = category.lower()
-    if lower in _NAMED:
-        return _NAMED[lower]
-    if lower.endswith("_runtime"):  # cuda, hip, xpu, mtia, privateuse1
-        return RowKind.CALL, Category.RUNTIME
-    if lower.endswith("_driver"):
-        return RowKind.CALL, Category.DRIVER
-    return RowKind.HOST, Category.OTHER
+MOST_KINDS = 1000
+"""Categories, or phases, that are told apart; torch knows two dozen."""
+KIND_CHARS = 100
+
+
+class Classes(dict[str, tuple[int, int]]):
+    """Give table and meaning of each category, as numbers; one that is not known is kept as a host event."""
+
+    def __missing__(self, category: str) -> tuple[int, int]:
+        lower = category.lower()
+        kind, meaning = _NAMED.get(lower, (RowKind.HOST, Category.OTHER))
+        if lower.endswith("_runtime"):  # cuda, hip, xpu, mtia, privateuse1
+            kind, meaning = RowKind.CALL, Category.RUNTIME
+        elif lower.endswith("_driver"):
+            kind, meaning = RowKind.CALL, Category.DRIVER
+        found = (int(kind), int(meaning))
+        if len(self) < MOST_KINDS and len(category) <= KIND_CHARS:
+            self[category] = found
+        return found
 
 
 def guess_category(event: TraceEvent) -> str:

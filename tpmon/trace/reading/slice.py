@@ -19,21 +19,15 @@ import numpy as np
 from tpmon.errors import NotPermittedError, UsageError
 from tpmon.model.frozen import dataclass
 from tpmon.trace.figures.steps import NEVER, TraceSteps, find_steps
-from tpmon.trace.reading.chunks import (
-    ByteSource,
-    FilePieces,
-    LossTally,
-    list_beside,
-    read_event,
-    split_events,
-)
+from tpmon.trace.reading.chunks import ByteSource, FilePieces, LossTally, read_event, split_events
 from tpmon.trace.reading.columns import Ints, Mask, distinct
-from tpmon.trace.reading.read import Progress, Trace, decode_piece
+from tpmon.trace.reading.read import Progress, Trace
 from tpmon.trace.reading.schema import (
     BY_GAPS,
     BY_STEPS,
     UNREADABLE,
     Category,
+    Classes,
     RowKind,
     TraceEvent,
     TraceHeader,
@@ -42,7 +36,7 @@ from tpmon.trace.reading.schema import (
 )
 from tpmon.trace.reading.sources import open_bytes
 from tpmon.trace.reading.spans import Spans, invert, unite, unite_rows
-from tpmon.trace.reading.tables import MOST_US, Classes, count_ns
+from tpmon.trace.reading.tables import MOST_US, count_ns
 
 AROUND_NS = 200_000
 """What is kept before and after a gap, and a tenth of the gap where that is more."""
@@ -159,13 +153,11 @@ def overlaps(spans: Spans, start: Ints, duration: Ints) -> Mask:
         return np.zeros(len(start), dtype=np.bool_)
     at = np.searchsorted(spans.end, start, side="right")
     begins: Ints = spans.start[np.minimum(at, len(spans.start) - 1)]
-    found: Mask = (at < len(spans.start)) & (begins < start + np.maximum(duration, 1))
-    return found
+    return (at < len(spans.start)) & (begins < start + np.maximum(duration, 1))
 
 
 def _positive(correlations: Ints) -> Ints:
-    found: Ints = distinct(correlations[correlations > 0])
-    return found
+    return distinct(correlations[correlations > 0])
 
 
 _RAWS = msgspec.json.Decoder(list[msgspec.Raw])
@@ -195,23 +187,17 @@ def write_slice(path: str, out: str, choice: SliceChoice, progress: Progress | N
         sifter = _Sifter(choice)
         pieces = FilePieces(source)
         target.write(b'{\n"traceEvents": [\n')
-        tail = b""
         comma = b""
-        for piece in pieces:
-            tally = LossTally()
-            events, end = decode_piece(piece, tally)
-            text = piece if end is None else piece[:end]
+        tally = LossTally()
+        for text, events in pieces.decode(tally):
             for raw in sifter.sift(text, events):
                 target.write(comma + raw)
                 comma = b",\n"
-            sifter.left_out += tally.events
             if progress is not None:
                 progress(min(source.read_bytes, size), size)
-            if end is not None:
-                tail = piece[end + 1 :] + pieces.drain()
-                break
-        target.write(b"\n]" + _write_header(path, pieces.head, tail, choice) + b"}\n")
-    return Written(sifter.kept, sifter.events, sifter.left_out, os.path.getsize(out))
+        target.write(b"\n]" + _write_header(path, pieces, choice) + b"}\n")
+    left_out = sifter.left_out + tally.events
+    return Written(sifter.kept, sifter.events, left_out, os.path.getsize(out))
 
 
 @contextmanager
@@ -312,10 +298,10 @@ class _Sifter:
         return inside and (steps is None or not is_step(event.name) or event.name in steps)
 
 
-def _write_header(path: str, head: bytes, tail: bytes, choice: SliceChoice) -> bytes:
+def _write_header(path: str, pieces: FilePieces, choice: SliceChoice) -> bytes:
     """Write what stood beside the events, and of what this is a slice."""
     beside: dict[str, Any] = {}
-    for text in list_beside(head, tail):
+    for text in pieces.list_beside():
         with suppress(ValueError, RecursionError):  # a slice without it is a trace all the same
             beside.update(json.loads(b"{" + text + b"}", strict=False, parse_constant=lambda _name: None))
     beside.pop("traceEvents", None)

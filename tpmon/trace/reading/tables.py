@@ -28,7 +28,17 @@ from tpmon.trace.reading.columns import (
     WorkTable,
     shorten_name,
 )
-from tpmon.trace.reading.schema import Args, Category, Id, RowKind, TraceEvent, classify, guess_category
+from tpmon.trace.reading.schema import (
+    KIND_CHARS,
+    MOST_KINDS,
+    Args,
+    Category,
+    Classes,
+    Id,
+    RowKind,
+    TraceEvent,
+    guess_category,
+)
 
 MOST_US = 4.6e15
 """Differences of times beyond this do not fit 64 bits of nanoseconds; torch writes absurd ones at times."""
@@ -38,28 +48,14 @@ _ROOTED = re.compile(r"_?(?:broadcast|reduce(?!_?scatter)|scatter|gather|i?send|
 _WHOLE_JOB = b"0"
 _LAST_NUMBER = re.compile(r"(\d+)\s*$")
 _NO_ARGS = Args()
-_MOST_KINDS = 1000
-"""Categories, or phases, that are told apart; torch knows two dozen."""
-_KIND_CHARS = 100
 _OTHERS = "(others)"
 T = TypeVar("T")
-
-
-class Classes(dict[str, tuple[int, int]]):
-    """Give the table and the meaning of each category, as numbers."""
-
-    def __missing__(self, category: str) -> tuple[int, int]:
-        kind, meaning = classify(category)
-        found = (int(kind), int(meaning))
-        if len(self) < _MOST_KINDS and len(category) <= _KIND_CHARS:
-            self[category] = found
-        return found
 
 
 def _count(counts: Counter[str], seen: list[str]) -> None:
     """Count what was seen in a piece; hostile files have a new kind for each event."""
     for kind, times in Counter(seen).items():
-        known = len(kind) <= _KIND_CHARS and (kind in counts or len(counts) < _MOST_KINDS)
+        known = len(kind) <= KIND_CHARS and (kind in counts or len(counts) < MOST_KINDS)
         counts[kind if known else _OTHERS] += times
 
 

@@ -25,7 +25,7 @@ from tpmon.model.results.capture import (
     Change,
     plan_anew,
 )
-from tpmon.model.results.sample import SampleRequest, price_sampling, say_price
+from tpmon.model.results.sample import SampleRequest, say_sampling_price
 from tpmon.model.units import count_of
 from tpmon.ui.kit.keys import Overlay, action_close, action_overlay
 from tpmon.ui.monitor.controls import Asked, Errand
@@ -296,8 +296,8 @@ def say_next_price(view: ViewState) -> str:
     ]
     # The rows do not tell which helpers run Python.
     number = known_or(view.frame.target.local_stacks, 0) if request.everyone else 0
-    price = price_sampling(max(1, number, len(sampled)), request.seconds, request.rate_hz)
-    return f"f {say_price(price)} ({_name_whom(view.frame, request)})"
+    price = say_sampling_price(max(1, number, len(sampled)), request.seconds, request.rate_hz)
+    return f"f {price} ({_name_whom(view.frame, request)})"
 
 
 def _name_whom(frame: Frame, request: SampleRequest) -> str:
