@@ -256,16 +256,13 @@ class Window:
         self._frames.append(frame)
         self._pulses.append(pulse_of(frame))
         while frame.taken_ns - self._frames[0].taken_ns > self._frame_span_ns:
-            self._keep(self._frames.popleft())
+            old = self._frames.popleft()
+            if not self._earlier or old.taken_ns - self._earlier[-1].taken_ns >= EARLIER_EVERY_S * 1e9:
+                self._earlier.append(old)
         while self._earlier and frame.taken_ns - self._earlier[0].taken_ns > EARLIER_SPAN_S * 1e9:
             self._earlier.popleft()
         while frame.taken_ns - self._pulses[0].taken_ns > self._pulse_span_ns:
             self._pulses.popleft()
-
-    def _keep(self, frame: Frame) -> None:
-        """Keep a Frame that has grown too old for the judge, if none of the seconds before it is kept."""
-        if not self._earlier or frame.taken_ns - self._earlier[-1].taken_ns >= EARLIER_EVERY_S * 1e9:
-            self._earlier.append(frame)
 
     def __iter__(self) -> Iterator[Frame]:
         """Yield the full Frames of the last minute, oldest first: those that the judge sees."""
@@ -307,15 +304,14 @@ def _gpu(pulse: Pulse) -> Known[float]:
     return sum(busy) / len(busy) if busy else Missing("no card answered")
 
 
-_HISTORIES = {
-    Figure.CPUS_USED: History(lambda pulse: pulse.used_cores),
-    Figure.RUNNABLE: History(lambda pulse: pulse.runnable),
-    Figure.CPU_DELAY: History(lambda pulse: pulse.run_delay_ratio, 1.0),
-    Figure.GPU_BUSY: History(_gpu, 100.0),
-    Figure.GPU_IDLE: History(lambda pulse: map_known(lambda busy: 100.0 - busy, _gpu(pulse)), 100.0),
-    Figure.QUEUE_EMPTY: History(lambda pulse: pulse.empty_ratio, 1.0),
-    Figure.SHM_USED: History(lambda pulse: pulse.shm_ratio, 1.0),
-    Figure.MEMORY_USED: History(lambda pulse: pulse.memory_bytes),
+HISTORIES = {
+    Figure.CPUS_USED.label: History(lambda pulse: pulse.used_cores),
+    Figure.RUNNABLE.label: History(lambda pulse: pulse.runnable),
+    Figure.CPU_DELAY.label: History(lambda pulse: pulse.run_delay_ratio, 1.0),
+    Figure.GPU_BUSY.label: History(_gpu, 100.0),
+    Figure.GPU_IDLE.label: History(lambda pulse: map_known(lambda busy: 100.0 - busy, _gpu(pulse)), 100.0),
+    Figure.QUEUE_EMPTY.label: History(lambda pulse: pulse.empty_ratio, 1.0),
+    Figure.SHM_USED.label: History(lambda pulse: pulse.shm_ratio, 1.0),
+    Figure.MEMORY_USED.label: History(lambda pulse: pulse.memory_bytes),
 }
-HISTORIES = {figure.label: history for figure, history in _HISTORIES.items()}
 """By the name of the evidence that they are drawn beside."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable
+from functools import partial
 from inspect import Signature, get_annotations, signature
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -151,12 +152,8 @@ def _mark_fields(cls: type, mark: Callable[[type], type]) -> tuple[dataclasses.F
     return fields
 
 
-def _make_changing(cls: Made) -> Made:
-    """Make a slotted class whose instances change: compared like a frozen one, hashed not at all."""
-    return _make(cls, frozen=False)
-
-
-def _make(cls: Made, *, frozen: bool = True) -> Made:
+def _make(cls: Made, *, frozen: bool) -> Made:
+    """Make a slotted class, compared by its fields; instances that change are not hashed."""
     bases: list[Instance] = [base for base in cls.__mro__[1:] if dataclasses.is_dataclass(base)]
     frozen_before = any(base.__dataclass_params__.frozen for base in bases)
     mark = dataclasses.dataclass(init=False, repr=False, eq=False, frozen=frozen and frozen_before)
@@ -198,5 +195,5 @@ else:
                 that have a hash of their own, or that are given by name only.
         """
         if slots:
-            return _make if frozen else _make_changing
+            return partial(_make, frozen=frozen)
         return dataclasses.dataclass(frozen=frozen, slots=slots)

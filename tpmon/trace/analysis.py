@@ -43,16 +43,9 @@ from tpmon.trace.figures.kernels import (
 )
 from tpmon.trace.figures.matmuls import count_work, sum_products
 from tpmon.trace.figures.memory import draw_memory, sum_allocations, sum_memory
-from tpmon.trace.figures.operators import Operators, group_by_shape, nest_operators, sum_operators
+from tpmon.trace.figures.operators import group_by_shape, nest_operators, sum_operators
 from tpmon.trace.figures.patterns import Parts, find_patterns
-from tpmon.trace.figures.program import (
-    Stacks,
-    group_by_line,
-    nest_python,
-    sum_frames,
-    sum_modules,
-    sum_ranges,
-)
+from tpmon.trace.figures.program import group_by_line, nest_python, sum_frames, sum_modules, sum_ranges
 from tpmon.trace.figures.steps import TraceSteps, find_steps
 from tpmon.trace.ranks import RankParts, compare_ranks, take_parts
 from tpmon.trace.reading.read import (
@@ -154,7 +147,7 @@ def analyze_trace(
     cards = tuple(card for card in overview.gpus if card.device not in activity.strays)
     parts = Parts(trace, steps, ops, activity, causes, counted, judged, products, peaks)
     verdict, patterns = advise(parts, verdict, cards, find_patterns(parts))
-    stacks = nest_python(trace) if len(trace.python.start) else None
+    stacks = nest_python(trace)
     file = TraceFile(
         path=trace.path,
         rank=read_rank(trace),
@@ -183,7 +176,7 @@ def analyze_trace(
         modules=sum_modules(trace, ops) if stacks else NOT_APPLICABLE,
         frames=sum_frames(trace, stacks) if stacks else NOT_APPLICABLE,
         shapes=group_by_shape(trace, ops) if "shapes" in wanted else _NOT_ASKED,
-        lines=_group_by_line(trace, ops, stacks) if "lines" in wanted or stacks is None else _NOT_ASKED,
+        lines=group_by_line(trace, ops, stacks) if "lines" in wanted or stacks is None else _NOT_ASKED,
         ranges=sum_ranges(trace),
     )
     if keep is not None:
@@ -195,15 +188,7 @@ def group_operators(found: Findings, by: str) -> Applicable[tuple[OperatorGroupR
     """Make one table of ``ON_REQUEST`` of a trace that is analysed; its events must still be there."""
     trace = found.trace
     ops = nest_operators(trace)
-    if by == "shapes":
-        return group_by_shape(trace, ops)
-    return _group_by_line(trace, ops, nest_python(trace) if len(trace.python.start) else None)
-
-
-def _group_by_line(
-    trace: Trace, ops: Operators, stacks: Stacks | None
-) -> Applicable[tuple[OperatorGroupRow, ...]]:
-    return group_by_line(trace, ops, stacks) if stacks else NOT_APPLICABLE
+    return group_by_shape(trace, ops) if by == "shapes" else group_by_line(trace, ops, nest_python(trace))
 
 
 def _overview(trace: Trace, steps: TraceSteps, activity: Activity, figures: LaunchFigures) -> Overview:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -51,12 +51,17 @@ def read_conditions(trace: Trace, strays: Sequence[int] = ()) -> TraceConditions
     names = tuple(clean_name(card.name, 80) for card in cards if card is not None and card.name)
     has_operators = bool((trace.host.category == Category.OP).any())
     mode = "training" if does_train(trace) else "no training"
+    told = {name: value for name, value in read_told(trace).items() if isinstance(value, (str, int, list))}
     return TraceConditions(
         world_size=read_world_size(trace),
         devices=names if len(names) == len(cards) else Missing("the trace does not describe its cards"),
         mode=mode if has_operators else NO_OPERATORS,
         inputs=_read_inputs(trace),
-        told=_read_told(trace),
+        told=tuple(
+            Condition(words, clean_name(hide(str(told[name])), 200))
+            for name, words in TOLD.items()
+            if name in told
+        ),
         compiled=runs_compiled(trace.names) if has_operators else NO_OPERATORS,
     )
 
@@ -72,16 +77,6 @@ def read_told(trace: Trace) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return told if isinstance(told, dict) else {}
-
-
-def _read_told(trace: Trace) -> tuple[Condition, ...]:
-    told = read_told(trace)
-    plain = {name: told[name] for name in TOLD if isinstance(told.get(name), (str, int, bool, list))}
-    return tuple(
-        Condition(words, clean_name(hide(str(plain[name])), 200))
-        for name, words in TOLD.items()
-        if name in plain
-    )
 
 
 def does_train(trace: Trace) -> bool:
@@ -253,17 +248,10 @@ def _changes(before: TraceFile, after: TraceFile) -> tuple[Change, ...]:
         for cause, us in old_causes.items()
         if cause in new_causes
     ]
-    found += _pair(
-        "operator",
-        ((row.name, row.host_self_us / steps[0]) for row in before.operators),
-        ((row.name, row.host_self_us / steps[1]) for row in after.operators),
-    )
-    found += _pair(
-        "kernel",
-        ((row.name, row.total_us / steps[0]) for row in before.kernels),
-        ((row.name, row.total_us / steps[1]) for row in after.kernels),
-    )
-    return tuple(found)
+    counted = tuple(zip((before, after), steps, strict=True))
+    own = ({row.name: row.host_self_us / count for row in file.operators} for file, count in counted)
+    whole = ({row.name: row.total_us / count for row in file.kernels} for file, count in counted)
+    return (*found, *_pair("operator", *own), *_pair("kernel", *whole))
 
 
 def _sum_causes(gaps: tuple[DeviceGaps, ...]) -> Iterator[tuple[str, float]]:
@@ -275,8 +263,7 @@ def _sum_causes(gaps: tuple[DeviceGaps, ...]) -> Iterator[tuple[str, float]]:
             yield same[0][0], sum_known(values)
 
 
-def _pair(part: str, before: Iterable[tuple[str, float]], after: Iterable[tuple[str, float]]) -> list[Change]:
-    old, new = dict(before), dict(after)
+def _pair(part: str, old: dict[str, float], new: dict[str, float]) -> list[Change]:
     rows = [Change(part, name, old.get(name, 0.0), new.get(name, 0.0)) for name in {**old, **new}]
     rows = [row for row in rows if abs(row.after_us - row.before_us) >= LEAST_CHANGE_US]
     return sorted(rows, key=lambda row: -abs(row.after_us - row.before_us))[:MOST_CHANGES]

@@ -138,11 +138,9 @@ def say_split(pace: StepPace) -> str:
 
 def say_steps_fact(pace: Known[StepPace]) -> list[str]:
     """Return the facts of the steps for the line of facts; none without a hook."""
-    return (
-        [text for text in (say_rate(pace), "" if is_stalled(pace) else say_samples(pace)) if text]
-        if is_known(pace)
-        else []
-    )
+    if not is_known(pace):
+        return []
+    return list(filter(None, (say_rate(pace), "" if is_stalled(pace) else say_samples(pace))))
 
 
 JOIN = " · "
@@ -310,20 +308,12 @@ def say_since(finding: Finding, now: datetime) -> str:
     return f"since {clock} ({span})" if finding.since < now else f"since {clock}"
 
 
-def say_since_source(finding: Finding) -> str:
-    """Write what tells since when: "onset in the history", "last log write 02:41:11"."""
-    if is_undecided(finding):
-        return ""
-    onset = finding.since_is is SinceIs.ONSET and finding.since_source in ("", "history")
-    return "onset in the history" if onset else finding.since_source
-
-
 def say_since_in_full(finding: Finding, now: datetime) -> str:
     """Write since when and what tells it: "at least 26 min (last log write 02:41:11)"."""
-    since, source = say_since(finding, now), say_since_source(finding)
-    if not since or not source:
-        return since
-    return f"{since}, {source}" if finding.since_is is SinceIs.ONSET else f"{since} ({source})"
+    since, source = say_since(finding, now), finding.since_source
+    if since and finding.since_is is SinceIs.ONSET:
+        return f"{since}, {'onset in the history' if source in ('', 'history') else source}"
+    return f"{since} ({source})" if since and source else since
 
 
 def say_share(finding: Finding) -> str:

@@ -157,18 +157,15 @@ class _Machine:
         self._loose_keys = 0
 
     def count(self, values: int = 1) -> None:
-        """Count what is built."""
         self._made += values
         if self._made > self.limits.values:
             raise PlainError(f"more than {self.limits.values} values")
 
     def push(self, value: object) -> None:
-        """Put a new value on the stack."""
         self.count()
         self.stack.append(value)
 
     def pop(self) -> object:
-        """Take the topmost value."""
         if not self.stack or self.stack[-1] is _MARK:
             raise PlainError("a value is missing in it")
         return self.stack.pop()
@@ -184,7 +181,6 @@ class _Machine:
         raise PlainError("a mark is missing in it")
 
     def top(self, kind: type[T]) -> T:
-        """Return the container on top that is added to."""
         top = self.stack[-1] if self.stack else None
         if not isinstance(top, kind):
             raise PlainError(f"no {kind.__name__} to add to in it")
@@ -201,14 +197,12 @@ class _Machine:
             raise PlainError(f"more than {self.limits.loose_keys} keys that are no text")
 
     def remember(self, key: int) -> None:
-        """Keep the topmost value under a number."""
         self.count()
         if not self.stack or self.stack[-1] is _MARK:
             raise PlainError("a value is missing in it")
         self.memo[key] = self.stack[-1]
 
     def recall(self, key: int) -> None:
-        """Push what was kept under a number."""
         if key not in self.memo:
             raise PlainError("a value is used that is not in it")
         self.push(self.memo[key])

@@ -53,13 +53,18 @@ def sum_communication(trace: Trace, activity: Activity) -> Applicable[Communicat
     overlap = sum(intersect_total(mine, compute) for mine, compute in each)
     total = sum(mine.total for mine, _compute in each)
     rows = np.flatnonzero(comm_rows(trace)) if on_device else _host_comms(trace, activity.on_device)
+    host = trace.host
+    on_host = (
+        (trace.names[host.name[row]], int(host.duration[row]), _size_of(trace, row), 0.0)
+        for row in rows.tolist()
+    )
     return Communication(
         len(rows),
         total / 1000,
         sum(compute.total for _mine, compute in each) / 1000,
         overlap / 1000,
         (total - overlap) / 1000,
-        _sum_calls(_on_device(trace, rows) if on_device else _on_host(trace, rows)),
+        _sum_calls(_on_device(trace, rows) if on_device else on_host),
     )
 
 
@@ -115,12 +120,6 @@ def _on_device(trace: Trace, rows: Ints) -> Iterator[_Call]:
         moved = size or (_size_of(trace, around) if around >= 0 else 0)
         name = (said.name if said else "") or trace.names[work.name[row]].split("(")[0]
         yield name, int(work.duration[row]), moved, bus
-
-
-def _on_host(trace: Trace, rows: Ints) -> Iterator[_Call]:
-    host = trace.host
-    for row in rows.tolist():
-        yield trace.names[host.name[row]], int(host.duration[row]), _size_of(trace, row), 0.0
 
 
 def _sum_calls(calls: Iterable[_Call]) -> tuple[CollectiveRow, ...]:

@@ -11,6 +11,7 @@ import numpy as np
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing
 from tpmon.model.results.trace import MemoryPeak
 from tpmon.model.results.trace_tables import AllocationRow, CurvePoint, MemoryCurve
+from tpmon.trace.figures.breakdown import MOST_DEVICES
 from tpmon.trace.figures.steps import TraceSteps
 from tpmon.trace.reading.columns import Ints, distinct
 from tpmon.trace.reading.read import Trace, clean_name
@@ -20,9 +21,6 @@ from tpmon.trace.reading.spans import Nest
 _KINDS = {0: "cpu", 1: "cuda", 6: "hip", 9: "vulkan", 12: "xpu", 13: "mps", 17: "hpu"}
 MOST_POINTS = 200
 """Points of a curve: more than columns of a wide terminal."""
-
-MOST_DEVICES = 256
-"""No machine has more; a damaged file may name thousands."""
 _NOT_RESERVED = Missing("memory of the host has no cache that reserves it")
 _NO_TOTALS = Missing("the trace has no totals")
 

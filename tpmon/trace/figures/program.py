@@ -50,12 +50,14 @@ def is_own_line(name: str) -> bool:
     return first != "torch" and first.removesuffix(".py") not in sys.stdlib_module_names
 
 
-def nest_python(trace: Trace) -> Stacks:
-    """Nest the Python functions of each thread that runs operators, of all where none does.
+def nest_python(trace: Trace) -> Stacks | None:
+    """Nest the Python functions of each thread that runs operators, of all where none does; None without any.
 
     Other threads (a progress bar, a monitor) only wait, and would lead the table.
     """
     python, host = trace.python, trace.host
+    if not len(python.start):
+        return None
     working = distinct(host.track[host.category == Category.OP])
     wanted = np.flatnonzero(np.isin(python.track, working))
     nested = nest(python, wanted if len(wanted) else np.arange(len(python.start)))
@@ -68,8 +70,12 @@ def nest_python(trace: Trace) -> Stacks:
     return Stacks(nested, line)
 
 
-def group_by_line(trace: Trace, ops: Operators, stacks: Stacks) -> tuple[OperatorGroupRow, ...]:
-    """Sum the operators by name and the line of the program that called them; empty without stacks."""
+def group_by_line(
+    trace: Trace, ops: Operators, stacks: Stacks | None
+) -> Applicable[tuple[OperatorGroupRow, ...]]:
+    """Sum the operators by name and the line of the program that called them."""
+    if stacks is None:
+        return NOT_APPLICABLE
     if not len(ops.row) or not len(stacks.line):
         return ()
     place = stacks.nest.find(trace.host.track[ops.row], ops.start)
@@ -249,7 +255,10 @@ def _sum_launched(trace: Trace, nested: Nest) -> Ints:
     """Sum the device work that calls inside of each module or range launched, in nanoseconds."""
     matched = np.flatnonzero(trace.work.call >= 0)
     calls = trace.work.call[matched]
-    return nested.sum_around(trace.calls.track[calls], trace.calls.start[calls], trace.work.duration[matched])
+    place = nested.find(trace.calls.track[calls], trace.calls.start[calls])
+    found = np.zeros(len(nested.row), dtype=np.int64)
+    np.add.at(found, place[place >= 0], trace.work.duration[matched[place >= 0]])
+    return found
 
 
 def _sum_backward(trace: Trace, modules: Nest, ops: Operators) -> Ints:

@@ -91,7 +91,7 @@ def _open_file(path: str) -> FileIO:
     raise UsageError(f"{path}: it is no regular file but {what}", _TRY_FILE)
 
 
-def find_remote(path: str, endings: tuple[str, ...]) -> list[str]:
+def find_remote(path: str) -> list[str]:
     """Return the files of a store that ``path`` names: one, those of a directory, or those of a pattern.
 
     Raises:
@@ -104,15 +104,15 @@ def find_remote(path: str, endings: tuple[str, ...]) -> list[str]:
         if not found:
             raise UsageError(f"nothing matches {path}", _TRY_FILE)
         return found
-    if path.endswith(endings):
+    if path.endswith(_TRACE_ENDINGS):
         return [path]
     names = sorted(_ask(path, lambda: store.ls(path, detail=False)))
-    found = [store.unstrip_protocol(name) for name in names if name.endswith(endings)]
+    found = [store.unstrip_protocol(name) for name in names if name.endswith(_TRACE_ENDINGS)]
     if found:
         return found
     if names == [path.partition("://")[2].rstrip("/")]:
         return [path]
-    raise UsageError(f"{path} holds no trace ({', '.join('*' + one for one in endings)})", _TRY_FILE)
+    raise UsageError(f"{path} holds no trace (*.json, *.json.gz)", _TRY_FILE)
 
 
 def _find_store(path: str) -> Any:
@@ -160,7 +160,7 @@ def find_files(given: Sequence[str]) -> list[str]:
     found: list[str] = []
     for one in given:
         if is_remote(one):
-            files = [one] if one.endswith(SNAPSHOT_ENDINGS) else find_remote(one, _TRACE_ENDINGS)
+            files = [one] if one.endswith(SNAPSHOT_ENDINGS) else find_remote(one)
         elif os.path.isdir(one):
             names = sorted(name for name in os.listdir(one) if name.endswith(_TRACE_ENDINGS))
             files = [path for path in (os.path.join(one, name) for name in names) if os.path.isfile(path)]

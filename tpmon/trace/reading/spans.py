@@ -172,14 +172,6 @@ class Nest:
             found[asked] = at
         return found
 
-    def sum_around(self, tracks: Small, times: Ints, values: Ints) -> Ints:
-        """Add each value to the innermost operator around its time."""
-        found = np.zeros(len(self.row), dtype=np.int64)
-        place = self.find(tracks, times)
-        inside = place >= 0
-        np.add.at(found, place[inside], values[inside])
-        return found
-
     def each_level(self) -> list[Ints]:
         """Return those that have a parent, depth after depth from the outermost on."""
         inner = np.flatnonzero(self.parent >= 0)

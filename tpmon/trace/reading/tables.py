@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -48,6 +49,7 @@ _ROOTED = re.compile(r"_?(?:broadcast|reduce(?!_?scatter)|scatter|gather|i?send|
 _WHOLE_JOB = b"0"
 _LAST_NUMBER = re.compile(r"(\d+)\s*$")
 _NO_ARGS = Args()
+_LAUNCH = attrgetter("grid", "block", "registers", "shared", "blocks_per_sm", "occupancy", "limits")
 _OTHERS = "(others)"
 T = TypeVar("T")
 
@@ -265,7 +267,7 @@ class Tables:
             [one.stream if one.stream >= 0 else _last_number(event.tid) for one, event in pairs],
             [one.correlation for one in args],
             [one.bytes if one.bytes < MOST_US else 0 for one in args],
-            [self.launches[_key_launch(one)] if one.grid else -1 for one in args],
+            [self.launches[tuple(map(bytes, _LAUNCH(one)))] if one.grid else -1 for one in args],
             [self.collectives[_key_collective(one)] if one.collective else -1 for one in args],
         )
         self._fill(self._work, columns)
@@ -307,11 +309,6 @@ class Tables:
         calls = _order(self._calls, CallTable)
         work = _order(self._work, lambda *columns: WorkTable(*(*columns, _match(calls, columns[6]))))
         return host, calls, work, python, _order(self._memory, MemoryTable)
-
-
-def _key_launch(one: Args) -> tuple[bytes, ...]:
-    start = (one.grid, one.block, one.registers, one.shared)
-    return tuple(map(bytes, (*start, one.blocks_per_sm, one.occupancy, one.limits)))
 
 
 def _key_collective(one: Args) -> tuple[Any, ...]:
