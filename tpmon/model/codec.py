@@ -76,20 +76,14 @@ def _encoder(kind: Any) -> Callable[[Any], Any]:
 def to_plain(value: object) -> Any:
     """Turn a value of ``model`` into lists, dicts with JSON keys, numbers and strings.
 
-    Raises:
-        CodecError: for a type that ``model`` does not use.
+    CodecError for a type that ``model`` does not use.
     """
     kind: Any = type(value)
     return _encoder(kind)(value)
 
 
 def encode(value: object) -> str:
-    """Encode a value of ``model`` as one line of JSON.
-
-    Raises:
-        CodecError: for a type that ``model`` does not use.
-        ValueError: for NaN or an infinity, which JSON does not have.
-    """
+    """Encode a value of ``model`` as a line of JSON; ValueError for NaN and infinity, which JSON has not."""
     return json.dumps(to_plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -227,11 +221,7 @@ def _decoder(hint: Any) -> Decoder:
 
 
 def from_plain(kind: type[T], raw: object) -> T:
-    """Build a ``kind`` from what ``json.loads`` returned.
-
-    Raises:
-        CodecError: where a key is absent or has the wrong type, with its path.
-    """
+    """Build a ``kind`` from what ``json.loads`` returned; CodecError with the path of a wrong key."""
     decoder: Decoder = _decoder(cast("Any", kind))
     try:
         return cast("T", decoder(raw))
@@ -244,11 +234,7 @@ def _refuse_constant(name: str) -> float:
 
 
 def decode(kind: type[T], line: str) -> T:
-    """Build a ``kind`` from one line of JSON.
-
-    Raises:
-        CodecError: where the text is not JSON or does not fit, with its path.
-    """
+    """Build a ``kind`` from one line of JSON; CodecError where it is none or does not fit, with its path."""
     try:
         raw = json.loads(line, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

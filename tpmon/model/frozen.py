@@ -190,9 +190,8 @@ else:
     def dataclass(*, frozen: bool = False, slots: bool = False) -> Callable[[type], type]:
         """Make a slotted dataclass as above, any other as the standard library does.
 
-        Raises:
-            TypeError: for a slotted one with fields that are not in ``__init__`` or only there,
-                that have a hash of their own, or that are given by name only.
+        TypeError for a slotted one with fields that are not in ``__init__`` or only there, that have a hash
+        of their own, or that are given by name only.
         """
         if slots:
             return partial(_make, frozen=frozen)

@@ -122,11 +122,7 @@ def describe_wait(wait: Wait) -> str:
 
 
 def parse_wait(words: str, reason: str = "") -> Wait:
-    """Read a wait that was written as its words, with its reason where that was written too.
-
-    Raises:
-        ValueError: for a reason that there is not.
-    """
+    """Read a wait written as its words, and its reason if that was written; ValueError for an unknown one."""
     told = WaitReason(reason) if reason else _BY_WORDS.get(words, WaitReason.OTHER)
     return Wait(told, "" if words == told.words else words)
 

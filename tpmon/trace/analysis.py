@@ -95,10 +95,7 @@ def analyze(
 
     ``skip`` is asked whether the others are wanted without one that cannot be read. ``keep`` takes
     what a trace was analysed from, which is gone otherwise. ``wanted`` names tables of ``ON_REQUEST``.
-
-    Raises:
-        UsageError: where one is no trace, or none is left.
-        NotPermittedError: where one may not be read.
+    TpmonError where ``read_trace`` raises one, UsageError where no trace is left.
     """
     files = []
     parts: list[RankParts] = []

@@ -78,12 +78,7 @@ def _end_with_stdin() -> None:
 
 
 def summarize(path: str) -> TraceSummary:
-    """Read the trace at ``path`` and sum it up.
-
-    Raises:
-        UsageError: where it is no trace.
-        NotPermittedError: where it may not be read.
-    """
+    """Read the trace at ``path`` and sum it up; TpmonError where ``read_trace`` raises one."""
     trace = read_trace(path)
     steps = find_steps(trace)
     lengths = (steps.end - steps.start) / 1e6
@@ -182,10 +177,7 @@ def write_marked(
 
     ``told`` are its conditions as JSON, which go before the events. Where the loop counted its steps the
     marks have its numbers, else they begin at 0.
-
-    Raises:
-        TpmonError: where ``source`` is no trace.
-        OSError: where ``target`` cannot be written.
+    TpmonError where ``source`` is no trace, OSError where ``target`` cannot be written.
     """
     trace = read_trace(source)
     updates = find_updates(trace, most)

@@ -98,9 +98,8 @@ class RawSnapshot:
 def read_snapshot(path: str) -> RawSnapshot:
     """Read the snapshot at ``path``.
 
-    Raises:
-        UsageError: where there is no file, or it is no snapshot, or more than plain containers.
-        NotPermittedError: where it may not be read.
+    UsageError where there is no file, or it is no snapshot, or more than plain containers; NotPermittedError
+    where it may not be read.
     """
     with open_bytes(path) as (file, size):
         if size > FILE_BYTES:
@@ -123,11 +122,7 @@ def read_snapshot(path: str) -> RawSnapshot:
 
 
 def parse_snapshot(data: bytes) -> RawSnapshot:
-    """Parse the bytes of a snapshot.
-
-    Raises:
-        PlainError: when they are no pickle of plain containers, or no snapshot.
-    """
+    """Parse a snapshot; PlainError where the bytes are no pickle of plain containers, or no snapshot."""
     values = min(MOST_VALUES, 200_000 + int(len(data) * VALUES_PER_BYTE))
     limits = Limits(file_bytes=FILE_BYTES, values=values, written_out=1 << 62)
     raw = load_plain(data, limits)
@@ -267,12 +262,7 @@ _PYTHON_LINE = re.compile(r"^(.*):\d+ ")
 
 
 def analyze_snapshots(paths: Sequence[str]) -> SnapshotReport:
-    """Analyse the snapshots at ``paths``, one after the other.
-
-    Raises:
-        UsageError: where one is none.
-        NotPermittedError: where one may not be read.
-    """
+    """Analyse the snapshots at ``paths`` one by one; TpmonError where ``read_snapshot`` raises one."""
     files = []
     for path in paths:
         snapshot = read_snapshot(path)

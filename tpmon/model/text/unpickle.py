@@ -44,8 +44,7 @@ _TEXT_STEP = 256
 def check_shape(value: object, limits: Limits) -> None:
     """Go through a value once, however often its parts are shared.
 
-    Raises:
-        PlainError: when it is nested too deeply, contains itself, or is too large written out.
+    PlainError when it is nested too deeply, contains itself, or is too large written out.
     """
     done: dict[int, tuple[int, int]] = {}
     open_: set[int] = set()
@@ -118,8 +117,7 @@ class _Stream(io.BytesIO):
 def load_plain(data: bytes, limits: Limits = Limits()) -> object:  # noqa: B008  # frozen
     """Build what one pickle of protocol 0 to 5 holds. Keys and items of sets are texts and numbers.
 
-    Raises:
-        PlainError: when it is no pickle, is cut, asks for more than plain containers, or is too large.
+    PlainError when it is no pickle, is cut, asks for more than plain containers, or is too large.
     """
     if len(data) > limits.file_bytes:
         raise PlainError(f"{len(data)} bytes, at most {limits.file_bytes} are read")

@@ -118,10 +118,9 @@ def _salvage(unpacker: zlib._Decompress, data: bytes) -> bytes:
 
 
 class FilePieces:
-    """Give pieces of whole events, without the comma between two pieces; ``closed`` where the list ended.
+    """Give pieces of whole events, without the comma between two pieces; UsageError where it is no trace.
 
-    Raises:
-        UsageError: where the bytes are no trace.
+    ``closed`` tells whether the end of the list of events was seen.
     """
 
     def __init__(self, source: ByteSource) -> None:

@@ -95,9 +95,7 @@ class Trace:
 def read_trace(path: str, progress: Progress | None = None) -> Trace:
     """Read the trace at ``path``, plain or gzip, of this machine or of an object store (``sources``).
 
-    Raises:
-        UsageError: where there is no file, or it is no trace.
-        NotPermittedError: where it may not be read.
+    UsageError where there is no file, or it is no trace; NotPermittedError where it may not be read.
     """
     with open_bytes(path) as (file, size):
         try:

@@ -61,11 +61,7 @@ class SliceChoice:
 
 
 def choose_steps(trace: Trace, wanted: str) -> SliceChoice:
-    """Choose steps by the numbers of their marks: ``7`` or ``3-5``.
-
-    Raises:
-        UsageError: where the trace has no such steps.
-    """
+    """Choose steps by the numbers of their marks, ``7`` or ``3-5``; UsageError where there are none such."""
     parsed = _RANGE.match(wanted)
     if parsed is None:
         raise UsageError(f"--steps takes a number or two, found {wanted!r}", "--steps 3-5")
@@ -104,11 +100,7 @@ def _choose_rows(trace: Trace, steps: TraceSteps, first: int, last: int) -> Slic
 
 
 def choose_gaps(trace: Trace, count: int) -> SliceChoice:
-    """Choose the surroundings of the ``count`` longest idle stretches of all devices.
-
-    Raises:
-        UsageError: where there is no device work, or no gap.
-    """
+    """Choose what is around the ``count`` longest gaps of all devices; UsageError where there is none."""
     work, calls = trace.work, trace.calls
     if not len(work.start):
         raise UsageError("the trace has no device work, and so no gaps", "--steps 3")
@@ -178,9 +170,8 @@ class Written:
 def write_slice(path: str, out: str, choice: SliceChoice, progress: Progress | None = None) -> Written:
     """Write what ``choice`` keeps of the trace at ``path`` to the new file ``out`` (packed: .gz).
 
-    Raises:
-        UsageError: where ``out`` is there already or cannot be written, or ``path`` is no trace.
-        NotPermittedError: where one of them may not be opened.
+    UsageError where ``out`` is there already or cannot be written, or ``path`` is no trace; NotPermittedError
+    where one of them may not be opened.
     """
     with open_bytes(path) as (file, size), _open_new(out) as target:
         source = ByteSource(file)

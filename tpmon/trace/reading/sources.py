@@ -55,9 +55,7 @@ def is_snapshot(path: str) -> bool:
 def open_bytes(path: str) -> Iterator[tuple[Readable, int]]:
     """Open what lies at ``path`` for reading, and tell its size in bytes.
 
-    Raises:
-        UsageError: where there is no file, or the extra for its store is missing.
-        NotPermittedError: where it may not be read.
+    UsageError where there is no file or its extra is missing; NotPermittedError where it may not be read.
     """
     if is_remote(path):
         store = _find_store(path)
@@ -94,9 +92,7 @@ def _open_file(path: str) -> FileIO:
 def find_remote(path: str) -> list[str]:
     """Return the files of a store that ``path`` names: one, those of a directory, or those of a pattern.
 
-    Raises:
-        UsageError: where it names nothing, or the extra for its store is missing.
-        NotPermittedError: where it may not be listed.
+    UsageError where it names nothing or its extra is missing; NotPermittedError where it may not be listed.
     """
     store = _find_store(path)
     if any(sign in path for sign in "*?["):
@@ -152,11 +148,7 @@ class _Remote:
 
 
 def find_files(given: Sequence[str]) -> list[str]:
-    """Return the files that were named: directories stand for the traces in them, patterns for matches.
-
-    Raises:
-        UsageError: where one names nothing.
-    """
+    """Return the files that paths, directories of traces and patterns name; UsageError where one has none."""
     found: list[str] = []
     for one in given:
         if is_remote(one):
