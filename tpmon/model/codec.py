@@ -74,10 +74,7 @@ def _encoder(kind: Any) -> Callable[[Any], Any]:
 
 
 def to_plain(value: object) -> Any:
-    """Turn a value of ``model`` into lists, dicts with JSON keys, numbers and strings.
-
-    CodecError for a type that ``model`` does not use.
-    """
+    """Turn a value of ``model`` into what JSON holds; CodecError for a type that ``model`` does not use."""
     kind: Any = type(value)
     return _encoder(kind)(value)
 

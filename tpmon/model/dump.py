@@ -310,10 +310,7 @@ class ShownFrame:
 
 @dataclass(frozen=True, slots=True)
 class OddOne:
-    """Name the rank (or the worker of a rank) that is not where the others are.
-
-    ``others`` are the PIDs of further ranks outside of the largest group.
-    """
+    """Name the rank (or worker) that is not where most are; ``others``: PIDs of further ranks elsewhere."""
 
     host: str
     pid: int

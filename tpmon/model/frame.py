@@ -290,10 +290,7 @@ class Window:
 
 
 class History(NamedTuple):
-    """Hold what draws the history of a figure, from Pulses.
-
-    A ``top`` of 0 stands for the highest value seen or, of a share, for the whole of it.
-    """
+    """Hold what draws the history of a figure; ``top`` 0 is the highest value, or all of a share."""
 
     series: Callable[[Pulse], Known[float]]
     top: float = 0.0

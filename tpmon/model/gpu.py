@@ -200,10 +200,7 @@ def list_processes(card: GpuSample) -> tuple[GpuProcess, ...]:
 
 
 def share_card(card: GpuSample) -> Known[Mapping[int, float]]:
-    """Return the SM % of the processes of one reading, by PID.
-
-    Missing where the driver told it of none, or where what it told leaves open who kept the card busy.
-    """
+    """Return the SM % of processes by PID; Missing where the driver leaves open who kept the card busy."""
     if is_known(card.sm_pct) and card.sm_pct < USED_PCT:
         return {}
     listed = list_processes(card)

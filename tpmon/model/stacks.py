@@ -19,10 +19,7 @@ class StackFrame:
 
 @dataclass(frozen=True, slots=True)
 class StackCount:
-    """Say how many samples found one thread in exactly these frames, outermost first.
-
-    ``holds_gil``: whether it held the interpreter's lock, which only a dump tells.
-    """
+    """Say how many samples found a thread in these frames, outermost first; dumps tell ``holds_gil``."""
 
     tid: int
     thread: str

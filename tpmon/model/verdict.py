@@ -294,10 +294,7 @@ class Figure(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Hold one reading that speaks for or against a Finding, with its source and age.
-
-    ``text`` replaces value and unit where words say it better ("14 of 25 samples").
-    """
+    """Hold one reading for or against a Finding; ``text`` replaces value and unit: "14 of 25 samples"."""
 
     name: str
     value: Known[float]

@@ -54,10 +54,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Hold what was busy and, growing set by set, what explains the rest, in the order of ``causes``.
-
-    ``exposed`` is what of the busy time is communication alone.
-    """
+    """Hold what was busy, the part that is communication alone, and what explains the rest, set by set."""
 
     device: Applicable[int]
     causes: tuple[str, ...]

@@ -298,10 +298,7 @@ def can_be(choice: CaptureChoice, offers: CaptureOffers) -> CaptureChoice:
 def refuse(
     choice: CaptureChoice, instead_of: CaptureChoice, why: str, offers: CaptureOffers
 ) -> CaptureOffers | None:
-    """Take back from the offers what one choice has beyond another, which can be; None for nothing.
-
-    The kind goes first.
-    """
+    """Take from the offers what a choice has beyond one that can be, its kind first; None for nothing."""
     if choice.kind is not instead_of.kind:
         return replace(offers, refused=tuple({**dict(offers.refused), choice.kind: why}.items()))
     return replace(offers, every=why) if choice.every and not instead_of.every else None

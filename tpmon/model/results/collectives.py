@@ -73,10 +73,7 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """Hold what one rank recorded, and when it was written down.
-
-    ``from_start``: it reaches back to the rank's first call; else the oldest calls were overwritten.
-    """
+    """Hold what one rank recorded and when; ``from_start``: it reaches back to its first call."""
 
     host: str
     pid: int

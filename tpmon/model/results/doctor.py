@@ -114,10 +114,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class GroupStack:
-    """Hold the stack of one group of a dump as it is shown, outermost first.
-
-    ``mark`` names the group: it stays the same while a dump grows and groups change their places.
-    """
+    """Hold the stack of a group as shown, outermost first; ``mark`` stays the same while a dump grows."""
 
     mark: int
     lines: tuple[ShownFrame, ...]

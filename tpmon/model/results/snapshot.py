@@ -13,10 +13,7 @@ SNAPSHOT_SCHEMA = "tpmon.snapshot/1"
 
 @dataclass(frozen=True, slots=True)
 class StackBytes:
-    """Hold what one stack allocated: ``line`` is its innermost line outside of torch and other packages.
-
-    ``frames`` are innermost first; none where no stack was recorded.
-    """
+    """Hold what a stack allocated; ``line`` is its innermost of no package, ``frames`` innermost first."""
 
     bytes: int
     requested_bytes: Known[int]

@@ -39,10 +39,7 @@ GAP_CAUSES = ("data", "sync_explicit", "sync_implicit", "alloc", "launch", "cpu_
 
 @dataclass(frozen=True, slots=True)
 class DeviceGaps:
-    """Hold the idle time of one device in microseconds.
-
-    The eight causes sum to ``idle``; those that the trace does not tell are missing.
-    """
+    """Hold the idle time of one device in us; eight causes sum to ``idle``, untold ones are missing."""
 
     device: int
     window: float

@@ -30,10 +30,7 @@ class ProductRow:
 
 @dataclass(frozen=True, slots=True)
 class ModuleRow:
-    """Hold one nn.Module: its forward on the host, and the device work of forward and backward.
-
-    ``inside`` is the module around its first call.
-    """
+    """Hold an nn.Module: host time of forward, device work of both passes, what is around its first call."""
 
     name: str
     inside: Applicable[str]
@@ -90,10 +87,7 @@ class RangeRow:
 
 @dataclass(frozen=True, slots=True)
 class AllocationRow:
-    """Hold what one operator allocated on one device.
-
-    ``kept_bytes`` was not freed before the trace ended, ``at_peak_bytes`` lived when most was allocated.
-    """
+    """Hold what an operator allocated; ``kept_bytes`` were not freed, ``at_peak_bytes`` lived at the peak."""
 
     kind: str
     device: int

@@ -368,10 +368,7 @@ def say_value(evidence: Evidence) -> str:
 
 
 def shorten(texts: tuple[str, ...], most: int) -> str:
-    """Join texts by commas up to ``most`` characters; what does not fit is counted: "a, b (+3 more)".
-
-    The first one is always there, cut where it alone is too long.
-    """
+    """Join texts by commas up to ``most`` characters, the first at least: "a, b (+3 more)"."""
     whole = ", ".join(texts)
     for count in range(len(texts) - 1, 0, -1):
         if len(whole) <= most:

@@ -42,10 +42,7 @@ _TEXT_STEP = 256
 
 
 def check_shape(value: object, limits: Limits) -> None:
-    """Go through a value once, however often its parts are shared.
-
-    PlainError when it is nested too deeply, contains itself, or is too large written out.
-    """
+    """Go through each part once; PlainError for one too deep, too large written out, or in itself."""
     done: dict[int, tuple[int, int]] = {}
     open_: set[int] = set()
     todo: list[tuple[object, bool]] = [(value, False)]

@@ -116,10 +116,7 @@ def find_loader(trace: Trace, window: tuple[int, int]) -> str:
 
 
 def tells_host(trace: Trace) -> bool:
-    """Tell whether a trace can say what the host did outside of calls.
-
-    Without ``ProfilerActivity.CPU`` torch records neither operators nor annotations, but kineto the calls.
-    """
+    """Tell whether a trace has operators or annotations; ProfilerActivity.CUDA alone gives calls only."""
     return bool(host_rows(trace).any())
 
 
@@ -377,10 +374,7 @@ def sum_causes(gaps: Sequence[DeviceGaps], *causes: str) -> float:
 def split_host(
     trace: Trace, activity: Activity, causes: HostCauses, window: tuple[int, int]
 ) -> Applicable[HostTime]:
-    """Split the window of a trace without device work: loader, calls that wait, operators, communication.
-
-    NOT_APPLICABLE where the trace holds nothing of the host either.
-    """
+    """Split the window of a trace without device work by what the host did; NOT_APPLICABLE without either."""
     if not (tells_host(trace) or len(trace.calls.start)):
         return NOT_APPLICABLE
     sync = unite_all(causes.layers[1:3])

@@ -118,10 +118,7 @@ def _waits_for_host_pct(parts: Parts) -> float:
 
 
 def _busy_pct(parts: Parts, ns: float) -> float:
-    """Return device work in percent of the window of the steps, of all devices together.
-
-    Without device work it is time of the host, in the window of the marks.
-    """
+    """Return work of all devices in percent of the window of the steps, else work of the host."""
     start, end = parts.steps.window if parts.gaps else parts.steps.host_window
     return min(100 * ns / max((end - start) * max(len(parts.gaps), 1), 1), 100.0)
 

@@ -171,10 +171,7 @@ def read_folders(trace: Trace) -> tuple[str, ...]:
 
 
 def find_line(trace: Trace, name: str) -> Known[CodePlace]:
-    """Return the line of Python that calls the operator, or launches the kernel or copy, of this name.
-
-    ``name`` may also be a Python function, and is then the place itself.
-    """
+    """Return the line of Python that calls or launches what has this name, or the function of this name."""
     folders = read_folders(trace)
     place = parse_frame(name, folders)
     if is_known(place):

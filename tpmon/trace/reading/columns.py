@@ -96,10 +96,7 @@ def _size_of(value: object) -> int:
 
 
 def distinct(values: npt.NDArray[N]) -> npt.NDArray[N]:
-    """Return the different values in order, as ``np.unique``, which imports ``numpy.ma`` for it.
-
-    Those close together are counted, not sorted.
-    """
+    """Return the different values in order; ``np.unique`` would import ``numpy.ma`` for it."""
     if not len(values):
         return values
     low, high = int(values.min()), int(values.max())
@@ -208,10 +205,7 @@ class PythonTable(EventTable):
 
 @dataclass(frozen=True, slots=True)
 class MemoryTable:
-    """Hold allocations (positive) and frees (negative); totals are -1 where the trace has none.
-
-    ``address`` is 0 where the trace does not tell it.
-    """
+    """Hold allocations (positive) and frees (negative); where untold totals are -1, ``address`` is 0."""
 
     time: Ints
     changed_bytes: Ints
