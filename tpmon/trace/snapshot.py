@@ -129,9 +129,9 @@ def parse_snapshot(data: bytes) -> RawSnapshot:
     if not isinstance(raw, dict) or not isinstance(raw.get("segments"), (list, tuple)):
         raise PlainError("it has no segments")
     reader = _SnapshotReader()
-    segments = reader.read_segments(raw["segments"])
+    segments = tuple(filter(None, map(reader.read_segment, raw["segments"])))
     history = reader.read_history(raw.get("device_traces"))
-    lost = SnapshotLost(reader.lost_segments, reader.lost_blocks, reader.lost_events)
+    lost = SnapshotLost(len(raw["segments"]) - len(segments), reader.lost_blocks, reader.lost_events)
     return RawSnapshot(segments, history, tuple(reader.stacks), lost, len(data))
 
 
@@ -140,18 +140,13 @@ class _SnapshotReader:
 
     def __init__(self) -> None:
         self.stacks: list[tuple[str, ...]] = [()]
-        self.lost_segments = self.lost_blocks = self.lost_events = 0
+        self.lost_blocks = self.lost_events = 0
         self._numbers: dict[tuple[str, ...], int] = {(): 0}
         self._seen: dict[int, int] = {}
         self._frames: dict[int, str] = {}
         self._blocks = self._events = 0
 
-    def read_segments(self, raw: Sequence[object]) -> tuple[Segment, ...]:
-        found = [segment for segment in map(self._read_segment, raw) if segment is not None]
-        self.lost_segments += len(raw) - len(found)
-        return tuple(found)
-
-    def _read_segment(self, raw: object) -> Segment | None:
+    def read_segment(self, raw: object) -> Segment | None:
         if not isinstance(raw, dict) or not isinstance(raw.get("blocks"), (list, tuple)):
             return None
         size, device = _size(raw.get("total_size")), _integer(raw.get("device", 0))

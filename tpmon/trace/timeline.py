@@ -117,12 +117,9 @@ class Timelines:
         return f"part {part + 1} of {parts} of {whole}" if parts > 1 else whole
 
     def _place_steps(self, first: int, last: int, edges: Ints) -> tuple[StepStart, ...]:
-        found = []
-        for at in range(first, last + 1):
-            cell = int(np.searchsorted(edges, self.start[at], side="right")) - 1
-            if 0 <= cell < len(edges) - 1:
-                found.append(StepStart(_short(self.names[at]), cell))
-        return tuple(found)
+        cells = (np.searchsorted(edges, self.start[first : last + 1], side="right") - 1).tolist()
+        named = zip(self.names[first : last + 1], cells, strict=True)
+        return tuple(StepStart(_short(name), cell) for name, cell in named if 0 <= cell < len(edges) - 1)
 
 
 def _short(name: str) -> str:

@@ -192,8 +192,8 @@ LEAST_PCT = 5.0
 """A kernel below this share of the kernels' time is not worth profiling alone."""
 _IS_OF_OTHERS = begins(r"(?:hip|ur|ze)[A-Z]")
 """A call of HIP, Unified Runtime or Level Zero."""
-_PLAIN = re.compile(r"^[A-Za-z_]\w*$")
 _IDENTIFIER = re.compile(r"([A-Za-z_]\w*)$")
+_TEMPLATE = re.compile(r"<[^<>]*>")
 
 
 def find_hot_kernel(trace: Trace, kernels: tuple[KernelRow, ...], steps: int) -> Applicable[HotKernel]:
@@ -235,21 +235,10 @@ def _write_command(trace: Trace, row: KernelRow, kernels: tuple[KernelRow, ...],
 
 def base_name(kernel: str) -> str:
     """Return the bare name of a function, as ``--kernel-name`` compares it; "" where it cannot be told."""
-    if _PLAIN.match(kernel):
-        return kernel
     text = kernel.replace("(anonymous namespace)", "")
-    depth = 0
-    kept = []
-    for char in text:
-        if char == "<":
-            depth += 1
-        elif char == ">":
-            depth = max(depth - 1, 0)
-        elif char == "(" and not depth:
-            break
-        elif not depth:
-            kept.append(char)
-    found = _IDENTIFIER.search("".join(kept).strip())
+    while (outer := _TEMPLATE.sub("", text)) != text:
+        text = outer
+    found = _IDENTIFIER.search(re.split("[<(]", text)[0].replace(">", "").strip())
     return found[1] if found else ""
 
 

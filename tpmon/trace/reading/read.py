@@ -71,7 +71,6 @@ class Trace:
     launches: list[Launch]
     collectives: list[Collective]
     phases: Mapping[str, int]
-    categories: Mapping[str, int]
     events: int
     file_bytes: int
     json_bytes: int
@@ -145,7 +144,6 @@ def _read(path: str, file: Readable, size: int, progress: Progress | None) -> Tr
         launches=[parse_launch(key) for key in tables.launches.kept],
         collectives=[parse_collective(key) for key in tables.collectives.kept],
         phases=dict(tables.phases),
-        categories=dict(tables.categories),
         events=events,
         file_bytes=size,
         json_bytes=source.unpacked_bytes,

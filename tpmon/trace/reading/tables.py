@@ -54,13 +54,6 @@ _OTHERS = "(others)"
 T = TypeVar("T")
 
 
-def _count(counts: Counter[str], seen: list[str]) -> None:
-    """Count what was seen in a piece; hostile files have a new kind for each event."""
-    for kind, times in Counter(seen).items():
-        known = len(kind) <= KIND_CHARS and (kind in counts or len(counts) < MOST_KINDS)
-        counts[kind if known else _OTHERS] += times
-
-
 def _plain_id(value: Id) -> int | str:
     """Return an identifier as a number where it is one, however it is written."""
     if isinstance(value, int):
@@ -167,7 +160,6 @@ class Tables:
         self.launches: Numbers[tuple[bytes, ...]] = Numbers(room, most=RAW_BYTES)
         self.collectives: Numbers[tuple[Any, ...]] = Numbers(room, most=RAW_BYTES)
         self.phases: Counter[str] = Counter()
-        self.categories: Counter[str] = Counter()
         self.odd_times = 0
         self._odd_values = 0
         self.rank = -1
@@ -183,21 +175,20 @@ class Tables:
 
     def add(self, events: Sequence[TraceEvent]) -> None:
         """Take the events of a piece."""
-        _count(self.phases, [event.ph for event in events])
+        for phase, times in Counter(event.ph for event in events).items():
+            known = phase in self.phases or len(self.phases) < MOST_KINDS
+            self.phases[phase if known and len(phase) <= KIND_CHARS else _OTHERS] += times
         classes = self._classes
         buckets: list[list[TraceEvent]] = [[], [], [], [], []]
         appends = [bucket.append for bucket in buckets]
         memory = []
-        seen = []
         for event in events:
             if event.ph == "X":
                 if not event.cat:
                     event.cat = guess_category(event)
-                seen.append(event.cat)
                 appends[classes[event.cat][0]](event)
             elif event.name == "[memory]" and event.args is not None:
                 memory.append(event)
-        _count(self.categories, seen)
         buckets[RowKind.SKIPPED] = memory
         takers = (self._add_host, self._add_calls, self._add_work, self._add_python, self._add_memory)
         for bucket, take in zip(buckets, takers, strict=True):
