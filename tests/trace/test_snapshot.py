@@ -1,11 +1,9 @@
 """Memory snapshots: what lives, what is cut up, what lived at the peak, and files that are hostile."""
 
 import csv
-import dataclasses
 import json
 import os
 import pickle
-import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ from tests.snapshots import MB, SnapshotBuilder, frame, stack, training
 from tpmon.errors import UsageError
 from tpmon.model.codec import encode
 from tpmon.model.known import is_known
-from tpmon.model.results import snapshot as model
 from tpmon.model.results.snapshot import DeviceSnapshot
 from tpmon.report.trace import SNAPSHOT_TABLES, write_snapshot_csv, write_snapshots
 from tpmon.trace import snapshot as snapshot_read
@@ -209,15 +206,3 @@ def test_more_values_than_torch_packs_into_so_many_bytes_are_refused():
     bomb = b"\x80\x04](" + b"]" * 600_000 + b"e."
     with pytest.raises(ValueError, match="more than"):
         parse_snapshot(bomb)
-
-
-PAGE = (Path(__file__).parents[2] / "docs" / "memory-snapshot.md").read_text()
-SECTIONS = dict(re.findall(r"(?ms)^### `(\w+)`\n(.*?)(?=^### |\Z)", PAGE))
-KINDS = [k for k in vars(model).values() if dataclasses.is_dataclass(k) and k.__module__ == model.__name__]
-
-
-def test_the_page_names_every_kind_and_key():
-    assert {kind.__name__ for kind in KINDS} == set(SECTIONS)
-    for kind in KINDS:
-        keys = re.findall(r"(?m)^\| `(\w+)` \|", SECTIONS[kind.__name__])
-        assert keys == [field.name for field in dataclasses.fields(kind)]

@@ -1,4 +1,4 @@
-"""docs/trace.md names every key of the JSON of a trace, and none that is not there."""
+"""The pages of traces and snapshots name every key of their JSON, and none that is not there."""
 
 import dataclasses
 import re
@@ -8,10 +8,11 @@ from typing import get_args, get_type_hints
 import pytest
 
 from tpmon.model.known import Missing
+from tpmon.model.results.snapshot import SnapshotReport
 from tpmon.model.results.trace import TraceComparison, TraceReport
 
-PAGE = (Path(__file__).parents[2] / "docs" / "trace.md").read_text()
-SECTIONS = dict(re.findall(r"(?ms)^### `(\w+)`\n(.*?)(?=^### |\Z)", PAGE))
+PAGES = [(Path(__file__).parents[2] / "docs" / name).read_text() for name in ("trace.md", "memory-snapshot.md")]
+SECTIONS = {name: text for page in PAGES for name, text in re.findall(r"(?ms)^### `(\w+)`\n(.*?)(?=^### |\Z)", page)}
 
 
 def find_kinds(hint: object) -> dict[str, type]:
@@ -21,7 +22,7 @@ def find_kinds(hint: object) -> dict[str, type]:
     return own | {name: kind for part in parts for name, kind in find_kinds(part).items()}
 
 
-KINDS = find_kinds(TraceReport) | find_kinds(TraceComparison)
+KINDS = find_kinds(TraceReport) | find_kinds(TraceComparison) | find_kinds(SnapshotReport)
 
 
 def test_every_kind_has_a_section():
