@@ -192,24 +192,6 @@ def test_what_changed_is_a_table_of_its_own(tmp_path):
     assert "phase,data_loader,1500.0,500.0" in lines
 
 
-@pytest.mark.parametrize(
-    ("files", "asked"),
-    [
-        ("t.json", {"csv": "colours"}),
-        ("t.json", {"csv": "steps", "against": "x"}),
-        ("t.json", {"csv": "changes"}),
-        ("t.json", {"top": "many"}),
-        ("t.json", {"target": "2x"}),
-        ("t.json", {"against": "x", "target": "fast"}),
-        ("*.none", {}),
-    ],
-)
-def test_what_cannot_be_asked_is_refused(files, asked, tmp_path):
-    train(tmp_path / "t.json", [1000])
-    with pytest.raises(UsageError):
-        run_trace(TraceOptions((str(tmp_path / files),), **asked))
-
-
 def test_traces_without_steps_are_not_compared(tmp_path):
     whole = TraceBuilder().op("aten::mm", 0, 900).write(tmp_path / "whole.json", {"deviceProperties": []})
     found = compare_traces(*analyze([whole, train(tmp_path / "new.json", [1000] * 4)]).files)
@@ -223,6 +205,13 @@ def test_traces_without_steps_are_not_compared(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "json", "what"),
     [
+        (TraceOptions(csv="colours"), False, "there is no table 'colours'"),
+        (TraceOptions(csv="steps", against="x"), False, "there is no table 'steps' beside --against"),
+        (TraceOptions(csv="changes"), False, "there is no table 'changes'"),
+        (TraceOptions(top="many"), False, "--top"),
+        (TraceOptions(target="2x"), False, "--target"),
+        (TraceOptions(against="x", target="fast"), False, "--target"),
+        (TraceOptions(("*.none",)), False, "nothing matches"),
         (TraceOptions(csv="steps"), True, "--csv and --json exclude each other"),
         (TraceOptions(csv="steps", top="3"), False, "--csv writes every row"),
         (TraceOptions(top="3"), True, "--json writes every row"),
@@ -233,10 +222,10 @@ def test_traces_without_steps_are_not_compared(tmp_path):
         (TraceOptions(slice="x.json", steps="1-2", target="2x"), False, "--slice stands alone"),
     ],
 )
-def test_what_would_be_ignored_is_refused(tmp_path, asked, json, what):
+def test_what_cannot_be_asked_or_would_be_ignored_is_refused(tmp_path, asked, json, what):
     path = train(tmp_path / "a.json", [1000])
     with pytest.raises(UsageError, match=what):
-        run_trace(replace(asked, files=(path,), json=json, json_is_flag=json))
+        run_trace(replace(asked, files=asked.files or (path,), json=json, json_is_flag=json))
 
 
 def test_what_is_typed_wins_over_json_from_the_file(tmp_path, capfd):
