@@ -246,8 +246,6 @@ MOST_STACKS = 1000
 MOST_FRAMES_SHOWN = 40
 MOST_OOM = 100
 _NO_HISTORY = Missing("no history: torch.cuda.memory._record_memory_history() was not on")
-_NO_STACK = Missing("no stack was recorded")
-_NO_OWN_LINE = Missing("no line outside of packages in the stack")
 _NO_TIME = Missing("the snapshot has no times")
 _NOT_TOLD = Missing("the snapshot does not tell it")
 _PACKAGE = re.compile(
@@ -332,12 +330,12 @@ def _sum_by_stack(snapshot: RawSnapshot, blocks: Iterable[tuple[int, int, int]])
 def own_line(frames: Sequence[str]) -> Known[str]:
     """Return the innermost Python line that is of no package."""
     if not frames:
-        return _NO_STACK
+        return Missing("no stack was recorded")
     for frame in frames:
         place = _PYTHON_LINE.match(frame)
         if place and not _PACKAGE.search(place[1]):
             return frame
-    return _NO_OWN_LINE
+    return Missing("no line outside of packages in the stack")
 
 
 def _find_peak(

@@ -49,9 +49,7 @@ MOST_DEVICES = 256
 STRAY_PCT = 1.0
 """Of the work of the busiest device: one with less is a slip (a bare ``.cuda()``), not the training."""
 NO_DEVICE = Missing("the trace holds no device work")
-NO_HOST = Missing("the trace holds no operators")
 NO_CALLS = Missing("the trace holds no calls of runtime or driver")
-NO_EVENTS = Missing("the trace holds neither device work nor host events")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +187,8 @@ def break_down(activity: Activity, steps: TraceSteps, exclusive: bool) -> Breakd
     anything = activity.on_device or activity.in_calls or activity.on_host
 
     device = None if activity.on_device else NO_DEVICE
-    host = None if activity.on_host else NO_HOST
-    either = None if anything else NO_EVENTS
+    host = None if activity.on_host else Missing("the trace holds no operators")
+    either = None if anything else Missing("the trace holds neither device work nor host events")
     calls = None if activity.in_calls else device if activity.on_host else NO_CALLS
     of_device, of_host = dict.fromkeys(LAYERS[:3], device), {"data_loader": host, "cpu": host}
     untold = {**of_device, **of_host, "runtime": calls, "communication": either, "other": either}

@@ -13,7 +13,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.results.trace import CollectiveRow, Communication
 from tpmon.trace.figures.breakdown import Activity, comm_rows, host_rows
 from tpmon.trace.figures.operators import parse_inputs, read_type
-from tpmon.trace.reading.columns import Collective, Ints
+from tpmon.trace.reading.columns import Ints
 from tpmon.trace.reading.read import Trace, clean_name
 from tpmon.trace.reading.schema import Category, is_comm_host, is_host_backend
 from tpmon.trace.reading.spans import intersect_total, nest
@@ -36,11 +36,6 @@ def bus_factor(name: str, ranks: int) -> float:
     if any(word in short for word in ("allgather", "reducescatter", "alltoall")):
         return (ranks - 1) / ranks
     return 1.0
-
-
-def message_bytes(one: Collective) -> int:
-    """Return the bytes of one collective: of the larger of input and output; 0 if not known."""
-    return max(one.elements_in, one.elements_out, 0) * read_type(one.dtype)[0]
 
 
 def sum_communication(trace: Trace, activity: Activity) -> Applicable[Communication]:
@@ -115,7 +110,7 @@ def _on_device(trace: Trace, rows: Ints) -> Iterator[_Call]:
     annotations = find_annotations(trace, rows, shaped=True).tolist()
     for row, number, around in zip(rows.tolist(), work.collective[rows].tolist(), annotations, strict=True):
         said = trace.collectives[number] if number >= 0 else None
-        size = message_bytes(said) if said else 0
+        size = max(said.elements_in, said.elements_out, 0) * read_type(said.dtype)[0] if said else 0
         bus = size * bus_factor(said.name, said.group_size) if said else 0.0
         moved = size or (_size_of(trace, around) if around >= 0 else 0)
         name = (said.name if said else "") or trace.names[work.name[row]].split("(")[0]

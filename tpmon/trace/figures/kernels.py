@@ -25,7 +25,6 @@ _BLOCKS_ELSE = 32
 _MOST_OF_A_CARD = 1 << 31
 NEAR_PEAK_PCT = 60.0
 """From here on a kernel is held by what the card can; the best libraries reach 70 to 90 % of a data sheet."""
-_NO_VALUE = Missing("no kernel of the trace has the value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ def weigh(values: Reals, weights: Ints) -> Known[float]:
     """Return the mean of the values that are there, weighted."""
     there = np.isfinite(values) & (weights > 0)
     if not bool(there.any()):
-        return _NO_VALUE
+        return Missing("no kernel of the trace has the value")
     return float(np.average(values[there], weights=weights[there]))
 
 

@@ -40,8 +40,6 @@ _MULTIPLE = {"tf32": 4, "fp16": 8, "bf16": 8, "fp8": 16, "int8": 16}
 """Tensor cores take 16 bytes at once: sizes that are no multiple of so many elements leave some idle."""
 HALF = 0.5
 NO_SHAPES = Missing("no shapes that tell it (record_shapes=True)")
-_NO_PEAK = Missing("the card, or the type on it, is not in the table of peaks")
-_ABOVE = Missing("above the peak of the card: not all of it was computed or moved")
 
 _BY_KERNEL = (
     ("fp8", re.compile(r"e4m3|e5m2|fp8|float8|nvjet_(?:sm\d+_)?[qro]|Cijk_[A-Za-z]+_[A-Za-z]+_[FB]8")),
@@ -246,9 +244,9 @@ def share_of_peak(reached: Known[float], best: float | None) -> Known[float]:
     if not is_known(reached):
         return reached
     if not best:
-        return _NO_PEAK
+        return Missing("the card, or the type on it, is not in the table of peaks")
     pct = 100 * reached / best
-    return pct if pct <= 100 else _ABOVE
+    return pct if pct <= 100 else Missing("above the peak of the card: not all of it was computed or moved")
 
 
 _LARGE_BYTES = 60_000_000_000
@@ -323,7 +321,6 @@ def find_peak(card: Device | None) -> Peak | None:
 
 MOST_HOST_TFLOP_S = 10.0
 """The largest servers reach a little less in fp32 with all of their cores."""
-_TOO_FAST = Missing("faster than a host: the work is of a device that is not in the trace")
 _NO_TYPES = Missing("the trace has no types of inputs (record_shapes=True)")
 _OF_CARDS = Missing("peaks are known of cards alone")
 _OF_TENSOR_CORES = Missing("it matters to tensor cores alone")
@@ -392,7 +389,7 @@ def _sum_on_host(trace: Trace, ops: Nest) -> tuple[ProductRow, ...]:
         spent = int(length[here].sum())
         reached = rate(flops[here], length[here], 1000)
         if is_known(reached) and reached > MOST_HOST_TFLOP_S:
-            reached = _TOO_FAST
+            reached = Missing("faster than a host: the work is of a device that is not in the trace")
         named = (KINDS[kind], DTYPES[dtype] or _NO_TYPES, int(here.sum()))
         used = (spent / 1000, 100 * spent / total if total else 0.0)
         found.append(ProductRow(*named, *used, reached, _OF_CARDS, _OF_TENSOR_CORES))

@@ -21,7 +21,7 @@ from tpmon.trace.figures.operators import Operators, measure_product, parse_inpu
 from tpmon.trace.figures.steps import TraceSteps
 from tpmon.trace.reading.columns import Ints, distinct, find_main, group
 from tpmon.trace.reading.read import Trace, clean_name, find_device
-from tpmon.trace.reading.schema import CallClass, Category, Device, is_node_of_backward, is_optimizer
+from tpmon.trace.reading.schema import CallClass, Category, is_node_of_backward, is_optimizer
 from tpmon.trace.reading.spans import intersect_total, unite_rows
 
 COPIES_PCT = 10.0
@@ -248,7 +248,10 @@ def _attention(parts: Parts) -> Iterator[PatternSeen]:
 def _plain_products(parts: Parts) -> Iterator[PatternSeen]:
     trace = parts.trace
     cards = [card for device in trace.list_devices() if (card := find_device(trace, device))]
-    if not cards or len(cards) < len(trace.list_devices()) or not all(map(has_tensor_cores, cards)):
+    if not cards or len(cards) < len(trace.list_devices()):
+        return
+    # Cards of NVIDIA have tensor cores from Volta on, but for the small ones of Turing.
+    if not all(card.major >= 7 and card.warp_size == 32 and "GTX 16" not in card.name for card in cards):
         return
     older = any(card.major < 8 for card in cards)
     named = [row.kind for row in parts.products if row.dtype == "fp32" and row.kind in _ROUNDED]
@@ -259,11 +262,6 @@ def _plain_products(parts: Parts) -> Iterator[PatternSeen]:
     also = frozenset({"fp16 alone"} if older else ())
     words = f"{' and '.join(named)} in fp32 on ordinary cores, though the card has {cores}"
     yield PatternSeen("fp32-products", words, share, also)
-
-
-def has_tensor_cores(card: Device) -> bool:
-    """Tell whether a card of NVIDIA has tensor cores: from Volta on, but for the small ones of Turing."""
-    return card.major >= 7 and card.warp_size == 32 and "GTX 16" not in card.name
 
 
 def _recompiles(parts: Parts) -> Iterator[PatternSeen]:

@@ -291,13 +291,15 @@ def _sum_backward(trace: Trace, modules: Nest, ops: Operators) -> Ints:
 
 MOST_RANGES = 1000
 """Rows of ranges; a program that writes numbers into the names makes one of each call."""
-_OPTIMIZER = "Optimizer."
 
 
 def sum_ranges(trace: Trace) -> tuple[RangeRow, ...]:
     """Sum the ranges by name, the longest on the host first, after them those of a device alone."""
     host = trace.host
-    own = ~trace.named(host, _is_of_torch)
+    own = ~trace.named(
+        host,
+        lambda name: is_step(name) or is_loader(name) or is_comm_host(name) or name.startswith("Optimizer."),
+    )
     rows = np.flatnonzero((host.category == Category.ANNOTATION) & own)
     on_device = np.flatnonzero((host.category == Category.GPU_ANNOTATION) & own)
     if len(on_device):
@@ -306,10 +308,6 @@ def sum_ranges(trace: Trace) -> tuple[RangeRow, ...]:
         there[host.name[rows]] = True
         on_device = on_device[~there[host.name[on_device]]]
     return (*_sum_host(trace, rows), *_sum_device(trace, on_device))[:MOST_RANGES]
-
-
-def _is_of_torch(name: str) -> bool:
-    return is_step(name) or is_loader(name) or is_comm_host(name) or name.startswith(_OPTIMIZER)
 
 
 def _sum_host(trace: Trace, rows: Ints) -> list[RangeRow]:

@@ -147,10 +147,6 @@ def _most_repeated(trace: Trace) -> str:
 
 
 UNCOUNTED = Missing("kineto does not number the steps of the run, and no hook counts them")
-_NO_BASE = Missing("the trace does not say when it was recorded")
-_NO_STEP = Missing("no step is marked in it")
-_BEFORE = Missing("the hook's records do not go back to it")
-_AFTER = Missing("the hook wrote no record of a step that ended after it")
 _SHARED = Missing("its steps are too short: several share one record of the hook")
 _OTHERS = Missing("its steps are not those that the hook counts")
 
@@ -172,9 +168,9 @@ def number_first(
     if isinstance(counted, Missing):
         return counted
     if base_ns is None:
-        return _NO_BASE
+        return Missing("the trace does not say when it was recorded")
     if not spans_ns:
-        return _NO_STEP
+        return Missing("no step is marked in it")
     first, last = (_number(base_ns, spans_ns[at], counted) for at in (0, -1))
     if isinstance(first, Missing):
         return first
@@ -189,9 +185,9 @@ def _number(base_ns: int, span_ns: tuple[int, int], counted: CountedSteps) -> Kn
     moment = base_ns + end - earlier
     at = bisect_right(counted.ends_ns, moment)
     if at == 0:
-        return _BEFORE
+        return Missing("the hook's records do not go back to it")
     before = counted.steps[at - 1]
     after = next((steps for steps in counted.steps[at:] if steps != before), None)
     if after is None:
-        return _AFTER
+        return Missing("the hook wrote no record of a step that ended after it")
     return before if after == before + 1 else _SHARED

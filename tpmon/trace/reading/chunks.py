@@ -62,13 +62,12 @@ class ByteSource:
 
     def read(self) -> bytes:
         """Return the next bytes, at most about a megabyte, or nothing at the end."""
-        data = self._read_packed() if self._packed else self._read_plain()
+        if self._packed:
+            data = self._read_packed()
+        else:
+            data, self._input = self._input or self._fill(), b""
         self.unpacked_bytes += len(data)
         return data
-
-    def _read_plain(self) -> bytes:
-        data, self._input = self._input, b""
-        return data or self._fill()
 
     def _fill(self) -> bytes:
         data = self._file.read(READ_BYTES)
@@ -145,12 +144,10 @@ class FilePieces:
             if opened:
                 return b"", seen[seen.index(b"[") + 1 :]
             if not data or len(seen) > BESIDE_BYTES or bytes(seen[:64].lstrip()[:1]) not in (b"{", b"[", b""):
-                raise UsageError(self._refuse(bool(seen)), _NOT_A_TRACE)
-
-    def _refuse(self, seen: bool) -> str:
-        if self._source.broken:
-            return f"{self._source.broken} before the first event"
-        return f"the file is {'no trace of torch.profiler: it has no traceEvents' if seen else 'empty'}"
+                what = "no trace of torch.profiler: it has no traceEvents" if seen else "empty"
+                broken = self._source.broken
+                why = f"{broken} before the first event" if broken else f"the file is {what}"
+                raise UsageError(why, _NOT_A_TRACE)
 
     def __iter__(self) -> Iterator[bytes]:
         """Give piece after piece; the last one holds what stands behind the events too."""

@@ -64,10 +64,6 @@ def _plain_id(value: Id) -> int | str:
     return int(text) if text.isdecimal() and len(text) < 19 else text[:200]
 
 
-def _plain_track(key: tuple[Id, Id]) -> tuple[Id, Id]:
-    return _plain_id(key[0]), _plain_id(key[1])
-
-
 def _last_number(value: Id) -> int:
     plain = _plain_id(value)
     if isinstance(plain, int):
@@ -155,7 +151,9 @@ class Tables:
     def __init__(self) -> None:
         room = Room()
         self.names: Numbers[str] = Numbers(room, shorten_name, "")
-        self.tracks: Numbers[tuple[Id, Id]] = Numbers(room, _plain_track, (0, ""))
+        self.tracks: Numbers[tuple[Id, Id]] = Numbers(
+            room, lambda key: (_plain_id(key[0]), _plain_id(key[1])), (0, "")
+        )
         self.shapes: Numbers[tuple[bytes, bytes]] = Numbers(room, most=RAW_BYTES)
         self.launches: Numbers[tuple[bytes, ...]] = Numbers(room, most=RAW_BYTES)
         self.collectives: Numbers[tuple[Any, ...]] = Numbers(room, most=RAW_BYTES)
