@@ -222,10 +222,7 @@ def bytes_on(pid: int, card: GpuSample) -> Known[int]:
 def tell_contexts(
     used_bytes: Mapping[str, Known[int]], busy_pct: Mapping[str, Known[float]]
 ) -> frozenset[str]:
-    """Return the cards, by UUID, on which one process only has a context: it works on another of them.
-
-    ``used_bytes`` and ``busy_pct`` are those of the process on each card that lists it.
-    """
+    """Return the cards on which a process only has a context, by its bytes and SM % on each, by UUID."""
     most = max((one for one in used_bytes.values() if is_known(one)), default=0)
     works = {uuid for uuid, pct in busy_pct.items() if is_known(pct) and pct >= USED_PCT}
     idle = {uuid: used for uuid, used in used_bytes.items() if uuid not in works and is_known(used)}
@@ -234,10 +231,7 @@ def tell_contexts(
 
 
 def find_used(cards: Sequence[GpuSample]) -> Mapping[int, tuple[GpuSample, ...]]:
-    """Return the cards that each process of the job works on, as one reading shows it.
-
-    Cards that only open files tell, and lost ones, are never taken for a mere context.
-    """
+    """Return the cards that each process of the job works on, lost ones and those only held open among them."""
     on: dict[int, list[GpuSample]] = {}
     for card in cards:
         for pid in known_or(card.pids, ()):

@@ -27,8 +27,16 @@ CALLS = {
     ),
 }
 TENSOR_CORES = {
-    "yes": ("void marlin::Marlin<__nv_bfloat16, 1125899906909960l, 256, 1, 8>",),
+    "yes": (
+        "void marlin::Marlin<__nv_bfloat16, 1125899906909960l, 256, 1, 8>",
+        "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16_tensor16x8x8",
+        *("flash_fwd_kernel", "bmm_Bfloat16_E4m3", "Cijk_Ailk_Bljk_MI16x16x16"),
+    ),
     "no": (
+        "void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int)",
+        "void cutlass::Kernel<cutlass::reduction::kernel::ReduceSplitK<x>>",
+        "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4",
+        "cutlass_80_simt_sgemm_128x64_8x5_tn_align1",
         "void marlin::gptq_marlin_repack_kernel<256, 4, false>",
         "void vllm::moe::moe_align_block_size_kernel<int>",
         "triton_poi_fused_add_0",

@@ -117,7 +117,10 @@ def damage(text: str, old: str, new: str, times: int = 1) -> bytes:
         ('"correlation": 101', '"correlation": N/A', 0, 1),
         ('"correlation": 101', '"correlation": "101"', 0, 0),
         ('"correlation": 101', '"correlation": {"a": [1]}', 0, 1),
-        ('"dur": 300', '"dur": NaN', 1, 0),
+        *(
+            ('"dur": 300', new, 1, 0)
+            for new in ('"dur": NaN', '"dur": -50', '"x": 1', '"dur": "soon"', '"dur": -Infinity')
+        ),
         ('"ts": 4356516282533.0', '"ts": 1e300', 1, 0),
         ('"ts": 4356516282533.0', '"ts": "soon"', 1, 0),
         ('"cat": "kernel"', '"cat": [], "x": }', 1, 0),

@@ -109,10 +109,7 @@ class RasProcess:
 
 @dataclass(frozen=True, slots=True)
 class RasReport:
-    """Hold what NCCL RAS said: the worst state of a communicator, and the ranks that it names.
-
-    ``dead`` processes cannot be reached, ``silent`` ones gave no answer in time; ``lost`` names them.
-    """
+    """Hold what NCCL RAS said: ``dead`` processes are not reached, ``silent`` ones gave no answer in time."""
 
     version: str
     processes: Known[int]

@@ -37,10 +37,7 @@ class CountedFunction(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """Ask for samples of processes; ``pids`` of ranks stand for their loader workers too.
-
-    Empty ``pids`` mean the lowest rank here and its workers; ``everyone`` means the whole job.
-    """
+    """Ask for samples of ``pids``, of ranks with their workers; without any of the lowest rank here."""
 
     pids: tuple[int, ...] = ()
     everyone: bool = False

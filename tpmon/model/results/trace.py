@@ -200,10 +200,7 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """Hold one kernel by name, with the operator that launched most of its time and tells its rates.
-
-    ``bound_by`` says which of ``gb_s`` and ``tflop_s`` is near what the card can.
-    """
+    """Hold one kernel; ``operator`` launched most of its time, ``bound_by`` names the rate near its peak."""
 
     name: str
     count: int
