@@ -231,7 +231,7 @@ def tell_contexts(
 
 
 def find_used(cards: Sequence[GpuSample]) -> Mapping[int, tuple[GpuSample, ...]]:
-    """Return the cards that each process of the job works on, lost ones and those only held open among them."""
+    """Return the cards that each process of the job works on, lost and only held open ones among them."""
     on: dict[int, list[GpuSample]] = {}
     for card in cards:
         for pid in known_or(card.pids, ()):

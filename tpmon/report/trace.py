@@ -125,7 +125,7 @@ _TABLES = {
     "shapes": _Table(trace_tables.OperatorGroupRow, lambda file: file.shapes),
     "lines": _Table(trace_tables.OperatorGroupRow, lambda file: file.lines),
     "ranges": _Table(trace_tables.RangeRow, lambda file: file.ranges),
-    "shares": _Table(results.CauseShare, lambda file: file.verdict.shares),
+    "shares": _Table(trace_tables.CauseShare, lambda file: file.verdict.shares),
     "host": _Table(
         results.HostTime, lambda file: (file.host_us,) if is_known(file.host_us) else file.host_us
     ),

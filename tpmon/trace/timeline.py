@@ -12,13 +12,13 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.results.trace import GAP_CAUSES
 from tpmon.model.results.trace_tables import (
+    CauseShare,
     CodePlace,
     OperatorGroupRow,
     StepStart,
     Stretch,
     TimeCell,
     Timeline,
-    TimeShare,
 )
 from tpmon.trace.analysis import Findings, group_operators
 from tpmon.trace.figures.breakdown import comm_rows, told_causes
@@ -126,7 +126,7 @@ def _short(name: str) -> str:
     return clean_name(name.removeprefix(STEP), _NAME_CHARS)
 
 
-def _fill(lane: Lane, edges: Ints) -> tuple[tuple[TimeCell, ...], tuple[TimeShare, ...]]:
+def _fill(lane: Lane, edges: Ints) -> tuple[tuple[TimeCell, ...], tuple[CauseShare, ...]]:
     start, end = edges[:-1], edges[1:]
     length = np.maximum(end - start, 1)
     table = split_windows(lane.busy, lane.grown, start, end)
@@ -140,7 +140,7 @@ def _fill(lane: Lane, edges: Ints) -> tuple[tuple[TimeCell, ...], tuple[TimeShar
     cells = tuple(map(TimeCell, busy.tolist(), exposed.tolist(), named, levels))
     whole = max(int(edges[-1] - edges[0]), 1)
     sums = (100 * table.sum(axis=1) / whole).tolist()
-    shares = tuple(TimeShare(name, pct) for name, pct in zip(("busy", *lane.causes), sums, strict=True))
+    shares = tuple(CauseShare(name, pct) for name, pct in zip(("busy", *lane.causes), sums, strict=True))
     return cells, shares
 
 

@@ -17,8 +17,8 @@ from tpmon.judge.advice.choose import CATALOGUE, choose, fill_remedy
 from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
-from tpmon.model.results.trace import CardUse, CauseShare, DeviceGaps, HostTime, TraceVerdict
-from tpmon.model.results.trace_tables import PatternRow
+from tpmon.model.results.trace import CardUse, DeviceGaps, HostTime, TraceVerdict
+from tpmon.model.results.trace_tables import CauseShare, PatternRow
 from tpmon.model.verdict import Kind
 from tpmon.trace.compare import MATMULS, does_train
 from tpmon.trace.figures.breakdown import Activity, find_loader, host_rows, sum_causes

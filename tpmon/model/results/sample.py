@@ -37,7 +37,7 @@ class CountedFunction(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """Ask for samples of ``pids``, of ranks with their workers; without any of the lowest rank here."""
+    """Ask for samples of ``pids``, of ranks with their workers; without any, of the lowest rank here."""
 
     pids: tuple[int, ...] = ()
     everyone: bool = False

@@ -9,6 +9,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known
 from tpmon.model.results.trace_tables import (
     AllocationRow,
+    CauseShare,
     FrameRow,
     HotKernel,
     MemoryCurve,
@@ -282,14 +283,6 @@ class Communication:
     overlap_us: float
     exposed_us: float
     collectives: tuple[CollectiveRow, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CauseShare:
-    """Say how much of the window a cause holds."""
-
-    name: str
-    pct: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,8 +168,8 @@ class StepStart:
 
 
 @dataclass(frozen=True, slots=True)
-class TimeShare:
-    """Say how much of the stretch is busy ("busy"), or idle by one cause."""
+class CauseShare:
+    """Say how much of the window a cause holds; of a timeline how much is "busy", or idle by one cause."""
 
     name: str
     pct: float
@@ -190,7 +190,7 @@ class Timeline:
     end_ms: float
     cells: tuple[TimeCell, ...]
     steps: tuple[StepStart, ...]
-    shares: tuple[TimeShare, ...]
+    shares: tuple[CauseShare, ...]
     exposed_pct: float
 
 
