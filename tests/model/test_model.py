@@ -193,17 +193,22 @@ def test_clean_text_keeps_ordinary_text(text):
     assert units.clean_text(text) == text
 
 
-def test_clean_text_says_that_it_cut():
-    assert units.clean_text("abcdef", 4) == "abc…"
-    assert units.clean_text("\x1b]0;title\x07\x9b2J") == "?]0;title??2J"
-
-
 def test_a_frame_is_one_line_of_json_with_its_schema_first():
     line = encode(make_frame())
     assert json.loads(line)["schema"] == "tpmon.frame/1"
     assert line.startswith('{"schema":"tpmon.frame/1"')
 
 
-@pytest.mark.parametrize("char", ["\u061c", "\u00ad", "\u180e", "\U000e0041", "\u202e", "\ue000", "\ud800"])
-def test_clean_text_shows_what_unicode_does_not_print(char):
-    assert units.clean_text(f"a{char}b") == "a?b"
+UNPRINTABLE = ("\u061c", "\u00ad", "\u180e", "\U000e0041", "\u202e", "\ue000", "\ud800")
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "shown"),
+    [
+        ("abcdef", 4, "abc…"),
+        ("\x1b]0;title\x07\x9b2J", 200, "?]0;title??2J"),
+        *((f"a{char}b", 200, "a?b") for char in UNPRINTABLE),
+    ],
+)
+def test_clean_text_shows_that_it_cut_and_what_unicode_does_not_print(text, limit, shown):
+    assert units.clean_text(text, limit) == shown

@@ -244,9 +244,7 @@ def pulse_of(frame: Frame) -> Pulse:
 class Window:
     """Hold Frames for a minute, a few for five, Pulses for ten. Owned by one thread; views are tuples."""
 
-    def __init__(self, frame_span_s: float = FRAME_SPAN_S, pulse_span_s: float = PULSE_SPAN_S) -> None:
-        self._frame_span_ns = int(frame_span_s * 1e9)
-        self._pulse_span_ns = int(pulse_span_s * 1e9)
+    def __init__(self) -> None:
         self._frames: deque[Frame] = deque()
         self._earlier: deque[Frame] = deque()
         self._pulses: deque[Pulse] = deque()
@@ -255,13 +253,13 @@ class Window:
         """Add a Frame and drop what is older than the spans, by the clock of the Frames."""
         self._frames.append(frame)
         self._pulses.append(pulse_of(frame))
-        while frame.taken_ns - self._frames[0].taken_ns > self._frame_span_ns:
+        while frame.taken_ns - self._frames[0].taken_ns > FRAME_SPAN_S * 1e9:
             old = self._frames.popleft()
             if not self._earlier or old.taken_ns - self._earlier[-1].taken_ns >= EARLIER_EVERY_S * 1e9:
                 self._earlier.append(old)
         while self._earlier and frame.taken_ns - self._earlier[0].taken_ns > EARLIER_SPAN_S * 1e9:
             self._earlier.popleft()
-        while frame.taken_ns - self._pulses[0].taken_ns > self._pulse_span_ns:
+        while frame.taken_ns - self._pulses[0].taken_ns > PULSE_SPAN_S * 1e9:
             self._pulses.popleft()
 
     def __iter__(self) -> Iterator[Frame]:

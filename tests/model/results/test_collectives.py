@@ -47,6 +47,8 @@ def in_step(ranks, done: int = 17, called: int = 18):
 AHEAD = [make_record(rank, make_group(17, 40 + rank)) for rank in (0, 1, 2)]
 FURTHER = [*in_step([0], 17, 19), *in_step([1], 16, 18), *in_step([2], 16, 16)]
 OVERWRITTEN = make_record(3, pair("tp", (3,), 900, 900), from_start=False)
+OLDER = make_record(3, make_group(2, 3), taken=NOW - timedelta(hours=1), source=RecordSource.FILE)
+BACKENDS = [make_record(rank, make_group(9, 9 + (rank == 0), backend="gloo"), make_group(50, 50)) for rank in range(4)]
 
 
 @pytest.mark.parametrize(
@@ -56,6 +58,8 @@ OVERWRITTEN = make_record(3, pair("tp", (3,), 900, 900), from_start=False)
         pytest.param(FURTHER, 3, 17, ((0, 1), (2,), (3,)), id="one waits in a later call"),
         pytest.param([*in_step(range(3), 0, 1), make_record(3)], 4, 1, ((0, 1, 2), (3,), ()), id="never called any"),
         pytest.param([*in_step(range(3)), OVERWRITTEN], 4, 18, ((0, 1, 2), (), (3,)), id="oldest calls overwritten"),
+        pytest.param([OLDER, *one_missing()], 4, 18, ((0, 1, 2), (3,), ()), id="an older record of the same rank"),
+        pytest.param(BACKENDS, 4, 10, ((0,), (1, 2, 3), ()), id="two backends of one group are judged apart"),
     ],
 )
 def test_who_waits_who_never_came_and_of_whom_nothing_is_known(records, world, sequence, ranks):
@@ -145,14 +149,15 @@ def test_sizes_and_types_that_must_be_equal_are_compared(name, fields, words):
     assert find_differences(calls)[1].ranks == (3,)
 
 
-@pytest.mark.parametrize("name", ["all_to_all", "all_gather", "gather", "scatter", "reduce_scatter", "split"])
-def test_sizes_that_may_differ_are_no_mismatch(name):
-    assert find_differences({0: make_call(1, name), 1: make_call(1, name, input_sizes=((9,),))}) == ()
-
-
-@pytest.mark.parametrize("sizes", [((16,),), ()])
-def test_another_shape_of_as_many_elements_fits(sizes):
-    assert find_differences({0: make_call(1), 1: make_call(1, input_sizes=sizes)}) == ()
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        *((name, ((9,),)) for name in ("all_to_all", "all_gather", "gather", "scatter", "reduce_scatter", "split")),
+        *(("all_reduce", another_shape) for another_shape in (((16,),), ())),
+    ],
+)
+def test_sizes_that_may_differ_are_no_mismatch(name, sizes):
+    assert find_differences({0: make_call(1, name), 1: make_call(1, name, input_sizes=sizes)}) == ()
 
 
 def test_a_wait_of_this_moment_is_said_without_its_length_and_its_end():
@@ -185,20 +190,6 @@ def test_the_rank_that_waits_nowhere_is_the_cause():
     first, second = judge(*records).findings
     assert (first.group, first.missing, first.cause) == ("tp1", (3,), CollectiveCause.MISSING_RANK)
     assert (second.group, second.missing) == ("dp", (2,))
-
-
-def test_two_backends_of_one_group_are_judged_apart():
-    nccl = make_group(50, 50)
-    waits = make_record(0, make_group(9, 10, backend="gloo"), nccl)
-    others = [make_record(rank, make_group(9, 9, backend="gloo"), nccl) for rank in (1, 2, 3)]
-    (found,) = judge(waits, *others).findings
-    assert (found.backend, found.sequence, found.waiting, found.missing) == ("gloo", 10, (0,), (1, 2, 3))
-
-
-def test_only_the_newest_record_of_a_rank_counts():
-    old = make_record(3, make_group(2, 3), taken=NOW - timedelta(hours=1), source=RecordSource.FILE)
-    (found,) = judge(old, *one_missing()).findings
-    assert found.sequence == 18
 
 
 @given(st.permutations(range(4)), st.randoms(use_true_random=False))
