@@ -182,8 +182,9 @@ def find_line(trace: Trace, name: str) -> Known[CodePlace]:
     if not len(times):
         return NOT_THERE
     for track, time in zip(tracks.tolist(), times.tolist(), strict=True):
-        frame = _innermost(trace, track, time)
-        if frame:
+        # The innermost function of the user's, else of a library.
+        frames = filter(_FRAME.match, list_around(trace, track, time))
+        if frame := min(frames, key=rank_frame, default=""):
             return parse_frame(frame, folders)
     return NO_FRAME
 
@@ -201,12 +202,6 @@ def _find_events(trace: Trace, name: str) -> tuple[Ints, Ints]:
     has_python = np.isin(tracks, distinct(trace.python.track))
     order = np.lexsort((-lengths, ~has_python))[:_MOST_TRIED]
     return tracks[order].astype(np.int64), times[order]
-
-
-def _innermost(trace: Trace, track: int, time: int) -> str:
-    """Return the innermost function of the user's around a time, else of a library; "" for none."""
-    names = filter(_FRAME.match, list_around(trace, track, time))
-    return min(names, key=rank_frame, default="")
 
 
 MODULE = "nn.Module: "

@@ -384,15 +384,12 @@ def _pick(raw: Any, tally: LossTally) -> TraceEvent | None:
                 continue
             name, kind = _ARGS[key]
             try:
-                setattr(event.args, name, msgspec.convert(_plain(value, kind), kind, strict=False))
+                is_raw = kind is msgspec.Raw
+                plain = msgspec.Raw(json.dumps(value, allow_nan=False).encode()) if is_raw else value
+                setattr(event.args, name, msgspec.convert(plain, kind, strict=False))
             except (*UNREADABLE, TypeError):
                 lost = True
     elif args is not None:
         lost = True
     tally.values += lost
     return event
-
-
-def _plain(value: object, kind: object) -> object:
-    """Give a raw field its text back."""
-    return msgspec.Raw(json.dumps(value, allow_nan=False).encode()) if kind is msgspec.Raw else value

@@ -89,11 +89,8 @@ def _open_file(path: str) -> FileIO:
     raise UsageError(f"{path}: it is no regular file but {what}", _TRY_FILE)
 
 
-def find_remote(path: str) -> list[str]:
-    """Return the files of a store that ``path`` names: one, those of a directory, or those of a pattern.
-
-    UsageError where it names nothing or its extra is missing; NotPermittedError where it may not be listed.
-    """
+def _find_remote(path: str) -> list[str]:
+    """Return the files of a store that ``path`` names: one, those of a directory, or those of a pattern."""
     store = _find_store(path)
     if any(sign in path for sign in "*?["):
         found = [store.unstrip_protocol(name) for name in _ask(path, lambda: sorted(store.glob(path)))]
@@ -152,7 +149,7 @@ def find_files(given: Sequence[str]) -> list[str]:
     found: list[str] = []
     for one in given:
         if is_remote(one):
-            files = [one] if one.endswith(SNAPSHOT_ENDINGS) else find_remote(one)
+            files = [one] if one.endswith(SNAPSHOT_ENDINGS) else _find_remote(one)
         elif os.path.isdir(one):
             names = sorted(name for name in os.listdir(one) if name.endswith(_TRACE_ENDINGS))
             files = [path for path in (os.path.join(one, name) for name in names) if os.path.isfile(path)]
