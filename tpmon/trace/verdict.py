@@ -215,8 +215,6 @@ def _write(
         share_pct=pct[first],
         second=_HOLDS[second][0].value if second else NOT_APPLICABLE,
         summary=summary,
-        try_=NOT_APPLICABLE,
-        advice=(),
         shares=tuple(CauseShare(name, value) for name, value in sorted(pct.items(), key=lambda one: -one[1])),
     )
 
@@ -231,7 +229,6 @@ def _undecided(why: str, remedy: str = "") -> TraceVerdict:
         summary=why,
         try_=remedy or NOT_APPLICABLE,
         advice=(remedy,) if remedy else (),
-        shares=(),
     )
 
 

@@ -6,7 +6,7 @@ Durations are microseconds, those with ``ms`` milliseconds. Shares are percent o
 from __future__ import annotations
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, Known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.results.trace_tables import (
     AllocationRow,
     CauseShare,
@@ -295,9 +295,9 @@ class TraceVerdict:
     share_pct: float
     second: Applicable[str]
     summary: str
-    try_: Applicable[str]
-    advice: tuple[str, ...]
-    shares: tuple[CauseShare, ...]
+    try_: Applicable[str] = NOT_APPLICABLE
+    advice: tuple[str, ...] = ()
+    shares: tuple[CauseShare, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

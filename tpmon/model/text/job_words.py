@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
-from tpmon.model.frame import Frame
+from tpmon.model.frame import NO_STEPS, Frame
 from tpmon.model.gpu import GpuSample, list_silent, list_used, may_be_on
 from tpmon.model.hook import StepPace, StepRule, list_shares
 from tpmon.model.host import CpuSample
@@ -145,7 +145,6 @@ def say_steps_fact(pace: Known[StepPace]) -> list[str]:
 
 JOIN = " · "
 NO_RANK_LEFT = "no rank left"
-NO_STEPS = Missing("no hook in the training process")
 WAITING_FROM = 0.5
 """With fewer runnable threads their waiting share is a share of next to nothing."""
 

@@ -50,17 +50,13 @@ class Room:
 class Numbers(dict[K, int], Generic[K]):
     """Give each different value the next number; ``kept`` holds the values in the order of their numbers.
 
-    ``over`` counts how often a value was asked for that is too large, or came when the room was taken.
+    A new value is changed first. ``over`` counts how often one was asked for that is larger than ``most``
+    bytes (0: no cap), or came when the room was taken: ``instead`` stands for it, else the number is -1.
     """
 
     def __init__(
         self, room: Room, change: Callable[[K], K] | None = None, instead: K | None = None, most: int = 0
     ) -> None:
-        """Take what changes a new value before it is numbered.
-
-        ``instead`` stands for values that are not kept (else the number -1); ``most`` bytes one may take, 0:
-        no cap.
-        """
         super().__init__()
         self.kept: list[K] = []
         self.over = 0
@@ -116,10 +112,9 @@ def shorten_name(name: str) -> str:
 
 
 class Growing:
-    """Collect one column in parts; the parts go when it is joined."""
+    """Collect one column in parts, which go when it is joined; ``absent`` stands for what it cannot hold."""
 
     def __init__(self, kind: type[np.signedinteger[Any]], absent: int = 0) -> None:
-        """Take the type of the column, and what stands for a value that it cannot hold."""
         self._kind = kind
         self._absent = absent
         self._parts: list[npt.NDArray[Any]] = []

@@ -139,7 +139,6 @@ class _Remote:
         self._file = file
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return at most ``size`` bytes, none at the end."""
         data: bytes = _ask(self._path, lambda: self._file.read(size))
         return data
 

@@ -138,7 +138,6 @@ _UNTOLD = ("allocated", "reserved", "device_type", "device")
 
 
 def _grow(table: type) -> list[Growing]:
-    """Return the empty columns of a table."""
     memory = table is MemoryTable
     return [
         Growing(_KINDS[str(one.type)], -1 if memory and one.name in _UNTOLD else 0) for one in fields(table)
