@@ -167,7 +167,9 @@ class FilePieces:
                 self._was_cut = True
                 yield piece
             elif len(self._rest) >= EVENT_BYTES:
-                self._drop()
+                if not self._rest.isspace():
+                    self.dropped_bytes += len(self._rest) - _LEFT_BYTES
+                del self._rest[:-_LEFT_BYTES]  # in which a boundary may begin
                 enough = PIECE_BYTES
             else:  # twice as much before the next search, so that all searches together are no square
                 enough = min(2 * len(self._rest), EVENT_BYTES)
@@ -176,12 +178,6 @@ class FilePieces:
         self._was_cut = False
         if piece.strip():
             yield piece
-
-    def _drop(self) -> None:
-        """Give up what no boundary was found in; a boundary may begin in the last bytes of it."""
-        if not self._rest.isspace():
-            self.dropped_bytes += len(self._rest) - _LEFT_BYTES
-        del self._rest[:-_LEFT_BYTES]
 
     def decode(self, tally: LossTally) -> Iterator[tuple[bytes, list[TraceEvent]]]:
         """Give the events of each piece with its text, until the list is closed; count what is lost."""

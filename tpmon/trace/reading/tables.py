@@ -187,10 +187,11 @@ class Tables:
             elif event.name == "[memory]" and event.args is not None:
                 memory.append(event)
         buckets[RowKind.SKIPPED] = memory
-        takers = (self._add_host, self._add_calls, self._add_work, self._add_python, self._add_memory)
-        for bucket, take in zip(buckets, takers, strict=True):
-            if bucket:
-                take(bucket)
+        readers = (self._read_host, self._read_calls, self._read_work, self._read_python, self._read_memory)
+        tables = (self._host, self._calls, self._work, self._python, self._memory)
+        for bucket, read, table in zip(buckets, readers, tables, strict=True):
+            for growing, column in zip(table, read(bucket), strict=True) if bucket else ():
+                self._odd_values += growing.add(column)
 
     def _times(
         self, events: list[TraceEvent], *, moments: bool = False
@@ -222,33 +223,31 @@ class Tables:
         tracks = self.tracks
         return [tracks[event.pid, event.tid] for event in events]
 
-    def _add_host(self, events: list[TraceEvent]) -> None:
+    def _read_host(self, events: list[TraceEvent]) -> tuple[Any, ...]:
         events, first = self._begin(events)
         shapes = self.shapes
         args = [event.args or _NO_ARGS for event in events]
-        columns = (
+        if self.rank < 0:
+            ranks = [one.rank for one in args if one.rank and _tells_rank(one)]
+            self.rank = max(_whole(bytes(ranks[0])), -1) if ranks else -1
+        return (
             *first,
             self._list_categories(events),
             self._list_tracks(events),
             [shapes[bytes(one.dims), bytes(one.types)] if one.dims else -1 for one in args],
             [one.sequence_number for one in args],
         )
-        self._fill(self._host, columns)
-        if self.rank < 0:
-            ranks = [one.rank for one in args if one.rank and _tells_rank(one)]
-            self.rank = max(_whole(bytes(ranks[0])), -1) if ranks else -1
 
-    def _add_calls(self, events: list[TraceEvent]) -> None:
+    def _read_calls(self, events: list[TraceEvent]) -> tuple[Any, ...]:
         events, first = self._begin(events)
         links = [event.args.correlation if event.args else 0 for event in events]
-        columns = (*first, self._list_categories(events), self._list_tracks(events), links)
-        self._fill(self._calls, columns)
+        return (*first, self._list_categories(events), self._list_tracks(events), links)
 
-    def _add_work(self, events: list[TraceEvent]) -> None:
+    def _read_work(self, events: list[TraceEvent]) -> tuple[Any, ...]:
         events, first = self._begin(events)
         args = [event.args or _NO_ARGS for event in events]
         pairs = list(zip(args, events, strict=True))
-        columns = (
+        return (
             *first,
             self._list_categories(events),
             [one.device if one.device >= 0 else _last_number(event.pid) for one, event in pairs],
@@ -258,16 +257,15 @@ class Tables:
             [self.launches[tuple(map(bytes, _LAUNCH(one)))] if one.grid else -1 for one in args],
             [self.collectives[_key_collective(one)] if one.collective else -1 for one in args],
         )
-        self._fill(self._work, columns)
 
-    def _add_python(self, events: list[TraceEvent]) -> None:
+    def _read_python(self, events: list[TraceEvent]) -> tuple[Any, ...]:
         events, first = self._begin(events)
-        self._fill(self._python, (*first, self._list_tracks(events)))
+        return (*first, self._list_tracks(events))
 
-    def _add_memory(self, events: list[TraceEvent]) -> None:
+    def _read_memory(self, events: list[TraceEvent]) -> tuple[Any, ...]:
         events, start, _length = self._times(events, moments=True)
         args = [event.args or _NO_ARGS for event in events]
-        columns = (
+        return (
             start,
             [one.memory_bytes for one in args],
             [one.allocated for one in args],
@@ -277,11 +275,6 @@ class Tables:
             self._list_tracks(events),
             [one.address for one in args],
         )
-        self._fill(self._memory, columns)
-
-    def _fill(self, table: list[Growing], columns: Sequence[Any]) -> None:
-        for growing, column in zip(table, columns, strict=True):
-            self._odd_values += growing.add(column)
 
     def finish(self) -> tuple[HostTable, CallTable, WorkTable, PythonTable, MemoryTable]:
         """Return the tables.
