@@ -193,6 +193,9 @@ def _overview(trace: Trace, steps: TraceSteps, activity: Activity, figures: Laun
     marks = (steps.host_end - steps.host_start) / 1e6
     starts = ((steps.start - steps.host_start[0]) / 1e6).tolist()
     rows = list(zip(steps.names, starts, marks.tolist(), lengths.tolist(), strict=True))
+    strays = f"device{'s' if len(activity.strays) > 1 else ''} {', '.join(map(str, activity.strays))}"
+    why = f"less than {STRAY_PCT:g} % of the work of the busiest"
+    left_out = (f"left out of means, shares and verdict, with {why}: {strays}",) if activity.strays else ()
     return Overview(
         steps=len(steps.names) if steps.marked else 0,
         step_ms=float(lengths.mean()),
@@ -204,17 +207,8 @@ def _overview(trace: Trace, steps: TraceSteps, activity: Activity, figures: Laun
         breakdown_us=break_down(activity, steps, exclusive=True),
         overlapping_us=break_down(activity, steps, exclusive=False),
         gpus=tuple(use_card(trace, figures, steps.window, device) for device in trace.list_devices()),
-        notes=tuple(map(clean_name, (*steps.notes, *_note_strays(activity), *describe_slice(trace.header)))),
+        notes=tuple(map(clean_name, (*steps.notes, *left_out, *describe_slice(trace.header)))),
     )
-
-
-def _note_strays(activity: Activity) -> tuple[str, ...]:
-    if not activity.strays:
-        return ()
-    named = "device" if len(activity.strays) == 1 else "devices"
-    numbers = ", ".join(map(str, activity.strays))
-    why = f"less than {STRAY_PCT:g} % of the work of the busiest"
-    return (f"left out of means, shares and verdict, with {why}: {named} {numbers}",)
 
 
 def _versions(header: TraceHeader) -> str:

@@ -244,7 +244,9 @@ def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
     ]
     straggler: Applicable[int] = NOT_APPLICABLE
     spread: Applicable[float] = NOT_APPLICABLE
-    summary = f"{_say_traces(len(parts), len(told), len(have))}, "
+    untold = f", {len(parts) - len(told)} of them without a rank" if len(told) < len(parts) else ""
+    each_once = len(have) == len(parts)
+    summary = f"{len(parts)} ranks, " if each_once else f"{len(parts)} traces{untold}, "
     summary += why.reason if why is _TWICE else f"{shared} of {every} collectives matched"
     late = _find_straggler(parts, found, [split[0] if split else 0.0 for split in waits])
     if late is not None:
@@ -281,14 +283,6 @@ def _find_straggler(
             late.append((waits[first], least - most, rank))
     _wait, less, rank = min(late, default=(0.0, 0.0, -1))
     return (rank, -less) if late else None
-
-
-def _say_traces(traces: int, told: int, ranks: int) -> str:
-    """Say how many ranks there are; of traces that tell no rank, or the same one, only how many."""
-    if told == traces == ranks:
-        return f"{traces} ranks"
-    untold = f", {traces - told} of them without a rank" if told < traces else ""
-    return f"{traces} traces{untold}"
 
 
 def _split_waits(parts: Sequence[RankParts], found: Matched, at: int) -> tuple[float, float]:
