@@ -30,10 +30,7 @@ class StackCount:
 
 @dataclass(frozen=True, slots=True)
 class StackSlice:
-    """Hold one slice of non-blocking samples of one process.
-
-    ``samples`` counts how often the thread of the loop was seen; idle threads are included.
-    """
+    """Hold a slice of non-blocking samples of a process; ``samples`` are of its loop, also while idle."""
 
     pid: int
     rank: Applicable[int]
