@@ -7,7 +7,7 @@ from rich.cells import cell_len
 
 from tpmon.model.known import Missing
 from tpmon.model.results.doctor import JobList, JobState, JobSummary
-from tpmon.report.doctor import write_jobs
+from tpmon.report.jobs import write_jobs
 from tpmon.view.layout import wrap_all
 
 

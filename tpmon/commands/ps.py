@@ -22,7 +22,7 @@ def run(options: PsOptions) -> int:
     """List the jobs."""
     from tpmon.own_command import call_as_root
     from tpmon.probe.job.discovery import list_jobs
-    from tpmon.report.doctor import write_jobs
+    from tpmon.report.jobs import write_jobs
 
     jobs, output = list_jobs(), Output(1, options.ascii)
     text = partial(write_jobs, jobs, output.width, call_as_root("ps"))

@@ -29,7 +29,7 @@ from tpmon.probe.job import process_facts as facts
 from tpmon.probe.job.discovery import list_jobs
 from tpmon.probe.job.process_facts import parse_place, read_all_facts
 from tpmon.probe.job.resolve import find_job, find_only_job
-from tpmon.report.doctor import write_jobs
+from tpmon.report.jobs import write_jobs
 
 
 @pytest.fixture(scope="module")
