@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.captures import parse_conditions
 from tests.frames import make_gpu
 from tests.goldens import capture_views
 from tests.traces import TraceBuilder
@@ -134,15 +133,6 @@ def test_autocast_is_what_it_was_in_the_backward_and_not_at_the_end_of_the_step(
     for one in (told["autocast"], told["autocast_dtype"]):
         assert one == {"missing": "it was off where the backward began"}, "most leave it before"
     assert "missing" in told["inputs"]
-
-
-def test_conditions_that_the_hook_wrote_come_back():
-    told = {"model": "Net", "mode": "training", "inputs": ["float32[2, 8]"], "autocast_dtype": "bfloat16"}
-    conditions = parse_conditions(json.dumps({"tpmon": json.dumps(told)}).encode(), b"")
-    assert (conditions.mode, conditions.inputs) == ("training", ("float32[2, 8]",))
-    assert conditions.autocast_dtype == "bfloat16"
-    odd = parse_conditions(b'{"tpmon": {"inputs": [1], "mode": {"missing": "why"}}}', b"")
-    assert (odd.inputs, odd.mode) == (Missing("the trace does not say it"), Missing("why"))
 
 
 @pytest.mark.parametrize("quoted", [False, True])

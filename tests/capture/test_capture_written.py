@@ -1,6 +1,5 @@
 """What a finished capture prints and its JSON: steps before, during and after, the scp line; whose ranks."""
 
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,10 +8,9 @@ import pytest
 from tests.goldens.capture_views import PATH, result, summary
 from tpmon.commands.capture import choose_ranks
 from tpmon.errors import UsageError
-from tpmon.model.codec import encode
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing
 from tpmon.model.process import Role
-from tpmon.model.results.capture import CaptureState, RankCapture
+from tpmon.model.results.capture import CaptureState
 from tpmon.report.capture import write_capture, write_capture_line
 
 NOT_TOLD = Missing("too few steps to tell")
@@ -43,15 +41,6 @@ STOOD, WENT = "the loop paused for 34 ms", "the loop went on meanwhile"
 def test_a_rank_says_its_steps_before_during_and_after(changes, who, said):
     told = replace(result(), ranks=(replace(RANK, **changes),))
     assert write_capture(told, (summary(),), "node7")[1] == f"  {who}: {said}"
-
-
-def test_the_json_has_the_same_step_times_and_reasons_for_those_that_are_not_known():
-    ranks: tuple[RankCapture, ...] = (RANK, replace(RANK, rank=NOT_APPLICABLE, step_after_ms=NOT_TOLD))
-    first, second = json.loads(encode(replace(result(), ranks=ranks)))["ranks"]
-    assert (first["step_before_ms"], first["step_during_ms"], first["step_after_ms"]) == (12.0, 13.1, 12.05)
-    assert (first["rank"], first["first_step"], first["steps"], first["paused_ms"]) == (0, 412, 5, 34.0)
-    assert second["step_after_ms"] == {"missing": "too few steps to tell"}
-    assert "rank" not in second
 
 
 def test_the_files_are_fetched_by_one_line_that_can_be_pasted():

@@ -109,13 +109,6 @@ async def test_a_burst_is_painted_once_and_loses_no_event(s):
 
 
 @driven()
-async def test_events_are_bounded(s):
-    many = tuple(make_event(f"event {n}") for n in range(400))
-    await s.send(replace(JOB, events=many), replace(JOB, events=many))
-    assert len(s.view.events) == 500
-
-
-@driven()
 async def test_the_workers_of_each_epoch_push_out_no_other_event(s):
     verdict = make_event("verdict: data-bound (cpu-transform)", kind=EventKind.VERDICT)
     failed = make_event("rank 0 (4211) gone: SIGKILL")
@@ -141,16 +134,6 @@ async def test_before_the_first_reading_the_screen_says_so(s):
 async def test_a_stalled_session_is_repainted_and_its_age_grows(s):
     s.now_ns += 90_000_000_000
     await s.until(lambda: "LATE" in s.text)
-
-
-@driven()
-async def test_the_end_of_the_target_leaves_the_last_frame_and_the_keys(s):
-    ended = make_target(state=TargetState.ENDED, ended="exit 137 (SIGKILL)")
-    await s.send(replace(JOB, target=ended, processes=()))
-    assert "SIGKILL" in s.text
-    await s.press("question_mark")
-    assert s.view.overlay is Overlay.HELP
-    assert s.app.is_running
 
 
 @driven()

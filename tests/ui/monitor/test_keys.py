@@ -144,11 +144,6 @@ def test_all_keys_of_the_help_fit_the_common_screen(fields):
         assert f" {key.keys[0]} " in text, key
 
 
-def test_the_footer_names_the_keys_that_are_pressed():
-    footer = {key.keys[0]: key.footer for key in keys_shown(make_view(make_frame(verdict=make_finding())))}
-    assert (footer["j"], footer["y"], footer["v"]) == ("down", "copy Try", "verdict")
-
-
 def test_the_interval_is_offered_while_the_job_is_there():
     pace = {"+", "-"}
     assert pace <= {name for key in keys_shown(make_view(make_frame())) for name in key.keys}

@@ -17,7 +17,7 @@ from tpmon.ui.traces.state import SnapshotTab
 from tpmon.ui.traces.tabs import list_blocks
 from tpmon.view.blocks import Paragraph, Sheet
 from tpmon.view.layout import Size
-from tpmon.view.snapshot import find_frame, say_free, say_lost, say_peak, say_pieces
+from tpmon.view.snapshot import find_frame, say_lost
 
 OWN = "/home/me/train.py"
 
@@ -153,43 +153,7 @@ def test_a_frame_whose_file_is_not_here_says_so(monkeypatch):
     drive("snapshot", open_frame, size=(160, 40), place=find_frame)
 
 
-def test_the_editor_opens_the_frame_under_the_cursor(monkeypatch, tmp_path):
-    monkeypatch.setenv("EDITOR", "env")
-    monkeypatch.delenv("VISUAL", raising=False)
-    source = tmp_path / "train.py"
-    source.write_text("a\nb\n")
-
-    async def check(d):
-        lent: list[tuple[str, ...]] = []
-        d.app.lend = lambda command: lent.append(tuple(command)) or ""  # type: ignore[method-assign]
-        await d.press("3", "j", "enter", "o")
-        await d.until(lambda: "was at" in d.text)
-        assert lent == [("env", "+10", str(source))]
-
-    drive("snapshot", check, size=(160, 40), place=lambda name: CodePlace("f", str(source), 10))
-
-
 # What the tabs hold
-
-
-def test_the_overview_says_what_the_text_says():
-    file = file_of("snapshot")
-    (device,) = file.devices
-    said = [block.text for block in paragraphs(make_run("snapshot").view(80))]
-    for text in (say_pieces(device.pieces), say_free(device.pieces), say_peak(device.peak)):
-        assert text in said
-
-
-def test_pieces_and_stacks_add_up():
-    (device,) = file_of("snapshot").devices
-    view = make_run("snapshot").view(80)
-    most, pieces = sheets(view)
-    assert most.rows == device.live[:3]
-    assert sum(row.bytes for row in pieces.rows[:-1]) == device.pieces.reserved_bytes
-    (live,) = sheets(make_run("snapshot").view(80, tab=SnapshotTab.LIVE))
-    (peak,) = sheets(make_run("snapshot").view(80, tab=SnapshotTab.PEAK))
-    (failed,) = sheets(make_run("snapshot").view(80, tab=SnapshotTab.OOM))
-    assert (live.rows, peak.rows, failed.rows) == (device.live, device.peak.alive, device.out_of_memory)
 
 
 def test_the_card_that_failed_is_named_before_one_that_holds_more():

@@ -120,20 +120,6 @@ def test_without_another_trace_there_is_no_such_tab():
     assert say_trace_unused("7", view) == "7 works with --against"
 
 
-def test_a_refusal_names_the_difference_before_any_number():
-    comparison = comparison_of("refused")
-    answer = answer_change(comparison)
-    assert [item.text for item in answer.items[:2]] == ["! NO ANSWER", "NVIDIA H100 80GB HBM3 and Tesla V100-SXM2-32GB"]
-    assert answer.ink is Ink.WARN
-    first, second, *_rest = list_changes(comparison)
-    assert isinstance(first, Paragraph)
-    assert first.text.startswith("not comparable: NVIDIA H100 80GB HBM3 and Tesla V100")
-    assert second == Paragraph("differs", comparison.differences[0], Ink.WARN)
-    assert "not checked: world size" in "".join(
-        block.text for block in list_changes(comparison) if isinstance(block, Paragraph)
-    )
-
-
 @pytest.mark.parametrize(
     ("changes", "word", "beside", "ink"),
     [

@@ -86,8 +86,3 @@ def test_the_column_that_is_sorted_by_stays_when_the_pane_is_narrow():
         sorted_ = choose_rows(sheet, "", sort, False)
         painted = "".join(text for text, _ in Table(sorted_.columns, 40).paint_head())
         assert f"{head}v" in painted
-
-
-def test_waits_of_all_steps_are_named_so_in_their_column():
-    lines = paint_narrow("ranks", tab=Tab.RANKS)
-    assert any(line.split() == ["rank", "step", "compute", "comms", "all", "waits"] for line in lines)

@@ -184,18 +184,3 @@ def test_a_tab_without_data_says_why(tab, words):
 @pytest.mark.parametrize(("pct", "cells"), [(0, 0), (50, 5), (100, 10), (400, 10), (-3, 0)])
 def test_a_bar_stays_in_its_place(pct, cells):
     assert len(bar(pct, 10)) == cells
-
-
-def test_patterns_stand_in_the_overview_with_what_to_try_and_nowhere_else():
-    run = make_run("one")
-    patterns = run.report.files[0].patterns
-    view = run.view(80, tab=Tab.OVERVIEW)
-    blocks = list_blocks(view)
-    said = [(one.label, one.text) for one in blocks if isinstance(one, Paragraph)]
-    for pattern in patterns:
-        at = next(n for n, (label, text) in enumerate(said) if label == "pattern" and text.startswith(pattern.name))
-        assert pattern.seen in said[at][1]
-        assert [text for _, text in said[at + 1 : at + 1 + len(pattern.advice)]] == list(pattern.advice)
-    assert len(patterns) >= 2
-    others = list_blocks(replace(view, tab=Tab.OPS))
-    assert "patterns" not in [one.title for one in others if isinstance(one, Sheet)]

@@ -9,7 +9,6 @@ from tests.frames import (
     NOW_NS,
     make_ages,
     make_cpu,
-    make_event,
     make_frame,
     make_gpu,
     make_memory,
@@ -19,10 +18,10 @@ from tests.frames import (
     make_view,
 )
 from tests.painted import text_of
-from tpmon.model.frame import EventKind, TargetState
+from tpmon.model.frame import TargetState
 from tpmon.model.gpu import GpuProcess, GpuState
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.ui.kit.keys import KeyHelp, Overlay, paint_footer
+from tpmon.ui.kit.keys import KeyHelp, paint_footer
 from tpmon.ui.monitor.alerts import tell_most
 from tpmon.ui.monitor.panes.header import describe_end, name_state, paint_facts, paint_header, paint_notes
 from tpmon.view.layout import Ink
@@ -72,18 +71,6 @@ def test_threads_of_quiet_processes_may_be_five_intervals_old():
     assert "! threads 7.2 s old" in header(7.0)
 
 
-def test_a_late_frame_is_said_once_and_not_group_by_group():
-    line = text_of(paint_header(make_view(now_ns=NOW_NS + 41 * SECOND), 200))
-    assert "LATE 41 s" in line
-    assert "old" not in line
-
-
-def test_the_header_keeps_pid_state_and_clock_longest():
-    line = text_of(paint_header(make_view(), 40))
-    assert "4211" in line
-    assert line.endswith("LIVE 1 s  03:07:41")
-
-
 def test_the_header_says_what_tpmon_does_to_the_job():
     frame = make_frame(self_=make_own_cost(shedding=True, target_paused_ms=12.0))
     line = text_of(paint_header(make_view(frame), 200))
@@ -116,16 +103,6 @@ def test_facts_break_between_facts():
     ]
 
 
-def test_the_end_is_told_from_its_event_and_comes_before_the_facts():
-    target = make_target(state=TargetState.ENDED, ended="exit 137 (SIGKILL; OOM killer)")
-    view = make_view(
-        make_frame(target=target), events=(make_event("job ended", 9, EventKind.ENDED), make_event("later"))
-    )
-    first, second = paint_facts(view, 100, 2)
-    assert first == ((" ENDED 03:07:32  exit 137 (SIGKILL; OOM killer)", Ink.BAD),)
-    assert text_of(second).startswith(" last seen: ")
-
-
 @pytest.mark.parametrize(
     ("ended", "words", "ink"),
     [
@@ -140,11 +117,6 @@ def test_every_end_has_its_words(ended, words, ink):
     assert describe_end(make_view(frame), frame) == (words, ink)
 
 
-def test_before_the_first_reading_the_reason_is_said():
-    lines = paint_facts(make_view(Missing("looking for the job")), 80, 3)
-    assert text_of(lines[0]) == " waiting for the first reading: looking for the job"
-
-
 def test_notes_that_do_not_fit_are_counted():
     frame = make_frame(notes=("first", "second", "third"))
     assert [text_of(line) for line in paint_notes(frame, 60, 2)] == [" ! first", " ! second  (+1 more, 5)"]
@@ -154,26 +126,12 @@ def test_notes_that_do_not_fit_are_counted():
     assert text_of(paint_notes(long, 40, 1)[0]).endswith("(1 to read, 5)")
 
 
-def test_the_footer_shows_keys_by_priority_and_the_message_beside_them():
-    view = make_view()
-    assert text_of(paint_footer(view, KEYS, 60)[0]).rstrip() == " q quit  ? help  s sort"
-    assert text_of(paint_footer(view, KEYS, 18)[0]).rstrip() == " q quit  ? help"
-    line = text_of(paint_footer(replace(view, message="copied"), KEYS, 40)[0])
-    assert line.startswith(" q quit")
-    assert line.endswith("copied")
-
-
 def test_an_answer_that_is_longer_than_a_line_is_not_cut():
     said = "capture done: 5 steps, /runs/" + "deep/" * 20 + "step7.json.gz"
     for width in (30, 40, 80):
         lines = [text_of(line) for line in paint_footer(make_view(message=said), KEYS, width)]
         assert "".join("".join(lines).split()) == "".join(said.split())
         assert max(map(len, lines)) <= width
-
-
-def test_the_footer_shows_the_filter_while_it_is_typed():
-    view = make_view(overlay=Overlay.FILTER, filter_text="rank 1")
-    assert text_of(paint_footer(view, KEYS, 60)[0]).startswith(" /rank 1_  q quit")
 
 
 CALM = make_frame(cpu=make_cpu(used_cores=4.0))

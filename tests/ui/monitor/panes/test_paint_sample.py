@@ -99,10 +99,6 @@ def test_the_screen_says(view, words):
     assert find_wrong(words, text_of(view)) == []
 
 
-def test_while_it_runs_the_whole_job_is_not_offered():
-    assert "F" not in {key.keys[0] for key in keys_shown(sample_view(sample_views.running()))}
-
-
 def test_without_stacks_nothing_is_offered_that_samples():
     for overlay in (Overlay.NONE, Overlay.SAMPLE):
         view = make_view(TWO_RANKS, overlay=overlay, no_stacks=True)

@@ -185,14 +185,6 @@ def test_gauges_are_the_same_for_every_frame():
     assert [gauge.label for gauge in list_gauges(unread, [])] == healthy
 
 
-def test_the_kind_of_an_event_is_said_once():
-    view = make_view(events=(make_event("verdict: hung (spin)", 1, EventKind.VERDICT),))
-    for lines in (paint_events(view, Size(100, 5), focused=False), paint_events_in_full(view, 100)):
-        line = next(line for line in texts_of(lines) if "hung" in line)
-        assert line.split() == ["03:07:40", "verdict", "hung", "(spin)"]
-    assert " 03:07:40 verdict: hung (spin)" in texts_of(paint_events(view, Size(40, 5), focused=False))
-
-
 def test_a_long_reason_goes_on_in_the_next_line():
     frame = make_frame(cpu=make_cpu(psi_some_pct=Missing("a reason that is longer than the pane is wide")))
     assert "? a reason that is longer than the pane is wide" in " ".join(join(cpu_in_full(frame, 40)).split())
@@ -234,13 +226,6 @@ def test_events_stand_newest_first_and_the_log_keeps_its_newest_lines():
     lines = texts_of(paint_events(make_view(frame, events=events), Size(90, 5), focused=False))
     assert [line.split()[-1] for line in lines[1:]] == ["8", "7", "two", "three"]
     assert "log written 2.2 s ago  /home/usr/runs/17/train.log" in lines[0]
-
-
-def test_a_wide_screen_puts_the_log_beside_the_events():
-    view = make_view(events=(make_event("began", 3),))
-    lines = texts_of(paint_events(view, Size(160, 4), focused=False))
-    assert "began" in lines[1]
-    assert "step 1210" in lines[1]
 
 
 def test_the_newest_log_is_the_one_shown():

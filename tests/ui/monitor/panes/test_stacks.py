@@ -99,20 +99,6 @@ def test_the_screen_says(view, words):
     assert find_wrong(words, text_of(view, 200, 50)) == []
 
 
-def test_what_the_job_recorded_of_its_collectives_stands_below_the_sentence():
-    said = text_of(stacks_view(dump_views.hung_recorded()))
-    assert "all_reduce number 18204 of default_pg: 7 of 64 ranks wait in it for 4m10s; rank 11 has not" in said
-    assert said.index("7 of 8 ranks wait") < said.index("number 18204") < said.index("asked by key")
-    assert "NCCL aborts this job in about 5m50s" in text_of(stacks_view(dump_views.hung_recorded()), 80, 24)
-
-
-def test_the_age_of_the_log_stands_below_the_sentence_once_there_is_one():
-    said = text_of(stacks_view(dump_views.hung_once()))
-    line = "last log write 02:41:27, 26m02s before"
-    assert said.index("7 of 8 ranks wait") < said.index(line) < said.index("asked by key")
-    assert line in text_of(stacks_view(dump_views.hung_once()), 40, 30)
-
-
 @pytest.mark.parametrize(
     ("kind", "tip"),
     [

@@ -13,7 +13,6 @@ from tpmon.ui.monitor.layout import paint_screen
 from tpmon.ui.monitor.panes.steps import paint_steps, split_bar
 from tpmon.ui.monitor.panes.tables import paint_ranks
 from tpmon.ui.monitor.state import ViewState
-from tpmon.view.job import describe_job
 from tpmon.view.layout import Ink, Size, line_width
 
 SECOND = 1_000_000_000
@@ -30,14 +29,6 @@ def text_of(view: ViewState, width: int, most: int = 4) -> str:
 def test_without_a_hook_nothing_is_painted():
     assert paint_steps(make_view(), 200, 4) == []
     assert paint_steps(make_view(Missing("no reading yet")), 200, 4) == []
-
-
-def test_rates_times_and_split_are_said():
-    text = text_of(view_of(), 200)
-    for words in ("4.00 steps/s", "128 samples/s", "p50 248 ms  p95 270 ms  p99 312 ms", "step 2,840"):
-        assert words in text
-    assert "data 20 %" in text
-    assert "of the host's time of a step, rank 0" in text
 
 
 def rank_table(width: int, **fields: Any) -> str:
@@ -149,14 +140,6 @@ def test_a_rank_whose_own_part_is_long_is_marked():
     text = "\n".join("".join(one for one, _ in line) for line in lines)
     assert "240 ms!" in text
     assert text.count("ms!") == 1
-
-
-def test_all_figures_stand_in_the_pane_that_shows_all():
-    view = view_of()
-    headings = {group.heading: [fact.pair for fact in group.facts] for group in describe_job(view.frame)}
-    assert dict(headings["steps, by the hooks"])["last step"] == "0.1 s ago"
-    plain = make_view()
-    assert "steps, by the hooks" not in {group.heading for group in describe_job(plain.frame)}
 
 
 def test_a_screen_without_a_hook_is_what_it_was():

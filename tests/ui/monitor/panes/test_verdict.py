@@ -55,12 +55,6 @@ def block(finding, width=100, most=30, **fields):
     return texts_of(paint_verdict(make_any_view(frame), frame, finding, width, most))
 
 
-@pytest.mark.parametrize(("width", "height"), [(200, 50), (120, 40), (80, 24), (40, 50), (40, 24)])
-def test_every_layout_tells_a_stranger_what_to_do(width, height):
-    words = "!! HUNG|missing-rank|confidence medium|at least 26 min (last log write 02:41:41)|Try: dump the stacks"
-    assert find_wrong(words, " ".join(" ".join(screen(HUNG, width, height)).split())) == []
-
-
 def test_the_smallest_screen_has_the_word_in_a_line_of_its_own():
     assert screen(HUNG, 20, 5)[1:4] == [" !! HUNG", " missing-rank", " at least 26 min"]
     assert screen(make_finding(), 20, 5)[1] == " ! DATA-BOUND"
@@ -267,24 +261,6 @@ def test_parts_never_take_more_lines_than_there_are(most, counts):
     assert all(given_[name] <= wanted[name] for name in names)
     assert given_["facts"] in (0, wanted["facts"])
     assert not (given_["both"] and given_["unknown"])
-
-
-def test_a_calm_verdict_leaves_more_room_for_the_panes():
-    rows = tuple(make_evidence(f"reading {n}") for n in range(9))
-    alarm = screen(replace(HUNG, evidence=rows), 80, 24)
-    calm = screen(make_finding(kind=Kind.BALANCED, cause=NOT_APPLICABLE, evidence=rows), 80, 24)
-
-    def first_pane(lines):
-        return next(n for n, line in enumerate(lines) if line.startswith("── 1 ranks"))
-
-    assert first_pane(calm) < first_pane(alarm) <= 12
-
-
-def test_a_pane_alone_keeps_the_word():
-    lines = screen(HUNG, 80, 24, zoom=Pane.CPU, focus=Pane.CPU)
-    assert lines[1].startswith(" !! HUNG  missing-rank")
-    assert "Try" not in "".join(lines[:4])
-    assert "HUNG" not in "".join(screen(HUNG, 80, 24, overlay=Overlay.HELP))
 
 
 def test_the_full_verdict_names_the_verdicts_before_it():
