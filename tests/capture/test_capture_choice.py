@@ -25,10 +25,7 @@ from tpmon.model.results.capture import (
     CaptureOffers,
     CaptureState,
     can_be,
-    fewer_steps,
-    more_steps,
     next_kind,
-    other_ranks,
     refuse,
 )
 from tpmon.probe.job import discovery
@@ -48,17 +45,6 @@ def test_a_choice_begins_as_the_command_does():
     assert STEP_CHOICES[-1] == MOST_STEPS
 
 
-def test_steps_go_through_the_list_and_stop_at_both_ends():
-    up = [CaptureChoice(steps=1)]
-    while (more := more_steps(up[-1], ALL)) != up[-1]:
-        up.append(more)
-    assert tuple(one.steps for one in up) == STEP_CHOICES
-    down = [up[-1]]
-    while (fewer := fewer_steps(down[-1], ALL)) != down[-1]:
-        down.append(fewer)
-    assert down == up[::-1]
-
-
 def test_kinds_go_round_and_pass_by_what_cannot_be():
     kinds = [CaptureChoice()]
     for _ in range(3):
@@ -67,13 +53,6 @@ def test_kinds_go_round_and_pass_by_what_cannot_be():
     assert next_kind(CaptureChoice(), NO_SNAPSHOT).kind is NSYS
     neither = replace(ALL, refused=((SNAPSHOT, "a"), (NSYS, "b")))
     assert next_kind(CaptureChoice(steps=2), neither) == CaptureChoice(steps=2)
-
-
-def test_all_ranks_can_be_chosen_where_nothing_speaks_against_it():
-    every = other_ranks(CaptureChoice(), ALL)
-    assert every.every
-    assert not other_ranks(every, ALL).every
-    assert other_ranks(CaptureChoice(), replace(ALL, every="one rank")) == CaptureChoice()
 
 
 def test_what_cannot_be_gives_way_to_what_can():

@@ -451,19 +451,9 @@ def test_nothing_is_asked_of_the_hook_before_a_yes_to_the_plan(hook):
     assert hook.lead(agreed=never) == [("cancelled", NO_ANSWER)]
 
 
-def test_a_price_is_held_until_a_yes_and_then_recorded(hook):
-    hook.step(100)
-    kinds: list[int] = []
+def test_a_price_is_held_until_a_yes_and_then_recorded(hook, monkeypatch):
+    kinds = price(hook, monkeypatch, 1.0)
     held: list[str] = []
-
-    def go_on():
-        request = hook.bus.read_asked()
-        if request is not None and hook.bus.read_answer()[0] != request.number:
-            number, kind = request.number, request.kind
-            kinds.append(kind)
-            hook.told.events, hook.told.bytes = 100, 4096
-            hook.answer(number, wire.ANSWER_TAKEN)
-            hook.tell(number, w.STATE_VERIFIED)
 
     def agreed(stage, said):
         if stage is CaptureStage.PRICED:
@@ -471,7 +461,6 @@ def test_a_price_is_held_until_a_yes_and_then_recorded(hook):
             assert kinds == [w.KIND_PROBE]
         return stage is CaptureStage.PLANNED or len(held) > 3
 
-    hook.each = go_on
     assert hook.lead(agreed=agreed) == [("verified", "")]
     assert kinds == [w.KIND_PROBE, w.KIND_CAPTURE]
     assert held[0].startswith("5 steps: the loop pauses for about")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import types
 from dataclasses import replace
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from tests.frames import (
     GIB,
@@ -19,12 +22,32 @@ from tests.frames import (
 from tests.goldens.small_jobs import two_ranks, with_facts
 from tpmon.model.frame import Frame
 from tpmon.model.host import WorkerQueue
-from tpmon.model.known import Missing
+from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import ProcessSample, ThreadGroup, ThreadKind
 from tpmon.model.results.doctor import NOT_PERMITTED, point_to
 
 DENIED = Missing(point_to(NOT_PERMITTED, "io"))
 BLANK = Missing("first reading: rates need two")
+NO_ENVIRONMENT = Missing("environment not readable")
+NO_WAIT = Missing("the kernel does not say (wchan is 0)")
+NO_GPM = Missing("GPM needs Hopper or newer")
+NO_PSI = Missing("PSI is off (EOPNOTSUPP)")
+_BYTES = ("anon_bytes", "used_bytes", "limit_bytes", "oom_kills", "swap_bytes", "shm")
+_RATES = ("cpu_pct", "runnable", "waiting", "busy_threads", "switches_s", "minor_faults_s", "major_faults_s")
+
+
+def without_readings(value: Any, reason: Missing) -> Any:
+    """Replace every reading that may be missing, all the way down, by a reason."""
+    if isinstance(value, tuple):
+        return tuple(without_readings(item, reason) for item in value)
+    if not dataclasses.is_dataclass(value) or isinstance(value, Missing):
+        return value
+    changed = {}
+    for name, hint in get_type_hints(type(value)).items():
+        options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else ()
+        inner = getattr(value, name)
+        changed[name] = reason if Missing in options else without_readings(inner, reason)
+    return replace(value, **changed)
 
 
 def other_user() -> Frame:
@@ -32,52 +55,30 @@ def other_user() -> Frame:
 
     def refuse(process: ProcessSample) -> ProcessSample:
         return replace(
-            process,
-            rank=Missing("environment not readable"),
-            local_rank=Missing("environment not readable"),
-            asked_read_bytes_s=DENIED,
-            read_calls_s=DENIED,
-            asked_write_bytes_s=DENIED,
-            device_read_bytes_s=DENIED,
-            device_write_bytes_s=DENIED,
-            pss_bytes=DENIED,
-            pss_age_s=DENIED,
-            syscall=DENIED,
-            waits_for=Missing("the kernel does not say (wchan is 0)"),
-            waits_unchanged_s=Missing("the kernel does not say (wchan is 0)"),
-            wchan=Missing("the kernel does not say (wchan is 0)"),
-            environment=DENIED,
-            cpu_pct=BLANK,
-            runnable=BLANK,
-            waiting=BLANK,
-            busy_threads=BLANK,
-            switches_s=BLANK,
-            minor_faults_s=BLANK,
-            major_faults_s=BLANK,
+            without_readings(process, DENIED),
+            worker=process.worker,
+            rank_pid=process.rank_pid,
+            allowed_cpus=process.allowed_cpus,
+            **dict.fromkeys(("frozen", "loop", "tracer"), NOT_APPLICABLE),
             thread_groups=(ThreadGroup(ThreadKind.UNREAD, process.threads, BLANK),),
+            **dict.fromkeys(("rank", "local_rank"), NO_ENVIRONMENT),
+            **dict.fromkeys(("waits_for", "waits_unchanged_s", "wchan"), NO_WAIT),
+            **dict.fromkeys(_RATES, BLANK),
         )
 
-    where = Missing("the kernel does not say (wchan is 0)")
     plain = two_ranks()
     processes = tuple(refuse(process) for process in plain.processes)
     cards = (
         make_gpu(
             0,
             name="NVIDIA A10G",
-            sm_active_pct=Missing("GPM needs Hopper or newer"),
-            occupancy_pct=Missing("GPM needs Hopper or newer"),
-            tensor_pct=Missing("GPM needs Hopper or newer"),
-            dram_pct=Missing("GPM needs Hopper or newer"),
-            power_w=Missing("not supported by this card"),
-            power_source=Missing("not supported by this card"),
-            throttle_known=Missing("not supported by this card"),
             sm_pct=Missing("no sample in the driver's buffer"),
             sm_samples=0,
-            sm_idle_ratio=Missing("no samples"),
-            sm_busy_ratio=Missing("no samples"),
-            pids=Missing("process list: no permission"),
-            processes=Missing("process list: no permission"),
             age_s=14.0,
+            **dict.fromkeys(("sm_active_pct", "occupancy_pct", "tensor_pct", "dram_pct"), NO_GPM),
+            **dict.fromkeys(("power_w", "power_source", "throttle_known"), Missing("not supported by this card")),
+            **dict.fromkeys(("sm_idle_ratio", "sm_busy_ratio"), Missing("no samples")),
+            **dict.fromkeys(("pids", "processes"), Missing("process list: no permission")),
         ),
     )
     return with_facts(
@@ -90,7 +91,7 @@ def other_user() -> Frame:
                 script="?",
                 torch_version=Missing("maps not readable"),
                 python_version=Missing("maps not readable"),
-                world_size=Missing("environment not readable"),
+                world_size=NO_ENVIRONMENT,
                 local_ranks=2,
                 rank_source="parentage and threads",
             ),
@@ -99,50 +100,30 @@ def other_user() -> Frame:
             ranks=tuple(
                 make_rank(
                     pid,
-                    rank=Missing("environment not readable"),
-                    local_rank=Missing("environment not readable"),
                     gpu=Missing("no card lists this process"),
-                    where=where,
-                    where_unchanged_s=where,
+                    **dict.fromkeys(("rank", "local_rank"), NO_ENVIRONMENT),
+                    **dict.fromkeys(("where", "where_unchanged_s"), NO_WAIT),
                 )
                 for pid in (4211, 4212)
             ),
-            cpu=make_cpu(
+            cpu=replace(
+                without_readings(make_cpu(), BLANK),
                 budget_cores=Missing("control group outside our namespace"),
                 budget_reason="control group outside our namespace",
-                used_cores=BLANK,
-                runnable=BLANK,
-                waiting=BLANK,
-                demand_ratio=BLANK,
-                pool_runnable=BLANK,
-                oversubscription=BLANK,
-                run_delay_ratio=BLANK,
-                throttled_ratio=BLANK,
-                throttled_s=BLANK,
-                pool=BLANK,
-                psi_some_pct=Missing("PSI is off (EOPNOTSUPP)"),
-                host_used_cores=BLANK,
-                host_steal_pct=BLANK,
-                host_load=BLANK,
+                psi_some_pct=NO_PSI,
+                psi_of_host=NOT_APPLICABLE,
                 host_cores=2,
             ),
             memory=make_memory(
-                anon_bytes=DENIED,
-                anon_growth_bytes_s=BLANK,
-                used_bytes=DENIED,
-                limit_bytes=DENIED,
-                oom_kills=DENIED,
-                refault_bytes_s=BLANK,
-                major_faults_s=BLANK,
-                psi_some_pct=Missing("PSI is off (EOPNOTSUPP)"),
-                swap_bytes=DENIED,
+                psi_some_pct=NO_PSI,
                 host_available_bytes=20 * GIB,
-                shm=DENIED,
+                **dict.fromkeys(_BYTES, DENIED),
+                **dict.fromkeys(("anon_growth_bytes_s", "refault_bytes_s", "major_faults_s"), BLANK),
             ),
             loader=(
                 make_loader(
                     4211,
-                    rank=Missing("environment not readable"),
+                    rank=NO_ENVIRONMENT,
                     ready_batches=DENIED,
                     ready_bytes=DENIED,
                     empty_ratio=DENIED,

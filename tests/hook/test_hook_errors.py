@@ -2,7 +2,6 @@
 
 import functools
 import signal
-import sys
 from collections.abc import Callable
 from types import FrameType
 
@@ -107,16 +106,6 @@ def test_torchs_own_handler_is_none_of_ours_wherever_torch_lies():
         error = catch(space["handler"])
         error.__traceback__ = error.__traceback__.tb_next
         assert is_ours(error, TORCH) == (name == "autograd/graph.py")
-
-
-@pytest.mark.usefixtures("usr1")
-def test_only_a_handlers_error_leaves_a_reading_of_settings(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", object())
-    one = Settings()
-    one._attempt(lambda: Alarm().odd)
-    signal.signal(signal.SIGUSR1, ring)
-    with pytest.raises(AlarmError):
-        one._attempt(lambda: signal.raise_signal(signal.SIGUSR1))
 
 
 def test_a_number_that_no_word_holds_is_not_told(monkeypatch):

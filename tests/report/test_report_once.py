@@ -1,13 +1,11 @@
 """One reading as text: what it says of a Frame, in which order, and what it leaves unsaid."""
 
-import dataclasses
-import types
 from dataclasses import replace
-from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
 from tests.frames import make_cpu, make_frame, make_gpu, make_loader, make_process, make_target
+from tests.goldens.unreadable_job import without_readings
 from tests.reports import full_frame
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.host import NetworkSample
@@ -18,27 +16,13 @@ from tpmon.report.once import write_once
 from tpmon.view.layout import WIDTH, lay_phrases, to_ascii
 
 
-def without_readings(value: Any, reason: str) -> Any:
-    """Replace every reading that may be missing, all the way down, by Missing."""
-    if isinstance(value, tuple):
-        return tuple(without_readings(item, reason) for item in value)
-    if not dataclasses.is_dataclass(value) or isinstance(value, Missing):
-        return value
-    changed = {}
-    for name, hint in get_type_hints(type(value)).items():
-        options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else ()
-        inner = getattr(value, name)
-        changed[name] = Missing(reason) if Missing in options else without_readings(inner, reason)
-    return replace(value, **changed)
-
-
 @pytest.mark.parametrize(
     "frame",
     [
         make_frame(),
         full_frame(),
-        without_readings(full_frame(), "no permission"),
-        replace(without_readings(full_frame(), "r" * 190), gpus=full_frame().gpus),
+        without_readings(full_frame(), Missing("no permission")),
+        replace(without_readings(full_frame(), Missing("r" * 190)), gpus=full_frame().gpus),
         make_frame(processes=(), ranks=(), loader=(), output=(), network=Missing("no /sys"), gpus=()),
     ],
     ids=["small", "full", "nothing read", "long reasons", "empty"],

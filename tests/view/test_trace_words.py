@@ -1,11 +1,12 @@
-"""Ranks are told apart: by their number, by their file where there is none or two traces of one."""
+"""The words of a trace: how ranks are told apart, and the memory of a device in characters."""
 
 from tests.traces import TraceBuilder
-from tpmon.model.known import Missing
-from tpmon.model.results.trace import TraceRankRow
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.results.trace import StepRow, TraceRankRow
+from tpmon.model.results.trace_tables import CurvePoint, MemoryCurve
 from tpmon.report.trace import write_report
 from tpmon.trace.analysis import analyze
-from tpmon.view.trace import name_files, name_ranks
+from tpmon.view.trace import ChartSpan, describe_curve, draw_curve, draw_steps, name_files, name_ranks, span_curves
 
 UNKNOWN = Missing("not told")
 
@@ -36,3 +37,46 @@ def test_the_text_names_the_files_of_traces_without_a_rank(tmp_path):
     text = write_report(analyze(paths))
     assert [line.split()[0] for line in text[4:6]] == ["after_fix", "before_fix"]
     assert "?" not in "".join(text[:5])
+
+
+MB = 1 << 20
+STEPS = (StepRow("ProfilerStep#3", 0.0, 5.0, 5.0), StepRow("ProfilerStep#4", 5.0, 5.0, 5.0))
+
+
+def curve(*points: tuple[float, int, int], kind: str = "cuda") -> MemoryCurve:
+    return MemoryCurve(
+        kind,
+        0 if kind == "cuda" else -1,
+        tuple(CurvePoint(ms, mb * MB, kept * MB if kept else NOT_APPLICABLE) for ms, mb, kept in points),
+    )
+
+
+def test_allocated_stands_below_what_is_reserved_beyond_it():
+    drawn = draw_curve(curve((2.0, 40, 80), (4.0, 80, 80), (6.0, 0, 80)), ChartSpan(0.0, 10.0), 10, rows=2)
+    assert drawn == ("  ░░██░░░░", "  ████▁▁▁▁"), (
+        "nothing before the first reading, then what was there until the next one"
+    )
+
+
+def test_the_most_of_a_column_is_drawn_and_what_it_ended_with_goes_on():
+    drawn = draw_curve(curve((0.0, 10, 0), (2.1, 80, 0), (2.2, 20, 0), kind="cpu"), ChartSpan(0.0, 8.0), 4, rows=1)
+    assert drawn == ("▂█▂▂",)
+
+
+def test_a_little_is_more_than_nothing_and_no_memory_at_all_is_flat():
+    assert draw_curve(curve((0.0, 1, 0), (1.0, 900, 0)), ChartSpan(0.0, 2.0), 2, rows=1) == ("▂█",)
+    assert draw_curve(curve((0.0, 0, 0)), ChartSpan(0.0, 0.0), 3, rows=2) == ("   ", "▁▁▁")
+
+
+def test_a_peak_outside_of_the_steps_is_in_the_span():
+    outside = curve((-2.0, 90, 0), (12.0, 10, 0), kind="cpu")
+    assert span_curves([outside], STEPS) == ChartSpan(-2.0, 12.0)
+    assert span_curves([curve((1.0, 1, 0))], STEPS) == ChartSpan(0.0, 10.0)
+    assert describe_curve(outside) == "most is 90.0M allocated at -2.000 ms; 10.0M at the end"
+    told = describe_curve(curve((1.0, 90, 100), (2.0, 90, 120)))
+    assert told == "most is 90.0M allocated at 1.000 ms, 100M reserved then; 90.0M at the end"
+
+
+def test_steps_stand_where_they_begin_as_far_as_there_is_room():
+    assert draw_steps(STEPS, ChartSpan(0.0, 10.0), 10) == "|3   |4"
+    assert draw_steps(STEPS, ChartSpan(0.0, 10.0), 4) == "|3"

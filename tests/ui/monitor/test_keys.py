@@ -9,12 +9,14 @@ import pytest
 
 from tests.frames import make_finding, make_frame, make_target, make_view
 from tests.goldens import capture_views
+from tests.ui.monitor import key_checks_capture, key_checks_job, key_checks_stacks
+from tests.ui.monitor.driving import drive
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.capture import CaptureChoice, CaptureStage
 from tpmon.ui.kit.keys import ByDigit, Effect, Move, Overlay
 from tpmon.ui.monitor import keys as monitor_keys
-from tpmon.ui.monitor.keys import KEYS, Demand, find_key, keys_markdown, keys_shown, say_unused
+from tpmon.ui.monitor.keys import KEYS, Demand, keys_markdown, keys_shown, say_unused
 from tpmon.ui.monitor.layout import page_of, paint_screen
 from tpmon.ui.monitor.state import INTERVALS_S, Pane, ViewState
 from tpmon.ui.traces import keys as trace_keys
@@ -116,11 +118,6 @@ def test_help_lists_what_works_below_it_but_the_footer_does_not():
     assert shown["q"].priority > 0
 
 
-def test_while_a_filter_is_typed_letters_are_text():
-    assert find_key("q", make_view(overlay=Overlay.FILTER)) is None
-    assert find_key("ctrl+c", make_view(overlay=Overlay.FILTER)).deed is Effect.QUIT
-
-
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.id)
 def test_every_key_says_what_it_does(key):
     assert key.help
@@ -149,3 +146,15 @@ def test_the_interval_is_offered_while_the_job_is_there():
     assert pace <= {name for key in keys_shown(make_view(make_frame())) for name in key.keys}
     ended = make_frame(target=make_target(state=TargetState.ENDED, ended="exit 0"))
     assert not pace & {name for key in keys_shown(make_view(ended)) for name in key.keys}
+
+
+CHECKS = {**key_checks_job.CHECKS, **key_checks_stacks.CHECKS, **key_checks_capture.CHECKS}
+
+
+def test_every_key_of_the_table_has_a_check():
+    assert set(CHECKS) == {row.id for row in KEYS}
+
+
+@pytest.mark.parametrize("key_id", [row.id for row in KEYS])
+def test_key(key_id):
+    drive(CHECKS[key_id])

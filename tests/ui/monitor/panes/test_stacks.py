@@ -196,14 +196,6 @@ def test_the_cursor_keeps_its_group_when_a_dump_grows_and_leaves_what_is_gone():
     assert action_fold(nothing).message == "no stack to open yet"
 
 
-def test_a_job_that_has_ended_is_not_asked():
-    ended = make_view(OVER)
-    view, request = ask_dump.ask_job(ended, ())
-    assert request is NOT_APPLICABLE
-    assert "has ended" in view.message
-    assert ask_dump.ask_row(make_view(Missing("no")), ())[1] is NOT_APPLICABLE
-
-
 def test_text_of_others_sends_no_escape_sequence():
     evil = "\x1b]0;x\x07\x9b2J\u202e"
     thread = make_thread(78, name=evil, kind=ThreadKind.OTHER, frames=(StackFrame(evil, f"/{evil}.py", 1),))

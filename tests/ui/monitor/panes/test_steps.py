@@ -15,8 +15,6 @@ from tpmon.ui.monitor.panes.tables import paint_ranks
 from tpmon.ui.monitor.state import ViewState
 from tpmon.view.layout import Ink, Size, line_width
 
-SECOND = 1_000_000_000
-
 
 def view_of(**fields: Any) -> ViewState:
     return make_view(with_hooks(make_frame(), make_hook(pace=make_pace(**fields))))
