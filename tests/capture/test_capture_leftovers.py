@@ -1,22 +1,20 @@
 """What a tpmon that was killed left of a capture goes with the next one, and nothing else does."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.children import child
+from tests.hooks import ROOT
 from tpmon.capture import files as leftovers
 from tpmon.capture.files import hold, name_part, sweep
 
-HOLDS = """
-import os, sys
+HOLDS = f"""
+sys.path.insert(0, {str(ROOT)!r})
 from tpmon.capture.files import hold
-folder = os.open(sys.argv[1], os.O_RDONLY)
-hold(folder)
-print("held", flush=True)
-sys.stdin.read()
+hold(os.open(sys.argv[1], os.O_RDONLY))
+say("held"); hear()
 """
 
 
@@ -38,14 +36,7 @@ def test_what_was_left_goes(tmp_path):
 
 def test_what_a_tpmon_holds_stays_until_it_is_killed(tmp_path):
     part = leave(tmp_path)
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDS, str(part)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    ) as tool:
-        assert tool.stdout.readline() == "held\n"
+    with child(HOLDS, str(part)) as tool:
         assert sweep(str(tmp_path)) == []
         assert len(os.listdir(part)) == 2
         tool.kill()

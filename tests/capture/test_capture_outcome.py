@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.capture.test_capture_plan import record
+from tests.capture.test_capture_plan import ASKED, record
 from tests.captures import parse_conditions
 from tpmon.capture import outcome as ranks
 from tpmon.capture.outcome import IS_BUSY, EndedWindow, await_steps_after, find_use, judge_end, note_kernels
-from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
-from tpmon.model.results.capture import CaptureAsked, CapturedFile, CaptureKind, CaptureState, RankCapture
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.results.capture import CapturedFile, CaptureKind, CaptureState, RankCapture
 
-ASKED = CaptureAsked(CaptureKind.TRACE, 5, 60.0, False, False, False, NOT_APPLICABLE, "/tmp/x")
 RANK = RankCapture(1, 0, CaptureState.VERIFIED, "", 100, 5, 20.0, 10.0, 12.0, 10.0)
 FILE = CapturedFile("/a", "/a", 0, 100, 5, 900, 0, 1000, CaptureKind.TRACE)
 

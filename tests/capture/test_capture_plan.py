@@ -207,11 +207,11 @@ def test_a_range_is_opened_only_where_nsys_lets_the_run_live(words, refusal):
 
 
 def test_conditions_are_read_from_either_end_and_believed_by_type_alone():
-    text = b'{"tpmon": {"model": "Net", "parameters": "many", "batch_size": {"missing": "why"}, "training": true},'
+    text = b'{"tpmon": {"model": "Net", "parameters": "many", "inputs": [1], "batch_size": {"missing": "why"}, "training": true},'
     for head, tail in ((text, b""), (b"{", text)):
         told = parse_conditions(head, tail)
         assert (told.model, told.training) == ("Net", True)
-        assert told.parameters == Missing("the trace does not say it")
+        assert told.parameters == told.inputs == Missing("the trace does not say it")
         assert told.batch_size == Missing("why")
     for broken in (b'{"tpmon": [1', b'{"tpmon": ' + b"[" * 60_000):
         assert parse_conditions(broken, b"") == Missing("the trace does not say it")

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.capture.test_kineto_told import settings
 from tests.frames import make_gpu
 from tests.goldens import capture_views
 from tests.traces import TraceBuilder
@@ -111,23 +112,19 @@ def test_the_hook_says_which_rank_names_the_file(monkeypatch):
 
 
 def settings_page(**words: int) -> memoryview:
-    every = [wire_settings.UNKNOWN] * wire_settings.SETTINGS_WORDS
-    every[wire_settings.SET_NUMBER] = every[wire_settings.SET_NUMBER_AGAIN] = 1
-    for name, value in words.items():
-        every[getattr(wire_settings, name)] = value
     page = memoryview(bytearray(wire.TELEMETRY_BYTES))
-    wire_settings.write_settings(page, every)
+    wire_settings.write_settings(page, settings(NUMBER=1, NUMBER_AGAIN=1, **words))
     return page
 
 
 def test_autocast_is_what_it_was_in_the_backward_and_not_at_the_end_of_the_step(torch):
     torch.nn = SimpleNamespace(Module=type("Module", (), {}))
-    on = settings_page(SET_AUTOCAST=1, SET_AUTOCAST_DTYPE=wire_settings.DTYPE_BFLOAT16)
+    on = settings_page(AUTOCAST=1, AUTOCAST_DTYPE=wire_settings.DTYPE_BFLOAT16)
     steps = SimpleNamespace(rule=wire.RULE_UPDATE, batch_size=4, watcher=SimpleNamespace(inputs=["x"]), page=on)
     told = read_conditions(steps)
     assert (told["autocast"], told["autocast_dtype"], told["inputs"]) == (True, "bfloat16", ["x"])
     assert told["mode"] == "training"
-    steps = SimpleNamespace(rule=wire.RULE_BATCH, batch_size=0, watcher=None, page=settings_page(SET_AUTOCAST=0))
+    steps = SimpleNamespace(rule=wire.RULE_BATCH, batch_size=0, watcher=None, page=settings_page(AUTOCAST=0))
     told = read_conditions(steps)
     assert told["mode"] == "evaluation"
     for one in (told["autocast"], told["autocast_dtype"]):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.capture.test_capture_plan import ASKED
+from tests.capture.test_kineto_told import settings
 from tests.children import child
 from tests.hooks import list_pages
 from tpmon.capture import dialog, kineto_capture, window
@@ -144,10 +145,7 @@ def hook(monkeypatch):
 
 @pytest.mark.parametrize(("world", "cuda", "told"), [(8, 1, True), (8, 0, False), (1, 1, False)])
 def test_the_first_start_of_the_profiler_is_said_before_with_the_timeout_of_the_other_ranks(hook, world, cuda, told):
-    words = [wire_settings.UNKNOWN] * wire_settings.SETTINGS_WORDS
-    words[wire_settings.SET_NUMBER] = words[wire_settings.SET_NUMBER_AGAIN] = 1
-    words[wire_settings.SET_CUDA], words[wire_settings.SET_TIMEOUT_S] = cuda, 600
-    wire_settings.write_settings(hook.page, words)
+    wire_settings.write_settings(hook.page, settings(NUMBER=1, NUMBER_AGAIN=1, CUDA=cuda, TIMEOUT_S=600))
     hook.bus.header.world_size = world
     hook.step(100)
     hook.lead(stopped=lambda: hook.asleep > 3)

@@ -9,18 +9,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.ui.traces.state import Tab
 from tpmon.ui.traces.tabs import list_blocks
-from tpmon.view.blocks import (
-    MOST_ROWS,
-    Paragraph,
-    Sheet,
-    bar,
-    cap,
-    choose_rows,
-    lay_blocks,
-    lay_sheet,
-    list_facts,
-    list_units,
-)
+from tpmon.view.blocks import MOST_ROWS, Paragraph, Sheet, bar, cap, choose_rows, lay_blocks, lay_sheet, list_facts
 from tpmon.view.layout import TableFigure, ms_of_us, size
 from tpmon.view.trace import shorten_kernel
 
@@ -156,11 +145,6 @@ def test_only_what_is_shown_is_painted_and_the_head_stays():
     assert len(painted) < 12
     assert "calls" in lines[0][0][0]
     assert any(line[0][0].startswith(">") for line in lines)
-
-
-def test_the_cursor_walks_paragraphs_and_rows():
-    units = list_units([Paragraph("a", "b"), found_sheet(ROWS), Paragraph("c", "d")])
-    assert [(unit.block, unit.row) for unit in units] == [(0, -1), (1, 0), (1, 1), (2, -1)]
 
 
 @pytest.mark.parametrize(

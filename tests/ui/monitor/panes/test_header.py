@@ -23,7 +23,7 @@ from tpmon.model.gpu import GpuProcess, GpuState
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.ui.kit.keys import KeyHelp, paint_footer
 from tpmon.ui.monitor.alerts import tell_most
-from tpmon.ui.monitor.panes.header import describe_end, name_state, paint_facts, paint_header, paint_notes
+from tpmon.ui.monitor.panes.header import describe_end, name_state, paint_header, paint_notes
 from tpmon.view.layout import Ink
 from tpmon.view.ranks import name_ranks
 
@@ -93,14 +93,6 @@ def test_the_header_says_what_tpmon_does_to_the_job():
 def test_ranks_are_named_with_those_on_other_hosts(ranks, world, named):
     rows = tuple(make_rank(100 + n, rank=rank) for n, rank in enumerate(ranks))
     assert name_ranks(make_frame(ranks=rows, target=make_target(world_size=world))) == named
-
-
-def test_facts_break_between_facts():
-    view = make_view(make_frame(facts="GPU 41 % busy \u00b7 4 workers \u00b7 99 % of 2 CPUs"))
-    assert [text_of(line) for line in paint_facts(view, 32, 9)] == [
-        " GPU 41 % busy \u00b7 4 workers",
-        " 99 % of 2 CPUs",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Figures carry their bound, their proof and their mark; a reason stands for each that is missing."""
 
-from dataclasses import replace
-
 import pytest
 
 from tests.frames import (
@@ -28,7 +26,7 @@ from tpmon.model.host import NetworkSample, Pool, ShmSample, SocketSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import EnvironmentSetting, Role
 from tpmon.ui.kit.keys import KeyHelp, Overlay, paint_help
-from tpmon.ui.monitor.layout import page_of, paint_screen
+from tpmon.ui.monitor.layout import paint_screen
 from tpmon.ui.monitor.panes.cpu import list_gauges, paint_cpu, paint_cpu_in_full, span_of, thin
 from tpmon.ui.monitor.panes.events import newest_log, paint_events, paint_events_in_full
 from tpmon.ui.monitor.panes.overlays import HELP_WORDS, paint_details, paint_environment
@@ -296,18 +294,6 @@ def test_help_shows_every_key_in_any_number_of_columns():
             assert f"{chr(97 + n)} F{n}" in text
     narrow = " ".join(join(paint_help(keys, Size(30, 50), HELP_WORDS)).split())
     assert "run threads that wanted a CPU, on average" in narrow
-
-
-def test_long_texts_scroll_and_say_where_they_are():
-    view = make_view(zoom=Pane.CPU, focus=Pane.CPU)
-    size = Size(80, 24)
-    page, limit = page_of(view, size)
-    first = texts_of(paint_screen(view, size))
-    assert f"lines 1 to {page} of {page + limit}" in first[2]
-    last = texts_of(paint_screen(replace(view, scroll=limit), size))
-    assert f"lines {limit + 1} to {page + limit} of {page + limit}" in last[2]
-    assert last[-2].startswith(" over budget")
-    assert page_of(replace(view, zoom=Pane.WORKERS), size)[1] == 0
 
 
 def test_a_small_screen_still_shows_what_a_key_asked_for():

@@ -7,6 +7,7 @@ import pytest
 
 from tests.frames import NOW_NS, make_event, make_frame, make_rank, make_view
 from tests.paces import make_hook, make_pace, split_of, with_hooks
+from tests.painted import join, texts_of
 from tpmon.model.frame import EventKind, pulse_of
 from tpmon.model.known import Missing, is_known
 from tpmon.ui.monitor.layout import paint_screen
@@ -21,7 +22,7 @@ def view_of(**fields: Any) -> ViewState:
 
 
 def text_of(view: ViewState, width: int, most: int = 4) -> str:
-    return "\n".join("".join(text for text, _ in line) for line in paint_steps(view, width, most))
+    return join(paint_steps(view, width, most))
 
 
 def test_without_a_hook_nothing_is_painted():
@@ -30,8 +31,7 @@ def test_without_a_hook_nothing_is_painted():
 
 
 def rank_table(width: int, **fields: Any) -> str:
-    lines = paint_ranks(view_of(**fields), Size(width, 6), focused=False)
-    return "\n".join("".join(text for text, _ in line) for line in lines)
+    return join(paint_ranks(view_of(**fields), Size(width, 6), focused=False))
 
 
 def test_a_wide_rank_table_tells_the_pace_of_each_rank_before_what_its_threads_do():
@@ -58,8 +58,7 @@ def test_a_wide_rank_table_tells_the_pace_of_each_rank_before_what_its_threads_d
 def test_a_rank_without_a_hook_has_no_pace_and_not_a_pace_of_nothing():
     frame = make_frame(ranks=(make_rank(4211), make_rank(4212, rank=1)))
     view = make_view(with_hooks(frame, make_hook(4211)))
-    lines = paint_ranks(view, Size(200, 6), focused=False)
-    row = next(text for text in ("".join(part for part, _ in line) for line in lines) if " 4212 " in text)
+    row = next(text for text in texts_of(paint_ranks(view, Size(200, 6), focused=False)) if " 4212 " in text)
     assert row.split().count("?") >= 4
     assert "4.00" not in row
 
@@ -109,15 +108,6 @@ def test_that_ranks_compiled_again_is_said_for_ten_minutes_where_there_is_room()
     assert "compiled again" not in text_of(replace(view, events=(old,)), 200)
 
 
-def test_a_stall_of_the_history_is_named_with_its_age():
-    view = view_of()
-    pulses = list(view.pulses)
-    pulses[-21] = replace(pulses[-21], step_ms=4_100.0)
-    text = text_of(replace(view, pulses=tuple(pulses)), 120)
-    assert "! stall 4.1 s, 20 s ago" in text
-    assert "stall" not in text_of(view, 120)
-
-
 def test_the_bar_has_a_cell_for_each_share_and_the_width_asked_for():
     bar = split_bar(make_pace(**split_of(50.0)), 20)
     assert len(bar) == 20
@@ -134,8 +124,7 @@ def test_the_pulse_keeps_the_longest_step():
 def test_a_rank_whose_own_part_is_long_is_marked():
     frame = make_frame(ranks=(make_rank(4211), make_rank(4212, rank=1), make_rank(4213, rank=2)))
     hooks = [make_hook(4211 + i, rank=i, pace=make_pace(4211 + i, own_ms=own)) for i, own in enumerate((100, 240, 110))]
-    lines = paint_ranks(make_view(with_hooks(frame, *hooks)), Size(160, 8), focused=False)
-    text = "\n".join("".join(one for one, _ in line) for line in lines)
+    text = join(paint_ranks(make_view(with_hooks(frame, *hooks)), Size(160, 8), focused=False))
     assert "240 ms!" in text
     assert text.count("ms!") == 1
 

@@ -107,14 +107,6 @@ def test_severity_is_a_sign_and_an_ink(row):
         assert row.kind.value.upper() in screen(finding, width, 5)[1]
 
 
-@pytest.mark.parametrize("reason", ["not judged", "the judge failed: ValueError"])
-def test_without_a_verdict_the_facts_stay_in_its_place(reason):
-    lines = screen(Missing(reason), 120, 40)
-    assert lines[1] == " 2 workers · 51 % of 8 CPUs · 4.2 runnable on 8 CPUs"
-    full = texts_of(paint_verdict_in_full(make_any_view(judged(Missing(reason))), 80))
-    assert full[0] == f" no verdict: {reason}"
-
-
 def test_the_first_line_says_what_is_known():
     assert "since 03:02 (5 min), onset in the history" in block(make_finding(), width=130)[0]
     assert screen(make_finding(), 40, 50)[2] == " confidence high  since 03:02 (5 min)"
@@ -151,18 +143,6 @@ def test_evidence_has_value_history_source_and_age():
     assert next(line for line in lines if "stack" in line).endswith("py-spy, 4.2 s")
     assert next(line for line in lines if "GPU busy" in line).endswith("NVML, age ?")
     assert "? no driver" in "\n".join(lines)
-
-
-def test_a_history_is_drawn_from_the_pulses_of_that_name_only():
-    frame = make_frame()
-    pulses = tuple(replace(p, runnable=float(n)) for n, p in enumerate(make_pulses(frame, 20)))
-    view = make_any_view(frame, pulses=pulses)
-    rows = (make_evidence("runnable", unit="threads"), make_evidence("no batch ready"))
-    widths = fit_widths(rows, 120)
-    known, other = texts_of([paint_evidence(view, row, "+", widths, 120) for row in rows])
-    assert "▁" in known
-    assert "█" in known
-    assert not set("▁▂▃▄▅▆▇█") & set(other)
 
 
 def test_ages_of_evidence_grow_while_nothing_comes():
@@ -312,15 +292,12 @@ PASTED = (
 @pytest.mark.parametrize("width", [40, 80])
 def test_code_keeps_what_it_is_indented_by_in_every_part_of_a_line(width):
     finding = make_finding(try_=PASTED, also_try=(PASTED,))
-    lines = ["".join(text for text, _ in line) for line in paint_try(finding, width)]
+    lines = texts_of(paint_try(finding, width))
     place = next(n for n, line in enumerate(lines) if "def one_thread" in line)
     at = lines[place].index("def")
     assert lines[place + 1][at:].startswith("    cv2.set")
     if width == 40:
         assert lines[place + 2][at:].startswith("    ")
-    full = [
-        "".join(text for text, _ in line)
-        for line in paint_verdict_in_full(make_any_view(make_frame(verdict=finding)), width)
-    ]
+    full = texts_of(paint_verdict_in_full(make_any_view(make_frame(verdict=finding)), width))
     also = next(n for n, line in enumerate(full) if "def one_thread" in line and n > full.index(" also try"))
     assert full[also + 1].index("cv2") == full[also].index("def") + 4
