@@ -1,5 +1,6 @@
 """What a capture may cost and where it begins, told before anything is recorded."""
 
+import json
 import os
 import sys
 import weakref
@@ -207,7 +208,8 @@ def test_a_range_is_opened_only_where_nsys_lets_the_run_live(words, refusal):
 
 
 def test_conditions_are_read_from_either_end_and_believed_by_type_alone():
-    text = b'{"tpmon": {"model": "Net", "parameters": "many", "inputs": [1], "batch_size": {"missing": "why"}, "training": true},'
+    told = {"model": "Net", "parameters": "many", "inputs": [1], "batch_size": {"missing": "why"}, "training": True}
+    text = json.dumps({"tpmon": told}).encode()[:-1] + b","
     for head, tail in ((text, b""), (b"{", text)):
         told = parse_conditions(head, tail)
         assert (told.model, told.training) == ("Net", True)

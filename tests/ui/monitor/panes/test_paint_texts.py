@@ -28,7 +28,7 @@ from tpmon.model.process import EnvironmentSetting, Role
 from tpmon.ui.kit.keys import KeyHelp, Overlay, paint_help
 from tpmon.ui.monitor.layout import paint_screen
 from tpmon.ui.monitor.panes.cpu import list_gauges, paint_cpu, paint_cpu_in_full, span_of, thin
-from tpmon.ui.monitor.panes.events import newest_log, paint_events, paint_events_in_full
+from tpmon.ui.monitor.panes.events import newest_log, paint_events_in_full
 from tpmon.ui.monitor.panes.overlays import HELP_WORDS, paint_details, paint_environment
 from tpmon.ui.monitor.panes.tables import paint_gpus_in_full
 from tpmon.ui.monitor.state import Pane
@@ -216,14 +216,6 @@ def test_a_card_in_full_gives_reasons_and_instances():
 
 
 # Events and logs
-
-
-def test_events_stand_newest_first_and_the_log_keeps_its_newest_lines():
-    events = tuple(make_event(f"event {n}", 100 - n) for n in range(9))
-    frame = make_frame(output=(make_output(lines=("one", "two", "three")),))
-    lines = texts_of(paint_events(make_view(frame, events=events), Size(90, 5), focused=False))
-    assert [line.split()[-1] for line in lines[1:]] == ["8", "7", "two", "three"]
-    assert "log written 2.2 s ago  /home/usr/runs/17/train.log" in lines[0]
 
 
 def test_the_newest_log_is_the_one_shown():

@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from tests.frames import NOW_NS, make_event, make_frame, make_rank, make_view
+from tests.frames import make_event, make_frame, make_rank, make_view
 from tests.paces import make_hook, make_pace, split_of, with_hooks
 from tests.painted import join, texts_of
 from tpmon.model.frame import EventKind, pulse_of
 from tpmon.model.known import Missing, is_known
-from tpmon.ui.monitor.layout import paint_screen
 from tpmon.ui.monitor.panes.steps import paint_steps, split_bar
 from tpmon.ui.monitor.panes.tables import paint_ranks
 from tpmon.ui.monitor.state import ViewState
@@ -127,10 +126,3 @@ def test_a_rank_whose_own_part_is_long_is_marked():
     text = join(paint_ranks(make_view(with_hooks(frame, *hooks)), Size(160, 8), focused=False))
     assert "240 ms!" in text
     assert text.count("ms!") == 1
-
-
-def test_a_screen_without_a_hook_is_what_it_was():
-    view = make_view()
-    hidden = make_view(make_frame(hook=Missing("another reason"), steps=Missing("another reason")))
-    assert paint_screen(view, Size(120, 40))[:6] == paint_screen(hidden, Size(120, 40))[:6]
-    assert view.now_ns > NOW_NS
