@@ -160,10 +160,6 @@ def ranks_in_order(frame):
     return [rank.row.rank for rank in order_ranks(frame)]
 
 
-def test_healthy_ranks_stay_in_their_order():
-    assert ranks_in_order(job_of(64)) == list(range(64))
-
-
 def test_the_worst_rank_comes_first():
     frame = job_of(6)
     processes = list(frame.processes)
@@ -199,12 +195,6 @@ def test_a_wait_that_grows_a_little_moves_no_row():
         return replace(frame, processes=waiting, ranks=rows)
 
     assert {tuple(ranks_in_order(frame_at(seconds))) for seconds in range(60, 100)} == {(0, 1, 2)}
-
-
-def test_the_rank_on_a_card_in_trouble_comes_first():
-    frame = job_of(3, gpus=tuple(make_gpu(n, throttle=("thermal",) if n == 2 else ()) for n in range(3)))
-    frame = replace(frame, ranks=tuple(replace(row, gpu=row.rank) for row in frame.ranks))
-    assert ranks_in_order(frame) == [2, 0, 1]
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.goldens.trace_views import make_run
-from tests.ui.traces.trace_driven import Driven, drive
-from tpmon.errors import ExitCode
+from tests.ui.traces.trace_driven import Driven, drive, stop_and_go
 from tpmon.model.known import Missing, is_known
 from tpmon.model.results.trace_tables import CodePlace, Stretch
 from tpmon.ui.kit.keys import Overlay
@@ -111,16 +110,6 @@ async def walk_rows(d: Driven) -> None:
     assert "══ 3 ops" in d.app.copied
     await d.press("1", "g", "y")
     assert d.app.copied.startswith("DATA-BOUND (no-workers), confidence low: 30 % of the window is waiting")
-
-
-async def stop_and_go(d: Driven) -> None:
-    stopped: list[bool] = []
-    d.app.action_suspend_process = lambda: stopped.append(True)  # type: ignore[method-assign]
-    await d.press("ctrl+z")
-    assert stopped == [True]
-    d.app.leave = stopped.append  # type: ignore[method-assign]
-    await d.press("q", "ctrl+c")
-    assert stopped[1:] == [ExitCode.OK, ExitCode.OK]
 
 
 async def ask_for_lines(d: Driven) -> None:

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.goldens.trace_views import make_run
-from tests.ui.traces.trace_driven import Driven, drive
-from tpmon.errors import ExitCode
+from tests.ui.traces.trace_driven import Driven, drive, stop_and_go
 from tpmon.model.known import Missing, is_known
 from tpmon.model.results.trace_tables import CodePlace
 from tpmon.ui.kit.keys import Overlay
@@ -101,16 +100,11 @@ async def walk_rows(d: Driven) -> None:
     assert "══ 2 live" in d.app.copied
     await d.press("1", "G", "k", "k", "enter")
     assert d.view.overlay is Overlay.DETAILS, "what has no stack shows its fields"
-    left: list[object] = []
-    d.app.leave = left.append  # type: ignore[method-assign]
-    d.app.action_suspend_process = lambda: left.append("stopped")  # type: ignore[method-assign]
-    await d.press("ctrl+z", "q", "ctrl+c")
-    assert left == ["stopped", ExitCode.OK, ExitCode.OK]
 
 
 def test_every_key_on_a_snapshot_does_what_it_says():
     used: set[str] = set()
-    for walk in (walk_tabs, walk_stack, walk_rows):
+    for walk in (walk_tabs, walk_stack, walk_rows, stop_and_go):
         used |= drive("snapshot", walk).used
     works = {
         key.id

@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from tests.goldens.trace_views import make_run
+from tpmon.errors import ExitCode
 from tpmon.model.known import Missing
 from tpmon.ui.traces.app import TraceApp
 from tpmon.ui.traces.keys import find_trace_key
@@ -61,3 +62,12 @@ def drive(run: str, check: Callable[[Driven], Awaitable[None]], size=(100, 40), 
 
     asyncio.run(play())
     return driven
+
+
+async def stop_and_go(d: Driven) -> None:
+    """Press the keys that stop the program and that end it."""
+    left: list[object] = []
+    d.app.leave = left.append  # type: ignore[method-assign]
+    d.app.action_suspend_process = lambda: left.append("stopped")  # type: ignore[method-assign]
+    await d.press("ctrl+z", "q", "ctrl+c")
+    assert left == ["stopped", ExitCode.OK, ExitCode.OK]
