@@ -1,13 +1,20 @@
-"""The editor: which command, for which file, and what is said where there is none."""
+"""Around the terminal: the editor and its file, copies, and a user without HOME, for whom nothing is written in "~"."""
 
+import base64
 import os
 import sys
 
 import pytest
 
+from tests.frames import make_frame, make_target
+from tpmon.config import config_path, describe_config, read_file, resolve
+from tpmon.model.frame import TargetState
 from tpmon.model.known import Missing
 from tpmon.model.stacks import StackFrame
+from tpmon.ui.monitor.alerts import facts_text
+from tpmon.ui.terminal_io.clipboard import OSC_52_LIMIT_BYTES, copied_message, load_tmux_buffer, osc_52
 from tpmon.ui.terminal_io.editor import EditorCall, find_editor, plan_edit, run_editor
+from tpmon.ui.terminal_io.terminal import report_crash
 
 
 @pytest.fixture
@@ -81,3 +88,72 @@ def test_a_file_of_a_process_in_a_container_is_opened_there(tmp_path, source):
     assert there == EditorCall(("env", "+3", f"{proc}/7/root{source}"), f"{source}:3")
     for pid in (8, 9):  # in our namespace; and one of which nothing is known
         assert plan_edit(frame, environ, pid, str(proc)) == EditorCall(("env", "+3", source), f"{source}:3")
+
+
+def test_osc_52_carries_the_text():
+    sequence = osc_52("GPU 41 % · 4 workers")
+    assert sequence.startswith("\x1b]52;c;")
+    assert sequence.endswith("\x07")
+    assert base64.b64decode(sequence[7:-1]).decode() == "GPU 41 % · 4 workers"
+
+
+def test_a_text_that_terminals_would_drop_is_not_sent_and_said_so():
+    assert osc_52("x" * (OSC_52_LIMIT_BYTES + 1)) == ""
+    assert "terminal" not in copied_message("the screen", "", "")
+    assert "printed on exit" in copied_message("the screen", "", "")
+
+
+def test_tmux_is_asked_only_inside_tmux(monkeypatch, tmp_path):
+    monkeypatch.delenv("TMUX", raising=False)
+    assert load_tmux_buffer("text") == ""
+    monkeypatch.setenv("TMUX", f"{tmp_path}/no-server,1,0")
+    assert load_tmux_buffer("text") in ("tmux refused (1)", "no tmux command")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert load_tmux_buffer("text") == "no tmux command"
+    (tmp_path / "tmux").write_text("no program")
+    assert load_tmux_buffer("text") == "tmux did not start (Permission denied)"
+    (tmp_path / "tmux").chmod(0o755)
+    assert load_tmux_buffer("text") == "tmux did not start (Exec format error)"
+
+
+def test_facts_name_the_job_the_host_and_the_time():
+    frame = make_frame(
+        facts="2 workers",
+        notes=("CUDA_LAUNCH_BLOCKING=1 is set",),
+        target=make_target(state=TargetState.ENDED, ended="SIGKILL; OOM killer"),
+    )
+    assert facts_text(frame).splitlines() == [
+        "tpmon 4211 train.py on node-07, 2026-03-14T03:07:41+00:00",
+        "2 workers",
+        "target ended: SIGKILL; OOM killer",
+        "note: CUDA_LAUNCH_BLOCKING=1 is set",
+    ]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Stand in an empty folder without a home."""
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_crash_without_a_home_is_told_and_written_nowhere(here):
+    try:
+        raise ZeroDivisionError("seen")
+    except ZeroDivisionError as error:
+        said = report_crash(error)
+    assert said.startswith("Traceback")
+    assert "tpmon: bug: ZeroDivisionError: seen" in said
+    assert said.endswith("Try: copy the lines above; no report file: no home folder is known.")
+    assert list(here.iterdir()) == []
+
+
+def test_a_configuration_without_a_home_is_none(here):
+    path = config_path({})
+    file = here / path
+    file.parent.mkdir(parents=True)
+    file.write_text("interval = 5\n")
+    assert read_file(path) == {}
+    assert describe_config(resolve({}, {}, path, {}), {}, path)[0] == f"# {path} (not there)"
