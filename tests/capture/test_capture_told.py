@@ -228,7 +228,6 @@ def test_a_child_reads_the_trace_and_says_why_where_it_cannot(tmp_path):
         0,
         (GpuClocks(0, "H100", 1755.0, 1980.0, Missing("x")),),
     )
-    assert not isinstance(summary, Missing)
     assert (summary.steps, file.steps, summary.operators[0].name) == (3, 3, "aten::mm")
     assert is_known(conditions)
     assert os.listdir(tmp_path) == [f"{path.name}.gz"]
@@ -248,7 +247,6 @@ def test_a_child_reads_the_trace_and_says_why_where_it_cannot(tmp_path):
     assert f"read:  tpmon trace {file.host_path}" in written
     with (tmp_path / "empty.json").open("w+b") as empty:
         unread = read_summary(str(empty.name), empty.fileno(), 0)
-    assert isinstance(unread, Missing)
     assert unread.reason.startswith(f"{tmp_path}/empty.json")
 
 

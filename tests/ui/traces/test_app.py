@@ -152,10 +152,8 @@ def test_a_line_that_is_not_here_says_where_it_was_looked_for(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     environ = {"EDITOR": "env"}
     told = editor.plan_place(CodePlace("f", "x/train.py", 3), "/beside", environ)
-    assert isinstance(told, Missing)
     assert told.reason.startswith(f"x/train.py:3 is not below {tmp_path}")
     told = editor.plan_place(CodePlace("f", "x/train.py", 3, ("/a", "/b")), "/beside", environ)
-    assert isinstance(told, Missing)
     assert "none of the 2 folders of the run's sys.path" in told.reason
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "train.py").write_text("1\n")
