@@ -150,9 +150,11 @@ def test_the_page_holds_the_cursor(cursor, window):
 # Ranks
 
 
-def job_of(count, **changes):
-    processes = [make_process(100 + n, rank=n, cpu_pct=90.0 + n % 5) for n in range(count)]
-    rows = [make_rank(100 + n, rank=n) for n in range(count)]
+def job_of(count, odd=(), waits_s=(), **changes):
+    """Make a job of so many ranks, some of them odd, by their number."""
+    plain = [{"rank": n, "cpu_pct": 90.0 + n % 5} for n in range(count)]
+    processes = [make_process(100 + n, **(fields | dict(odd).get(n, {}))) for n, fields in enumerate(plain)]
+    rows = [make_rank(100 + n, rank=n, where_unchanged_s=dict(waits_s).get(n, 0.0)) for n in range(count)]
     return make_frame(processes=tuple(processes), ranks=tuple(rows), **changes)
 
 
@@ -161,30 +163,17 @@ def ranks_in_order(frame):
 
 
 def test_the_worst_rank_comes_first():
-    frame = job_of(6)
-    processes = list(frame.processes)
-    rows = list(frame.ranks)
-    processes[1] = replace(processes[1], cpu_pct=3.0)
-    processes[2] = replace(processes[2], state="S")
-    rows[2] = replace(rows[2], where_unchanged_s=26.0)
-    processes[3] = replace(processes[3], state="S")
-    rows[3] = replace(rows[3], where_unchanged_s=1900.0)
-    processes[4] = replace(processes[4], state="T")
-    processes[5] = replace(processes[5], state="Z")
-    frame = replace(frame, processes=tuple(processes), ranks=tuple(rows))
-    assert ranks_in_order(frame) == [5, 4, 3, 2, 1, 0]
+    odd = {1: {"cpu_pct": 3.0}, 2: {"state": "S"}, 3: {"state": "S"}, 4: {"state": "T"}, 5: {"state": "Z"}}
+    assert ranks_in_order(job_of(6, odd, waits_s={2: 26.0, 3: 1900.0})) == [5, 4, 3, 2, 1, 0]
 
 
 def test_a_frozen_rank_comes_before_the_others_and_says_so():
-    frame = job_of(3)
-    processes = list(frame.processes)
-    group = Freezer(2, "/train", "/sys/fs/cgroup/train")
-    processes[2] = replace(processes[2], state="S", frozen=group)
-    frame = replace(frame, processes=tuple(processes))
+    frame = job_of(3, {2: {"state": "S", "frozen": Freezer(2, "/train", "/sys/fs/cgroup/train")}})
+    first, _, last = frame.processes
     assert ranks_in_order(frame) == [2, 0, 1]
-    assert write_state(processes[2]) == "S frozen"
-    assert state_ink(processes[2]) is Ink.WARN
-    assert (write_state(processes[0]), state_ink(processes[0])) == ("R runs", Ink.PLAIN)
+    assert write_state(last) == "S frozen"
+    assert state_ink(last) is Ink.WARN
+    assert (write_state(first), state_ink(first)) == ("R runs", Ink.PLAIN)
 
 
 def test_a_wait_that_grows_a_little_moves_no_row():
