@@ -353,7 +353,8 @@ def test_the_rank_that_is_named_or_meant_is_captured(meant, asked_pid, pids):
 
 
 def test_a_rank_that_is_not_here_is_refused():
-    with pytest.raises(UsageError, match="--rank: rank 7 is not on this machine"):
+    with pytest.raises(UsageError, match="--rank: rank 7 is not on this machine") as refused:
         ask(7, 103)
+    assert refused.value.try_this == "here: 2-3"
     with pytest.raises(UsageError, match="the job of pid 100 has no rank on this machine"):
         ask(NOT_APPLICABLE, 100, members=MEMBERS[:1])
