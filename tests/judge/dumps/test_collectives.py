@@ -1,15 +1,35 @@
-"""Records of several ranks: who is missing, calls that are done together, numbers that ranks do not share."""
+"""Records of collectives: who is missing, what is done together, and what a dump tells of them."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from tests.collectives import make_call, make_entry, make_group, make_raw, make_record, reading
-from tests.frames import NOW
-from tpmon.judge.dumps.collectives import find_transfers, judge_collectives
-from tpmon.model.results.collectives import CallState, CollectiveCause, Collectives, RankRecord, RecordSource
+from tests.collectives import HOST, make_call, make_entry, make_group, make_raw, make_record, one_missing, reading
+from tests.dumps import ALL_REDUCE, DECODE, NFS, SITE, make_native, make_rank, make_round
+from tests.frames import NOW, make_frame, make_output
+from tpmon.judge.dumps.collective_words import find_standings, may_wait
+from tpmon.judge.dumps.collectives import add_collectives, find_transfers, fold_collectives, judge_collectives
+from tpmon.judge.dumps.groups import DumpOrigin, fold_dumps, fold_rounds
+from tpmon.judge.dumps.hot import add_records, date_log, fold_state
+from tpmon.model.codec import decode, encode
+from tpmon.model.dump import Asker, Dump, DumpRequest, DumpState
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.results.collectives import (
+    CallState,
+    CollectiveCause,
+    Collectives,
+    CollectivesReading,
+    RankRecord,
+    RasRank,
+    RasReport,
+    RecordSource,
+    SourceNote,
+)
+from tpmon.model.stacks import StackFrame
 from tpmon.probe.records.flight_recorder import parse_record
+from tpmon.report.stacks import write_dump
 
 MEMBERS = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
 AGO_NS = round((NOW - timedelta(seconds=200)).timestamp() * 1e9)
@@ -180,3 +200,208 @@ def test_a_record_that_is_older_than_the_call_proves_nothing(before_s, host, mis
     (finding,) = judge_collectives([reading(old, new)], 2, {}, NOW).findings
     assert finding.missing == missing
     assert finding.unread == (() if missing else (1,))
+
+
+# in a dump
+
+ORIGIN = DumpOrigin(4000, "train.py", 4)
+NO_SERVER = SourceNote(HOST, RecordSource.SERVER, "no debug server in it")
+BEHIND = RasRank("00a1b2c3d4e5f607", 3, "behind", "AllReduce", 4710, 4711, 4242, "10.0.0.1")
+REPORT = RasReport("2.27.5", 8, 8, ("MISMATCH",), (BEHIND,), 0, 0)
+
+
+def test_ncclls_report_is_said_beside_the_records_and_alone():
+    alone = judge_collectives([reading(ras=[REPORT])], 4, {})
+    lags = "NCCL RAS: rank 3 of communicator e5f607 (process 4242 on 10.0.0.1) launched 4710 of 4711 AllReduce"
+    assert alone.summary == f"{lags} (a job that runs shows this too: look again whether the numbers stay)"
+    both = judge_collectives([reading(*one_missing(), ras=[REPORT])], 4, {})
+    assert both.summary.endswith(lags)
+    fine = replace(REPORT, ranks=(), errors=())
+    assert "names no rank" in judge_collectives([reading(ras=[fine])], 4, {}).summary
+    dead = replace(REPORT, dead=2, silent=1, ranks=(replace(BEHIND, problem="status ABORT"),) * 5)
+    said = judge_collectives([reading(ras=[dead])], 4, {}).summary
+    assert "2 processes are dead, 1 process gave no answer" in said
+    assert "status ABORT" in said
+    assert said.endswith("2 more")
+
+
+def hung_dump(ranks=range(4), host: str = HOST) -> Dump:
+    native = make_native(77, "pt_nccl_watchdg")
+    looks = [
+        make_round(
+            *(
+                make_rank(rank, native, **({"frames": DECODE, "state": "D", "waits_on": NFS} if rank == 3 else {}))
+                for rank in ranks
+            ),
+            at_s=at_s,
+            host=host,
+        )
+        for at_s in (0.0, 60.0)
+    ]
+    return fold_rounds(looks, DumpOrigin(4000, "train.py", 4))
+
+
+def test_a_dump_carries_what_was_recorded_and_survives_its_json():
+    dump = add_collectives(hung_dump(), reading(*one_missing(), notes=[NO_SERVER]))
+    assert "rank 3 has not called it: decode data.py:88 (data wait), blocked in a read" in dump.collectives.summary
+    assert decode(Dump, encode(dump)) == dump
+    text = "\n".join(write_dump(dump, lambda _: ()))
+    assert "calls    as recorded 1m00s before: all_reduce number 18 of default_pg" in text
+    assert "  default_pg: ranks 0-2 done up to 17 all_reduce (4x4 Float), in 18 all_reduce (4x4 Float)" in text
+    assert "  default_pg: rank 3 done up to 17 all_reduce (4x4 Float), called no more" in text
+    assert "from debug server of torch (4 ranks, 03:07:41)" in text
+
+
+def test_a_dump_of_an_older_tpmon_is_read():
+    line = encode(hung_dump())
+    assert '"collectives"' not in line
+    assert decode(Dump, line).collectives is NOT_APPLICABLE
+
+
+def test_without_records_the_dump_says_why_and_assumes_the_default_timeout():
+    dump = add_collectives(hung_dump(), reading(notes=[NO_SERVER]))
+    assert dump.collectives.summary == (
+        "no record of its collectives; NCCL aborts this job in about 9m00s (assumed: its default timeout)"
+    )
+    text = "\n".join(write_dump(dump, lambda _: ()))
+    assert "debug server of torch: no debug server in it" in text
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("transformers/trainer.py", "in about 29m00s (assumed: transformers.Trainer's default timeout)"),
+        ("deepspeed/runtime/engine.py", "in about 29m00s (assumed: DeepSpeed's default timeout)"),
+        ("pytorch_lightning/loops/fit_loop.py", "in about 29m00s (assumed: Lightning's default timeout)"),
+        ("transformers/modeling_utils.py", "in about 9m00s (assumed: its default timeout)"),
+    ],
+)
+def test_the_default_timeout_is_that_of_the_framework_in_the_stacks(file, words):
+    frames = (*ALL_REDUCE[:2], StackFrame("step", f"{SITE}/{file}", 7), *ALL_REDUCE[2:])
+    native = make_native(77, "pt_nccl_watchdg")
+    looks = [
+        make_round(*(make_rank(rank, native, frames=frames) for rank in range(4)), at_s=at_s) for at_s in (0.0, 60.0)
+    ]
+    told = add_collectives(fold_rounds(looks, ORIGIN), reading(notes=[NO_SERVER])).collectives
+    assert told.summary.endswith(f"NCCL aborts this job {words}")
+
+
+def test_ranks_that_wait_for_others_or_for_the_device_are_told_from_those_that_run():
+    running = fold_rounds([make_round(*(make_rank(one, frames=DECODE) for one in range(2)))], ORIGIN)
+    assert not may_wait(running.groups)
+    waiting = fold_rounds([make_round(make_rank(0, frames=DECODE), make_rank(1))], ORIGIN)
+    assert may_wait(waiting.groups)
+    synchronize = (*DECODE[:2], StackFrame("synchronize", f"{SITE}/torch/cuda/__init__.py", 900))
+    assert may_wait(fold_rounds([make_round(make_rank(0, frames=synchronize))], ORIGIN).groups)
+    assert may_wait(fold_rounds([make_round(make_rank(0, frames=Missing("denied")))], ORIGIN).groups)
+    in_driver = make_rank(0, state="D", wchan="nv_wait", waits_for="nv_wait")
+    assert may_wait(fold_rounds([make_round(in_driver)], ORIGIN).groups), "its records may know more"
+
+
+def test_a_job_that_waits_for_no_rank_is_told_nothing_of_records_that_are_not_there():
+    looks = make_round(*(make_rank(rank, frames=DECODE) for rank in range(2)))
+    dump = fold_rounds([looks], DumpOrigin(4000, "train.py", 2))
+    assert add_collectives(dump, reading(notes=[NO_SERVER])).collectives is NOT_APPLICABLE
+    assert add_collectives(dump, reading()).collectives is NOT_APPLICABLE
+
+
+def test_records_of_two_hosts_are_judged_together():
+    """Neither host alone can accuse a rank; both together do."""
+    first = add_collectives(hung_dump((0, 1)), reading(*one_missing()[:2]))
+    second = hung_dump((2, 3), "node-02")
+    second = add_collectives(second, reading(*(replace(one, host="node-02") for one in one_missing()[2:])))
+    assert first.collectives.findings[0].cause is CollectiveCause.REMOTE_RANK
+    folded = fold_collectives(fold_dumps([first, second]), [first, second])
+    (found,) = folded.collectives.findings
+    assert (found.cause, found.missing) == (CollectiveCause.MISSING_RANK, (3,))
+    assert len(folded.collectives.records) == 4
+
+
+def test_a_call_that_runs_ahead_is_shown_with_how_many_more():
+    group = make_group(17, 21, [make_call(18, state=CallState.STARTED, input_sizes=((), (2, 3), (4,)))])
+    dump = add_collectives(hung_dump(), reading(make_record(0, group)))
+    text = "\n".join(write_dump(dump, lambda _: ()))
+    assert "done up to 17, in 18 all_reduce (1+2x3+... Float), 3 calls ahead" in text
+
+
+def test_a_record_that_was_written_long_before_says_so():
+    dump = hung_dump()
+    records = [replace(one, taken=dump.taken - timedelta(seconds=540)) for one in one_missing()]
+    told = add_collectives(dump, reading(*records)).collectives
+    fresh = add_collectives(dump, reading(*(replace(one, taken=dump.taken) for one in records))).collectives
+    assert is_known(told)
+    assert is_known(fresh)
+    assert told.summary.startswith("as recorded 9m00s before: all_reduce number")
+    assert not fresh.summary.startswith("as recorded")
+    assert "NCCL aborts this job in" in fresh.summary
+    assert "if they still wait, NCCL aborts this job in" in told.summary or "aborts" not in told.summary
+
+
+def test_old_records_without_a_wait_are_not_the_present():
+    dump = hung_dump()
+    done = make_record(0, make_group(4, 4))
+    said = add_collectives(dump, reading(replace(done, taken=dump.taken - timedelta(minutes=2)))).collectives
+    assert said.summary.startswith("as recorded 2m00s before: every collective that was called is done")
+
+
+def test_of_ranks_of_two_hosts_with_one_number_no_stack_is_joined_with_a_record():
+    """Ranks that a program starts itself are numbered by birth, on each host from 0 on."""
+    here, there = (
+        fold_rounds([make_round(*(make_rank(rank) for rank in ranks), host=host)], ORIGIN)
+        for host, ranks in (("a", (0, 1)), ("b", (0, 2)))
+    )
+    assert set(find_standings(fold_dumps([here, there]).groups)) == {1, 2}
+    assert set(find_standings(here.groups)) == {0, 1}
+
+
+# the age of the log
+
+LOG = make_output(last_write=NOW - timedelta(seconds=250), last_write_age_s=250.0)
+ABORT = "NCCL aborts this job in about 5m50s (assumed: its default timeout from the last log write on)"
+
+
+def fold(*looks, log=LOG) -> Dump:
+    """Fold looks of a key as the session does, with what the job did not record."""
+    state = DumpState(DumpRequest(Asker.KEY), looks, 2, 2, running=False, refused="")
+    update = fold_state(state, make_frame(output=(log,)))
+    assert update.awaits_records
+    dump = add_records(update, CollectivesReading((), (), (NO_SERVER,))).dump
+    assert is_known(dump)
+    return dump
+
+
+def look(*ranks: int, at_s: float = 0.0):
+    return make_round(*(make_rank(rank, make_native(77, "pt_nccl_watchdg")) for rank in ranks), at_s=at_s)
+
+
+def calls_of(dump: Dump) -> str:
+    return dump.collectives.summary
+
+
+def test_the_newest_log_that_has_an_age_dates_the_silence():
+    ahead = replace(LOG, last_write=NOW + timedelta(hours=1), last_write_age_s=Missing("a clock is ahead"))
+    older = replace(LOG, last_write=NOW - timedelta(hours=1), last_write_age_s=3600.0)
+    assert date_log([older, ahead, LOG]) == LOG.last_write
+    assert date_log([ahead]) is NOT_APPLICABLE
+    assert date_log([]) is NOT_APPLICABLE
+
+
+def test_a_dump_on_a_key_has_the_last_log_write():
+    assert fold(look(0, 1)).last_write == LOG.last_write
+
+
+def test_one_look_assumes_the_end_from_the_age_of_the_log():
+    assert ABORT in calls_of(fold(look(0, 1)))
+
+
+def test_a_log_that_is_young_old_or_of_other_ranks_tells_no_end():
+    young = replace(LOG, last_write=NOW - timedelta(seconds=5))
+    old = replace(LOG, last_write=NOW - timedelta(hours=5))
+    for log in (young, old):
+        assert "default" not in calls_of(fold(look(0, 1), log=log)), "the wait may have begun after it"
+    assert "default" not in calls_of(fold(look(2, 3))), "rank 0 writes the log, elsewhere"
+
+
+def test_looks_that_tell_for_how_long_they_wait_need_no_log():
+    said = calls_of(fold(look(0, 1), look(0, 1, at_s=60.0)))
+    assert "in about 9m00s (assumed: its default timeout)" in said

@@ -1,14 +1,17 @@
-"""What the user calls things, which numbers the kernel gives and what a clock shows decide nothing."""
+"""What must hold of every job: its judge is its Standing, one origin is one source, names decide nothing."""
 
 import ast
+import gc
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests import judging
 from tests.judge.changing import (
     HOSTILE,
     babble,
@@ -22,11 +25,79 @@ from tests.judge.changing import (
     swap_rank,
 )
 from tests.judge.scenes import SCENES
-from tests.judge.test_state import follow
+from tpmon.judge import judge
 from tpmon.judge.dumps import outlier
 from tpmon.judge.dumps.describe import describe_stack
+from tpmon.judge.features.snapshot import Scene
+from tpmon.judge.hysteresis import Standing, key_of
+from tpmon.judge.watch.tracker import WatchedTime
 from tpmon.model.frame import Frame
-from tpmon.model.known import is_known
+from tpmon.model.known import Known, is_known
+from tpmon.model.stacks import StackSlice
+from tpmon.model.verdict import Confidence, Finding, Origin
+
+NAMES = ("workers compute", "one worker is slow", "late rank", "a rank in a lock", "steps")
+
+
+def follow(frames: Sequence[Frame]) -> Iterator[Known[Finding]]:
+    """Judge Frames one by one, and say each time what the verdict is."""
+    return (one.frame.verdict for one in judging.follow(frames, Standing(watch=WatchedTime(may_ask=True))))
+
+
+def test_jobs_that_are_judged_in_turns_get_the_verdicts_of_each_alone():
+    alone = {name: list(follow(SCENES[name]())) for name in NAMES}
+    together = {name: follow(SCENES[name]()) for name in NAMES}
+    told: dict[str, list[Known[Finding]]] = {name: [] for name in NAMES}
+    while together:
+        for name in list(together):
+            verdict = next(together[name], None)
+            if verdict is None:
+                del together[name]
+            else:
+                told[name].append(verdict)
+    assert told == alone
+
+
+def test_jobs_that_are_judged_in_threads_get_the_verdicts_of_each_alone():
+    alone = {name: list(follow(SCENES[name]())) for name in NAMES}
+    with ThreadPoolExecutor(len(NAMES)) as pool:
+        told = dict(zip(NAMES, pool.map(lambda name: list(follow(SCENES[name]())), NAMES), strict=True))
+    assert told == alone
+
+
+def test_nothing_of_a_job_is_kept_when_its_standing_is_gone():
+    frames = SCENES["late rank"]()
+    mine = {id(one) for frame in frames for one in (frame.stacks if isinstance(frame.stacks, tuple) else ())}
+    assert mine
+    before = {id(one) for one in gc.get_objects() if type(one) is Scene}  # isinstance would run code of other tests
+    list(follow(frames))
+    del frames
+    gc.collect()
+    left = [one for one in gc.get_objects() if type(one) in (Scene, StackSlice)]
+    assert not [one for one in left if id(one) in mine or (type(one) is Scene and id(one) not in before)]
+
+
+# two readings of one physical origin are one source
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_no_verdict_is_sure_by_one_origin(name, monkeypatch):
+    told: dict[object, frozenset[Origin]] = {}
+    judge_scene = judge.judge_scene
+
+    def note(scene, standing):
+        found = judge_scene(scene, standing)
+        told.update({key_of(one.suspicion): one.suspicion.origins for one in found[1].tracks})
+        return found
+
+    monkeypatch.setattr(judge, "judge_scene", note)
+    for verdict in follow(SCENES[name]()):
+        if verdict.confidence is Confidence.HIGH:
+            assert len(told[verdict.kind, verdict.cause]) > 1
+    assert all(isinstance(one, Origin) for origins in told.values() for one in origins)
+
+
+# names, numbers, clocks and words
 
 JUDGE = Path(__file__).parents[2] / "tpmon" / "judge"
 TEXTS = frozenset(("text", "waits_for", "detail", "where", "doing", "summary"))
