@@ -108,6 +108,7 @@ def test_any_window_gives_a_verdict_of_the_table_from_what_was_read(frames):
     frame = judge_each(frames)
     finding = verdict_of(frame)
     assert (finding.cause in ROWS[finding.kind]) if is_known(finding.cause) else not ROWS[finding.kind]
+    assert finding.since <= frame.taken
     assert_from_readings(finding)
     for share in (finding.share_pct, finding.share_low_pct, finding.share_high_pct):
         assert not is_known(share) or 0 <= share <= 100
@@ -278,6 +279,7 @@ def test_what_was_not_read_takes_a_level_at_most(count, margin, span_s, seen):
     level, less = rate_confidence(plain, span_s), rate_confidence(doubted, span_s)
     assert LEVELS.index(less) <= LEVELS.index(level)
     assert LEVELS.index(level) - LEVELS.index(less) <= 1
+    assert count > 1 or level is not Confidence.HIGH
 
 
 # a run k times as slow, its shares the same; left out are the rules that compare with a rate or a time on purpose: reads

@@ -21,8 +21,9 @@ from tests.frames import (
     make_target,
     make_worker,
 )
+from tests.judge.test_judge import pool
 from tests.judging import conclude, hold, make_looks, make_phases, scene_of
-from tests.starving import BATCH_WAIT, COMPUTES, RANK, line_up, make_second
+from tests.starving import BATCH_WAIT, COMPUTES, DISK, RANK, SOCKET, line_up, make_second
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.hang.rules import judge_blocked_io, judge_dead_worker, judge_gpu_lost, judge_stopped
@@ -35,6 +36,7 @@ from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Confidence, Finding, Kind, SinceIs
 
+TWO = {"budget_cores": 2.0}
 BUSY_ELSEWHERE = make_gpu(pids=(9999,), sm_pct=99.0)
 UNSEEN_CARDS = {
     "driver silent": {"gpus": Missing("NVML has not answered yet")},
@@ -97,10 +99,19 @@ def space(frames, interval_s):
 
 
 @pytest.mark.parametrize("interval_s", [0.5, 1.0, 3.0, 5.0, 10.0])
-def test_slow_readings_come_to_the_same_verdict_and_may_be_sure_of_it(interval_s):
-    second = make_second(0.7, [COMPUTES] * 2, cpu={"budget_cores": 2.0}, rank={"runnable": 0.3})
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        (pool(1)[0], (Kind.OVERSUBSCRIBED, "rank-pool", Confidence.MEDIUM)),
+        *(
+            (make_second(0.7, [kind] * 2, cpu=TWO, rank={"runnable": 0.3}), (Kind.DATA_BOUND, cause, Confidence.HIGH))
+            for kind, cause in ((COMPUTES, "cpu-transform"), (DISK, "storage-bandwidth"), (SOCKET, "network-store"))
+        ),
+    ],
+)
+def test_slow_readings_come_to_the_same_verdict_and_may_be_sure_of_it(second, expected, interval_s):
     found = conclude(space([second] * max(5, round(30 / interval_s)), interval_s))
-    assert (found.kind, found.cause, found.confidence) == (Kind.DATA_BOUND, "cpu-transform", Confidence.HIGH)
+    assert (found.kind, found.cause, found.confidence) == expected
 
 
 def test_a_new_process_with_an_old_pid_has_no_past():

@@ -317,10 +317,27 @@ def list_ids(kind: Kind, cause: str, *needs: Need) -> list[str]:
     return [one.remedy.id for one in choose(kind, cause, frozenset(needs), RunFacts())]
 
 
-def test_a_mapped_checkpoint_goes_into_the_parameters_that_the_optimizer_has():
-    paste = fill("map-the-checkpoint").paste
-    assert "mmap=True" in paste
-    assert "assign" not in paste
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        # Into the parameters that the optimizer has.
+        ("map-the-checkpoint", "mmap=True"),
+        ("accumulate-no-sync", "set_requires_gradient_sync(micro == accumulation - 1)"),
+        ("fsdp-keep-parameters", "bytes of all parameters free"),
+        # An accumulation of one is not halved to none.
+        ("bigger-micro-batch", "accumulation = max(1, accumulation // 2)"),
+        ("reseat-card", "--query-gpu=pcie.link.gen.current,pcie.link.gen.max,"),
+        # A loss is read after fifty steps have added to it.
+        ("sync-rarely", "if (step + 1) % 50 == 0:"),
+        # Cores of Slurm reach the steps of srun.
+        ("more-cores", "export SRUN_CPUS_PER_TASK=N"),
+        *((name, "OMP_PROC_BIND=false torchrun") for name in ("widen-affinity", "unbind-workers")),
+    ],
+)
+def test_what_is_pasted_is_right_and_takes_no_cpus_that_the_job_was_not_given(name, words):
+    paste = fill(name).paste
+    assert words in paste
+    assert [word for word in ("assign", "nproc", "cpu_count") if word in paste] == []
 
 
 def test_what_changes_the_science_of_a_run_is_said_in_what_is_seen():
@@ -343,10 +360,6 @@ def test_no_sync_is_advised_only_where_the_model_may_have_it():
     assert "accumulate-no-sync" in list_ids(Kind.COMMS_BOUND, "transfer", Need.FSDP_IN_STACK)
 
 
-def test_fully_shard_reduces_in_the_last_micro_step():
-    assert "set_requires_gradient_sync(micro == accumulation - 1)" in fill("accumulate-no-sync").paste
-
-
 def test_parameters_are_gathered_further_ahead_than_by_default_and_not_over_a_full_network():
     assert "blocks[i + 1 : i + 3]" in fill("fsdp-prefetch").paste
     seen = (Need.FSDP_IN_STACK, Need.GPU_MEMORY_FREE)
@@ -354,19 +367,11 @@ def test_parameters_are_gathered_further_ahead_than_by_default_and_not_over_a_fu
     assert "fsdp-prefetch" not in list_ids(Kind.COMMS_BOUND, "transfer", *seen, Need.TRANSFER_SEEN)
 
 
-def test_kept_parameters_need_their_bytes_on_every_card():
-    assert "bytes of all parameters free" in fill("fsdp-keep-parameters").paste
-
-
 def test_shards_stay_within_a_machine_where_ranks_run_on_several():
     seen = (Need.FSDP_IN_STACK, Need.GPU_MEMORY_FREE, Need.TRANSFER_SEEN)
     assert "fsdp-hybrid" not in list_ids(Kind.COMMS_BOUND, "transfer", *seen)
     assert "fsdp-hybrid" in list_ids(Kind.COMMS_BOUND, "transfer", *seen, Need.RANKS_ELSEWHERE)
     assert "(world // 8, 8)" in fill("fsdp-hybrid", RunFacts(ranks=8)).paste
-
-
-def test_an_accumulation_of_one_is_not_halved_to_none():
-    assert "accumulation = max(1, accumulation // 2)" in fill("bigger-micro-batch").paste
 
 
 @pytest.mark.parametrize(("world", "workers"), [(2, 3), (1, 1)])
@@ -411,26 +416,10 @@ def test_no_paste_stats_what_a_descriptor_is_open_on_or_starts_a_second_training
     assert "{script}" not in CATALOGUE["local-environment"].paste
 
 
-def test_no_paste_takes_cpus_that_the_job_was_not_given():
-    for name in ("widen-affinity", "unbind-workers"):
-        paste = fill(name).paste
-        assert "OMP_PROC_BIND=false torchrun" in paste
-        assert "nproc" not in paste
-        assert "cpu_count" not in paste
-
-
-def test_the_link_of_a_card_is_asked_by_its_own_query():
-    assert "--query-gpu=pcie.link.gen.current,pcie.link.gen.max," in fill("reseat-card").paste
-
-
 def test_a_fast_path_of_nccl_that_was_switched_off_comes_first():
     row = (Kind.COMMS_BOUND, "transfer")
     assert list_ids(*row, Need.TRANSFER_SEEN, Need.NCCL_PATH_OFF)[0] == "nccl-paths-on"
     assert "nccl-paths-on" not in list_ids(*row, Need.TRANSFER_SEEN)
-
-
-def test_a_loss_is_read_after_fifty_steps_have_added_to_it():
-    assert "if (step + 1) % 50 == 0:" in fill("sync-rarely").paste
 
 
 def test_clocks_that_nobody_set_are_not_set_back():
@@ -459,10 +448,6 @@ def test_cores_that_the_machine_has_and_the_job_has_not_come_first(need):
     assert list_ids(*row, *full, need)[0] == "more-cores"
     assert list_ids(*row, *full, need, Need.POOL_IN_WORKERS)[0] == "cap-worker-threads"
     assert list_ids(*row, *(set(full) - {Need.CORES_FULL}), need)[0] == "transform-once"
-
-
-def test_cores_of_slurm_reach_the_steps_of_srun():
-    assert "export SRUN_CPUS_PER_TASK=N" in fill("more-cores").paste
 
 
 def test_only_what_is_not_random_is_stored():
