@@ -2,28 +2,50 @@
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from tests.any_windows import blank
+from tests.any_windows import blank, make_slice
 from tests.budget.measure import measure_import, slowness
-from tests.frames import make_cpu, make_frame, make_output, make_process, make_target
-from tests.judging import SECOND, conclude, follow
-from tests.starving import COMPUTES, DISK, SOCKET, line_up, make_second
+from tests.dumps import BACKWARD, LIB, MAIN, SITE, TRAIN, stack_of
+from tests.frames import (
+    GIB,
+    NOW,
+    NOW_NS,
+    make_cpu,
+    make_frame,
+    make_gpu,
+    make_loader,
+    make_memory,
+    make_output,
+    make_process,
+    make_target,
+    make_worker,
+)
+from tests.judging import SECOND, conclude, follow, hold, make_looks, make_phases, scene_of
+from tests.starving import BATCH_WAIT, COMPUTES, DISK, RANK, SOCKET, line_up, make_second
 from tpmon.judge.advice.choose import CATALOGUE, fill_remedy
 from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
+from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
+from tpmon.judge.features.snapshot import see
 from tpmon.judge.finding import write_try
+from tpmon.judge.hang.rules import judge_blocked_io, judge_dead_worker, judge_gpu_lost, judge_stopped
 from tpmon.judge.judge import Judgement, judge
+from tpmon.judge.rules.comms import judge_straggler
+from tpmon.judge.rules.data import judge_no_workers
+from tpmon.judge.stacks.profile import DataPart, Phase
 from tpmon.model.frame import EventKind, Frame, TargetState
-from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.model.gpu import GpuState
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import EnvironmentSetting, Outcome, Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
-from tpmon.model.verdict import BEFORE_THE_END, Confidence, Kind
+from tpmon.model.verdict import BEFORE_THE_END, Confidence, Finding, Kind, SinceIs
 from tpmon.report.once import write_verdict
 
 LEVELS = [Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH]
@@ -237,3 +259,298 @@ def test_a_start_that_is_held_for_some_seconds_is_not_shown_beside_what_its_rule
     later = conclude(line_up([compiling] * 12 + [make_frame(loader=())] * 20))
     assert later.kind is not Kind.STARTING
     assert [text for text in (*later.ruled_out, *later.unknown) if text.startswith("starting")]
+
+
+# real jobs that invite a wrong verdict
+
+TWO = {"budget_cores": 2.0}
+BUSY_ELSEWHERE = make_gpu(pids=(9999,), sm_pct=99.0)
+UNSEEN_CARDS = {
+    "driver silent": {"gpus": Missing("NVML has not answered yet")},
+    "cards of another container": {
+        "gpus": (),
+        "notes": ("GPUs not visible from this shell (container or Slurm step)",),
+    },
+    "processes not listed": {"gpus": (make_gpu(pids=Missing("no permission")),)},
+    "another rank's card": {"gpus": (BUSY_ELSEWHERE,)},
+}
+
+
+def loads_itself(**frame):
+    phases = make_phases({Phase.DATA_WAIT: 0.6, Phase.FORWARD: 0.4}, parts={DataPart.FETCH: 0.6})
+    return see(line_up([make_second(0.0, [], frame=frame)] * 12), {RANK: phases})
+
+
+@pytest.mark.parametrize("name", UNSEEN_CARDS)
+def test_a_wait_that_a_card_nobody_read_may_hide_is_no_fault(name):
+    answer = judge_no_workers(loads_itself(**UNSEEN_CARDS[name]))
+    assert isinstance(answer, Unsure)
+    assert "GPU" in answer.text
+
+
+def test_a_job_without_cards_on_a_machine_with_cards_is_judged_by_its_cpus():
+    idle_machine = {"gpus": (make_gpu(pids=(), processes=()),)}
+    assert isinstance(judge_no_workers(loads_itself(**idle_machine)), Suspicion)
+
+
+def leaking(calm_s, growing_s):
+    base = make_frame(memory=make_memory(limit_bytes=8 * GIB, anon_growth_bytes_s=30e6))
+    frames = hold(base, calm_s + growing_s)
+    return [
+        replace(frame, memory=replace(frame.memory, anon_bytes=GIB + grown, rss_bytes=GIB + grown))
+        for i, frame in enumerate(frames)
+        for grown in (int(30e6) * max(0, i - calm_s),)
+    ]
+
+
+def test_what_takes_a_minute_to_tell_did_not_begin_when_it_was_told():
+    older = conclude(leaking(0, 70))
+    assert (older.cause, older.since_is) == ("leak", SinceIs.LOWER_BOUND)
+    seen = conclude(leaking(70, 70))
+    assert (seen.cause, seen.since_is) == ("leak", SinceIs.ONSET)
+
+
+def space(frames, interval_s):
+    """Set Frames ``interval_s`` apart, a little late each time, as they come when asked for that."""
+    apart = interval_s + 0.01
+    last = len(frames) - 1
+    return [
+        replace(
+            one,
+            interval_s=interval_s,
+            taken=NOW - timedelta(seconds=apart * (last - i)),
+            taken_ns=NOW_NS - round(apart * (last - i) * 1e9),
+        )
+        for i, one in enumerate(frames)
+    ]
+
+
+@pytest.mark.parametrize("interval_s", [0.5, 1.0, 3.0, 5.0, 10.0])
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        (pool(1)[0], (Kind.OVERSUBSCRIBED, "rank-pool", Confidence.MEDIUM)),
+        *(
+            (make_second(0.7, [kind] * 2, cpu=TWO, rank={"runnable": 0.3}), (Kind.DATA_BOUND, cause, Confidence.HIGH))
+            for kind, cause in ((COMPUTES, "cpu-transform"), (DISK, "storage-bandwidth"), (SOCKET, "network-store"))
+        ),
+    ],
+)
+def test_slow_readings_come_to_the_same_verdict_and_may_be_sure_of_it(second, expected, interval_s):
+    found = conclude(space([second] * max(5, round(30 / interval_s)), interval_s))
+    assert (found.kind, found.cause, found.confidence) == expected
+
+
+def test_a_new_process_with_an_old_pid_has_no_past():
+    stranger = make_frame(processes=(make_process(start_ticks=1, runnable=9.0),))
+    scene = see(line_up([stranger] * 9 + [make_frame(processes=(make_process(runnable=1.0),))] * 2))
+    assert scene.ranks[0].demand == 1.0
+
+
+def pinned(worker, **rank):
+    """See a rank behind a pin-memory thread whose main thread waits in the lock of its queue."""
+    waits = {"state": "S", "waits_for": "lock with a time-out (futex)", "waits_unchanged_s": 40.0} | rank
+    frame = make_frame(
+        processes=(
+            make_process(runnable=0.01, **waits),
+            make_worker(4221, 0, state="S", waits_unchanged_s=40.0),
+            make_worker(4222, 1, **worker),
+        ),
+        loader=(make_loader(pin_thread=True),),
+        main_threads=(make_looks(RANK, 10, timed_lock=10),),
+    )
+    return see(hold(frame, 40))
+
+
+def test_behind_a_pin_thread_a_rank_waits_for_its_stopped_worker_too():
+    answer = judge_stopped(pinned({"state": "T"}))
+    assert (answer.kind, answer.cause, answer.pid) == (Kind.HUNG, "stopped", 4222)
+
+
+def test_behind_a_pin_thread_a_rank_waits_for_a_blocked_worker_too():
+    blocked = {"state": "D", "waits_for": "NFS", "waits_unchanged_s": 40.0}
+    answer = judge_blocked_io(pinned(blocked))
+    assert (answer.kind, answer.cause, answer.pid) == (Kind.HUNG, "blocked-io", 4222)
+
+
+def test_a_checkpoint_that_goes_out_in_one_long_call_is_no_hang_until_it_takes_five_minutes():
+    saving = make_phases({Phase.CHECKPOINT: 1.0})
+
+    def blocked_for(seconds, words="FUSE file system"):
+        rank = make_process(state="D", waits_for=words, waits_unchanged_s=seconds)
+        return judge_blocked_io(scene_of(make_frame(processes=(rank,)), [saving], 40))
+
+    assert isinstance(blocked_for(60.0), Unsure)
+    assert isinstance(blocked_for(400.0), Suspicion)
+    # To give back cards and memory takes a process that ended its time; one that was killed has none.
+    assert isinstance(blocked_for(60.0, "killed or ended, but thread 4290 is still in nvidia_close (D)"), Unsure)
+    assert isinstance(blocked_for(60.0, "killed, but thread 4290 is stuck in nvidia_close (D)"), Suspicion)
+
+
+def test_workers_that_went_with_a_validation_are_not_dead_ones():
+    rank = make_process(state="S", runnable=0.0, waits_for=BATCH_WAIT, waits_unchanged_s=30.0)
+    training = [make_worker(4221 + i, i) for i in range(2)]
+    validating = [make_worker(4321 + i, i, started=NOW - timedelta(seconds=70)) for i in range(2)]
+    frames = [make_frame(processes=(rank, *training, *validating))] * 10
+    frames += [make_frame(processes=(rank, *training))] * 32
+    looks = (make_looks(RANK, 10, batch_wait=10),)
+    frames = [replace(one, main_threads=looks) for one in frames]
+    assert isinstance(judge_dead_worker(see(line_up(frames))), Cleared)
+
+
+def test_a_card_that_fell_off_the_bus_is_the_jobs_although_it_lists_nobody():
+    job = (make_process(4211), make_process(4212, rank=1))
+    both = (make_gpu(0, pids=(4211,)), make_gpu(1, pids=(4212,)))
+    gone = make_gpu(1, state=GpuState.LOST, pids=Missing("the card does not answer"))
+    frames = [make_frame(processes=job, gpus=both, output=())] * 20 + [
+        make_frame(processes=job, gpus=(both[0], gone), output=())
+    ] * 15
+    answer = judge_gpu_lost(see(line_up(frames)))
+    assert (answer.kind, answer.card, answer.pid) == (Kind.HUNG, 1, 4212)
+    stranger = make_gpu(1, state=GpuState.LOST, pids=Missing("the card does not answer"))
+    alone = [make_frame(gpus=(both[0], stranger))] * 15
+    assert isinstance(judge_gpu_lost(see(line_up(alone))), Cleared)
+
+
+def test_a_lost_card_that_every_rank_held_open_names_none():
+    job = (make_process(4211), make_process(4212, rank=1))
+    open_ = {"pids": (4211, 4212), "pids_are_visible_only": True}
+    both = (make_gpu(0, **open_), make_gpu(1, **open_))
+    gone = make_gpu(1, state=GpuState.LOST, pids=Missing("the card does not answer"))
+    frames = [make_frame(processes=job, gpus=both, output=())] * 20
+    frames += [make_frame(processes=job, gpus=(both[0], gone), output=())] * 15
+    answer = judge_gpu_lost(see(line_up(frames)))
+    assert (answer.card, answer.pid, answer.rank) == (1, NOT_APPLICABLE, NOT_APPLICABLE)
+
+
+def test_one_rank_here_is_alone_only_where_the_size_of_the_job_was_read():
+    unread = make_frame(target=make_target(world_size=Missing("environment: permission denied")))
+    assert isinstance(judge_straggler(scene_of(unread)), Unsure)
+    assert isinstance(judge_straggler(scene_of(make_frame())), Cleared)
+
+
+def test_two_ranks_told_by_one_source_each_are_not_told_by_two():
+    ranks = [make_process(pid, rank=pid - 11) for pid in (11, 12, 13)]
+    comms = (ThreadGroup(ThreadKind.MAIN, 1, 0.5), ThreadGroup(ThreadKind.COMM, 2, 0.1))
+    ranks = [replace(one, thread_groups=comms) for one in ranks]
+    frame = make_frame(
+        processes=tuple(ranks), loader=(), main_threads=(make_looks(11, 10, lock=0), make_looks(12, 10, lock=9))
+    )
+    late = make_phases({Phase.FORWARD: 1.0}, 11)
+    waiting = make_phases({Phase.COMMS: 0.9, Phase.FORWARD: 0.1}, 13)
+    answer = judge_straggler(scene_of(frame, [late, waiting]))
+    assert len(answer.origins) == 1
+
+
+def test_a_hang_has_no_ceiling_and_one_rank_elsewhere_is_one():
+    quiet = make_process(
+        state="S",
+        runnable=0.0,
+        waiting=0.0,
+        waits_for="lock or queue (futex)",
+        waits_unchanged_s=320.0,
+        thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, 0.0),),
+    )
+    frame = make_frame(processes=(quiet,), loader=(), output=(), target=make_target(world_size=2))
+    found = conclude(hold(frame, 60))
+    assert (found.kind, found.ceiling) == (Kind.HUNG, NOT_APPLICABLE)
+    assert "1 rank of this job runs elsewhere" in found.summary
+
+
+def test_a_wait_of_absurd_length_still_gets_a_date():
+    blocked = make_process(state="D", waits_for="NFS", waits_unchanged_s=1e300)
+    found = conclude(hold(make_frame(processes=(blocked,)), 30))
+    assert found.cause == "blocked-io"
+    assert found.since < NOW
+
+
+# loops that are not built around torch's DataLoader, or not to one plan
+
+Stack = tuple[StackFrame, ...]
+PID = 4211
+FORWARD = (MAIN, TRAIN, StackFrame("_call_impl", f"{SITE}/torch/nn/modules/module.py", 1500))
+STEP: Mapping[Stack, int] = {FORWARD: 10, BACKWARD: 10}
+QUEUE_GET = StackFrame("get", f"{LIB}/queue.py", 171)
+IN_QUEUE = StackFrame("wait", f"{LIB}/threading.py", 331)
+DALI = (MAIN, TRAIN, StackFrame("__next__", f"{SITE}/nvidia/dali/plugin/pytorch/__init__.py", 1))
+FFCV = (MAIN, TRAIN, StackFrame("__next__", f"{SITE}/ffcv/loader/epoch_iterator.py", 1), QUEUE_GET)
+RAY = (MAIN, TRAIN, StackFrame("__next__", f"{SITE}/ray/data/iterator.py", 1), QUEUE_GET)
+NODES = (MAIN, TRAIN, StackFrame("__next__", f"{SITE}/torchdata/nodes/map.py", 1), QUEUE_GET, IN_QUEUE)
+REPLAY = (MAIN, StackFrame("sample_batch", "/run/buffer.py", 20))
+LOADER = stack_of(
+    "main > train > __next__ torch/utils/data/dataloader.py:700"
+    " > _MapDatasetFetcher.fetch torch/utils/data/_utils/fetch.py:54 > __getitem__ /run/data.py:20"
+)
+MOVED = StackFrame("Module._apply", f"{SITE}/torch/nn/modules/module.py", 900)
+SWAP = (MAIN, StackFrame("offload_model", "/run/rlhf.py", 4), MOVED)
+OFFLOAD = (*FORWARD, StackFrame("pre_forward", f"{SITE}/accelerate/hooks.py", 1), MOVED)
+UPLOAD = (MAIN, StackFrame("upload_folder", f"{SITE}/huggingface_hub/hf_api.py", 1))
+POLLS = (MAIN, StackFrame("wait_for_trainer", "/run/train.py", 20), QUEUE_GET, IN_QUEUE)
+
+
+def conclude_loop(
+    stacks: Mapping[Stack, int], *, runs: int = 5, timed: int = 0, sm_pct: float | None = 55.0, others: float = 0.0
+) -> Finding:
+    """Judge a minute of a rank that is 30 hours old; ``runs`` of ten looks find its main thread running."""
+    demand = runs / 10 + others
+    threads = (ThreadGroup(ThreadKind.MAIN, 1, runs / 10), ThreadGroup(ThreadKind.OTHER, 3, others))
+    rank = make_process(
+        PID, started=NOW - timedelta(hours=30), runnable=demand, waiting=0.0, busy_threads=1, thread_groups=threads
+    )
+    looks = make_looks(PID, 10, timed_lock=timed, other=10 - runs - timed)
+    frame = make_frame(
+        processes=(rank,),
+        loader=(),
+        main_threads=(looks,),
+        gpus=() if sm_pct is None else (make_gpu(pids=(PID,), sm_pct=sm_pct),),
+        cpu=make_cpu(runnable=demand, used_cores=demand),
+    )
+    taken = make_slice(PID, 0, stacks)
+    held = [
+        replace(one, stacks=(replace(taken, ended=one.taken, ended_ns=one.taken_ns),) if number % 3 == 0 else ())
+        for number, one in enumerate(hold(frame, 60))
+    ]
+    return conclude(held)
+
+
+@pytest.mark.parametrize("wait", [DALI, FFCV, RAY, NODES])
+def test_a_loader_with_threads_of_its_own_is_no_lack_of_workers(wait):
+    found = conclude_loop({wait: 20, **STEP})
+    assert (found.kind, found.cause) == (Kind.DATA_BOUND, "own-loader")
+    assert "what fills the queue that the main thread waits at (no loader worker does)" in found.unknown
+    assert "num_workers" not in str(found.try_)
+
+
+def test_workers_are_advised_of_torch_s_loader_and_only_supposed_of_a_replay_buffer():
+    """A buffer that the run fills has no DataLoader, and workers would not see what is put into it."""
+    own = conclude_loop({REPLAY: 20, **STEP}, runs=10, sm_pct=None)
+    assert (own.kind, own.cause) == (Kind.DATA_BOUND, "no-workers")
+    assert str(own.try_).startswith("if the batches come from torch's DataLoader: load in the background")
+    torch_s = conclude_loop({LOADER: 20, **STEP}, runs=10, sm_pct=None)
+    assert (torch_s.kind, torch_s.cause) == (Kind.DATA_BOUND, "no-workers")
+    assert str(torch_s.try_).startswith("load in the background")
+
+
+@pytest.mark.parametrize("stack", [SWAP, OFFLOAD])
+def test_modules_that_are_moved_in_every_step_are_no_start(stack):
+    found = conclude_loop({stack: 24, **STEP})
+    assert found.kind is not Kind.STARTING
+    assert "assign=True" not in str(found.try_)
+
+
+def test_an_upload_is_no_load():
+    assert conclude_loop({UPLOAD: 40}, runs=1).kind is not Kind.STARTING
+
+
+def test_a_model_that_is_built_is_a_start_without_advice_for_checkpoints():
+    found = conclude_loop({SWAP: 40}, runs=10)
+    assert (found.kind, found.cause) == (Kind.STARTING, "load")
+    assert "is loading a checkpoint" not in found.summary
+    assert not str(found.try_).startswith("load checkpoints")
+
+
+def test_a_main_thread_that_polls_a_queue_while_another_trains_does_not_fight_for_the_lock():
+    found = conclude_loop({POLLS: 40}, runs=0, timed=10, sm_pct=60.0, others=0.97)
+    assert found.kind is not Kind.PYTHON_BOUND
+    fights = conclude_loop(STEP, runs=0, timed=10, sm_pct=60.0, others=0.97)
+    assert (fights.kind, fights.cause) == (Kind.PYTHON_BOUND, "gil")

@@ -77,8 +77,7 @@ def test_the_sends_and_receives_of_a_batch_are_done_when_the_batch_is():
 
 def test_a_batch_that_is_not_done_is_told_by_its_sends_and_receives():
     judged = judge(parse(0, batch(1, 1, "send 0->1", done=False)))
-    assert judged.findings == ()
-    assert judged.summary == "rank 0 waits in send 0->1 of default_pg for 3m20s"
+    assert (judged.findings, judged.summary) == ((), "rank 0 waits in send 0->1 of default_pg for 3m20s")
 
 
 def test_a_send_after_a_batch_is_not_of_it():
@@ -198,8 +197,7 @@ def test_a_record_that_is_older_than_the_call_proves_nothing(before_s, host, mis
     old = make_record(1, make_group(100, 100, [], ranks=(0, 1)), taken=NOW - timedelta(seconds=before_s), host=host)
     new = make_record(0, make_group(5200, 5201, [make_call(5201, ago_s=8.0)], ranks=(0, 1)))
     (finding,) = judge_collectives([reading(old, new)], 2, {}, NOW).findings
-    assert finding.missing == missing
-    assert finding.unread == (() if missing else (1,))
+    assert (finding.missing, finding.unread) == (missing, () if missing else (1,))
 
 
 # in a dump

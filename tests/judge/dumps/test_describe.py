@@ -243,14 +243,12 @@ ROWS = read_rows()
 
 
 @pytest.mark.parametrize(("name", "text", "words", "wait"), ROWS, ids=[row[0] for row in ROWS])
-def test_what_a_rank_does_is_said_in_words_that_a_person_knows(name, text, words, wait):
+def test_what_a_rank_does_is_said_in_known_words_and_shown_in_the_users_lines_and_a_word_for_each_library(
+    name, text, words, wait
+):
     doing = describe_stack(Role.RANK, ThreadKind.MAIN, stack(text))
     assert doing.text in (f"{words} train.py:40", words), name
     assert doing.wait is wait
-
-
-@pytest.mark.parametrize(("name", "text", "words", "wait"), ROWS, ids=[row[0] for row in ROWS])
-def test_a_stack_is_shown_in_the_users_lines_and_one_word_for_each_library(name, text, words, wait):
     shown = collapse_frames(stack(text))
     assert [(one.text, one.is_users) for one in shown[:2]] == [
         ("<module> train.py:90", True),

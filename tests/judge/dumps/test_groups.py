@@ -166,8 +166,7 @@ def test_a_rank_that_could_not_be_read_is_said_and_not_accused():
 def test_several_odd_ranks_are_listed():
     dump = fold(*(make_rank(rank) for rank in range(4)), *(make_rank(rank, frames=IN_LOCK) for rank in (4, 5, 6)))
     odd = dump.odd_one_out
-    assert odd.rank == 4
-    assert odd.others == (4050, 4060)
+    assert (odd.rank, odd.others) == (4, (4050, 4060))
     assert "ranks 5-6 not there either" in dump.summary
 
 
@@ -203,8 +202,7 @@ def test_a_frozen_rank_is_dated_and_its_cpu_is_counted():
     dump = rounds(*looks, world=2)
     assert dump.summary.endswith("waits for: lock or queue (futex), frozen for at least 10 s")
     thread = dump.groups[0].threads[0]
-    assert thread.cpu_pct == pytest.approx(0.4)
-    assert thread.delay_pct == 0.0
+    assert (thread.cpu_pct, thread.delay_pct) == (pytest.approx(0.4), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -291,8 +289,7 @@ def test_two_hosts_accuse_nobody_until_they_are_folded():
     both = fold_dumps([two, one])
     odd = both.odd_one_out
     assert (odd.host, odd.rank) == ("b", 2)
-    assert both.host == "a, b"
-    assert both.world_size == 4
+    assert (both.host, both.world_size) == ("a, b", 4)
     assert both.summary.startswith("3 of 4 ranks wait in all_reduce train.py:40; rank 2 on b is in hold")
     assert fold_dumps([one, two]) == both
 

@@ -112,8 +112,7 @@ def test_what_stood_still_for_long_enough_is_hung_and_never_with_full_trust(look
 )
 def test_what_may_end_by_itself_is_never_hung_however_long(culprit, frames, excuse):
     finding = verdict_of(looked(eight(culprit, frames), looks=5, every_s=100.0))
-    assert finding.kind is Kind.NOT_ENOUGH_EVIDENCE
-    assert finding.rank == 3
+    assert (finding.kind, finding.rank) == (Kind.NOT_ENOUGH_EVIDENCE, 3)
     assert excuse in finding.summary
     assert [row.text for row in finding.against] == [excuse]
 

@@ -46,8 +46,7 @@ def test_heat_is_a_cause_when_it_holds_a_loaded_card(name, card, guilty):
     assert isinstance(answer, Suspicion) is guilty
     if guilty:
         assert said(answer) == (Kind.GPU_THROTTLED, "thermal")
-        assert answer.weight == pytest.approx(0.96 * (1 - 1300 / 1980))
-        assert answer.origins == {Origin.DRIVER}
+        assert (answer.weight, answer.origins) == (pytest.approx(0.96 * (1 - 1300 / 1980)), {Origin.DRIVER})
         assert answer.card == 0
 
 

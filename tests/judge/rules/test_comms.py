@@ -56,8 +56,7 @@ def test_the_rank_that_waits_least_is_the_late_one_and_what_it_does_is_said():
     assert said(answer) == (Kind.COMMS_BOUND, "straggler")
     assert (answer.rank, answer.pid) == (2, 4213)
     assert answer.summary == "rank 2 waits for its data while 3 other ranks wait for it in a collective"
-    assert answer.weight == pytest.approx(0.52)
-    assert answer.origins == {Origin.STACKS}
+    assert (answer.weight, answer.origins) == (pytest.approx(0.52), {Origin.STACKS})
     assert type(judge_transfer(scene)) is Cleared
     assert type(judge_comms_unknown(scene)) is Cleared
 
@@ -93,8 +92,7 @@ def test_ddp_waits_in_c_and_the_locks_tell_it():
     frame = make_frame(processes=make_ranks(2), loader=(), main_threads=looks)
     answer = judge_straggler(scene_of(frame, in_backward))
     assert said(answer) == (Kind.COMMS_BOUND, "straggler")
-    assert answer.rank == 1
-    assert answer.origins == {Origin.PROC}
+    assert (answer.rank, answer.origins) == (1, {Origin.PROC})
 
 
 def test_locks_alone_name_the_late_rank_on_a_cpu_job():
@@ -276,8 +274,7 @@ def eight(**slow):
 def test_a_card_with_a_low_clock_holds_the_others_back():
     answer = judge_straggler(eight(sm_clock_mhz=1500.0, power_w=430.0))
     assert (answer.card, answer.rank, answer.cause) == (5, 5, "straggler")
-    assert answer.origins == {Origin.DRIVER, Origin.DRIVER}
-    assert answer.weight == pytest.approx(1 - 1500 / 1980)
+    assert (answer.origins, answer.weight) == ({Origin.DRIVER, Origin.DRIVER}, pytest.approx(1 - 1500 / 1980))
 
 
 def test_a_late_card_that_every_rank_holds_open_names_none():

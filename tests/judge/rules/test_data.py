@@ -50,8 +50,7 @@ def test_a_rank_that_fetches_its_samples_itself_has_no_workers():
     scene = loads_itself()
     assert causes(scene) == {"no-workers"}
     one = judge_no_workers(scene)
-    assert one.share == pytest.approx(0.6)
-    assert one.needed_ratio is NOT_APPLICABLE
+    assert (one.share, one.needed_ratio) == (pytest.approx(0.6), NOT_APPLICABLE)
     assert Need.NO_WORKERS in one.observed
     assert len(one.origins) == 2
 
@@ -224,8 +223,7 @@ def test_a_wait_behind_a_full_launch_queue_costs_nothing():
 
 def test_a_run_gains_no_more_than_its_card_idles():
     one = rules_loader.judge_too_few_workers(gpu_job(0.7, 80.0))
-    assert one.share == pytest.approx(0.2)
-    assert one.needed_ratio == pytest.approx(1.25)
+    assert (one.share, one.needed_ratio) == (pytest.approx(0.2), pytest.approx(1.25))
 
 
 def test_a_card_that_was_not_read_decides_nothing():
@@ -255,8 +253,7 @@ def test_stacks_and_looks_are_pooled_and_each_counts_as_a_source():
     stacks = make_phases({Phase.DATA_WAIT: 0.5, Phase.FORWARD: 0.5}, parts={DataPart.QUEUE: 0.4, DataPart.COPY: 0.1})
     looks = measure_share(0.4, 100)
     both = combine_wait(looks, stacks)
-    assert both.origins == {Origin.STACKS, Origin.PROC}
-    assert both.share.ratio == pytest.approx(0.5)
+    assert (both.origins, both.share.ratio) == ({Origin.STACKS, Origin.PROC}, pytest.approx(0.5))
     assert both.share.high - both.share.low < looks.high - looks.low
     assert combine_wait(looks, NO_STACKS).origins == {Origin.PROC}
     assert combine_wait(NO_STACKS, stacks).origins == {Origin.STACKS}

@@ -96,8 +96,7 @@ def test_balanced_needs_work_to_be_seen_and_no_wait(name, scene, origins):
     answer = judge_balanced(scene)
     assert isinstance(answer, Suspicion) is (origins is not None)
     if origins is not None:
-        assert answer.kind is Kind.BALANCED
-        assert answer.origins == origins
+        assert (answer.kind, answer.origins) == (Kind.BALANCED, origins)
 
 
 def test_what_was_not_read_is_no_health():

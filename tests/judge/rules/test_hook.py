@@ -92,8 +92,7 @@ def loads_itself(data: float) -> list[Frame]:
 def test_a_rank_that_loads_itself_is_told_without_stacks():
     finding = conclude(loads_itself(64.0))
     assert (finding.kind, finding.cause) == (Kind.DATA_BOUND, "no-workers")
-    assert finding.share_pct == pytest.approx(64.0)
-    assert finding.share_low_pct is NOT_APPLICABLE
+    assert (finding.share_pct, finding.share_low_pct) == (pytest.approx(64.0), NOT_APPLICABLE)
     assert [row.source for row in finding.evidence if "hook" in row.source] == ["the hook, 40 steps"]
 
 
@@ -228,8 +227,7 @@ def test_a_job_without_stacks_is_hung_since_its_last_step():
     """Only waits and the hook are read: half a minute is watched, the loop stands for 14 minutes."""
     frames = stands_still()
     finding = conclude(frames)
-    assert finding.kind is Kind.HUNG
-    assert finding.since_is is SinceIs.ONSET
+    assert (finding.kind, finding.since_is) == (Kind.HUNG, SinceIs.ONSET)
     assert round((frames[-1].taken - finding.since).total_seconds()) == 840
 
 
@@ -257,9 +255,7 @@ def test_the_late_rank_is_the_one_whose_backward_is_short():
     assert (late.rank.process.rank, late.own_ms, late.others_ms) == (2, 330.0, 105.0)
     found = [one for rule in RULES if isinstance(one := rule(ranks_of(100.0, 330.0)), Suspicion)]
     straggler = next(one for one in found if one.cause == "straggler")
-    assert straggler.rank == 1
-    assert straggler.origins == {Origin.HOOK}
-    assert straggler.observed == {Need.RANK_BEHIND}
+    assert (straggler.rank, straggler.origins, straggler.observed) == (1, {Origin.HOOK}, {Need.RANK_BEHIND})
 
 
 def test_a_rank_is_late_only_where_the_backward_of_the_others_is_longer():

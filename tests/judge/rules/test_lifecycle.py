@@ -80,8 +80,7 @@ def test_a_checkpoint_is_only_said_to_be_loaded_where_the_stacks_show_it():
     assert answer.observed == frozenset()
     loads = replace(builds, needs=frozenset((Need.LOAD_IN_STACK,)))
     answer = judge_starting(scene_of(make_frame(), [loads]))
-    assert answer.summary == "rank 0 is loading a checkpoint"
-    assert answer.observed == {Need.LOAD_IN_STACK}
+    assert (answer.summary, answer.observed) == ("rank 0 is loading a checkpoint", {Need.LOAD_IN_STACK})
 
 
 def test_compile_workers_tell_a_compile_where_no_stack_does():

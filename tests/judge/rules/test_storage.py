@@ -1,15 +1,40 @@
 """What the reads of a loader tell: bytes or answers, near or far, and a page cache that is too small."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.frames import make_memory, make_process
-from tests.starving import COMPUTES, DISK, DISTANT, LINE, SMALL_FILES, SOCKET, THRASHES, line_up, make_second, starve
+from tests.data_rules import causes
+from tests.frames import NOW_NS, make_frame, make_memory, make_process
+from tests.judging import make_looks, make_phases
+from tests.phase_stacks import PYTHON_LIB, SITE
+from tests.starving import (
+    COMPUTES,
+    DISK,
+    DISTANT,
+    LINE,
+    RANK,
+    SMALL_FILES,
+    SOCKET,
+    THRASHES,
+    line_up,
+    make_second,
+    starve,
+)
+from tpmon.judge.advice.choose import choose
+from tpmon.judge.advice.context import observe
+from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
-from tpmon.judge.features.snapshot import see
+from tpmon.judge.features.readings import share_waits, weigh_rest
+from tpmon.judge.features.snapshot import Scene, see
 from tpmon.judge.features.starvation import find_starved
+from tpmon.judge.features.workers import find_open_share, is_open
+from tpmon.judge.rules.data import judge_no_workers
 from tpmon.judge.rules.storage import (
     RULES,
     judge_network_store,
@@ -18,15 +43,19 @@ from tpmon.judge.rules.storage import (
     judge_storage_latency,
     measure_reads,
 )
+from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases
 from tpmon.model.host import SocketSample
 from tpmon.model.known import Missing, is_known
-from tpmon.model.process import Role
+from tpmon.model.process import Role, ThreadGroup, ThreadKind
+from tpmon.model.stacks import StackCount, StackFrame, StackSlice
+from tpmon.model.verdict import Origin
+from tpmon.model.waits import RUNNING, Wait, WaitReason
 
 GONE = Missing("permission denied")
 KIB = 1024
 
 
-def causes(kind, workers=2, **more):
+def causes_of(kind, workers=2, **more):
     scene = starve(0.8, [kind] * workers, **more)
     return {one.cause for one in (rule(scene) for rule in RULES) if isinstance(one, Suspicion)}
 
@@ -51,7 +80,7 @@ SIZES = [
 
 @pytest.mark.parametrize(("size_kib", "mb_s", "cause"), SIZES)
 def test_the_size_of_reads_tells_bytes_from_answers(size_kib, mb_s, cause):
-    assert causes(disk(size_kib, mb_s)) == {cause}
+    assert causes_of(disk(size_kib, mb_s)) == {cause}
 
 
 def test_small_reads_are_a_need_of_the_remedy():
@@ -62,24 +91,24 @@ def test_small_reads_are_a_need_of_the_remedy():
 
 
 def test_network_file_systems_are_far_away_only_when_their_reads_are_neither_small_nor_fast():
-    assert causes(SMALL_FILES) == {"storage-latency"}
-    assert causes(LINE) == {"storage-bandwidth"}
-    assert causes(DISTANT) == {"network-store"}
-    assert causes({**DISTANT, "read_calls_s": GONE}) == {"network-store"}
+    assert causes_of(SMALL_FILES) == {"storage-latency"}
+    assert causes_of(LINE) == {"storage-bandwidth"}
+    assert causes_of(DISTANT) == {"network-store"}
+    assert causes_of({**DISTANT, "read_calls_s": GONE}) == {"network-store"}
 
 
 def test_recv_shows_in_no_counter_and_is_still_a_store():
-    assert causes(SOCKET) == {"network-store"}
+    assert causes_of(SOCKET) == {"network-store"}
     polls = {**SOCKET, "waits_for": "poll"}
     connected = SocketSample(2, 0.1, 0.1, 0, 0)
-    assert causes(polls, frame={"sockets": connected}) == {"network-store"}
-    assert causes(polls) == set()
+    assert causes_of(polls, frame={"sockets": connected}) == {"network-store"}
+    assert causes_of(polls) == set()
 
 
 def test_a_disk_whose_reads_are_hidden_is_unknown_not_slow():
     hidden = {**DISK, "asked_read_bytes_s": GONE, "device_read_bytes_s": GONE, "read_calls_s": GONE}
     scene = starve(0.8, [hidden] * 2)
-    assert causes(hidden) == set()
+    assert causes_of(hidden) == set()
     assert isinstance(judge_storage_bandwidth(scene), Unsure)
     assert isinstance(judge_storage_latency(scene), Unsure)
 
@@ -135,7 +164,7 @@ def test_an_unread_cache_is_unknown():
 def test_a_process_of_this_machine_is_no_store_behind_the_network():
     """The manager of multiprocessing answers all workers by itself: more readers only queue at it."""
     asks = {**SMALL_FILES, "waits_for": "unix socket", "asked_read_bytes_s": 2e6, "read_calls_s": 900.0}
-    assert causes(asks) == set()
+    assert causes_of(asks) == set()
     scene = starve(0.8, [asks] * 8)
     answers = [rule(scene) for rule in (judge_network_store, judge_storage_latency, judge_storage_bandwidth)]
     assert all(isinstance(one, Unsure) and "unix socket" in one.text for one in answers)
@@ -143,3 +172,191 @@ def test_a_process_of_this_machine_is_no_store_behind_the_network():
     server = make_process(4300, role=Role.HELPER, rank_pid=4211, label="multiprocessing child", runnable=1.0)
     busy = see(line_up([replace(second, processes=(*second.processes, server))] * 20))
     assert "multiprocessing child 4300 wants 1.0 CPUs" in judge_network_store(busy).text
+
+
+# what a worker waits for
+
+FETCH = StackFrame("_MapDatasetFetcher.fetch", SITE + "torch/utils/data/_utils/fetch.py", 52)
+ITEM = StackFrame("Images.__getitem__", "/home/usr/train/data.py", 12)
+IDLE = StackFrame("Queue.get", PYTHON_LIB + "multiprocessing/queues.py", 103)
+OPEN = StackFrame("open", SITE + "PIL/Image.py", 3465)
+LARGE = {**SMALL_FILES, "asked_read_bytes_s": 4e6, "read_calls_s": 10.0}
+"""Few reads of 400 KB: each image in one, after an open and a stat that take long."""
+
+
+def stacked(
+    frames: Sequence[Any], pid: int, opening: int, loading: int = 40, *, leaf: StackFrame = OPEN, idle: int = 20
+) -> Scene:
+    """See these seconds with a slice of stacks of one process; ``opening`` of ``loading`` end in ``leaf``."""
+    stacks = (
+        StackCount(1, "MainThread", (FETCH, ITEM, leaf), opening),
+        StackCount(1, "MainThread", (FETCH, ITEM), loading - opening),
+        StackCount(1, "MainThread", (IDLE,), idle),
+    )
+    lined = line_up(frames)
+    taken = StackSlice(
+        pid, 0, lined[-1].taken, lined[-1].taken_ns, 1.0, 90.0, loading + idle, tuple(filter(_counted, stacks))
+    )
+    phases: dict[int, RankPhases] = {}
+    if pid == RANK:
+        phases[RANK] = make_phases(
+            {Phase.DATA_WAIT: 0.8, Phase.FORWARD: 0.2},
+            parts={DataPart.FETCH: 0.8},
+            samples=200,
+            needs=frozenset((Need.TORCH_LOADER,)),
+        )
+    return see([*lined[:-1], replace(lined[-1], stacks=(taken,))], phases)
+
+
+def _counted(stack: StackCount) -> bool:
+    return stack.samples > 0
+
+
+def fed(kind: dict[str, Any], opening: int, **more: Any) -> Scene:
+    return stacked([make_second(0.8, [kind] * 2)] * 20, 5000, opening, **more)
+
+
+@pytest.mark.parametrize(
+    ("function", "file", "opens"),
+    [
+        ("open", SITE + "PIL/Image.py", True),
+        ("ImageFile.load", SITE + "PIL/ImageFile.py", False),
+        ("pil_loader", SITE + "torchvision/datasets/folder.py", True),
+        ("pil_loader", "/home/usr/train/data.py", True),
+        ("getsize", "<frozen genericpath>", True),
+        ("isfile", "/usr/lib/python3.9/genericpath.py", True),
+        ("_joinrealpath", "<frozen posixpath>", True),
+        ("Path.stat", PYTHON_LIB + "pathlib.py", True),
+        ("Path.open", "/usr/lib/python3.13/pathlib/_local.py", True),
+        ("Path.read_bytes", PYTHON_LIB + "pathlib.py", False),
+        ("walk", "<frozen os>", True),
+        ("_listdir", PYTHON_LIB + "glob.py", True),
+        ("_open_file.__init__", SITE + "torch/serialization.py", True),
+        ("load", SITE + "torch/serialization.py", False),
+        ("load", SITE + "numpy/lib/_npyio_impl.py", True),
+        ("Store.open", "/home/usr/train/store.py", True),
+        ("ZipFile.open", PYTHON_LIB + "zipfile.py", False),
+        ("Images.__getitem__", "/home/usr/train/data.py", False),
+    ],
+)
+def test_functions_that_only_open_or_look_up_files(function, file, opens):
+    assert is_open((ITEM, StackFrame(function, file, 7))) is opens
+    assert not is_open(())
+
+
+def test_few_large_reads_behind_slow_opens_are_many_small_files():
+    plain = fed(LARGE, 10)
+    assert causes(plain, RULES) == {"network-store"}
+    scene = fed(LARGE, 30)
+    assert causes(scene, RULES) == {"storage-latency"}
+    one = judge_storage_latency(scene)
+    assert one.summary.endswith("its workers wait in open and stat, 75 % of their work: many small files")
+    assert {Origin.PROC, Origin.STACKS} <= one.origins
+    assert {row.name: row.value for row in one.evidence}["loading in open and stat"] == 75
+    chosen = choose(one.kind, one.cause, observe(scene, one), RunFacts())
+    assert next(each for each in chosen if each.remedy.id == "shard-files").certain
+
+
+def test_reads_that_were_not_counted_and_opens_that_were_seen_decide():
+    unread = {**DISK, "asked_read_bytes_s": GONE, "device_read_bytes_s": GONE, "read_calls_s": GONE}
+    assert causes(fed(unread, 10), RULES) == set()
+    assert causes(fed(unread, 30), RULES) == {"storage-latency"}
+    small = judge_storage_latency(fed(SMALL_FILES, 30))
+    assert {Origin.PROC, Origin.STACKS} <= small.origins
+
+
+def test_opens_are_nothing_where_no_wait_fits_or_bytes_come_fast():
+    computing = fed(COMPUTES, 40)
+    assert isinstance(judge_storage_latency(computing), Cleared)
+    fast = fed({**LINE, "asked_read_bytes_s": 90e6}, 40)
+    assert isinstance(judge_storage_bandwidth(fast), Suspicion)
+    assert Need.SMALL_READS not in judge_storage_bandwidth(fast).observed
+    assert causes(fed(SOCKET, 40), RULES) == {"network-store"}
+
+
+def test_a_few_stacks_and_those_of_waiting_for_work_are_no_share():
+    assert not is_known(find_open_share(fed(DISTANT, 5, loading=5)))
+    assert find_open_share(fed(DISTANT, 20, idle=500)) == 0.5
+    assert not is_known(find_open_share(see(line_up([make_second(0.8, [DISTANT] * 2)] * 20))))
+
+
+def test_a_rank_that_loads_itself_is_told_of_its_small_files_where_it_waits_for_them():
+    def loads(io, opening):
+        second = make_second(0.0, [], rank={"runnable": 0.3}, frame={"main_threads": (make_looks(RANK, 10, io=io),)})
+        return stacked([second] * 20, RANK, opening, idle=0)
+
+    one = judge_no_workers(loads(6, 30))
+    assert {Need.SMALL_READS, Need.WORKERS_IO_WAIT} <= one.observed
+    assert {row.name for row in one.evidence} >= {"loading in open and stat"}
+    chosen = choose(one.kind, one.cause, observe(loads(6, 30), one), RunFacts())
+    assert [each.remedy.id for each in chosen if each.certain][:2] == ["start-workers", "shard-files"]
+    for io, opening in ((1, 30), (6, 5)):
+        plain = judge_no_workers(loads(io, opening))
+        assert Need.SMALL_READS not in plain.observed
+
+
+# shares of waits
+
+READ, WORK = Wait(WaitReason.DIRECT_READ), Wait(WaitReason.WORK)
+
+
+@pytest.mark.parametrize(
+    ("states", "demands", "rest"),
+    [
+        ("RRRRRDDD", (0.32,) * 8, 0.68 * 8 / 3),
+        ("DDDD", (0.25,) * 4, 0.75),
+        ("RDSD", (0.25,) * 4, 1.0),
+        # Two looks are no share of anything, and nothing but running tells nothing.
+        ("RRRRRRDD", (0.3,) * 8, 1.0),
+        ("RRRR", (0.5,) * 4, 1.0),
+        # Read a moment apart, so that it may come out above one thread.
+        ("RDDD", (1.02,) * 4, 0.0),
+        ("RDDD", (Missing("first"), 0.25, 0.25, 0.25), 1.0),
+        ("RDDD", (Missing("no"), Missing("no"), Missing("no"), 0.2), 1.0),
+    ],
+)
+def test_the_looks_share_what_demand_leaves(states, demands, rest):
+    assert weigh_rest(states, demands) == pytest.approx(rest)
+
+
+def test_shares_of_waits_add_up_with_the_demand():
+    shares = share_waits((RUNNING, RUNNING, READ, WORK), rest=0.8 / 0.5)
+    assert shares == {RUNNING: pytest.approx(0.2), READ: pytest.approx(0.4), WORK: pytest.approx(0.4)}
+    # Waits that were not read leave no share below 0.
+    assert min(share_waits((RUNNING, READ, Missing("no"), WORK), rest=1.6).values()) >= 0.0
+
+
+@given(st.lists(st.tuples(st.sampled_from("RSDT"), st.floats(0, 3) | st.just(Missing("no"))), min_size=1, max_size=30))
+def test_no_share_leaves_its_bounds(looks):
+    states, demands = zip(*looks, strict=True)
+    rest = weigh_rest(states, demands)
+    looked = 1.0 - states.count("R") / len(states)
+    assert rest >= 0.0
+    assert rest * looked <= 1.0 + 1e-9
+
+
+def test_a_worker_whose_other_threads_compute_is_blocked_as_long_as_its_main_one():
+    """A queue feeder pickles while the main thread reads from a slow disk."""
+    groups = (ThreadGroup(ThreadKind.MAIN, 1, 0.1), ThreadGroup(ThreadKind.OTHER, 2, 0.5))
+    states = "RDDDDDDDDD"
+    frames = [
+        make_frame(
+            taken_ns=NOW_NS + second * 10**9,
+            processes=(
+                make_process(1),
+                make_process(
+                    2,
+                    role=Role.WORKER,
+                    rank_pid=1,
+                    state=state,
+                    waits_for=RUNNING if state == "R" else READ,
+                    runnable=0.6,
+                    thread_groups=groups,
+                ),
+            ),
+        )
+        for second, state in enumerate(states)
+    ]
+    (worker,) = see(frames).ranks[0].workers
+    assert worker.blocked_ratio == pytest.approx(0.9)
+    assert worker.waits[READ] == pytest.approx(0.9)

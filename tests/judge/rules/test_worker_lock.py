@@ -164,7 +164,6 @@ def test_a_worker_on_a_card_may_wait_for_its_driver():
     cards = {"gpus": (make_gpu(sm_pct=30.0, pids=(4211, 5000, 5001)),)}
     scene = see_workers([FUTEX] * 3 + [SLEEPS], (LINE, 20), frame=cards)
     answer = judge_worker_lock(scene)
-    assert isinstance(answer, Suspicion)
     assert rate_confidence(answer, 60.0) is LOW
 
 

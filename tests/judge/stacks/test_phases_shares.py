@@ -81,8 +81,7 @@ def test_samples_of_all_slices_weigh_alike():
     assert phases.ratio(Phase.DATA_WAIT) == pytest.approx(160 / 300)
     assert phases.ratio(Phase.DATA_WAIT, Phase.FORWARD) == pytest.approx(1.0)
     assert phases.parts[DataPart.QUEUE].ratio == pytest.approx(160 / 300)
-    assert phases.span_s == pytest.approx(21.0)
-    assert phases.newest_age_s == 0.0
+    assert (phases.span_s, phases.newest_age_s) == (pytest.approx(21.0), 0.0)
     assert phases.share(Phase.SYNC).low == 0.0
     assert 0.0 < phases.share(Phase.SYNC).high < 0.1
 
@@ -224,8 +223,7 @@ def test_slices_that_differ_more_than_chance_widen_the_interval():
 
 def test_wilson_interval_by_hand():
     share = share_of(10, 100, design=1.0)
-    assert share.low == pytest.approx(0.0552, abs=1e-4)
-    assert share.high == pytest.approx(0.1744, abs=1e-4)
+    assert (share.low, share.high) == (pytest.approx(0.0552, abs=1e-4), pytest.approx(0.1744, abs=1e-4))
     assert share_of(0, 0) == Share(0.0, 0.0, 1.0, 0)
 
 
