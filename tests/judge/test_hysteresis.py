@@ -334,10 +334,6 @@ def seconds(*parts):
     return line_up([make_second(wait, kinds) for wait, kinds, count in parts for _ in range(count)])
 
 
-def test_a_run_that_goes_on_as_before_is_not_shaken():
-    assert not is_shaken(seconds((0.7, [COMPUTES] * 2, 40)))
-
-
 def test_chance_does_not_shake():
     draw = random.Random(3)
     frames = line_up(
@@ -364,15 +360,17 @@ def test_a_change_shakes_within_three_readings_and_is_over_when_it_is_the_rule(b
     assert not is_shaken(frames)
 
 
-def test_one_second_of_another_kind_does_not_shake():
-    frames = seconds((0.3, [COMPUTES] * 2, 30), (0.5, [LIGHT] * 2, 1), (0.3, [COMPUTES] * 2, 2))
-    assert not is_shaken(frames)
-
-
-def test_with_few_readings_or_none_of_the_looks_nothing_is_told():
-    assert not is_shaken(seconds((0.7, [COMPUTES], 5), (0.0, [COMPUTES], 3)))
-    blind = {"main_threads": Missing("not read")}
-    frames = line_up([make_second(wait, [], frame=blind) for wait in (0.5,) * 30])
+@pytest.mark.parametrize(
+    "frames",
+    [
+        seconds((0.7, [COMPUTES] * 2, 40)),
+        seconds((0.3, [COMPUTES] * 2, 30), (0.5, [LIGHT] * 2, 1), (0.3, [COMPUTES] * 2, 2)),
+        seconds((0.7, [COMPUTES], 5), (0.0, [COMPUTES], 3)),
+        line_up([make_second(0.5, [], frame={"main_threads": Missing("not read")})] * 30),
+    ],
+    ids=["it goes on as before", "one second of another kind", "few readings", "no looks"],
+)
+def test_what_does_not_shake(frames):
     assert not is_shaken(frames)
 
 

@@ -29,12 +29,8 @@ from tests.frames import (
 )
 from tests.judging import SECOND, conclude, follow, hold, make_looks, make_phases, scene_of
 from tests.starving import BATCH_WAIT, COMPUTES, DISK, RANK, SOCKET, line_up, make_second
-from tpmon.judge.advice.choose import CATALOGUE, fill_remedy
-from tpmon.judge.advice.facts import RunFacts
-from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
-from tpmon.judge.finding import write_try
 from tpmon.judge.hang.rules import judge_blocked_io, judge_dead_worker, judge_gpu_lost, judge_stopped
 from tpmon.judge.judge import Judgement, judge
 from tpmon.judge.rules.comms import judge_straggler
@@ -240,14 +236,6 @@ def test_a_finding_names_the_process_that_it_points_at_and_says_each_title_and_r
     assert [row.value for row in finding.evidence if not row.text and not is_known(row.value)] == []
 
 
-def test_a_title_that_ends_as_its_paste_begins_is_said_once():
-    chosen = fill_remedy(CATALOGUE["persistent-workers"], frozenset((Need.RESPAWN_SEEN,)), RunFacts())
-    said = "keep the workers between epochs: persistent_workers=True,  # argument of DataLoader"
-    assert write_try(chosen).startswith(said)
-    other = fill_remedy(CATALOGUE["dump-stacks"], frozenset(), RunFacts(pid=4211))
-    assert write_try(other).startswith(f"{other.text}: tpmon dump 4211")
-
-
 def test_a_start_that_is_held_for_some_seconds_is_not_shown_beside_what_its_rule_says_now():
     resting = make_process(thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, 0.0),))
     compiler = make_process(4300, role=Role.COMPILE, rank=NOT_APPLICABLE, runnable=0.9)
@@ -362,15 +350,16 @@ def pinned(worker, **rank):
     return see(hold(frame, 40))
 
 
-def test_behind_a_pin_thread_a_rank_waits_for_its_stopped_worker_too():
-    answer = judge_stopped(pinned({"state": "T"}))
-    assert (answer.kind, answer.cause, answer.pid) == (Kind.HUNG, "stopped", 4222)
-
-
-def test_behind_a_pin_thread_a_rank_waits_for_a_blocked_worker_too():
-    blocked = {"state": "D", "waits_for": "NFS", "waits_unchanged_s": 40.0}
-    answer = judge_blocked_io(pinned(blocked))
-    assert (answer.kind, answer.cause, answer.pid) == (Kind.HUNG, "blocked-io", 4222)
+@pytest.mark.parametrize(
+    ("rule", "worker", "cause"),
+    [
+        (judge_stopped, {"state": "T"}, "stopped"),
+        (judge_blocked_io, {"state": "D", "waits_for": "NFS", "waits_unchanged_s": 40.0}, "blocked-io"),
+    ],
+)
+def test_behind_a_pin_thread_a_rank_waits_for_a_worker_that_cannot_work(rule, worker, cause):
+    answer = rule(pinned(worker))
+    assert (answer.kind, answer.cause, answer.pid) == (Kind.HUNG, cause, 4222)
 
 
 def test_a_checkpoint_that_goes_out_in_one_long_call_is_no_hang_until_it_takes_five_minutes():

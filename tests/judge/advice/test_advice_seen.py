@@ -69,6 +69,7 @@ def test_nobody_is_sent_to_look_at_a_rank_that_has_no_number():
     assert "look-at-late-rank" not in {one.remedy.id for one in choose(*row, frozenset(), RunFacts())}
     named = choose(*row, frozenset((Need.RANK_BEHIND,)), RunFacts(pid=4212, rank=1))[0]
     assert (named.remedy.id, named.certain) == ("look-at-late-rank", True)
+    assert named.paste.startswith("tpmon dump 4212 --rank 1")
 
 
 def test_settings_that_switch_a_path_of_nccl_off_are_seen_in_any_rank():
@@ -221,7 +222,9 @@ def changed(before: Frame, after: Frame) -> Scene:
     ],
 )
 def test_settings_prove_what_they_say(fields, needs):
-    assert observe_settings(scene_of(told(**fields))) == needs
+    scene = scene_of(told(**fields))
+    assert observe_settings(scene) == needs
+    assert needs <= observe(scene, SUSPECT)
 
 
 def test_what_speaks_against_a_remedy_holds_only_where_every_rank_says_so():
@@ -286,12 +289,6 @@ def test_the_first_steps_and_a_job_without_a_hook_prove_nothing():
     young = with_hooks(make_frame(), replace(hook, counts=replace(hook.counts, steps=3)))
     assert observe_settings(scene_of(young)) == set()
     assert observe_settings(scene_of(make_frame())) == set()
-
-
-def test_they_reach_the_choice_of_remedies():
-    suspicion = Suspicion(Kind.BALANCED, "none", 0.0, 1.0, frozenset(), "", ())
-    scene = scene_of(told(compiled=CompileCounts(9, 9, 5, 4, 0)))
-    assert Need.GRAPH_BREAKS in observe(scene, suspicion)
 
 
 # what is done already is offered no more, not even behind an "if"

@@ -384,12 +384,10 @@ def test_the_newest_log_that_has_an_age_dates_the_silence():
     assert date_log([]) is NOT_APPLICABLE
 
 
-def test_a_dump_on_a_key_has_the_last_log_write():
-    assert fold(look(0, 1)).last_write == LOG.last_write
-
-
-def test_one_look_assumes_the_end_from_the_age_of_the_log():
-    assert ABORT in calls_of(fold(look(0, 1)))
+def test_one_look_on_a_key_has_the_last_log_write_and_assumes_the_end_from_its_age():
+    dump = fold(look(0, 1))
+    assert dump.last_write == LOG.last_write
+    assert ABORT in calls_of(dump)
 
 
 def test_a_log_that_is_young_old_or_of_other_ranks_tells_no_end():

@@ -110,17 +110,17 @@ def test_the_worker_that_holds_a_rank_is_named():
     assert dump.groups[0].threads[0].worker == 1
 
 
-def test_workers_that_all_wait_are_a_lost_batch_and_none_of_them_is_accused():
-    dump = fold(make_rank(0, frames=NEXT_BATCH), make_worker(0, 0), make_worker(0, 1))
-    assert "all its 2 workers wait for work too: a batch was lost" in dump.summary
+@pytest.mark.parametrize(
+    ("count", "fields", "words"),
+    [
+        (2, {}, "all its 2 workers wait for work too: a batch was lost"),
+        (3, {"frames": WORKER_READS, "waits_on": NFS}, "all its 3 workers are in decode data.py:88"),
+    ],
+)
+def test_of_workers_that_are_all_at_one_place_none_is_accused(count, fields, words):
+    dump = fold(make_rank(0, frames=NEXT_BATCH), *(make_worker(0, number, **fields) for number in range(count)))
+    assert words in dump.summary
     assert odd_pid(dump) == 0
-
-
-def test_workers_that_are_all_at_one_place_are_not_accused():
-    workers = [make_worker(0, number, frames=WORKER_READS, waits_on=NFS) for number in range(3)]
-    dump = fold(make_rank(0, frames=NEXT_BATCH), *workers)
-    assert odd_pid(dump) == 0
-    assert "all its 3 workers are in decode data.py:88" in dump.summary
 
 
 def test_an_odd_rank_that_waits_for_a_batch_leads_to_its_worker():
