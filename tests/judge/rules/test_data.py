@@ -68,14 +68,18 @@ def test_without_stacks_waiting_in_files_is_proof_enough_and_writing_is_not():
     assert causes(see(line_up([make_second(0.0, [], rank=writes)] * 12))) == set()
 
 
-def test_collating_is_told_from_fetching():
-    assert causes(loads_itself(0.6, {DataPart.FETCH: 0.2, DataPart.COLLATE: 0.4})) == {"collate"}
-    assert causes(loads_itself(0.6, {DataPart.FETCH: 0.4, DataPart.COLLATE: 0.2})) == {"no-workers"}
-    assert judge_collate(loads_itself(0.6, {DataPart.FETCH: 0.2, DataPart.COLLATE: 0.4})).share == 0.4
-
-
-def test_a_queue_without_loader_workers_is_not_called_a_lack_of_workers():
-    assert causes(loads_itself(0.6, {DataPart.QUEUE: 0.6})) == set()
+@pytest.mark.parametrize(
+    ("parts", "cause"),
+    [
+        ({DataPart.FETCH: 0.2, DataPart.COLLATE: 0.4}, {"collate"}),
+        ({DataPart.FETCH: 0.4, DataPart.COLLATE: 0.2}, {"no-workers"}),
+        ({DataPart.QUEUE: 0.6}, set()),
+    ],
+)
+def test_collating_is_told_from_fetching_and_a_queue_is_no_lack_of_workers(parts, cause):
+    scene = loads_itself(0.6, parts)
+    assert causes(scene) == cause
+    assert cause != {"collate"} or judge_collate(scene).share == 0.4
 
 
 def with_worker_stacks(function, samples, worker=COMPUTES):

@@ -165,6 +165,8 @@ def test_the_slow_worker_is_named_and_its_backlog_counts():
 def test_two_slow_workers_are_not_one():
     assert isinstance(judge_one_slow_worker(starve(0.7, [COMPUTES, COMPUTES, IDLES])), Cleared)
     assert isinstance(judge_one_slow_worker(starve(0.7, [COMPUTES])), Cleared)
+    beside_many = starve(0.97, [COMPUTES] + [IDLES] * 31)
+    assert isinstance(judge_one_slow_worker(beside_many), Suspicion), "no lost batch"
 
 
 def test_workers_of_another_user_are_unknown():
@@ -277,11 +279,6 @@ def test_two_loaders_that_both_rest_are_told_by_their_queues():
     )
     frames = [replace(one, loader=(first, replace(second, ready_bytes=100 * (number % 3)))) for number in range(20)]
     assert see(line_up(frames)).ranks[0].loader.loader == 1
-
-
-def test_a_worker_that_works_beside_many_that_do_not_is_no_lost_batch():
-    answer = judge_one_slow_worker(starve(0.97, [COMPUTES] + [IDLES] * 31))
-    assert isinstance(answer, Suspicion)
 
 
 def hand_on(kinds, *, waits=0.6, empty=1.0, **more):
