@@ -144,6 +144,11 @@ def said(frames: Sequence[Frame], **watch: Any) -> tuple[Kind, Applicable[str]]:
     return finding.kind, finding.cause
 
 
+def died(name: str, how: str = "SIGKILL", pid: int = 4444, parent: int = 4000) -> dict[str, Any]:
+    """Return the field of a job of which a child is dead."""
+    return {"dead": (DeadChild(pid, parent, name, how),)}
+
+
 def expect(cause: str, frames: Sequence[Frame], *words: str, **watch: Any) -> Finding:
     """Check that a job hangs, why, and what is said of it."""
     finding = conclude(frames, **watch)

@@ -26,11 +26,10 @@ from tests.frames import make_ages, make_frame, make_gpu, make_process
 from tests.goldens.gpu_node import eight_gpus
 from tests.goldens.playing import hold
 from tests.goldens.small_jobs import ended, no_workers, two_ranks, with_facts
-from tests.hanging import stand
+from tests.hanging import died, stand
 from tests.judging import make_looks
 from tests.phase_stacks import stack
 from tests.starving import COMPUTES, DISK, IDLES, SMALL_FILES, SOCKET, line_up, make_second
-from tpmon.model.dump import DeadChild
 from tpmon.model.frame import Frame
 from tpmon.model.gpu import ThrottleShare
 from tpmon.model.known import known_or
@@ -129,10 +128,10 @@ SCENES: dict[str, Build] = {
     "a worker is dead": _hang(
         make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)"),
         make_worker(0, 0, waits_for="work from its rank (loader queue)"),
-        dead=(DeadChild(4099, 4000, "pt_data_worker", "SIGKILL"),),
+        **died("pt_data_worker", pid=4099),
     ),
     "a child of its own is dead": _hang(
-        make_rank(0, frames=AT_CHILD, waits_for="child process"), dead=(DeadChild(4099, 4000, "convert", "exit 1"),)
+        make_rank(0, frames=AT_CHILD, waits_for="child process"), **died("convert", "exit 1", pid=4099)
     ),
     "a thread that does not end": _hang(
         make_rank(

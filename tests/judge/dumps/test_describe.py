@@ -32,21 +32,18 @@ from tpmon.model.stacks import StackFrame
 from tpmon.model.text.dump_words import list_numbers, list_others, say_target
 from tpmon.model.waits import WaitReason
 
+RANK = (Role.RANK, ThreadKind.MAIN)
+
+
+def in_train(function, file, line):
+    return (MAIN, TRAIN, StackFrame(function, file, line))
+
+
 WORDS = [
     (Role.WORKER, ThreadKind.MAIN, WORKER_WAITS, "waits for work (queue.get)"),
     (Role.WORKER, ThreadKind.MAIN, WORKER_READS, "decode data.py:88"),
-    (
-        Role.RANK,
-        ThreadKind.MAIN,
-        (MAIN, TRAIN, StackFrame("get", f"{LIB}/queue.py", 171)),
-        "queue.get in train train.py:40",
-    ),
-    (
-        Role.RANK,
-        ThreadKind.MAIN,
-        (MAIN, TRAIN, StackFrame("save", f"{SITE}/torch/serialization.py", 9)),
-        "checkpoint train.py:40",
-    ),
+    (*RANK, in_train("get", f"{LIB}/queue.py", 171), "queue.get in train train.py:40"),
+    (*RANK, in_train("save", f"{SITE}/torch/serialization.py", 9), "checkpoint train.py:40"),
     (
         Role.RANK,
         ThreadKind.OTHER,
@@ -62,15 +59,13 @@ WORDS = [
         "queue feeder",
     ),
     (
-        Role.RANK,
-        ThreadKind.MAIN,
-        (MAIN, TRAIN, StackFrame("SemLock.__enter__", f"{LIB}/multiprocessing/synchronize.py", 95)),
+        *RANK,
+        in_train("SemLock.__enter__", f"{LIB}/multiprocessing/synchronize.py", 95),
         "process lock in train train.py:40",
     ),
     (
-        Role.RANK,
-        ThreadKind.MAIN,
-        (MAIN, TRAIN, StackFrame("Event.wait", f"{LIB}/multiprocessing/synchronize.py", 350)),
+        *RANK,
+        in_train("Event.wait", f"{LIB}/multiprocessing/synchronize.py", 350),
         "process condition or event in train train.py:40",
     ),
     (Role.LAUNCHER, ThreadKind.MAIN, (), "no Python frames"),
@@ -88,12 +83,12 @@ def test_what_a_thread_does_is_said_in_words(role, kind, frames, words):
     assert describe_stack(role, kind, frames).text == words
 
 
+def texts(frames):
+    return [one.text for one in collapse_frames(frames)]
+
+
 def test_library_frames_become_a_word_and_the_users_stay():
-    assert [one.text for one in collapse_frames(ALL_REDUCE)] == [
-        "<module> train.py:90",
-        "train train.py:40",
-        "all_reduce",
-    ]
+    assert texts(ALL_REDUCE) == ["<module> train.py:90", "train train.py:40", "all_reduce"]
     assert [(one.text, one.is_users) for one in collapse_frames(DECODE)][2:] == [
         ("fetch", False),
         ("__getitem__ data.py:60", True),
@@ -108,11 +103,7 @@ def test_library_frames_become_a_word_and_the_users_stay():
         module,
         StackFrame("forward", "/run/model.py", 9),
     )
-    assert [one.text for one in collapse_frames(nested)] == [
-        "<module> train.py:90",
-        "forward model.py:5",
-        "forward model.py:9",
-    ]
+    assert texts(nested) == ["<module> train.py:90", "forward model.py:5", "forward model.py:9"]
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from tests.dumps import (
     stack_of,
 )
 from tests.frames import make_gpu, make_process
-from tests.hanging import Change, beside, conclude, job, read, said, see, see_moves, stand, thread
+from tests.hanging import Change, beside, conclude, died, job, read, said, see, see_moves, stand, thread
 from tests.judge.hang.test_devices import SPINS
-from tpmon.model.dump import DeadChild, DumpRound, OtherEnd, ProcessLook, ProcessToll, WaitKind, WaitTarget
+from tpmon.model.dump import DumpRound, OtherEnd, ProcessLook, ProcessToll, WaitKind, WaitTarget
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Outcome, ProcessEnd, Role, ThreadGroup, ThreadKind
@@ -337,30 +337,18 @@ def ends(end: ProcessEnd, second: int = 5) -> Change:
             words="(4500: SIGKILL; OOM killer (kernel log))",
             change=ends(END),
         ),
-        job(
-            "a dead child",
-            AT_QUEUE,
-            says={45: "dead-worker"},
-            words="4500: SIGKILL)",
-            dead=(DeadChild(4500, 4000, "python", "SIGKILL"),),
-        ),
+        job("a dead child", AT_QUEUE, says={45: "dead-worker"}, words="4500: SIGKILL)", **died("python", pid=4500)),
         job(
             "a dead child that was seen to end",
             AT_QUEUE,
             says={45: "dead-worker"},
             words="4500: SIGKILL; OOM killer",
-            dead=(DeadChild(4500, 4000, "python", "SIGKILL"),),
+            **died("python", pid=4500),
             change=ends(END),
         ),
         # Into a queue only Python puts.
         *(
-            job(
-                f"{name} died",
-                AT_QUEUE,
-                says={100: cause},
-                dead=(DeadChild(4444, 4000, name, "exit 0"),),
-                change=read(name="train.py"),
-            )
+            job(f"{name} died", AT_QUEUE, says={100: cause}, **died(name, "exit 0"), change=read(name="train.py"))
             for name, cause in (("git", "blocked-io"), ("python3.11", "dead-worker"), ("train.py", "dead-worker"))
         ),
     ],

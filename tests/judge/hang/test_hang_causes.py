@@ -22,11 +22,11 @@ from tests.dumps import (
     stack_of,
 )
 from tests.frames import make_gpu, make_loader
-from tests.hanging import Job, conclude, job, read, run, said, stand, thread
+from tests.hanging import Job, conclude, died, job, read, run, said, stand, thread
 from tpmon.judge.hang.causes import Grace
 from tpmon.judge.hang.detection import need_s
 from tpmon.judge.watch.tracker import RankMemory, WatchedTime
-from tpmon.model.dump import DeadChild, OtherEnd, ProcessToll, WaitKind, WaitTarget
+from tpmon.model.dump import OtherEnd, ProcessToll, WaitKind, WaitTarget
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import ThreadKind
@@ -114,7 +114,7 @@ TO_WORKER = WaitTarget(
             ),
             says={40: "lock"},
             words="thread thread-7 (7) holds it in flush",
-            dead=(DeadChild(4444, 4000, "python", "SIGKILL"),),
+            **died("python"),
         ),
         job(
             "a library that keeps it in the main thread",
@@ -246,34 +246,17 @@ def with_loader(frames: list[Frame]) -> list[Frame]:
         job(
             "a worker that could not be read", BATCH, make_worker(0, 0, frames=Missing("late")), IDLE[1], says={40: ""}
         ),
-        job(
-            "another program failed",
-            BATCH,
-            IDLE[0],
-            says={40: "lost-batch"},
-            dead=(DeadChild(4444, 4000, "tensorboard", "exit 1"),),
-        ),
-        job(
-            "a process of its own failed",
-            BATCH,
-            IDLE[0],
-            says={40: "dead-worker"},
-            dead=(DeadChild(4444, 4000, "python", "exit 1"),),
-        ),
+        job("another program failed", BATCH, IDLE[0], says={40: "lost-batch"}, **died("tensorboard", "exit 1")),
+        job("a process of its own failed", BATCH, IDLE[0], says={40: "dead-worker"}, **died("python", "exit 1")),
         job("no worker is left", BATCH, says={90: "dead-worker"}),
         job(
             "who was to answer was killed",
             ASKS,
             says={40: "dead-worker"},
             words="a process that is dead (4444: SIGKILL)",
-            dead=(DeadChild(4444, 4000, "python", "SIGKILL"),),
+            **died("python"),
         ),
-        job(
-            "a child of another was killed",
-            ASKS,
-            says={90: "blocked-io"},
-            dead=(DeadChild(4444, 1, "python", "SIGKILL"),),
-        ),
+        job("a child of another was killed", ASKS, says={90: "blocked-io"}, **died("python", parent=1)),
         *(
             job(
                 f"the threads of {name}",
