@@ -179,6 +179,7 @@ def test_workers_of_another_user_are_unknown():
     scene = starve(0.7, [hidden] * 2, cpu={"runnable": 2.0, "used_cores": 2.0})
     assert suspects(scene) == {}
     assert isinstance(judge_one_slow_worker(scene), Unsure)
+    assert isinstance(judge_uneven_workers(scene), Unsure)
 
 
 def lives(life_s, births, wait, late_wait=None):
@@ -337,9 +338,6 @@ def test_workers_without_data_are_told_by_each_of_them():
     assert isinstance(judge_uneven_workers(see(at_times)), Cleared)
     assert isinstance(judge_uneven_workers(starve(0.75, [COMPUTES] * 3)), Cleared)
     assert isinstance(judge_uneven_workers(starve(0.75, [COMPUTES, IDLES, IDLES])), Cleared), "one is a slow one"
-    hidden = {"waits_for": GONE, "runnable": GONE, "waiting": GONE}
-    unread = starve(0.7, [hidden] * 2, cpu={"runnable": 2.0, "used_cores": 2.0})
-    assert isinstance(judge_uneven_workers(unread), Unsure)
     lumped = starve(0.75, [COMPUTES] * 2 + [IDLES] * 6, loader={"ready_bytes": GONE})
     assert isinstance(judge_uneven_workers(lumped), Unsure), "those that rest may be another loader's"
 
