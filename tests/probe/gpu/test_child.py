@@ -14,6 +14,7 @@ from tests.probe.gpu.test_child_link import is_gone, read_until
 from tests.waiting import wait_until
 from tpmon.model.gpu import GpuState
 from tpmon.model.known import Missing, is_known
+from tpmon.probe.base.procread import read_stat
 from tpmon.probe.gpu.card_readings import GpuReading
 from tpmon.probe.gpu.child_link import GpuProbe, child_command
 from tpmon.probe.gpu.wire import FailureLine, Line, encode_line
@@ -66,13 +67,6 @@ def states(reading: GpuReading) -> list[GpuState]:
 
 def has_all(reading: GpuReading, _told: object = None) -> bool:
     return len(states(reading)) == 3
-
-
-def test_cards_are_read_with_their_processes():
-    reading, _ = read_child("", has_all)
-    assert [card.uuid for card in reading.gpus] == ["GPU-0", "GPU-1", "GPU-2"]
-    assert [card.sm_pct for card in reading.gpus] == [50.0] * 3
-    assert (reading.driver.driver_version, reading.driver.cuda_version) == ("580.65.06", "13.0")
 
 
 WEDGE_ONE = """
@@ -217,7 +211,7 @@ def test_a_module_that_is_missing_or_breaks_is_named_with_its_file(tmp_path, mod
     assert module is None or str(file)[:60] in reading.gpus.reason
 
 
-def test_a_module_that_answers_in_bytes_is_read():
+def test_a_module_that_answers_in_bytes_is_read_with_its_xid_events():
     body = """
 def raw(name):
     call = getattr(FakeNvml, name)
@@ -227,8 +221,9 @@ for name in ("nvmlSystemGetDriverVersion", "nvmlDeviceGetUUID", "nvmlDeviceGetNa
 nvml.xids = [(cards[2], 79)]
 """
     reading, told = read_child(body, lambda reading, told: bool(told) and has_all(reading))
-    assert (reading.gpus[0].uuid, reading.gpus[0].name) == ("GPU-0", "NVIDIA H100 80GB HBM3")
-    assert reading.source == "NVML, driver 580.65.06"
+    assert [card.uuid for card in reading.gpus] == ["GPU-0", "GPU-1", "GPU-2"]
+    assert (reading.gpus[0].name, reading.gpus[2].xids) == ("NVIDIA H100 80GB HBM3", (79,))
+    assert (reading.source, reading.driver.cuda_version) == ("NVML, driver 580.65.06", "13.0")
     assert told == ["Xid 79 on GPU 2 (NVIDIA H100 80GB HBM3)"]
 
 
@@ -265,13 +260,6 @@ nvml = Falling(*cards)
     _, told = listen(probe, lambda one, _: states(one) == [GpuState.OK, GpuState.LOST, GpuState.OK])
     assert told == ["GPU 1 (NVIDIA H100 80GB HBM3) is lost: GPU is lost"]
     probe.stop()
-
-
-def test_xid_events_arrive_beside_the_readings():
-    body = "nvml.xids = [(cards[2], 79)]"
-    reading, told = read_child(body, lambda reading, told: bool(told) and has_all(reading))
-    assert told == ["Xid 79 on GPU 2 (NVIDIA H100 80GB HBM3)"]
-    assert reading.gpus[2].xids == (79,)
 
 
 def test_xid_events_that_cannot_be_watched_are_a_note():
@@ -314,13 +302,8 @@ def test_the_child_ends_when_its_parent_is_killed():
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    assert wait_until(lambda: is_gone(child) or is_zombie(child))
-
-
-def is_zombie(pid: int) -> bool:
     # Without an init that reaps, an ended orphan stays as a zombie.
-    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
-        return file.read().rpartition(")")[2].split()[0] == "Z"
+    assert wait_until(lambda: is_gone(child) or read_stat(child).state == "Z")
 
 
 def test_files_beside_the_user_do_not_take_the_place_of_modules(tmp_path, monkeypatch):

@@ -2,7 +2,10 @@
 
 import errno
 import os
-from contextlib import closing
+import subprocess
+import sys
+import time
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cgroups import SECOND, Tree, two_reads
+from tests.freezing import making_group
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.probe.base.cgroup_tree import JobGroups, Mount, find_group, parse_groups, parse_mounts
 from tpmon.probe.base.procread import PAGE_BYTES
@@ -21,6 +25,7 @@ from tpmon.probe.host.cgroup import (
     parse_cpu_max,
     parse_pressure_us,
     read_affinity,
+    read_cpu_budget,
 )
 from tpmon.probe.host.machine import read_memory_left
 from tpmon.probe.proc.counters import ProcFile
@@ -505,3 +510,65 @@ def test_dead_process_has_no_mask():
     affinity = read_affinity([7], "/nowhere", gone, online=8)
     assert isinstance(affinity, Missing)
     assert combine_budget(affinity, NOT_APPLICABLE).cores == affinity
+
+
+@contextmanager
+def member(group: Path, program: str):
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+    try:
+        (group / "cgroup.procs").write_text(str(process.pid))
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+
+
+def test_real_quota_throttles_a_busy_process():
+    with making_group("cpu") as group:
+        (group / "cpu.cfs_period_us").write_text("20000")
+        (group / "cpu.cfs_quota_us").write_text("10000")
+        with member(group, "input()\nwhile True: pass") as busy:
+            budget = read_cpu_budget([busy.pid])
+            assert budget.cores == 0.5
+            assert budget.reason.startswith(f"0.5 CPUs by quota of /{group.name} (affinity ")
+            # A tenth is little enough to be used up in every period, also on a crowded machine.
+            (group / "cpu.cfs_quota_us").write_text("2000")
+            reader = CgroupReader([busy.pid])
+            periods = 0
+            deadline = time.monotonic() + 20
+            while periods < 5 and time.monotonic() < deadline:
+                periods = parse_counters((group / "cpu.stat").read_bytes())[b"nr_periods"]
+            reader.read(time.monotonic_ns())
+            while periods < 25 and time.monotonic() < deadline:
+                time.sleep(0.02)
+                periods = parse_counters((group / "cpu.stat").read_bytes())[b"nr_periods"]
+            reading = reader.read(time.monotonic_ns())
+            reader.close()
+    assert reading.throttled_ratio > 0.5
+    assert 0.1 < reading.throttled_s <= 1.1
+    assert reading.throttled_source == f"/{group.name}"
+
+
+def test_real_oom_kill_is_counted_and_survives_the_victim():
+    with making_group("memory") as group:
+        (group / "memory.limit_in_bytes").write_text(str(64 << 20))
+        with member(group, "input()\nkept = bytearray(300 << 20)") as victim:
+            reader = CgroupReader([victim.pid])
+            first = reader.read(time.monotonic_ns())
+            assert victim.wait(20) == -9
+            last = reader.read(time.monotonic_ns())
+            reader.close()
+    assert (first.limit_bytes, first.limit_source) == (64 << 20, f"/{group.name}")
+    assert last.oom_kills == first.oom_kills + 1
+
+
+def test_this_process_can_be_read():
+    budget = read_cpu_budget([os.getpid()])
+    assert 0 < budget.cores <= os.cpu_count()
+    reader = CgroupReader([os.getpid()])
+    for reading in (reader.read(time.monotonic_ns()), reader.read(time.monotonic_ns() + 1)):
+        assert is_known(reading.anon_bytes) or reading.anon_bytes.reason
+    reader.close()
