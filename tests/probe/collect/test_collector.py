@@ -83,8 +83,9 @@ def proc_value(pid: int, field: int) -> str:
 
 def test_frames_of_a_job_say_who_is_who_and_what_each_did(tree):
     with collecting(tree.pid) as collector:
+        collector.set_interval(2.5)
         first = collector.collect()
-        assert len(first.processes) == PROCESSES
+        assert (len(first.processes), first.interval_s) == (PROCESSES, 2.5)
         assert [event.kind for event in first.events] == [EventKind.ATTACH]
         assert first.events[0].text == f"attached to pid {tree.pid}: 1 rank, 3 loader workers"
         assert not is_known(first.cpu.used_cores)
@@ -241,12 +242,6 @@ def test_a_collector_leaves_neither_descriptors_nor_threads_nor_processes(tree):
         time.sleep(0.05)
     assert held() == before
     assert not is_known(child) or not os.path.exists(f"/proc/{child}")
-
-
-def test_the_interval_is_told_to_frames(tree):
-    with collecting(tree.pid) as collector:
-        collector.set_interval(2.5)
-        assert collector.collect().interval_s == 2.5
 
 
 LOW_LIMIT = """

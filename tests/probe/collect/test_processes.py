@@ -12,10 +12,11 @@ from dataclasses import replace
 import pytest
 
 from tests.children import Child, child
+from tests.waiting import wait_until
 from tests.waits import wait_of
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Role, ThreadKind
-from tpmon.probe.base.procread import StatLine
+from tpmon.probe.base.procread import StatLine, read_stat
 from tpmon.probe.collect.processes import ProcessProbe, ProcessRates, measure_rates, parse_allowed_cpus
 from tpmon.probe.proc.counters import Io
 from tpmon.probe.proc.threads import Allowance
@@ -99,8 +100,7 @@ def test_cpu_is_within_five_points_of_pidstat_over_the_same_second(probe):
         watched = probe(one)
         command = ["pidstat", "-u", "-p", str(one.pid), "1", "1"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "LC_ALL": "C"}) as pidstat:
-            while state_of(pidstat.pid) != "S":
-                time.sleep(0.001)
+            assert wait_until(lambda: read_stat(pidstat.pid).state == "S", every_s=0.001)
             read(watched)
             text = pidstat.stdout.read()
             now = read(watched)
@@ -109,17 +109,6 @@ def test_cpu_is_within_five_points_of_pidstat_over_the_same_second(probe):
     average = next(line for line in lines if line and line[0] == "Average:" and str(one.pid) in line)
     theirs = float(average[-from_right])
     assert now.rates.cpu_pct == pytest.approx(theirs, abs=5)
-
-
-def state_of(pid: int) -> str:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[0].decode()
-
-
-def wait_for_state(pid: int, state: str) -> None:
-    end = time.monotonic() + 5
-    while state_of(pid) != state and time.monotonic() < end:
-        time.sleep(0.005)
 
 
 def test_bytes_asked_for_and_faults_are_rates_of_the_process_itself(probe):
@@ -166,7 +155,7 @@ say('up'); hear(); os.waitpid(pid, 0); say('reaped'); hear()
 def test_a_zombie_keeps_its_row_and_says_so(probe):
     code = "pid = os.fork()\nif pid == 0: os._exit(3)\nsay(pid); hear()"
     with grandchild(code) as pid:
-        wait_for_state(pid, "Z")
+        assert wait_until(lambda: read_stat(pid).state == "Z")
         watched = probe(pid)
         read(watched)
         now = read(watched)
@@ -194,7 +183,7 @@ def test_a_process_that_turns_into_a_zombie_while_watched_raises_nothing(probe):
         watched = probe(pid)
         read(watched)
         os.kill(pid, 9)
-        wait_for_state(pid, "Z")
+        assert wait_until(lambda: read_stat(pid).state == "Z")
         now = read(watched)
         assert now.stat.state == "Z"
 
@@ -231,7 +220,7 @@ def test_processes_killed_at_any_moment_raise_os_error_and_nothing_else():
                 read(watched)
                 if delay % 3 == 0:
                     one.process.poll()
-                if delay % 3 == 1 and state_of(one.pid) == "Z":
+                if delay % 3 == 1 and read_stat(one.pid).state == "Z":
                     one.process.wait()
                 if delay % 3 == 2:
                     one.process.wait()
@@ -251,10 +240,7 @@ def test_exec_keeps_the_row_under_its_new_name(probe):
         watched = probe(one)
         assert read(watched).stat.name.startswith("python")
         one.say("go")
-        end = time.monotonic() + 5
-        while (now := read(watched)).stat.name != "sleep" and time.monotonic() < end:
-            time.sleep(0.005)
-        assert now.stat.name == "sleep"
+        assert wait_until(lambda: read(watched).stat.name == "sleep")
         now = read(watched)
         assert now.rates.cpu_pct >= 0
         assert is_known(now.rates.asked_read_bytes_s)
@@ -328,7 +314,7 @@ def as_nobody(task) -> dict[str, object]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_a_process_of_another_user_loses_io_and_wait_but_not_its_row():
     with child("start_burning(1); time.sleep(0.1); say('up'); hear()") as one:
-        wait_for_state(one.pid, "S")
+        assert wait_until(lambda: read_stat(one.pid).state == "S")
 
         def look():
             watched = ProcessProbe(one.pid, kind_of, Allowance(100))

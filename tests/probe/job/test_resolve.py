@@ -21,7 +21,7 @@ from tests.targets import (
     ranks,
     refusal,
 )
-from tpmon.errors import ExitCode, NoTargetError, NotPermittedError, StartingError, UsageError
+from tpmon.errors import ExitCode, NoTargetError, StartingError
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Identity, Role
 from tpmon.probe.base.procread import TICKS_PER_S
@@ -309,10 +309,6 @@ def test_only_variables_that_matter_are_shown_and_secrets_are_hidden(fake):
         "NCCL_DEBUG": "INFO?[2J",
         "NCCL_NET_TOKEN": "***",
     }
-
-
-def test_errors_carry_the_exit_codes_of_the_guide():
-    assert (NoTargetError.exit_code, NotPermittedError.exit_code, UsageError.exit_code) == (3, 4, 2)
 
 
 class Starting:

@@ -18,7 +18,6 @@ from tpmon.probe.proc.main_threads import (
     MOST_HZ,
     MOST_RANKS,
     MainThreadProbe,
-    classify_call,
     classify_look,
     pick_rate,
     stretch,
@@ -54,23 +53,6 @@ SLEEP = Syscall(230, (1, 0, 2, 0), 1)
 )
 def test_what_a_look_finds(state, wchan, call, doing):
     assert classify_look(state, wchan, call, X86) is doing
-
-
-@on_x86
-@pytest.mark.parametrize(
-    ("call", "doing"),
-    [
-        (ON_CPU, "running"),
-        (POLL_LOADER, "batch_wait"),
-        (POLL_OTHER, "other"),
-        (FUTEX, "lock"),
-        (TIMED_FUTEX, "timed_lock"),
-        (SLEEP, None),
-        (Syscall(-1, (), 0), None),
-    ],
-)
-def test_where_the_system_call_alone_decides(call, doing):
-    assert classify_call(call) is doing
 
 
 def test_the_rate_falls_with_the_number_of_ranks_and_stays_within_forty_looks():

@@ -11,6 +11,7 @@ from tests.children import child
 from tpmon.model.known import Missing, map_known
 from tpmon.model.process import Role
 from tpmon.model.waits import PIPES, WaitReason, describe_wait, is_wait_in
+from tpmon.probe.base.procread import read_stat
 from tpmon.probe.proc.wchan import Syscall, parse_syscall, read_wait
 
 X86 = "x86_64"
@@ -29,10 +30,6 @@ NO_CALL = Missing("permission denied")
 def read_words_of(*readings):
     """Return in words what a thread waits for."""
     return map_known(describe_wait, read_wait(*readings))
-
-
-def call_of(raw: bytes):
-    return parse_syscall(raw)
 
 
 CASES = [
@@ -89,7 +86,7 @@ def test_a_pipe_of_an_old_kernel_is_one_of_the_end_that_its_call_tells():
     ends = [
         read_wait("S", wchan, call, Role.WORKER, "x86_64")
         for wchan, call in (
-            ("pipe_wait", call_of(READ)),
+            ("pipe_wait", parse_syscall(READ)),
             ("pipe_wait", NO_CALL),
             ("pipe_wait_readable", NO_CALL),
             ("pipe_wait_writable", NO_CALL),
@@ -103,7 +100,7 @@ def test_a_pipe_of_an_old_kernel_is_one_of_the_end_that_its_call_tells():
 
 @pytest.mark.parametrize(("state", "wchan", "raw", "role", "words"), CASES)
 def test_a_captured_wait_reads_as_a_person_would_say_it(state, wchan, raw, role, words):
-    call = NO_CALL if raw is None else call_of(raw)
+    call = NO_CALL if raw is None else parse_syscall(raw)
     assert read_words_of(state, wchan, call, role, X86) == words
 
 
@@ -206,10 +203,8 @@ def test_a_real_thread_says_what_it_waits_for(name, tmp_path):
 
 
 def describe_now(pid: int):
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        state = file.read().rpartition(b")")[2].split()[0].decode()
     with open(f"/proc/{pid}/wchan") as file:
         wchan = file.read()
     with open(f"/proc/{pid}/syscall", "rb") as file:
         call = parse_syscall(file.read())
-    return read_words_of(state, wchan, call, Role.RANK, os.uname().machine)
+    return read_words_of(read_stat(pid).state, wchan, call, Role.RANK, os.uname().machine)

@@ -17,6 +17,7 @@ import pytest
 from tests.children import child
 from tests.members import member
 from tests.nobody import needs_setpriv, run_as_nobody
+from tests.probe.spy.test_stacks import NAP
 from tests.spying import spies_of
 from tests.waiting import wait_until
 from tests.waits import wait_of
@@ -35,15 +36,6 @@ from tpmon.probe.spy.failure import LENGTH_FLAGS, PID_FLAGS, find_spies, find_sp
 pytestmark = pytest.mark.usefixtures("sampling_works")
 
 GARBAGE = "py-spy printed what tpmon does not understand (doctor: py-spy)"
-NAP = """
-def nap():
-    time.sleep(60)
-def train():
-    nap()
-threading.Thread(target=nap, name="loader \\x1b[2J", daemon=True).start()
-say("up")
-train()
-"""
 BLOCK = DumpRequest(Asker.KEY, block=True)
 NATIVE = DumpRequest(Asker.KEY, native=True)
 X86 = os.uname().machine == "x86_64"
@@ -89,7 +81,7 @@ def test_a_round_joins_the_stacks_of_each_process_with_its_threads():
             assert main.waits_for == wait_of("sleep")
             assert main.run_ns > 0
             other = next(thread for thread in process.threads if thread.kind is ThreadKind.OTHER)
-            assert other.name == "loader ?[2J"
+            assert other.name == "loader; (x) ?[2J"
             assert functions(other)[-1] == "nap"
             if X86:
                 assert main.call == "clock_nanosleep"

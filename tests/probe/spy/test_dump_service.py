@@ -72,12 +72,19 @@ class Bench:
         self.asked.append(request)
         return self.made[-1]
 
-    def read(self, request: DumpRequest) -> DumpState:
-        """Ask, let the dumper answer, and return how it ended."""
+    def begin(self, request: DumpRequest) -> DumpState:
+        """Ask, and return what there is with the first part of the round."""
         self.service.ask(request)
-        self.wait(lambda state: state.answered == 1)
+        return self.wait(lambda state: state.answered == 1)
+
+    def end(self) -> DumpState:
+        """Let the dumper answer, and return how it ended."""
         self.made[-1].go.set()
         return self.wait(lambda state: not state.running)
+
+    def read(self, request: DumpRequest) -> DumpState:
+        self.begin(request)
+        return self.end()
 
     def wait(self, condition: Callable[[DumpState], bool]) -> DumpState:
         return wait_for_state(lambda: self.service.state, condition)
@@ -86,12 +93,10 @@ class Bench:
 def test_a_dump_grows_ends_and_enters_one_frame():
     bench = Bench()
     assert bench.service.state is NOT_APPLICABLE
-    bench.service.ask(DumpRequest(Asker.KEY))
-    part = bench.wait(lambda state: state.answered == 1)
+    part = bench.begin(DumpRequest(Asker.KEY))
     assert (part.running, part.asked, len(part.rounds), part.refused) == (True, 2, 1, "")
     assert bench.service.take() is NOT_APPLICABLE, "a part of a look is no look"
-    bench.made[0].go.set()
-    whole = bench.wait(lambda state: not state.running)
+    whole = bench.end()
     assert (whole.answered, len(whole.rounds)) == (2, 1)
     assert bench.service.take() == whole.rounds
     assert bench.service.take() is NOT_APPLICABLE
@@ -120,13 +125,11 @@ def test_a_look_at_the_whole_job_enters_a_frame_and_no_other_one(more, enters):
 
 def test_two_dumps_never_run_at_once():
     bench = Bench()
-    bench.service.ask(DumpRequest(Asker.WATCH))
-    bench.wait(lambda state: state.answered == 1)
+    bench.begin(DumpRequest(Asker.WATCH))
     bench.service.ask(DumpRequest(Asker.KEY, block=True))
     state = bench.wait(lambda state: state.refused != "")
     assert (state.refused, state.running, len(bench.made)) == (ALREADY, True, 1)
-    bench.made[0].go.set()
-    bench.wait(lambda state: not state.running)
+    bench.end()
     bench.service.ask(DumpRequest(Asker.KEY, block=True))
     bench.wait(lambda state: state.request.block)
     bench.made[1].go.set()
@@ -138,8 +141,7 @@ def test_only_the_processes_that_were_asked_for_are_looked_at():
     bench.service.ask(DumpRequest(Asker.KEY, pids=(12,)))
     bench.wait(lambda state: state.asked == 1)
     assert bench.made[0].pids == [12]
-    bench.made[0].go.set()
-    bench.wait(lambda state: not state.running)
+    bench.end()
     bench.service.ask(DumpRequest(Asker.KEY, pids=(99,)))
     assert bench.wait(lambda state: state.refused == NOBODY).running is False
 
@@ -156,12 +158,9 @@ def test_several_looks_keep_their_distance():
 
 def test_a_failure_is_said_and_the_next_dump_works():
     bench = Bench()
-    bench.service.ask(DumpRequest(Asker.KEY))
-    bench.wait(lambda state: state.answered == 1)
+    bench.begin(DumpRequest(Asker.KEY))
     bench.made[0].fails = True
-    bench.made[0].go.set()
-    state = bench.wait(lambda state: not state.running)
-    assert state.refused == "the dump failed: ZeroDivisionError: a bug"
+    assert bench.end().refused == "the dump failed: ZeroDivisionError: a bug"
     bench.service.ask(DumpRequest(Asker.KEY))
     bench.wait(lambda state: state.running)
     bench.made[1].go.set()
@@ -170,8 +169,7 @@ def test_a_failure_is_said_and_the_next_dump_works():
 
 def test_stop_ends_the_dumper_that_runs():
     bench = Bench()
-    bench.service.ask(DumpRequest(Asker.KEY))
-    bench.wait(lambda state: state.answered == 1)
+    bench.begin(DumpRequest(Asker.KEY))
     bench.service.stop()
     assert bench.made[0].stopped.is_set()
     bench.wait(lambda state: not state.running)
@@ -196,10 +194,8 @@ def test_the_sampler_is_held_while_a_dump_may_stop_a_process_and_at_no_other_tim
         (DumpRequest(Asker.KEY, native=True), ["begun", "ended"]),
     ):
         bench.held.clear()
-        bench.service.ask(request)
-        bench.wait(lambda state: state.answered == 1)
+        bench.begin(request)
         assert bench.held == held[:1]
-        bench.made[-1].go.set()
-        bench.wait(lambda state: not state.running)
+        bench.end()
         assert bench.held == held
     assert bench.asked[1].block_pids == (11,)

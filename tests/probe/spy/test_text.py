@@ -297,6 +297,7 @@ def test_a_recursion_that_goes_on_is_not_frozen():
         ("api_key", '"abcdef"', "***"),
         ("HF_TOKEN", '"hf_abcdefghijk"', "***"),
         ("text", '"hf_abcdefghijklmnop"', '"***"'),
+        ("url", '"s3://user:geheim@host/x"', '"s3://user:***@host/x"'),
         ("tokenizer", "<Tokenizer at 0x1f>", "<Tokenizer>"),
         ("max_tokens", "4096", "4096"),
         ("password", "4096", "***"),
