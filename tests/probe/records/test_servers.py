@@ -362,38 +362,32 @@ def test_a_socket_in_the_file_system_is_found_by_the_environment(tmp_path):
         listening.listen(1)
         door = find_door(7, told, (), str(tmp_path))
         assert is_known(door)
-        thread = threading.Thread(target=answer_once, args=(listening, answer(b"{}")), daemon=True)
-        thread.start()
         assert door.pid == 7
-        assert ask_server(replace(door, pid=os.getpid()), seconds=20.0) == b"{}"
-        thread.join(10)
-
-
-def answer_once(listening: socket.socket, data: bytes, *, hold: threading.Event | None = None) -> None:
-    link, _ = listening.accept()
-    with link:
-        link.recv(4096)
-        link.sendall(data)
-        if hold is not None:
-            hold.wait(20)
+        with serve_http(answer(b"{}"), at=listening):
+            assert ask_server(replace(door, pid=os.getpid()), seconds=20.0) == b"{}"
 
 
 @contextmanager
-def serve_once(data: bytes, hold: threading.Event | None = None) -> Iterator[Door]:
-    with socket.create_server((LOOPBACK, 0)) as listening:
-        thread = threading.Thread(target=answer_once, args=(listening, data), kwargs={"hold": hold}, daemon=True)
+def serve_http(
+    *answers: bytes, hold: threading.Event | None = None, at: socket.socket | None = None
+) -> Iterator[tuple[Door, list[bytes]]]:
+    """Give one answer a connection, and keep the path that was asked; ``hold`` keeps the connections open."""
+    asked: list[bytes] = []
+    with at or socket.create_server((LOOPBACK, 0)) as listening:
+
+        def run() -> None:
+            for data in answers:
+                link, _ = listening.accept()
+                with link:
+                    asked.append(link.recv(4096).split()[1])
+                    link.sendall(data)
+                    if hold is not None:
+                        hold.wait(20)
+
+        thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        yield Door(listening.getsockname()[1])
+        yield Door(0 if at else listening.getsockname()[1]), asked
         thread.join(25)
-
-
-def answer_by_path(listening: socket.socket, answers: dict[bytes, bytes], asked: list[bytes]) -> None:
-    for _ in answers:
-        link, _ = listening.accept()
-        with link:
-            path = link.recv(4096).split()[1]
-            asked.append(path)
-            link.sendall(answers.get(path, answer(status=b"404 Not Found")))
 
 
 def dumped(*entries) -> bytes:
@@ -404,33 +398,28 @@ def test_the_recorder_of_nccl_is_asked_where_it_may_be_and_both_are_one_record()
     own = dumped(make_entry(4, group=("1", "cpu")), make_entry(2))
     nccl = dumped(make_entry(9, "nccl:all_reduce"))
     origin = RankRecord("node-01", 7, 0, RecordSource.SERVER, NOW, False, ())
-    answers = {b"/handler/fr_trace_json": own, b"/handler/dump_nccl_trace_json": nccl}
-    asked: list[bytes] = []
-    with socket.create_server((LOOPBACK, 0)) as listening:
-        thread = threading.Thread(target=answer_by_path, args=(listening, answers, asked), daemon=True)
-        thread.start()
-        record = ask_records(Door(listening.getsockname()[1]), origin, with_nccl=True, seconds=20.0)
-        thread.join(10)
-    assert asked == list(answers)
+    with serve_http(own, nccl) as (door, asked):
+        record = ask_records(door, origin, with_nccl=True, seconds=20.0)
+    assert asked == [b"/handler/fr_trace_json", b"/handler/dump_nccl_trace_json"]
     assert {(one.description, one.backend, one.last_called) for one in record.groups} == {
         ("cpu", "gloo", 4),
         ("default_pg", "gloo", 2),
         ("default_pg", "nccl", 9),
     }
-    with serve_once(own) as door:
+    with serve_http(own) as (door, _):
         alone = ask_records(door, origin, with_nccl=False, seconds=20.0)
     assert [one.last_called for one in alone.groups] == [4, 2]
 
 
 def test_the_answer_is_read_whole():
     body = b"[" + b"1," * 300_000 + b"1]"
-    with serve_once(answer(body)) as door:
+    with serve_http(answer(body)) as (door, _):
         assert ask_server(door, seconds=20.0) == body
 
 
 def test_a_server_that_does_not_end_costs_the_deadline():
     hold = threading.Event()
-    with serve_once(answer(b"{}", length=100), hold) as door:
+    with serve_http(answer(b"{}", length=100), hold=hold) as (door, _):
         with pytest.raises(TimeoutError):
             ask_server(door, seconds=0.5)
         hold.set()
