@@ -71,13 +71,6 @@ def test_an_address_belongs_to_the_mapping_around_it(address, name):
     assert find_mapping((), address) == ""
 
 
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=8, unique=True), st.integers(0, 600))
-def test_find_mapping_agrees_with_a_linear_search(starts, address):
-    mappings = [Mapping(10 * start, 10 * start + 7, f"/{start}") for start in sorted(starts)]
-    inside = [one.path for one in mappings if one.start <= address < one.end]
-    assert find_mapping(mappings, address) == (inside[0] if inside else "")
-
-
 TORCH = Mapping(0x1000, 0x2000, "/v/torch/lib/libtorch_cpu.so")
 
 PATHS = {

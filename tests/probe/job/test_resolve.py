@@ -1,7 +1,6 @@
 """Which processes make a job, who is waited for, and what is said of PIDs that belong to none."""
 
 import os
-import signal
 import subprocess
 import sys
 
@@ -436,17 +435,6 @@ def test_a_thread_is_taken_for_its_process(fake):
     (fake.path / "6001" / "status").write_text("Tgid:\t60\nPid:\t6001\nUid:\t0\t0\t0\t0\nNSpid:\t6001\n")
     job = find_job(6001, fake.proc)
     assert (job.asked_pid, job.remark) == (60, "6001 is a thread of process 60")
-
-
-def test_real_wrong_targets(tmp_path):
-    with child(HOLD_TORCH, str(tmp_path)) as target:
-        assert find_job(target.pid).root.pid == target.pid
-        os.kill(target.pid, signal.SIGKILL)
-        os.waitid(os.P_PID, target.pid, os.WEXITED | os.WNOWAIT)
-        assert "has ended; its parent" in refusal(target.pid, "/proc").what
-    assert refusal(target.pid, "/proc").what.startswith(f"no process {target.pid}")
-    with child('say("ready"); hear()') as plain:
-        assert "Python without torch (yet)" in refusal(plain.pid, "/proc").what
 
 
 def test_a_target_that_may_not_be_read_is_refused_with_the_way_out(tmp_path):

@@ -51,28 +51,16 @@ Communicators... (0.01s)
 Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
     #  in group  per comm  per node  per comm  in group
 """
-HEALTHY = (
-    HEAD
-    + """    0         1         2         4         8         8   RUNNING      OK
 
-Errors
-======
 
-Warnings
-========
+def make_ras(status: str, errors: str = "", warnings: str = "") -> str:
+    return f"{HEAD}    {status}\n\nErrors\n======\n\n{errors}Warnings\n========\n\n{warnings}"
 
-"""
-)
-BEHIND = (
-    HEAD
-    + """    0         1         2         4         8         8   RUNNING  MISMATCH
 
-Errors
-======
-
-Warnings
-========
-
+HEALTHY = make_ras("0         1         2         4         8         8   RUNNING      OK")
+BEHIND = make_ras(
+    "0         1         2         4         8         8   RUNNING  MISMATCH",
+    warnings="""\
 #0-0 (00a1b2c3d4e5f607) MISMATCH
   Communicator ranks have different AllReduce operation counts
   7 ranks have launched up to operation 4711
@@ -84,15 +72,11 @@ Warnings
   Rank 6 -- GPU 2 managed by process 4307 on node 10.0.0.2
   Rank 7 -- GPU 3 managed by process 4308 on node 10.0.0.2
 
-"""
+""",
 )
-LOST = (
-    HEAD
-    + """    0         1         2         4         8         7   RUNNING  INCOMPLETE,MISMATCH
-
-Errors
-======
-
+LOST = make_ras(
+    "0         1         2         4         8         7   RUNNING  INCOMPLETE,MISMATCH",
+    """\
 INCOMPLETE
   Missing communicator data from 1 job process
   Process 4243 on node 10.0.0.1 managing GPU 1
@@ -110,9 +94,8 @@ DEAD
   Asynchronous error on 1 rank
   Rank 2 reported Remote process exited or network error -- GPU 2 managed by process 4244 on node 10.0.0.1
 
-Warnings
-========
-
+""",
+    """\
 TIMEOUT
   Encountered 1 communication timeout while gathering communicator data
 
@@ -121,7 +104,7 @@ TIMEOUT
   6 ranks have status RUNNING
   Rank 5 has status ABORT -- GPU 1 managed by process 4306 on node 10.0.0.2
 
-"""
+""",
 )
 
 
