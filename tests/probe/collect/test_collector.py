@@ -237,10 +237,7 @@ def test_a_collector_leaves_neither_descriptors_nor_threads_nor_processes(tree):
             next_frame(collector)
             child = collector._gpu.child_pid()
             assert held()[0] > before[0]
-    end = time.monotonic() + 5
-    while held() != before and time.monotonic() < end:
-        time.sleep(0.05)
-    assert held() == before
+    assert wait_until(lambda: held() == before), held()
     assert not is_known(child) or not os.path.exists(f"/proc/{child}")
 
 

@@ -172,16 +172,8 @@ def test_an_idle_job_waits_for_nothing():
 def test_before_the_second_reading_nothing_is_zero():
     rows = (sample(cpu_pct=FIRST, runnable=FIRST, waiting=FIRST, busy_threads=FIRST),)
     cpu = cpu_of(*rows)
-    for value in (
-        cpu.used_cores,
-        cpu.runnable,
-        cpu.waiting,
-        cpu.demand_ratio,
-        cpu.pool_runnable,
-        cpu.oversubscription,
-        cpu.run_delay_ratio,
-    ):
-        assert value == FIRST
+    assert cpu.used_cores == cpu.runnable == cpu.waiting == cpu.demand_ratio == FIRST
+    assert cpu.pool_runnable == cpu.oversubscription == cpu.run_delay_ratio == FIRST
 
 
 @pytest.mark.parametrize("cores", [REFUSED, 0.0])

@@ -163,17 +163,16 @@ def test_it_looks_by_itself_ends_when_told_and_leaves_no_descriptor():
         probe = MainThreadProbe(machine=X86)
         probe.watch([(identity(one.pid), 0)])
         probe.start()
-        end = time.monotonic() + 10
-        looks = 0
-        while looks < 5 and time.monotonic() < end:
-            time.sleep(0.1)
+        looks = []
+
+        def look():
             taken = probe.take()
-            looks += sum(sample.looks for sample in taken) if is_known(taken) else 0
-        assert looks >= 5
+            looks.extend(sample.looks for sample in (taken if is_known(taken) else ()))
+            return sum(looks) >= 5
+
+        assert wait_until(look, 10, every_s=0.1)
         probe.stop()
-        while len(os.listdir("/proc/self/fd")) != held:
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        assert wait_until(lambda: len(os.listdir("/proc/self/fd")) == held, 10)
 
 
 def test_a_stopped_rank_is_neither_running_nor_waiting():

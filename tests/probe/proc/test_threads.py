@@ -8,6 +8,7 @@ import pytest
 
 from tests.budget.measure import read_stolen_s
 from tests.children import child
+from tests.waiting import wait_until
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.probe.proc.threads import QUIET_TICKS, RELIST_NS, RESTING_SAMPLES, Allowance, ThreadSet
@@ -173,9 +174,7 @@ def test_descriptors_return_when_threads_die_and_when_the_set_is_closed(watch):
         assert open_files() == pipes + 9 + 1
         one.say("die")
         one.hear()
-        end = time.monotonic() + 5
-        while count_threads(one.pid) > 1 and time.monotonic() < end:
-            time.sleep(0.002)
+        assert wait_until(lambda: count_threads(one.pid) == 1)
         read_now(threads)
         assert threads.allowance.descriptors == 1000 - 1
         threads.close()

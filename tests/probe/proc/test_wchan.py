@@ -1,13 +1,13 @@
 """Turn captured triples of state, wchan and syscall into words, and catch real threads in the act."""
 
 import os
-import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.children import child
+from tests.waiting import wait_until
 from tpmon.model.known import Missing, map_known
 from tpmon.model.process import Role
 from tpmon.model.waits import PIPES, WaitReason, describe_wait, is_wait_in
@@ -194,12 +194,7 @@ def test_a_real_thread_says_what_it_waits_for(name, tmp_path):
     code, expected = REAL[name]
     os.mkfifo(tmp_path / "fifo")
     with child(code, str(tmp_path / "fifo")) as one:
-        words = None
-        end = time.monotonic() + 5
-        while words not in expected and time.monotonic() < end:
-            words = describe_now(one.pid)
-            time.sleep(0.01)
-    assert words in expected
+        assert wait_until(lambda: describe_now(one.pid) in expected, 5), describe_now(one.pid)
 
 
 def describe_now(pid: int):
