@@ -16,7 +16,6 @@ import pytest
 
 from tests.children import child
 from tests.members import member
-from tests.nobody import needs_setpriv, run_as_nobody
 from tests.probe.spy.test_stacks import NAP
 from tests.spying import spies_of
 from tests.waiting import wait_until
@@ -179,22 +178,10 @@ def test_a_process_with_a_tracer_is_left_alone():
         assert main_of(process).frames == Missing(error.reason)
 
 
-@needs_setpriv
-def test_another_user_is_told_why_and_sees_what_is_public(tmp_path):
-    spy = find_spy()
-    assert is_known(spy)
-    with run_as_nobody(spy) as command, child(NAP) as one:
-        fake = script(tmp_path, f'exec {command} "$@"')
-        look = read_one(one.pid, spy=lambda: fake)
-    (error,) = look.errors
-    assert error.kind is ErrorKind.DENIED
-    assert "not permitted" in error.reason
-    assert main_of(look.processes[0]).frames == Missing(error.reason)
-
-
 FAILING = (
     ("echo 'Error: Failed to merge' >&2; exit 1", ErrorKind.FAILED, "py-spy failed: Failed to merge (doctor: stacks)"),
     ("echo 'Error: Failed to find python version' >&2; exit 1", ErrorKind.UNKNOWN_PYTHON, "does not know"),
+    ("echo 'Permission Denied: Try running again' >&2; exit 1", ErrorKind.DENIED, "not permitted"),
     ("exec yes", ErrorKind.FAILED, "more stacks than tpmon reads (doctor: stacks)"),
 )
 """What a program in the place of py-spy does, and of what kind and with which words that is told."""
@@ -220,7 +207,8 @@ def test_a_py_spy_that_fails_costs_its_stack_alone(tmp_path, monkeypatch, text, 
         assert (error.pid, error.kind) == (one.pid, kind)
         assert words in error.reason
         assert [process.pid for process in look.processes] == [one.pid, two.pid]
-        assert main_of(look.processes[0]).waits_for == wait_of("sleep")
+        main = main_of(look.processes[0])
+        assert (main.waits_for, main.frames) == (wait_of("sleep"), Missing(error.reason))
         assert functions(main_of(look.processes[1]))[-1] == "nap"
     assert wait_until(lambda: spies_of(os.getpid()) == [])
 

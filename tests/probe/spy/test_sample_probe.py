@@ -14,7 +14,6 @@ import pytest
 
 from tests.children import child
 from tests.members import member
-from tests.nobody import needs_setpriv, run_as_nobody
 from tests.probe.spy.test_dump_odd_targets import NEWEST, find_python, running
 from tests.probe.spy.test_dump_probe import FAILING, GARBAGE, HANGING, NAP, script, traced
 from tests.spying import spies_of
@@ -22,7 +21,7 @@ from tests.waiting import wait_until
 from tpmon.judge.dumps.groups import DumpOrigin
 from tpmon.judge.dumps.hot import hot_functions
 from tpmon.model.dump import ErrorKind
-from tpmon.model.known import Missing, is_known
+from tpmon.model.known import Missing
 from tpmon.model.process import Role
 from tpmon.model.results.sample import CountedFunction, SampledProcess, SampleReading, SampleRequest
 from tpmon.model.stacks import StackCount, StackFrame
@@ -466,17 +465,3 @@ def test_a_missing_py_spy_is_said_for_each_process():
         absent = run(member(one.pid), spy=lambda: "/no/such/py-spy")
         assert [error.kind for error in absent.errors] == [ErrorKind.NO_SPY]
         assert absent.processes == ()
-
-
-@needs_setpriv
-@pytest.mark.usefixtures("sampling_works")
-def test_another_user_is_refused_with_the_reason(tmp_path):
-    spy = find_spy()
-    assert is_known(spy)
-    with run_as_nobody(spy) as command, child(NAP) as one:
-        fake = script(tmp_path, f'echo x >> "$0.n"; exec {command} "$@"')
-        reading = run(member(one.pid), seconds=5.0, spy=lambda: fake)
-    (error,) = reading.errors
-    assert error.kind is ErrorKind.DENIED
-    assert error.reason.startswith("not permitted")
-    assert (tmp_path / "fake-spy.n").read_text() == "x\n", "it is not tried again"
