@@ -116,8 +116,7 @@ def test_a_proc_that_hides_processes_is_said_and_ends_with_4():
     mount = f'mount -t proc -o hidepid=2 proc /proc && exec {" ".join(AS_NOBODY)} "$@"'
     hide = enter("--mount", "sh", "-c", mount, "sh", what="mount of /proc")
     with child(NAP) as one:
-        command = [*hide, sys.executable, "-B", "-m", "tpmon", "doctor", str(one.pid)]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=SECONDS, cwd=ROOT)
+        done = call_behind(hide, "doctor", str(one.pid))
     assert (done.returncode, done.stdout) == (4, "")
     what, hint = done.stderr.splitlines()
     assert what == f"tpmon: process {one.pid} is hidden from this user (hidepid)"

@@ -2,8 +2,6 @@
 
 import errno
 import os
-import subprocess
-import sys
 import time
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -13,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cgroups import SECOND, Tree, two_reads
+from tests.children import child
 from tests.freezing import making_group
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.probe.base.cgroup_tree import JobGroups, Mount, find_group, parse_groups, parse_mounts
@@ -514,23 +513,17 @@ def test_dead_process_has_no_mask():
 
 @contextmanager
 def member(group: Path, program: str):
-    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
-    try:
-        (group / "cgroup.procs").write_text(str(process.pid))
-        process.stdin.write(b"go\n")
-        process.stdin.flush()
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()
+    with child(f"say('up'); hear()\n{program}") as one:
+        (group / "cgroup.procs").write_text(str(one.pid))
+        one.say("go")
+        yield one
 
 
 def test_real_quota_throttles_a_busy_process():
     with making_group("cpu") as group:
         (group / "cpu.cfs_period_us").write_text("20000")
         (group / "cpu.cfs_quota_us").write_text("10000")
-        with member(group, "input()\nwhile True: pass") as busy:
+        with member(group, "while True: pass") as busy:
             budget = read_cpu_budget([busy.pid])
             assert budget.cores == 0.5
             assert budget.reason.startswith(f"0.5 CPUs by quota of /{group.name} (affinity ")
@@ -555,10 +548,10 @@ def test_real_quota_throttles_a_busy_process():
 def test_real_oom_kill_is_counted_and_survives_the_victim():
     with making_group("memory") as group:
         (group / "memory.limit_in_bytes").write_text(str(64 << 20))
-        with member(group, "input()\nkept = bytearray(300 << 20)") as victim:
+        with member(group, "kept = bytearray(300 << 20)") as victim:
             reader = CgroupReader([victim.pid])
             first = reader.read(time.monotonic_ns())
-            assert victim.wait(20) == -9
+            assert victim.process.wait(20) == -9
             last = reader.read(time.monotonic_ns())
             reader.close()
     assert (first.limit_bytes, first.limit_source) == (64 << 20, f"/{group.name}")
