@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from tests.children import Child, child
+from tests.probe.collect.test_population import open_files
 from tests.waiting import wait_until
 from tests.waits import wait_of
 from tpmon.model.known import Missing, is_known
@@ -30,10 +31,6 @@ NOBODY = 65534
 
 def kind_of(_name: str) -> ThreadKind:
     return ThreadKind.OTHER
-
-
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.fixture

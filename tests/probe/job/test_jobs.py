@@ -16,10 +16,8 @@ from tpmon.model.process import Freezer, Role
 from tpmon.model.results.doctor import JobState
 from tpmon.probe.base import procread
 from tpmon.probe.doctor.checks import make_subject
-from tpmon.probe.job import discovery as jobs_module
 from tpmon.probe.job import discovery as survey
 from tpmon.probe.job import process_facts as facts
-from tpmon.probe.job import process_facts as left_threads
 from tpmon.probe.job.discovery import list_jobs
 from tpmon.probe.job.job import read_owner, user_name
 from tpmon.probe.job.resolve import find_job, find_only_job
@@ -68,7 +66,7 @@ def test_processes_that_do_not_answer_in_time_are_counted_and_none_is_called_the
 
     read_facts = facts.read_facts
     monkeypatch.setattr(facts, "read_facts", read)
-    monkeypatch.setattr(left_threads, "read_all_facts", partial(facts.read_all_facts, each_s=0.2))
+    monkeypatch.setattr(facts, "read_all_facts", partial(facts.read_all_facts, each_s=0.2))
     listed = list_jobs(fake.proc)
     assert [one.pid for one in listed.jobs] == [100]
     assert (listed.unread, listed.unanswered) == (0, 2)
@@ -122,7 +120,7 @@ def test_a_job_whose_ranks_are_frozen_is_stopped(fake, monkeypatch):
     fake.add(80, 1, ("python", "other.py"), torch=True, state="D")
     group = Freezer(1, "/train", "/sys/fs/cgroup/freezer/train")
     held = {70: group}
-    monkeypatch.setattr(jobs_module, "read_freezer", lambda pid, _proc: held.get(pid, NOT_APPLICABLE))
+    monkeypatch.setattr(survey, "read_freezer", lambda pid, _proc: held.get(pid, NOT_APPLICABLE))
     told = {job.pid: job.state for job in list_jobs(fake.proc).jobs}
     assert told == {70: JobState.STOPPED, 80: JobState.RUNNING}
 

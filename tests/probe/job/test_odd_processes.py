@@ -31,7 +31,6 @@ from tpmon.probe.collect.processes import Population, ProcessProbe
 from tpmon.probe.hooked import page as hook
 from tpmon.probe.host import output
 from tpmon.probe.host.output import OutputReader
-from tpmon.probe.job import discovery as jobs
 from tpmon.probe.job import discovery as survey
 from tpmon.probe.job import process_facts as facts
 from tpmon.probe.job.discovery import list_jobs
@@ -132,8 +131,8 @@ def test_a_process_whose_place_in_a_job_cannot_be_told_is_counted_with_its_reaso
 
 
 def test_a_job_that_cannot_be_put_together_has_a_row_with_the_reason(beside, monkeypatch):
-    whole = jobs.summarize
-    monkeypatch.setattr(jobs, "summarize", lambda job, proc: fail() if job.root.pid == 200 else whole(job, proc))
+    whole = survey.summarize
+    monkeypatch.setattr(survey, "summarize", lambda job, proc: fail() if job.root.pid == 200 else whole(job, proc))
     sound, odd = list_jobs(beside.proc).jobs
     assert (sound.pid, sound.script, odd.pid, odd.script) == (100, "sound.py", 200, "odd.py")
     assert isinstance(odd.ranks, Missing)

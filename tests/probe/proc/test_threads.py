@@ -8,6 +8,7 @@ import pytest
 
 from tests.budget.measure import read_stolen_s
 from tests.children import child
+from tests.probe.collect.test_population import open_files
 from tests.waiting import wait_until
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import ThreadKind
@@ -16,10 +17,6 @@ from tpmon.probe.proc.threads import QUIET_TICKS, RELIST_NS, RESTING_SAMPLES, Al
 
 def count_threads(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/task"))
-
-
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def kind_of(name):

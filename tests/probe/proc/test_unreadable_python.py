@@ -9,7 +9,6 @@ from tests.children import child
 from tpmon.model.dump import ErrorKind
 from tpmon.model.known import Missing
 from tpmon.probe.proc import access as stack_refusal
-from tpmon.probe.proc import access as unreadable_python
 from tpmon.probe.proc.access import AccessStanding, Caller, find_unreadable, judge_file, parse_pythons, read_refusal
 from tpmon.probe.spy import failure as spy_failure
 from tpmon.probe.spy.failure import SpyOutcome
@@ -42,7 +41,7 @@ def closed(monkeypatch):
             raise PermissionError(13, "Permission denied")
         return really(path, flags, *more)
 
-    monkeypatch.setattr(unreadable_python.os, "open", refuse)
+    monkeypatch.setattr(stack_refusal.os, "open", refuse)
 
 
 @pytest.mark.usefixtures("closed")

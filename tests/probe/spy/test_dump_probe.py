@@ -90,7 +90,7 @@ def test_idle_native_threads_are_counted_and_those_that_run_are_listed():
     code = "start_burning(3)\nsay('up')\ntime.sleep(60)\n"
     with child(code) as one:
         threads = read_threads(one.pid, Role.RANK, Missing("not asked"))
-        assert main_of_looks(threads.looks).frames == Missing("not asked")
+        assert (threads.looks[0].kind, threads.looks[0].frames) == (ThreadKind.MAIN, Missing("not asked"))
         assert len(threads.looks) - 1 + threads.idle == 3
         for thread in threads.looks[1:]:
             assert thread.frames is NOT_APPLICABLE
@@ -122,10 +122,6 @@ def test_where_a_native_thread_waits_is_read_for_a_person_and_not_for_the_watch(
     assert all(isinstance(watched[tid].wchan, Missing) for tid in (8, 9))
     assert all(isinstance(watched[tid].call, Missing) for tid in (8, 9))
     assert watched[7].wchan == asked[7].wchan == "ep_poll", "of a thread of Python both are always read"
-
-
-def main_of_looks(looks: tuple[ThreadLook, ...]) -> ThreadLook:
-    return next(thread for thread in looks if thread.kind is ThreadKind.MAIN)
 
 
 # what is refused
