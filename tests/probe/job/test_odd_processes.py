@@ -43,7 +43,7 @@ from tpmon.probe.proc.main_threads import Applicable
 from tpmon.probe.spy.failure import Failure
 from tpmon.probe.spy.plan import SpySubject
 from tpmon.probe.spy.stacks import StackSampler
-from tpmon.report.doctor import write_jobs
+from tpmon.report.jobs import write_jobs
 
 
 @pytest.fixture(scope="module")
