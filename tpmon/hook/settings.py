@@ -17,7 +17,7 @@ from tpmon.hook.tensors import bypass_functions, choose_wrapper, count_sizes, li
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
 
@@ -133,6 +133,12 @@ class Settings:
             if is_from_handler(error):
                 raise  # a signal handler of the user may raise; the program's modules and types may not
 
+    def _write(self, group: slice, told: Sequence[int]) -> None:
+        """Write the words of a group; ValueError where they are not all, which would move those behind."""
+        if len(told) != group.stop - group.start:
+            raise ValueError(f"{len(told)} words for {group}")
+        self.words[group] = told
+
     def _choose(self, ddp: list[Any], fsdp: list[Any], optimizer: Any) -> None:
         several = len(ddp) > 1 or len(fsdp) > 1
         wanted: frozenset[int] = list_parameters(optimizer) if several else frozenset()
@@ -144,13 +150,14 @@ class Settings:
         size = told.get("batch_size")
         if told.get("split_batches") and isinstance(size, int):  # Accelerate's: the size over all ranks
             size //= told["num_processes"]
-        self.words[_LOADER] = [
+        told = [
             int(of["_num_workers"]),
             int(bool(of["_pin_memory"])),
             factor if isinstance(factor, int) else wire.UNKNOWN,
             int(bool(of.get("_persistent_workers", False))),
             size if isinstance(size, int) else wire.UNKNOWN,
         ]
+        self._write(_LOADER, told)
 
     def _read_switches(self) -> None:
         compiled: Any = sys.modules["torch"]._C  # noqa: SLF001
@@ -198,20 +205,16 @@ class Settings:
         graphs = counters.get("stats", {}).get("unique_graphs", 0)
         if not frames and not graphs:  # of fullgraph=True no frames are counted
             if hasattr(sys.modules["torch"], "compile"):  # nothing is compiled, and could be
-                self.words[_DYNAMO] = [0] * len(self.words[_DYNAMO])
+                self._write(_DYNAMO, [0] * 5)
             return
         breaks: dict[str, int] = counters.get("graph_break", {})
         # torch keeps what became of the last 64 compilations.
         failed = [str(getattr(one, "fail_reason", "")) for one in getattr(utils, "_compilation_metrics", ())]
         hits = sum(any(one in why for one in _LIMIT_WORDS) for why in failed)
         hits = max(hits, self.words[wire.SET_DYNAMO_LIMIT_HITS])
-        self.words[_DYNAMO] = [
-            frames.get("total", 0),
-            frames.get("ok", 0),
-            graphs,
-            sum(breaks.values()),
-            hits,
-        ]
+        self._write(
+            _DYNAMO, [frames.get("total", 0), frames.get("ok", 0), graphs, sum(breaks.values()), hits]
+        )
 
     def _read_memory(self) -> None:
         stats = _read_allocator()
@@ -227,21 +230,18 @@ class Settings:
     def _read_sizes(self, optimizer: object) -> None:
         sizes = count_sizes(optimizer, self.memory.device)
         self.activations.see_update(sizes, self.memory.device)
-        self.words[_SIZES] = [wire.UNKNOWN] * 3 if sizes is None else sizes.all
+        self._write(_SIZES, [wire.UNKNOWN] * 3 if sizes is None else sizes.all)
 
     def _read_ddp(self) -> None:
         module = self.ddp() if self.ddp is not None else None
         if module is None:
-            self.words[_DDP] = [wire.UNKNOWN] * len(self.words[_DDP])
+            self._write(_DDP, [wire.UNKNOWN] * 4)
             return
         told = module._get_ddp_logging_data()  # noqa: SLF001
         buckets = str(told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or "")
-        self.words[_DDP] = [
-            int(told["bucket_cap_bytes"]),
-            buckets.count(",") + 1 if buckets else wire.UNKNOWN,
-            int(bool(module.find_unused_parameters)),
-            int(bool(getattr(module, "static_graph", False))),
-        ]
+        count = buckets.count(",") + 1 if buckets else wire.UNKNOWN
+        flags = module.find_unused_parameters, getattr(module, "static_graph", False)
+        self._write(_DDP, [int(told["bucket_cap_bytes"]), count, *(int(bool(one)) for one in flags)])
 
     def _read_group(self) -> None:
         group = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
@@ -253,9 +253,9 @@ class Settings:
         if self._readings % _SIZES_EVERY > 1:
             return  # it walks through modules, and changes seldom
         root = self.fsdp() if self.fsdp is not None else None
-        self.words[_FSDP] = [wire.UNKNOWN] * len(self.words[_FSDP])
+        self._write(_FSDP, [wire.UNKNOWN] * 5)
         if told := _describe_wrapper(root) if root is not None else _describe_sharded():
-            self.words[_FSDP] = told
+            self._write(_FSDP, told)
 
 
 def _describe_wrapper(root: Any) -> tuple[int, ...]:
@@ -268,7 +268,7 @@ def _describe_wrapper(root: Any) -> tuple[int, ...]:
 
 
 def _describe_sharded() -> tuple[int, ...]:
-    """Return version, units and prefetches of what fully_shard was applied to; nothing without it."""
+    """Return the same of what fully_shard was applied to, without a limit; nothing where it was not."""
     kind: Any = getattr(sys.modules.get(_FSDP_STATE), "FSDPState", None)
     states: Any = getattr(sys.modules.get(_STATES), "_module_state_mapping", None)
     if kind is None or not states:
@@ -280,7 +280,7 @@ def _describe_sharded() -> tuple[int, ...]:
             found[id(state)] = state
     forward = sum(bool(one._states_to_forward_prefetch) for one in found.values())  # noqa: SLF001
     backward = sum(bool(one._states_to_backward_prefetch) for one in found.values())  # noqa: SLF001
-    return (2, len(found), forward, backward) if found else ()
+    return (2, len(found), forward, backward, wire.UNKNOWN) if found else ()
 
 
 def _read_allocator() -> Any:

@@ -171,6 +171,9 @@ def test_fsdp_is_read_where_it_was_made_and_nowhere_else(monkeypatch):
     settings = Settings()
     settings._read_fsdp()
     assert settings.words[wire.SET_FSDP_VERSION : wire.SET_FSDP_LIMIT + 1] == [2, 2, 1, 0, wire.UNKNOWN]
+    assert len(settings.words) == wire.SETTINGS_WORDS, "a group with a word less would move those behind it"
+    with pytest.raises(ValueError, match="2 words"):
+        settings._write(slice(wire.SET_FSDP_VERSION, wire.SET_FSDP_LIMIT + 1), [1, 2])
     wrapper = Wrapper()
     settings.fsdp = ref(wrapper)
     settings._read_fsdp()
