@@ -27,15 +27,18 @@ def model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return net, torch.optim.SGD(net.parameters(), lr=0.01)
 
 
-def train(steps: int = 12, before: Callable[[int], object] = lambda _at: None) -> list[float]:
+def train(
+    steps: int = 12, before: Callable[[int], object] = lambda _at: None, *, compiled: bool = False
+) -> list[float]:
     """Train so many steps of a batch each; ``before(at)`` is called at the beginning of each."""
     net, optimizer = model()
+    run = torch.compile(net, fullgraph=True) if compiled else net
     losses: list[float] = []
     while len(losses) < steps:
         batches = iter(DataLoader(DATA, batch_size=2))
         for _ in range(min(len(batches), steps - len(losses))):
             before(len(losses))
-            loss = net(next(batches)[0]).pow(2).mean()
+            loss = run(next(batches)[0]).pow(2).mean()
             loss.backward()
             losses.append(loss.item())
             optimizer.step()

@@ -1,6 +1,7 @@
 """Small real loops that are captured: each writes requests into its own mailbox, as tpmon does, and reports.
 
-Prints one JSON object: scenario -> what came of it. Nothing waits for a clock.
+Run: python capture_loops.py FOLDER [--leave], or with the name of one of those that have a process of their own.
+Prints one JSON object: scenario -> what came of it, or what came of the one. Nothing waits for a clock.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from torch.utils.data import DataLoader
 import tpmon.hook
 from tests.programs.capture_asking import DATA, FOLDER, ask, count, model, told, train
 from tpmon.hook.bus import wire_capture as w
+from tpmon.hook.bus import wire_settings
 from tpmon.hook.installation import HOOK
+from tpmon.hook.settings import Settings
 
 torch.set_num_threads(1)
 
@@ -244,7 +247,77 @@ def broken() -> dict[str, object]:
     return report
 
 
+def compiled() -> dict[str, object]:
+    """A model that is compiled in the first steps alone, with and without captures."""
+    graphs = torch._dynamo.utils.counters["stats"]
+    asked = {6: lambda: ask(1, w.KIND_PROBE), 10: lambda: ask(2, steps=5)}
+    losses, counted = [], []
+    for turns in ({}, asked):
+        torch._dynamo.reset()
+        graphs.clear()
+        losses.append(train(30, lambda at, turns=turns: turns[at]() if at in turns else None, compiled=True))
+        counted.append(graphs["unique_graphs"])
+    return {
+        "told": told(),
+        "file": count(2),
+        "same_losses": losses[0] == losses[1],
+        "graphs": counted,
+        "told_graphs": Settings().read(0)[wire_settings.SET_DYNAMO_GRAPHS],
+    }
+
+
+def repeated() -> dict[str, object]:
+    """Twenty captures of a small transformer, 20 steps each: how each ended, and how the resident set grew, bytes."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    net = torch.nn.TransformerEncoder(layer, 4)
+    optimizer = torch.optim.AdamW(net.parameters(), foreach=False)
+    data = torch.randn(4, 16, 64)
+
+    def go_on(steps: int) -> int:
+        for _ in range(steps):
+            net(data).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    go_on(5)
+    ask(1, kind=w.KIND_PROBE)
+    before = go_on(5)
+    states, grown = [told()["state"]], []
+    for number in range(2, 22):
+        ask(number, steps=20)
+        grown.append(go_on(23) - before)
+        states.append(told()["state"])
+        (name,) = listing()
+        size = os.path.getsize(os.path.join(FOLDER, name))
+        os.unlink(os.path.join(FOLDER, name))
+    return {"states": states, "before": before, "grown": grown, "bytes": size, "threads": threading.active_count()}
+
+
+def quiet() -> dict[str, object]:
+    """The program's profiler before and after captures: what is written to standard error is between lines of ours."""
+
+    def use_profiler(part: str) -> None:
+        os.write(2, f"== {part}\n".encode())
+        with profile(activities=[ProfilerActivity.CPU]):
+            train()
+
+    train()
+    use_profiler("before")
+    os.write(2, b"== captured\n")
+    capture(1, kind=w.KIND_PROBE)
+    captured = capture(2)
+    use_profiler("after")
+    return captured
+
+
 os.makedirs(FOLDER, exist_ok=True)
+for alone in (compiled, repeated, quiet):
+    if alone.__name__ in sys.argv:
+        print(json.dumps({**alone(), "problem": tpmon.hook.problem()}))
+        sys.exit()
 train(5)
 REPORT = {
     one.__name__: one() for one in (exact, without_a_loader, requests, hostile, places, foreign, nested, forked, broken)

@@ -35,21 +35,28 @@ def start(command: Sequence[str], **options: object) -> subprocess.Popen[str]:
 
 
 @contextmanager
-def training(**environment: str) -> Iterator[int]:
-    """Start a hooked training of one process and one worker, 10 ms a batch, that goes on until killed."""
-    command = [PYTHON, "-W", "ignore", str(HERE / "hook_loops.py"), "--forever"]
-    with start(command, stderr=subprocess.DEVNULL, env={**ENVIRONMENT, **environment}) as job:
+def started(command: Sequence[str], **options: object) -> Iterator[subprocess.Popen[str]]:
+    """Start a command, wait until it says "ready", and kill it with all that it started."""
+    with start(command, **options) as job:
         try:
             assert job.stdout is not None
-            assert job.stdout.readline() == "ready\n"
-            yield job.pid
+            assert "ready\n" in iter(job.stdout.readline, ""), "it did not start"
+            yield job
         finally:
             end_tree(job)
 
 
-def run_json(python: str, program: str, folder: Path, **environment: str) -> dict[str, object]:
+@contextmanager
+def training(**environment: str) -> Iterator[int]:
+    """Start a hooked training of one process and one worker, 10 ms a batch, that goes on until killed."""
+    command = [PYTHON, "-W", "ignore", str(HERE / "hook_loops.py"), "--forever"]
+    with started(command, stderr=subprocess.DEVNULL, env={**ENVIRONMENT, **environment}) as job:
+        yield job.pid
+
+
+def run_json(python: str, program: str, folder: Path, *flags: str) -> dict[str, object]:
     """Run a program of this folder that captures itself, and return what it prints."""
-    done = run([python, "-W", "ignore", str(HERE / program), str(folder)], 4 * READY_S, **environment)
+    done = run([python, "-W", "ignore", str(HERE / program), str(folder), *flags], 4 * READY_S)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -40,7 +40,12 @@ def start_logged(command: Sequence[str], folder: Path) -> tuple[subprocess.Popen
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONDONTWRITEBYTECODE": "1"},
+            env={
+                **os.environ,
+                "GLOO_SOCKET_IFNAME": "lo",
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "PYTHONPATH": str(HERE.parents[1]),
+            },
         )
     return process, log
 

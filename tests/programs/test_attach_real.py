@@ -102,7 +102,9 @@ def test_a_torchrun_job_is_told_whole_by_any_member(
     frame, job = answers[asked], jobs["torchrun"]
     assert roles(frame) == {"launcher": 1, "rank": 2, "worker": 4}
     target = frame["target"]
-    assert (target["pid"], target["state"], target["script"]) == (job.root, "running", "job_train.py")
+    pids = {"by launcher": job.root, "by rank": job.ranks[1], "by worker": job.workers[job.ranks[0]][1]}
+    assert (target["pid"], target["asked_pid"]) == (job.root, pids[asked])
+    assert (target["state"], target["script"]) == ("running", "job_train.py")
     assert (target["world_size"], target["local_ranks"], target["rank_source"]) == (2, 2, "environment")
     seen = by_pid(frame)
     assert numbers(seen[job.root]) == (None, None, None, None)
@@ -112,12 +114,6 @@ def test_a_torchrun_job_is_told_whole_by_any_member(
         assert {seen[pid]["parent"] for pid in workers.values()} == {rank_pid}
     check_workers(frame, job)
     assert [(row["rank"], row["pid"]) for row in frame["ranks"]] == sorted(job.ranks.items())
-
-
-def test_what_was_asked_is_repeated(answers: dict[str, Document], jobs: dict[str, Started]) -> None:
-    job = jobs["torchrun"]
-    asked = [answers[name]["target"]["asked_pid"] for name in ("by launcher", "by rank", "by worker")]
-    assert asked == [job.root, job.ranks[1], job.workers[job.ranks[0]][1]]
 
 
 def test_every_process_has_rates_in_the_only_frame(answers: dict[str, Document]) -> None:

@@ -15,8 +15,7 @@ import pytest
 
 from tests.captures import read_told
 from tests.frames import make_view
-from tests.programs.capturing import ENVIRONMENT, ROOT, TPMON, capture, start, training
-from tests.programs.causes.running import end_tree
+from tests.programs.capturing import TPMON, capture, start, started, training
 from tests.programs.conftest import READY_S, TORCHRUN, run_program
 from tests.torch_build import needs_torch
 from tests.waiting import wait_until
@@ -141,7 +140,6 @@ def test_keys_choose_all_ranks_and_fewer_steps_and_that_is_what_is_recorded(
 ) -> None:
     out = tmp_path / "here"
     out.mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(out)
     command = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", str(CAPTURE_RANKS), "{ready}")
     with run_program(command, tmp_path / "ready", 2) as program:
@@ -198,25 +196,19 @@ def test_t_under_an_nsys_that_can_end_the_run_offers_no_range(tmp_path: Path) ->
     nsys.write_text('#!/bin/sh\nshift 3\n"$@"\n')
     nsys.chmod(0o755)
     command = (str(nsys), "profile", "-c", "cudaProfilerApi", sys.executable, str(LOOPS), "--forever")
-    with subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as job:
-        try:
-            assert job.stdout.readline() == "ready\n"
-            (pid,) = (stat.pid for stat in read_table().values() if stat.parent == job.pid)
-            screen = Screen(pid, {})
-            offers = screen.planned(CaptureChoice()).offers
-            assert dict(offers.refused)[CaptureKind.NSYS_RANGE] == (
-                "--capture-range-end=stop-shutdown of nsys can end the run with the window"
-            )
-            screen.talk.choose(CaptureChoice(CaptureKind.NSYS_RANGE))
-            back = screen.planned(CaptureChoice())
-            assert back.plan[0].startswith("5 steps of ")
-            assert len(back.offers.refused) == len(dict(back.offers.refused))
-            screen.talk.answer(CaptureAnswer(PLANNED, goes=False))
-            assert screen.wait().line == ""
-        finally:
-            end_tree(job)
+    with started(command, stderr=subprocess.DEVNULL) as job:
+        (pid,) = (stat.pid for stat in read_table().values() if stat.parent == job.pid)
+        screen = Screen(pid, {})
+        offers = screen.planned(CaptureChoice()).offers
+        assert dict(offers.refused)[CaptureKind.NSYS_RANGE] == (
+            "--capture-range-end=stop-shutdown of nsys can end the run with the window"
+        )
+        screen.talk.choose(CaptureChoice(CaptureKind.NSYS_RANGE))
+        back = screen.planned(CaptureChoice())
+        assert back.plan[0].startswith("5 steps of ")
+        assert len(back.offers.refused) == len(dict(back.offers.refused))
+        screen.talk.answer(CaptureAnswer(PLANNED, goes=False))
+        assert screen.wait().line == ""
 
 
 def test_t_cancels_what_is_under_way_and_no_file_is_left(

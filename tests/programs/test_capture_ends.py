@@ -17,7 +17,7 @@ import pytest
 
 from tests.captures import read_told
 from tests.hooks import list_pages
-from tests.programs.capturing import HERE, ROOT, TPMON, capture, run, start, training
+from tests.programs.capturing import HERE, TPMON, capture, run, start, training
 from tests.programs.conftest import READY_S, run_program
 from tests.torch_build import needs_torch
 from tests.waiting import wait_until
@@ -60,7 +60,7 @@ def test_a_program_that_ends_within_a_capture_ends_as_it_would(tmp_path: Path, w
     state, reason, code, ends_with = WAYS[way]
     ready, out = tmp_path / "ready", tmp_path / "out"
     ready.mkdir()
-    with start([sys.executable, str(HERE / "capture_ends.py"), str(ready), way]) as job:
+    with start([sys.executable, str(HERE / "capture_ways.py"), str(ready), way]) as job:
         try:
             assert wait_until(lambda: bool(os.listdir(ready)), READY_S)
             done = run([*TPMON, "capture", str(job.pid), "--json", "--steps", "500", "--yes", "--out", str(out)])
@@ -103,13 +103,10 @@ def test_a_place_that_fails_within_a_capture_costs_the_file_alone(tmp_path: Path
 
 
 @needs_mounts
-def test_files_of_another_mount_namespace_are_reached_and_both_paths_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_another_mount_namespace_are_reached_and_both_paths_told(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    script = f'mount -t tmpfs none {own} && exec {sys.executable} capture_validating.py "$0"'
+    script = f'mount -t tmpfs none {own} && exec {sys.executable} capture_ways.py "$0" validating'
     command = ("unshare", "--mount", "sh", "-c", script, "{ready}")
     with run_program(command, tmp_path / "ready", 1) as program:
         done = run([*TPMON, "capture", str(program.pid), "--steps", "3", "--out", str(own / "out")])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.captures import read_told
-from tests.programs.capturing import ENVIRONMENT, HERE, ROOT, capture, run_json
+from tests.programs.capturing import ENVIRONMENT, HERE, capture, run, run_json, started
 from tests.programs.conftest import READY_S, TORCHRUN, run_program
 from tests.torch_build import needs_torch
 from tests.waiting import wait_until
@@ -25,15 +25,12 @@ TRIALS = 10
 STEPS = 3
 
 
-def test_four_ranks_record_the_same_steps_every_time_and_learn_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_four_ranks_record_the_same_steps_every_time_and_learn_the_same(tmp_path: Path) -> None:
     """The program's own number of each step is in the trace, so that the hook's need not be believed.
 
     Its losses are those of a run without a hook, bit for bit: of all steps, those after the last capture too.
     """
     command = (*TORCHRUN, "--standalone", "--nproc-per-node", str(RANKS), "capture_ranks.py", "{ready}")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with run_program(command, tmp_path / "ready", RANKS) as program:
         for trial in range(TRIALS):
             out = tmp_path / f"out{trial}"
@@ -68,7 +65,7 @@ def read_losses(folder: Path, rank: int) -> list[str]:
 
 
 def test_a_compiled_run_is_captured_and_not_compiled_again(tmp_path: Path) -> None:
-    report = run_json(sys.executable, "capture_compiled.py", tmp_path / "out")
+    report = run_json(sys.executable, "capture_loops.py", tmp_path / "out", "compiled")
     assert report["told"]["state"] == w.STATE_VERIFIED
     assert (report["file"]["marks"], report["file"]["optimizer"], report["file"]["wrong"]) == (5, 5, [])
     assert report["same_losses"] is True
@@ -77,11 +74,8 @@ def test_a_compiled_run_is_captured_and_not_compiled_again(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["between", "before the first step"])
-def test_a_capture_during_a_validation_waits_for_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    command = (sys.executable, "capture_validating.py", "{ready}", *(("--first",) if first else ()))
+def test_a_capture_during_a_validation_waits_for_the_training(tmp_path: Path, first: bool) -> None:
+    command = (sys.executable, "capture_ways.py", "{ready}", "validating-first" if first else "validating")
     with run_program(command, tmp_path / "ready", 1) as program:
         code, told, said = capture(program.pid, "--steps", str(STEPS), "--out", str(tmp_path / "out"))
         assert (code, told["state"], told["notes"]) == (0, "done", []), said
@@ -109,20 +103,13 @@ sys.exit(main())
 """
 
 
-def test_a_rank_that_hears_too_late_misses_the_window_and_the_others_keep_their_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_hears_too_late_misses_the_window_and_the_others_keep_their_files(tmp_path: Path) -> None:
     """tpmon is held up before it writes to one mailbox, until that rank is past the step."""
     command = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", "capture_ranks.py", "{ready}")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with run_program(command, tmp_path / "ready", 2) as program:
         out = tmp_path / "out"
-        done = subprocess.run(
-            [sys.executable, "-c", LATE, "capture", str(program.pid), "--json", "--all-ranks", "--out", str(out)],
-            capture_output=True,
-            text=True,
-            timeout=READY_S,
-            check=False,
+        done = run(
+            [sys.executable, "-c", LATE, "capture", str(program.pid), "--json", "--all-ranks", "--out", str(out)]
         )
         told = json.loads(done.stdout)
         assert (done.returncode, told["state"]) == (0, "partial"), done.stderr
@@ -136,26 +123,18 @@ def test_a_rank_that_hears_too_late_misses_the_window_and_the_others_keep_their_
         assert (code, told["state"]) == (0, "done"), said
 
 
-COMMAND = (sys.executable, "-W", "ignore", str(HERE / "capture_details.py"))
+COMMAND = (sys.executable, "-W", "ignore", str(HERE / "kineto_train.py"), "--loader", "--dropout")
 WARNED = "Memory block of unknown size was allocated before the profiling started"
 """What torch writes of its own accord while it records allocations of the host, once in a thousand of them."""
 
 
 def test_shapes_stacks_memory_and_marks_are_in_the_trace_and_losses_are_the_same(tmp_path: Path) -> None:
     stop = tmp_path / "stop"
-    with subprocess.Popen(
-        [*COMMAND, "--until", str(stop)], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as job:
-        try:
-            assert job.stdout.readline() == "ready\n"
-            code, told, said = capture(
-                job.pid, "--steps", str(STEPS), "--shapes", "--stacks", "--memory",
-                "--out", str(tmp_path / "out"),
-            )  # fmt: skip
-            stop.touch()
-            printed, noise = job.communicate(timeout=READY_S)
-        finally:
-            job.kill()
+    with started([*COMMAND, "--until", str(stop)]) as job:
+        more = ("--shapes", "--stacks", "--memory", "--out", str(tmp_path / "out"))
+        code, told, said = capture(job.pid, "--steps", str(STEPS), *more)
+        stop.touch()
+        printed, noise = job.communicate(timeout=READY_S)
     assert (code, told["state"], told["notes"]) == (0, "done", []), said
     assert [line for line in noise.splitlines() if WARNED not in line] == []
     assert "--memory: torch warns on the run's standard error" in said
@@ -166,16 +145,16 @@ def test_shapes_stacks_memory_and_marks_are_in_the_trace_and_losses_are_the_same
     with gzip.open(file["path"]) as packed:
         events = json.load(packed)["traceEvents"]
 
-    # Shapes: the first layer's product of a batch, once a step.
+    # Shapes: the product of a batch in each of the two layers, in each step.
     products = [one["args"] for one in events if one["name"] == "aten::addmm"]
-    assert sum([4, 8] in one["Input Dims"] for one in products) == STEPS
+    assert sum([32, 64] in one["Input Dims"] for one in products) == 2 * STEPS
     assert all(one["Input type"][0] == "float" for one in products)
 
     # Stacks: the function of the program, in its own file, beneath which the product ran.
     python = [one for one in events if one.get("cat") == "python_function"]
     own = [one for one in python if one["name"].endswith("named_by_the_test")]
     assert len(own) == STEPS
-    assert all("capture_details.py(" in one["name"] for one in own)
+    assert all("kineto_train.py(" in one["name"] for one in own)
 
     # Memory: what is allocated within the window, with addresses and sizes.
     memory = [one["args"] for one in events if one["name"] == "[memory]"]
@@ -194,12 +173,5 @@ def test_shapes_stacks_memory_and_marks_are_in_the_trace_and_losses_are_the_same
     )
     assert inside == {step["name"]: 1 for step in steps}
 
-    plain = subprocess.run(
-        [*COMMAND, "--steps", str(len(losses))],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=READY_S,
-        check=True,
-    )
-    assert json.loads(plain.stdout) == losses
+    plain = run([*COMMAND, "--steps", str(len(losses))])
+    assert json.loads(plain.stdout.splitlines()[-1]) == losses

@@ -5,15 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.captures import read_told
-from tests.programs.capturing import ENVIRONMENT, HERE, TPMON, capture, run_json
-from tests.programs.test_kineto_real import FROM_KINETO, read_folder
+from tests.programs.capturing import HERE, capture, run_json
+from tests.programs.test_kineto_real import FROM_KINETO, recorded_by_kineto
 from tpmon.hook.bus import wire_capture as w
 
 # Torch is asked of that Python alone: the one of the tests may have none.
@@ -49,21 +48,12 @@ def count_whole_updates(path: str) -> int:
 
 
 def test_a_lightning_run_is_recorded_by_kineto(python: str, tmp_path: Path) -> None:
-    command = [*TPMON, "run", "--kineto", "--", python, "-W", "ignore", str(HERE / "kineto_lightning.py")]
-    with subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as job:
-        folder = ""
-        try:
-            assert "ready\n" in iter(job.stdout.readline, "")
-            folder = read_folder(job.pid)
-            code, told, said = capture(job.pid, "--steps", "3", "--out", str(tmp_path / "out"))
-            assert (code, told["state"], told["backend"]) == (0, "done", FROM_KINETO), said
-            (file,) = told["files"]
-            found = read_told(file["path"])
-            assert (len(found.marks), count_whole_updates(file["path"]), found.wrong) == (3, 3, ())
-            assert found.conditions["model"] == "Module"
-            assert job.poll() is None
-        finally:
-            job.kill()
-            shutil.rmtree(folder, ignore_errors=True)
+    command = [python, "-W", "ignore", str(HERE / "kineto_lightning.py")]
+    with recorded_by_kineto(command, stderr=subprocess.DEVNULL) as job:
+        code, told, said = capture(job.pid, "--steps", "3", "--out", str(tmp_path / "out"))
+        assert (code, told["state"], told["backend"]) == (0, "done", FROM_KINETO), said
+        (file,) = told["files"]
+        found = read_told(file["path"])
+        assert (len(found.marks), count_whole_updates(file["path"]), found.wrong) == (3, 3, ())
+        assert found.conditions["model"] == "Module"
+        assert job.poll() is None

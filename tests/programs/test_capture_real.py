@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.captures import read_told
-from tests.programs.capturing import HERE, PYTHON, ROOT, TPMON, capture, run, start, training
-from tests.programs.conftest import READY_S, TORCHRUN, run_program
+from tests.programs.capturing import HERE, PYTHON, TPMON, capture, run, run_json, start, training
+from tests.programs.conftest import READY_S, run_program
 from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon.capture.bus import open_bus
@@ -107,9 +107,7 @@ def test_captures_end_as_they_should_whatever_happens(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_twenty_captures_in_a_row_take_no_more_memory_than_the_first(tmp_path: Path) -> None:
     """Where nobody gives back what torch keeps, the process is a quarter larger from the first on."""
-    done = run([PYTHON, "-W", "ignore", str(HERE / "capture_many.py"), str(tmp_path / "out"), "20"], 2 * READY_S)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = run_json(PYTHON, "capture_loops.py", tmp_path / "out", "repeated")
     assert report["states"] == [w.STATE_VERIFIED] * 21
     assert report["bytes"] > 10_000_000
     assert max(map(abs, report["grown"])) < 0.05 * report["before"], report
@@ -123,8 +121,9 @@ ONCE = "gpuGetDeviceCount failed"
 def test_torch_writes_nothing_for_a_capture_and_for_the_programs_own_profiler_what_it_ever_wrote(
     tmp_path: Path,
 ) -> None:
-    done = run([PYTHON, "-W", "ignore", str(HERE / "capture_quiet.py"), str(tmp_path / "out")])
+    done = run([PYTHON, "-W", "ignore", str(HERE / "capture_loops.py"), str(tmp_path / "out"), "quiet"])
     assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["state"] == w.STATE_VERIFIED
     nothing, before, captured, after = done.stderr.split("== ")
     assert (nothing, captured) == ("", "captured\n")
     # A CUDA build without a driver says once that it asked for the cards.
@@ -165,22 +164,8 @@ def test_a_second_capture_is_told_so_and_a_training_killed_in_the_middle_leaves_
 
 
 @pytest.mark.long
-def test_all_ranks_record_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = (PYTHON, *TORCHRUN[1:], "--standalone", "--nproc-per-node", "2", "capture_ranks.py", "{ready}")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    with run_program(command, tmp_path / "ready", 2) as program:
-        code, told, said = capture(program.pid, "--all-ranks", "--steps", "4", "--out", str(tmp_path / "out"))
-        assert (code, told["state"]) == (0, "done"), said
-        assert len({rank["first_step"] for rank in told["ranks"]}) == 1
-        assert sorted(file["rank"] for file in told["files"]) == [0, 1]
-        for file in told["files"]:
-            assert (len(read_told(file["path"]).marks), read_told(file["path"]).optimizer) == (4, 4)
-
-
-@pytest.mark.long
-def test_a_program_that_took_the_signal_is_sent_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    command = (PYTHON, "capture_stepless.py", "{ready}", "--takes-the-signal")
+def test_a_program_that_took_the_signal_is_sent_none(tmp_path: Path) -> None:
+    command = (PYTHON, "capture_ways.py", "{ready}", "taking-the-signal")
     with run_program(command, tmp_path / "ready", 1) as program:
         code, told, said = capture(program.pid, "--seconds", "1", "--out", str(tmp_path / "out"))
         assert (code, told["state"]) == (2, "refused"), said
@@ -191,7 +176,7 @@ def test_a_program_that_took_the_signal_is_sent_none(tmp_path: Path, monkeypatch
 
 @pytest.mark.long
 def test_a_loop_without_steps_is_captured_by_time(tmp_path: Path) -> None:
-    command = (PYTHON, "capture_stepless.py", "{ready}")
+    command = (PYTHON, "capture_ways.py", "{ready}", "stepless")
     with run_program(command, tmp_path / "ready", 1) as program:
         code, told, said = capture(program.pid, "--seconds", "1", "--out", str(tmp_path / "out"))
         assert (code, told["state"]) == (0, "done"), said

@@ -16,6 +16,7 @@ import pytest
 
 from tests.budget.measure import measure_import, slowness
 from tests.programs.conftest import HERE, Program, run_program
+from tests.programs.test_dump_real import dump
 from tests.programs.test_harmless import sampling
 from tests.spying import may_sample
 from tests.torch_build import needs_torch
@@ -48,17 +49,11 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     """Start the job once; every test leaves it as it is."""
     if reason := may_sample():
         pytest.skip(reason)
-    command = (sys.executable, "-W", "ignore", "many_hang.py", "--ready", "{ready}")
-    more = ("--ranks", str(RANKS), "--workers", str(WORKERS), "--culprit", str(CULPRIT))
+    command = (sys.executable, "-W", "ignore", "rank_hang.py", "--ready", "{ready}")
+    more = ("--fork", str(RANKS), "--workers", str(WORKERS), "--culprit", str(CULPRIT))
     with run_program((*command, *more), tmp_path_factory.mktemp("many"), RANKS) as running:
         assert wait_until(lambda: is_hung(dump(running.pid)), 60), "the culprit was not found"
         yield running
-
-
-def dump(pid: int, *arguments: str) -> Dump:
-    command = [sys.executable, "-m", "tpmon", "dump", str(pid), "--json", *arguments]
-    done = subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    return decode(Dump, done.stdout)
 
 
 def is_hung(found: Dump) -> bool:
@@ -68,8 +63,8 @@ def is_hung(found: Dump) -> bool:
     return (
         is_known(odd)
         and odd.rank == CULPRIT
-        and odd.doing.startswith("hold many_hang.py:")
-        and found.summary.startswith(f"{RANKS - 1} of {RANKS} ranks wait in all_reduce many_hang.py:")
+        and odd.doing.startswith("hold rank_hang.py:")
+        and found.summary.startswith(f"{RANKS - 1} of {RANKS} ranks wait in all_reduce rank_hang.py:")
         and len(processes) == RANKS * (1 + WORKERS)
         and found.errors == ()
     )

@@ -10,15 +10,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.budget.measure import find_working
 from tests.captures import read_told
-from tests.programs.capturing import ENVIRONMENT, ROOT, TPMON, capture, run, start
+from tests.programs.capturing import ENVIRONMENT, TPMON, capture, run, start, started
 from tests.programs.conftest import READY_S, TORCHRUN, run_program
 from tests.torch_build import needs_torch, read_torch_version
 from tests.waiting import wait_until
@@ -26,26 +26,25 @@ from tpmon.capture.files import name_part
 
 pytestmark = [pytest.mark.torch, needs_torch]
 
-PROGRAM = Path(__file__).with_name("kineto_train.py")
+COMMAND = (sys.executable, "-W", "ignore", str(Path(__file__).with_name("kineto_train.py")))
 FROM_KINETO = "kineto on demand, from a thread of its own"
 FROM_HOOK = "torch.profiler from the step hook"
 RANKS = 4
 
 
 @contextmanager
-def training(*flags: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a training by ``tpmon run --kineto``; what it prints on standard error is kept."""
-    command = [*TPMON, "run", "--kineto", "--", sys.executable, "-W", "ignore", str(PROGRAM), *flags]
-    with start(command) as job:
-        folder = ""
+def recorded_by_kineto(command: Sequence[str], **options: object) -> Iterator[subprocess.Popen[str]]:
+    """Start a command by ``tpmon run --kineto``; what it prints on standard error is kept."""
+    with started([*TPMON, "run", "--kineto", "--", *command], **options) as job:
+        folder = read_folder(job.pid)
         try:
-            assert job.stdout.readline() == "ready\n"
-            folder = read_folder(job.pid)
             yield job
         finally:
-            job.kill()
-            if folder:
-                shutil.rmtree(folder)
+            shutil.rmtree(folder)
+
+
+def training(*flags: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    return recorded_by_kineto((*COMMAND, *flags))
 
 
 @contextmanager
@@ -107,9 +106,8 @@ def test_kineto_records_whole_updates_and_says_which_back_end(tmp_path: Path, fl
 
 
 @pytest.mark.long
-def test_one_rank_of_several_is_recorded_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_rank_of_several_is_recorded_as_asked(tmp_path: Path) -> None:
     command = (*TORCHRUN, "--standalone", "--nproc-per-node", str(RANKS), "capture_ranks.py", "{ready}")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with run_program((*TPMON, "run", "--kineto", "--", *command), tmp_path / "ready", RANKS) as program:
         folder = read_folder(program.pid)
         try:
@@ -150,15 +148,11 @@ def test_a_taken_place_falls_back_to_the_hook_where_there_is_one(tmp_path: Path)
 def test_kineto_goes_first_in_a_hooked_run_that_asks_for_profiles_anyway(tmp_path: Path) -> None:
     (tmp_path / "conf").write_text("ON_DEMAND_CONFIG_UPDATE_INTERVAL_SECS=1\n")
     armed = {**ENVIRONMENT, "KINETO_USE_DAEMON": "1", "KINETO_CONFIG": str(tmp_path / "conf")}
-    command = [*TPMON, "run", "--", sys.executable, "-W", "ignore", str(PROGRAM)]
-    with start(command, env=armed) as job:
-        try:
-            assert job.stdout.readline() == "ready\n"
-            for flags, backend in (((), FROM_KINETO), (("--seconds", "9"), FROM_HOOK)):
-                code, told, said = capture(job.pid, "--steps", "2", *flags, "--out", str(tmp_path / "out"))
-                assert (code, told["backend"], told["files"][0]["steps"]) == (0, backend, 2), said
-        finally:
-            job.kill()
+    with started([*TPMON, "run", "--", *COMMAND], env=armed) as job:
+        for flags, backend in (((), FROM_KINETO), (("--seconds", "9"), FROM_HOOK)):
+            code, told, said = capture(job.pid, "--steps", "2", *flags, "--out", str(tmp_path / "out"))
+            assert (code, told["backend"], told["files"][0]["steps"]) == (0, backend, 2), said
+        job.kill()
         assert len(job.stderr.readlines()) <= 1, "torch says once that it asks; a capture adds nothing"
 
 
@@ -172,9 +166,8 @@ def test_without_a_hook_kineto_is_enough_and_losses_are_the_same(tmp_path: Path)
             **ENVIRONMENT, "KINETO_USE_DAEMON": "1", "KINETO_LOG_LEVEL": "99",
             "KINETO_IPC_SOCKET_DIR": str(folder), "KINETO_CONFIG": str(folder / "conf"),
         }  # fmt: skip
-        command = [sys.executable, "-W", "ignore", str(PROGRAM), "--steps", "1500"]
-        with start(command, env=armed) as job:
-            assert job.stdout.readline() == "ready\n"
+        command = [*COMMAND, "--steps", "1500"]
+        with started(command, env=armed) as job:
             code, told, said = capture(job.pid, "--steps", "3", "--shapes", "--out", str(tmp_path / "out"))
             assert (code, told["backend"]) == (0, FROM_KINETO), said
             with gzip.open(told["files"][0]["path"]) as file:
@@ -189,16 +182,12 @@ def test_without_a_hook_kineto_is_enough_and_losses_are_the_same(tmp_path: Path)
 
 @pytest.mark.long
 def test_neither_hook_nor_kineto_offers_the_sample_and_the_restart() -> None:
-    with start([sys.executable, "-W", "ignore", str(PROGRAM)]) as job:
-        try:
-            assert job.stdout.readline() == "ready\n"
-            code, _, said = capture(job.pid)
-            assert code == 2
-            assert "no profile of it is possible without touching the run" in said
-            assert f"tpmon sample {job.pid}" in said
-            assert f"tpmon run -- {sys.executable} -W ignore {PROGRAM}" in said
-        finally:
-            job.kill()
+    with started(COMMAND) as job:
+        code, _, said = capture(job.pid)
+        assert code == 2
+        assert "no profile of it is possible without touching the run" in said
+        assert f"tpmon sample {job.pid}" in said
+        assert f"tpmon run -- {' '.join(COMMAND)}" in said
 
 
 NSYS = """#!/bin/sh
@@ -213,27 +202,18 @@ def test_a_range_is_asked_for_under_a_line_that_lets_the_run_live_and_no_other(t
     nsys = tmp_path / "nsys"
     nsys.write_text(NSYS)
     nsys.chmod(0o755)
-    program = [sys.executable, "-W", "ignore", str(PROGRAM)]
-    start = (
-        ["run", "--nsys", "--"]
-        if way == "run"
-        else ["run", "--", str(nsys), "profile", "--capture-range=cudaProfilerApi"]
-    )
+    before = ["--nsys", "--"] if way == "run" else ["--", str(nsys), "profile", "--capture-range=cudaProfilerApi"]
     env = {**ENVIRONMENT, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    with subprocess.Popen([*TPMON, *start, *program], env=env, stdout=subprocess.PIPE, text=True) as job:
-        assert job.stdout.readline() == "ready\n"
+    with started([*TPMON, "run", *before, *COMMAND], env=env, stderr=None) as job:
         pid = int(Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()[0])
-        try:
-            code, told, said = capture(pid, "--cuda-profiler")
-            if way == "run":
-                assert (code, told["state"]) == (2, "refused")
-                assert "this process does not use CUDA" in told["notes"][0]
-            else:
-                assert code == 2
-                assert "can end the run with the window" in said
-            assert job.poll() is None
-        finally:
-            os.kill(pid, signal.SIGKILL)
+        code, told, said = capture(pid, "--cuda-profiler")
+        if way == "run":
+            assert (code, told["state"]) == (2, "refused")
+            assert "this process does not use CUDA" in told["notes"][0]
+        else:
+            assert code == 2
+            assert "can end the run with the window" in said
+        assert job.poll() is None
 
 
 @pytest.mark.long

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.programs import capturing
-from tests.programs.capturing import HERE
-from tests.programs.conftest import READY_S
+from tests.programs.capturing import run_json
 from tests.torch_build import needs_torch
 from tpmon.hook.bus import wire_capture, wire_settings
 from tpmon.model.hook import DdpSettings, TrainSettings
@@ -54,12 +51,7 @@ TURNED = {
 
 
 def run(folder: Path, *flags: str) -> dict[str, Any]:
-    done = capturing.run(
-        [sys.executable, "-W", "ignore", str(HERE / "settings_train.py"), str(folder), *flags], 2 * READY_S
-    )
-    assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
+    return run_json(sys.executable, "settings_train.py", folder, *flags)
 
 
 def parse(words: list[int]) -> TrainSettings:

@@ -47,8 +47,8 @@ def find_worker(job: Job) -> int:
 def test_stacks_come_in_parts_and_q_ends_it_while_they_are_read(tmp_path, open_terminal):
     if reason := may_sample():
         pytest.skip(reason)
-    sizes = ("--ranks", str(RANKS), "--workers", str(WORKERS), "--culprit", str(CULPRIT))
-    command = (sys.executable, "-W", "ignore", "many_hang.py", "--ready", "{ready}", *sizes)
+    sizes = ("--fork", str(RANKS), "--workers", str(WORKERS), "--culprit", str(CULPRIT))
+    command = (sys.executable, "-W", "ignore", "rank_hang.py", "--ready", "{ready}", *sizes)
     with run_program(command, tmp_path / "job", RANKS) as program:
         python = put_python(tmp_path / "bin", find_worker(find_job(program.pid)))
         paths = os.pathsep.join((str(ROOT), *(one for one in sys.path if one.endswith("-packages"))))
@@ -61,11 +61,11 @@ def test_stacks_come_in_parts_and_q_ends_it_while_they_are_read(tmp_path, open_t
             return int(found[1]) if found and int(found[2]) == PROCESSES else 0
 
         def is_part():
-            return 0 < read_so_far() < PROCESSES and f"rank {CULPRIT}: hold many_hang.py:" in terminal.text()
+            return 0 < read_so_far() < PROCESSES and f"rank {CULPRIT}: hold rank_hang.py:" in terminal.text()
 
         def is_whole():
             said = " ".join(terminal.text().split())
-            return not READING.search(said) and f"rank {CULPRIT} is in hold many_hang.py:" in said
+            return not READING.search(said) and f"rank {CULPRIT} is in hold rank_hang.py:" in said
 
         terminal.until("q quit")
         with busy_cores():

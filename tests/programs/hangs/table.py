@@ -133,7 +133,7 @@ ALIVE_ROWS = (
     AliveRow("slow_python", file=LOOP, way="python"),
     AliveRow("slow_worker", file=WORKER, way="slow"),
     AliveRow("slow_checkpoint", burns=False),
-    AliveRow("slow_compile"),
+    AliveRow("slow_compile", folder="causes", file="starting_compile"),
     AliveRow("slow_validation", ranks=SOME_RANKS),
     *(AliveRow(name, folder="causes") for name in ("validation", "checkpoint", "starting_import", "starting_load")),
 )
