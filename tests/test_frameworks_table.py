@@ -1,7 +1,7 @@
 """The table of programs made from public packages names only what tpmon can say, and all there is."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -45,13 +45,7 @@ TOLD = Told(
 
 
 def test_what_the_ranks_report_is_read_by_rank_and_judged():
-    lines = [
-        json.dumps(
-            {"name": TOLD.name, "rank": rank, "steps": [20, 20], "eval_steps": [5, 5], "skipped": [0, 0],
-             "spent_s": TOLD.spent_s, "told_s": TOLD.told_s, "fsdp": [-1], "problem": ""}
-        )
-        for rank in (1, 0)
-    ]  # fmt: skip
+    lines = [json.dumps({**asdict(TOLD), "rank": rank}) for rank in (1, 0)]
     told = parse_told("\n".join(["Epoch 0", *(f"tpmon {line}" for line in lines), "tpmon: a word"]))
     assert told == [TOLD, replace(TOLD, rank=1)]
     assert TOLD.is_right

@@ -120,7 +120,7 @@ def main() -> None:
                 command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(cards)
             )
             time.sleep(15.0)
-            print_cost(name, cost_of(process, options.seconds))
+            print_cost(name, cost_of(process.pid, lambda: time.sleep(options.seconds)))
             process.kill()
             process.wait()
         if shutil.which("htop"):

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic_ns, process_time_ns, thread_time_ns
+
+from tests.budget.measure import environment, run_cpu_seconds
 
 ROOT = Path(__file__).parents[2]
 
@@ -158,11 +159,10 @@ def measure_hot(rounds: int = 15, steps: int = 20_000) -> float:
 def measure_import(rounds: int = 11) -> float:
     """Return the CPU time in ms of ``import tpmon.hook`` in a fresh interpreter, compiled once."""
     program = "import time; t = time.process_time_ns(); import tpmon.hook; print(time.process_time_ns() - t)"
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     times = []
     for _ in range(rounds):
         done = subprocess.run(
-            [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+            [sys.executable, "-c", program], cwd=ROOT, env=environment({}), capture_output=True, text=True, check=True
         )
         times.append(int(done.stdout) / 1e6)
     return statistics.median(times[1:])
@@ -170,15 +170,8 @@ def measure_import(rounds: int = 11) -> float:
 
 def measure_run(rounds: int = 11) -> float:
     """Return the CPU time in ms of ``tpmon run true``: what a start takes longer for it, compiled once."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    times = []
-    for _ in range(rounds):
-        started = [sys.executable, "-c", "from tpmon.__main__ import main; main()", "run", "true"]
-        process = subprocess.Popen(started, cwd=ROOT, env=environment)
-        used = os.wait4(process.pid, 0)[2]
-        process.returncode = 0
-        times.append((used.ru_utime + used.ru_stime) * 1e3)
-    return min(times)
+    started = [sys.executable, "-c", "from tpmon.__main__ import main; main()", "run", "true"]
+    return min(run_cpu_seconds(started, {"PYTHONPATH": str(ROOT)}) * 1e3 for _ in range(rounds))
 
 
 class Sweeper:
@@ -301,15 +294,10 @@ def compare_neighbours(bare: list[float], hooked: list[float]) -> dict[str, floa
     }
 
 
-def run_loop(name: str, rounds: int) -> dict[str, float]:
-    """Measure one loop in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.budget.bench_hook", name, str(rounds)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def run_loop(name: str, rounds: int, bench: str = "bench_hook") -> dict[str, float]:
+    """Have a bench measure one loop in a process of its own."""
+    command = [sys.executable, "-W", "ignore", "-m", f"tests.budget.{bench}", name, str(rounds)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 

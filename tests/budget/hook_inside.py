@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.budget.bench_hook import build_loop, run_loop
 
 LOOPS = {"linear, loader": 20, "mlp, loader": 40, "transformer, loader": 100, "linear, 4 workers": 20}
 """The loops of ``bench_hook``, and how many times the hook comes and goes in each."""
@@ -105,7 +103,6 @@ def measure_inside(name: str, rounds: int) -> dict[str, float]:
     In the hook: the differences of the quartiles with and without it.
     """
     import tpmon.hook
-    from tests.budget.bench_hook import build_loop
 
     block, steps, _sweep = build_loop(name)
     block()
@@ -134,19 +131,12 @@ def measure_inside(name: str, rounds: int) -> dict[str, float]:
     }
 
 
-def run_inside(name: str, rounds: int) -> dict[str, float]:
-    """Measure one loop in a process of its own."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.budget.hook_inside", name, str(rounds)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
-
-
 def rows() -> Iterator[str]:
     """Measure all loops and write the table line by line."""
     yield "| inside the hook | a step, all | the hook: median (range) | of the step | the timers themselves |"
     yield "|---|---|---|---|---|"
     for name, rounds in LOOPS.items():
-        one = run_inside(name, rounds)
+        one = run_loop(name, rounds, "hook_inside")
         yield (
             f"| {name} | {one['step_us'] / 1e3:.2f} ms | {one['inside_us']:.1f} us ({one['least_us']:.1f} to "
             f"{one['most_us']:.1f}) | {100 * one['inside_us'] / one['step_us']:.2f} % | {one['timers_us']:.1f} us |"

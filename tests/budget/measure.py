@@ -13,7 +13,7 @@ import sys
 import termios
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fcntl import ioctl
@@ -100,11 +100,6 @@ def rss_bytes(pid: int) -> int:
         return int(file.read().split()[1]) * PAGE
 
 
-def open_descriptors(pid: int) -> int:
-    """Count the open files of a process."""
-    return len(os.listdir(f"/proc/{pid}/fd"))
-
-
 def environment(changes: Mapping[str, str]) -> dict[str, str]:
     """Return this environment as a user has it: Python may keep what it compiled."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -153,22 +148,7 @@ class Screen:
 
     def cost_over(self, seconds: float) -> Cost:
         """Measure while drawing goes on."""
-        pid = find_working(self.pid)
-        kids = [*children_of(pid), *{self.pid} - {pid}]
-        before, kids_before = cpu_seconds(pid), {kid: cpu_seconds(kid) for kid in kids}
-        bytes_before, start = self.received, time.monotonic()
-        self.drain(seconds)
-        spent = time.monotonic() - start
-        kids_after = sum(cpu_seconds(kid) - kids_before[kid] for kid in kids if os.path.exists(f"/proc/{kid}"))
-        return Cost(
-            cpu_pct=100 * (cpu_seconds(pid) - before) / spent,
-            children_cpu_pct=100 * kids_after / spent,
-            rss_mb=rss_bytes(pid) / 1e6,
-            children_rss_mb=sum(rss_bytes(kid) for kid in kids if os.path.exists(f"/proc/{kid}")) / 1e6,
-            descriptors=open_descriptors(pid),
-            bytes_s=(self.received - bytes_before) / spent,
-            seconds=spent,
-        )
+        return cost_of(self.pid, lambda: self.drain(seconds), lambda: self.received)
 
     def close(self) -> int:
         """End the command and return its exit status."""
@@ -183,22 +163,22 @@ class Screen:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def cost_of(process: subprocess.Popen[bytes], seconds: float) -> Cost:
-    """Measure a running command that draws to a file or nowhere."""
-    pid = find_working(process.pid)
-    kids = [*children_of(pid), *{process.pid} - {pid}]
-    before = cpu_seconds(pid) + sum(cpu_seconds(kid) for kid in kids)
-    start = time.monotonic()
-    time.sleep(seconds)
+def cost_of(started: int, wait: Callable[[], object], received: Callable[[], int] = lambda: 0) -> Cost:
+    """Measure the command that was started as this process, and its children, while ``wait`` does."""
+    pid = find_working(started)
+    kids = [*children_of(pid), *{started} - {pid}]
+    before, kids_before = cpu_seconds(pid), {kid: cpu_seconds(kid) for kid in kids}
+    bytes_before, start = received(), time.monotonic()
+    wait()
     spent = time.monotonic() - start
-    after = cpu_seconds(pid) + sum(cpu_seconds(kid) for kid in kids)
+    kids = [kid for kid in kids if os.path.exists(f"/proc/{kid}")]
     return Cost(
-        cpu_pct=100 * (after - before) / spent,
-        children_cpu_pct=0.0,
+        cpu_pct=100 * (cpu_seconds(pid) - before) / spent,
+        children_cpu_pct=100 * sum(cpu_seconds(kid) - kids_before[kid] for kid in kids) / spent,
         rss_mb=rss_bytes(pid) / 1e6,
         children_rss_mb=sum(rss_bytes(kid) for kid in kids) / 1e6,
-        descriptors=open_descriptors(pid),
-        bytes_s=0.0,
+        descriptors=len(os.listdir(f"/proc/{pid}/fd")),
+        bytes_s=(received() - bytes_before) / spent,
         seconds=spent,
     )
 
@@ -245,7 +225,7 @@ def read_cpu_ticks() -> dict[int, tuple[str, int]]:
 def read_stolen_s() -> float:
     """Return how long the hypervisor kept runnable CPUs of this machine waiting, summed over them, since boot."""
     with open("/proc/stat") as file:
-        return int(file.readline().split()[8]) / os.sysconf("SC_CLK_TCK")
+        return int(file.readline().split()[8]) / TICKS
 
 
 def say_neighbours(seconds: float = 1.0) -> str:

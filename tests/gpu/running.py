@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.programs.capturing import ENVIRONMENT, TPMON
+from tests.programs.capturing import ENVIRONMENT, TPMON, run
 from tests.programs.conftest import end_tree
 
 HERE = Path(__file__).parent
@@ -119,8 +119,6 @@ def step(way: str, folder: Path, *before: str, device: str = "cuda") -> Iterator
 
 def run_tpmon(*arguments: str) -> dict[str, Any]:
     """Run tpmon and return its last JSON object."""
-    done = subprocess.run(
-        [*TPMON, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run([*TPMON, *arguments])
     assert done.stdout.strip(), done.stderr
     return json.loads(done.stdout.strip().splitlines()[-1])

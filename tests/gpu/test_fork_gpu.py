@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.gpu.gpu_results import SECONDS_OF_EPOCH, keep
-from tests.programs.capturing import ENVIRONMENT
+from tests.programs.capturing import run
 
 PROGRAM = Path(__file__).with_name("gpu_fork.py")
 WORKERS, PASSES = 4, 6
@@ -21,23 +20,17 @@ TURNS = 2
 
 def train(device: str, *flags: str) -> dict[str, Any]:
     """Train to the end; what torch says of a worker that was killed is the reason of a failure."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(PROGRAM), "--device", device, "--seconds", SECONDS_OF_EPOCH, *flags],
-        env={**ENVIRONMENT, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    command = [sys.executable, "-W", "ignore", str(PROGRAM), "--device", device, "--seconds", SECONDS_OF_EPOCH, *flags]
+    done = run(command, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 
 
 @pytest.mark.long
 def test_forked_workers_live_through_epochs_and_validations_under_the_hook(device: str) -> None:
-    runs = [train(device, *flags) for _ in range(TURNS) for flags in ((), ("--hook",))]
-    keep("fork.json", json.dumps(runs, indent=1))
-    for run in runs:
-        assert run["exits"] == {"0": WORKERS * PASSES}, run
-        assert run["validations"] == 3
-        assert run["problem"] == ("" if run["hooked"] else "not hooked")
+    told = [train(device, *flags) for _ in range(TURNS) for flags in ((), ("--hook",))]
+    keep("fork.json", json.dumps(told, indent=1))
+    for one in told:
+        assert one["exits"] == {"0": WORKERS * PASSES}, one
+        assert one["validations"] == 3
+        assert one["problem"] == ("" if one["hooked"] else "not hooked")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 
 import pytest
 
 from tests.gpu.gpu_results import keep
-from tests.programs.capturing import ENVIRONMENT, TPMON
+from tests.programs.capturing import TPMON, run
 
 
-def run(name: str, *command: str) -> str:
+def run_and_keep(name: str, *command: str) -> str:
     """Run a command and keep what it prints."""
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
+    done = run(command)
     keep(name, done.stdout + done.stderr)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -26,14 +25,14 @@ def test_the_driver_tells_of_its_cards() -> None:
     path = shutil.which("nvidia-smi")
     if path is None:
         pytest.skip("nvidia-smi is not in PATH")
-    assert "Product Name" in run("nvidia-smi.txt", path, "-q")
+    assert "Product Name" in run_and_keep("nvidia-smi.txt", path, "-q")
 
 
 def test_the_doctor_tells_of_the_machine(device: str) -> None:
-    assert json.loads(run("doctor.json", *TPMON, "doctor", "--json"))["schema"] == "tpmon.doctor/1"
+    assert json.loads(run_and_keep("doctor.json", *TPMON, "doctor", "--json"))["schema"] == "tpmon.doctor/1"
 
 
 @pytest.mark.usefixtures("card")
 def test_the_calls_of_each_card_are_timed() -> None:
-    calls = json.loads(run("nvml-latency.json", sys.executable, "-m", "tests.gpu.nvml_latency"))
+    calls = json.loads(run_and_keep("nvml-latency.json", sys.executable, "-m", "tests.gpu.nvml_latency"))
     assert calls["nvmlDeviceGetCount"]["calls"] == 1

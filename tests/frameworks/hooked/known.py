@@ -177,7 +177,6 @@ def report(name: str, steps: int, eval_steps: int = 0, skipped: int = 0) -> None
         "steps": [steps, one.steps],
         "eval_steps": [eval_steps, one.eval_steps],
         "skipped": [skipped, one.skipped],
-        "rule": one.rule,
         "spent_s": [spent[phase] for phase in PHASES],
         "told_s": [late - early for late, early in zip(told(), before, strict=True)],
         "fsdp": list(fsdp),

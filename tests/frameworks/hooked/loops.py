@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from known import BATCH, Net, Samples, SlowSGD, Stream, begin, begin_turns, clock, other, report, turn
@@ -211,27 +213,11 @@ def train_deepspeed(name: str, config: dict[str, object], dtype: torch.dtype = t
     torch.distributed.destroy_process_group()
 
 
-def train_zero(stage: int) -> None:
-    zero = {"stage": stage, "sub_group_size": SUB_GROUP}
-    config = {"gradient_accumulation_steps": 2, "zero_optimization": zero}
+def zero(stage: int) -> None:
+    optimization = {"stage": stage, "sub_group_size": SUB_GROUP}
+    config = {"gradient_accumulation_steps": 2, "zero_optimization": optimization}
     which = f"DeepSpeed, ZeRO stage {stage}" if stage else "DeepSpeed without ZeRO"
     train_deepspeed(f"{which}, accumulation over 2, gloo, 2 ranks", config)
-
-
-def deepspeed() -> None:
-    train_zero(0)
-
-
-def zero1() -> None:
-    train_zero(1)
-
-
-def zero2() -> None:
-    train_zero(2)
-
-
-def zero3() -> None:
-    train_zero(3)
 
 
 def overflow() -> None:
@@ -240,42 +226,40 @@ def overflow() -> None:
     train_deepspeed(name, config, torch.bfloat16)
 
 
-def ddp() -> None:
+def train_ranks(name: str, wrap: Callable[[Net], torch.nn.Module]) -> None:
     torch.distributed.init_process_group("gloo")
-    net = torch.nn.parallel.DistributedDataParallel(Net())
+    net = wrap(Net())
     train(net, SlowSGD(net.parameters()))
-    report("DDP, gloo, 2 ranks", STEPS)
+    report(f"{name}, gloo, 2 ranks", STEPS)
     torch.distributed.destroy_process_group()
+
+
+def ddp() -> None:
+    train_ranks("DDP", torch.nn.parallel.DistributedDataParallel)
 
 
 def fsdp() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    torch.distributed.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (2,))
-    net = Net()
-    fully_shard(net.layer, mesh=mesh)
-    fully_shard(net, mesh=mesh)
-    train(net, SlowSGD(net.parameters()))
-    report("FSDP2 (fully_shard), gloo, 2 ranks", STEPS)
-    torch.distributed.destroy_process_group()
+    def shard(net: Net) -> torch.nn.Module:
+        mesh = init_device_mesh("cpu", (2,))
+        fully_shard(net.layer, mesh=mesh)
+        return fully_shard(net, mesh=mesh)
+
+    train_ranks("FSDP2 (fully_shard)", shard)
 
 
 def fsdp1() -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    torch.distributed.init_process_group("gloo")
-    net = FullyShardedDataParallel(Net(), device_id=torch.device("cpu"))
-    train(net, SlowSGD(net.parameters()))
-    report("FSDP1, gloo, 2 ranks", STEPS)
-    torch.distributed.destroy_process_group()
+    train_ranks("FSDP1", partial(FullyShardedDataParallel, device_id=torch.device("cpu")))
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    loops = (plain, accumulation, zipped, compiled, lightning, accelerate, dispatched, hf_trainer)
-    engines = (deepspeed, zero1, zero2, zero3, overflow)
-    {one.__name__: one for one in (*loops, *engines, ddp, fsdp, fsdp1)}[sys.argv[1]]()
+    loops = (plain, accumulation, zipped, compiled, lightning, accelerate, dispatched, hf_trainer, overflow)
+    stages = {name: partial(zero, stage) for stage, name in enumerate(("deepspeed", "zero1", "zero2", "zero3"))}
+    ({one.__name__: one for one in (*loops, ddp, fsdp, fsdp1)} | stages)[sys.argv[1]]()

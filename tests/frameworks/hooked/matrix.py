@@ -129,19 +129,7 @@ def parse_told(output: str) -> list[Told]:
         if not line.startswith("tpmon {"):
             continue
         one = json.loads(line.removeprefix("tpmon "))
-        found.append(
-            Told(
-                one["name"],
-                one["rank"],
-                tuple(one["steps"]),
-                tuple(one["eval_steps"]),
-                tuple(one["skipped"]),
-                tuple(one["spent_s"]),
-                tuple(one["told_s"]),
-                tuple(one["fsdp"]),
-                one["problem"],
-            )
-        )
+        found.append(Told(**{name: tuple(value) if isinstance(value, list) else value for name, value in one.items()}))
     return sorted(found, key=lambda told: told.rank)
 
 
