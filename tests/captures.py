@@ -36,7 +36,6 @@ class Told:
 
 
 def read_told(path: str | Path) -> Told:
-    """Read a trace, packed or not."""
     with gzip.open(path) if str(path).endswith(".gz") else open(path, "rb") as file:
         whole = json.load(file)
     events = [one for one in whole["traceEvents"] if one.get("ph") == "X"]

@@ -21,7 +21,6 @@ NVML = "libnvidia-ml.so.1"
 
 @cache
 def compile_library() -> bytes:
-    """Return the compiled cards."""
     with tempfile.NamedTemporaryFile() as file:
         command = ["cc", "-shared", "-fPIC", "-O1", "-pthread", "-o", file.name, str(SOURCE)]
         subprocess.run(command, check=True)

@@ -52,7 +52,6 @@ class Child:
         self.pid = self.process.pid
 
     def say(self, word: str) -> None:
-        """Send a line."""
         assert self.process.stdin is not None
         self.process.stdin.write(word + "\n")
         self.process.stdin.flush()
@@ -63,12 +62,10 @@ class Child:
         return self.process.stdout.readline().strip()
 
     def kill(self) -> None:
-        """Kill and reap."""
         self.process.kill()
         self.process.wait()
 
     def close(self) -> None:
-        """Kill, reap and close the pipes."""
         self.kill()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:

@@ -26,7 +26,6 @@ HOST = "node-01"
 def make_entry(
     number: int, name: str = "gloo:all_reduce", group: tuple[str, str] = ("0", "default_pg"), **fields: Any
 ) -> dict[str, Any]:
-    """Build one entry of a FlightRecorder, called now and not done."""
     return {
         "record_id": number,
         "pg_id": 0,
@@ -87,7 +86,6 @@ def make_group(done: int, called: int, calls: Sequence[CollectiveCall] | None = 
 
 
 def make_record(rank: int, *groups: GroupRecord, **fields: Any) -> RankRecord:
-    """Build the record of one rank."""
     plain = RankRecord(HOST, 4000 + 10 * rank, rank, RecordSource.SERVER, NOW, True, groups)
     return replace(plain, **fields)
 

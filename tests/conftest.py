@@ -72,7 +72,6 @@ def leave_out(*_: object) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Take ``--fast``."""
     parser.addoption("--fast", action="store_true", help="leave out tests that start a process; draw few examples")
 
 
@@ -104,7 +103,6 @@ WAITS = {
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what only waits."""
     folder, _, name = str(item.path.relative_to(ROOT)).rpartition("/")
     if name.removeprefix("test_").removesuffix(".py") in WAITS.get(folder, ()):
         item.add_marker("waits")

@@ -22,7 +22,6 @@ BLOCK = re.compile(r"(?<=<!-- picture: )([a-z -]+)( -->\n```text\n)(.*?)(?=\n```
 
 
 def read_golden(name: str) -> list[str]:
-    """Read a golden picture."""
     return (pictures.PICTURES / f"{name}.txt").read_text(encoding="utf-8").splitlines()
 
 

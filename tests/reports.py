@@ -34,7 +34,6 @@ def at(seconds: float, **fields: Any) -> Frame:
 
 
 def said(frames: list[Frame]) -> list[str]:
-    """Return all lines that --plain says of a session that saw ``frames``."""
     report = PlainReport()
     return [line for frame in frames for line in report.read(frame)]
 

@@ -100,7 +100,6 @@ class Row:
 
 
 def sum_up(name: str, files: Sequence[File]) -> Row:
-    """Add up the files of one package."""
     file = max(files, key=lambda one: one.lines.total())
     function = max(files, key=lambda one: one.function)
     folders = Counter(str(one.path.parent) for one in files)
@@ -144,7 +143,6 @@ def format_table(rows: Sequence[Row]) -> str:
 
 
 def compare(before: Sequence[Row], now: Sequence[Row]) -> list[str]:
-    """Say what became of each room."""
     old = {row.name: row for row in before}
     return [
         f"{row.name}: files {old[row.name].files:,} -> {row.files:,}, "
@@ -155,7 +153,6 @@ def compare(before: Sequence[Row], now: Sequence[Row]) -> list[str]:
 
 
 def git(root: Path, *arguments: str, given: str = "") -> bytes:
-    """Return what git prints in a checkout."""
     return subprocess.run(["git", *arguments], cwd=root, input=given.encode(), capture_output=True, check=True).stdout
 
 
@@ -199,7 +196,6 @@ def find_last_tag(root: Path) -> str:
 
 
 def main(arguments: Sequence[str], root: Path = ROOT) -> int:
-    """Print the table of the checkout, beside that of a revision where one is named or tagged."""
     revision = arguments[0] if arguments else find_last_tag(root)
     now = list_rows(read_tree(root))
     if revision:

@@ -57,7 +57,6 @@ THRASHES = {
 
 
 def make_workers(kinds: Sequence[dict[str, Any]], rank_pid: int = RANK, first: int = 5000) -> list[ProcessSample]:
-    """Build one worker for each of ``kinds``."""
     return [make_worker(first + i, i, rank_pid, **kind) for i, kind in enumerate(kinds)]
 
 

@@ -11,7 +11,6 @@ from tpmon.own_command import choose_install, find_program, install_command
 
 @pytest.fixture
 def place(tmp_path):
-    """Return a folder of programs that sudo does not look into, with a tpmon in it."""
     folder = tmp_path / "my venv" / "bin"
     folder.mkdir(parents=True)
     (folder / "tpmon").touch(mode=0o755)

@@ -46,7 +46,6 @@ def build_cards(folder: str, tree: int) -> Mapping[str, str]:
 
 
 def start_tree(processes: int, threads: int, waking: int) -> subprocess.Popen[bytes]:
-    """Start the tree and wait until it stands."""
     command = [sys.executable, str(HERE / "tree_program.py"), "--processes", str(processes)]
     command += ["--threads", str(threads), "--waking", str(waking), "--torch"]
     tree = subprocess.Popen(command, stdout=subprocess.PIPE)

@@ -66,8 +66,6 @@ class Watcher:
 
 
 class Steps:
-    """Read the steps that the training counts in a shared page."""
-
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 16)
@@ -94,7 +92,6 @@ def freeze(pid: int, number: signal.Signals) -> None:
 
 @contextmanager
 def training(path: Path, is_hooked: bool) -> Iterator[int]:
-    """Start the training and wait for its first steps."""
     path.write_bytes(bytes(16))
     before = [TPMON, "run", "--"] if is_hooked else []
     job = subprocess.Popen([*before, sys.executable, PROGRAM, str(path)], stdout=subprocess.DEVNULL)
@@ -121,7 +118,6 @@ def placebo() -> Iterator[int]:
 
 @contextmanager
 def watching(mode: str, pid: int, folder: Path) -> Iterator[Watcher]:
-    """Attach tpmon to the training."""
     if mode == "screen":
         screen = Screen([TPMON, "attach", str(pid)], 120, 40, {})
         screen.until(b"runnable", STARTED_S)

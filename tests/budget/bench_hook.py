@@ -66,7 +66,6 @@ BLOCKS = 10
 
 
 def promise_us(name: str) -> float:
-    """Return what is promised of a loop, in us of CPU a step."""
     if name in (TRANSFORMER, COLD):
         return COLD_US
     return WORKERS_US if "workers" in name else WARM_US

@@ -28,7 +28,6 @@ WARM_S = 20.0
 
 @contextmanager
 def training() -> Iterator[int]:
-    """Run a real training of one rank and one worker."""
     with tempfile.TemporaryDirectory() as ready:
         command = [sys.executable, str(PROGRAMS / "stack_train.py"), "--ready", ready, "--seconds", "600"]
         with subprocess.Popen([*command, "--fetch", "0.02"], stderr=subprocess.DEVNULL) as process:
@@ -40,7 +39,6 @@ def training() -> Iterator[int]:
 
 @contextmanager
 def tree() -> Iterator[int]:
-    """Run a launcher, eight ranks and their 128 workers."""
     process = start_tree(137, 3000, 100)
     yield process.pid
     process.terminate()
@@ -79,7 +77,6 @@ def measure(pid: int, seconds: float, *flags: str) -> None:
 
 
 def main() -> None:
-    """Measure both jobs with and without stacks."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=60.0, help="of each measurement")
     options = parser.parse_args()

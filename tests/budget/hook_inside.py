@@ -52,8 +52,6 @@ class Timers:
 
 
 class Places:
-    """Put the timers around the hook, or around nothing."""
-
     def __init__(self, timers: Timers) -> None:
         import torch.autograd
         import torch.autograd.graph
@@ -132,7 +130,6 @@ def measure_inside(name: str, rounds: int) -> dict[str, float]:
 
 
 def rows() -> Iterator[str]:
-    """Measure all loops and write the table line by line."""
     yield "| inside the hook | a step, all | the hook: median (range) | of the step | the timers themselves |"
     yield "|---|---|---|---|---|"
     for name, rounds in LOOPS.items():

@@ -76,7 +76,6 @@ def _read_words(pid: int) -> bytes:
 
 
 def list_with_children(pid: int) -> list[int]:
-    """Return a process and all that it started, and these, before their children."""
     return [pid, *(one for kid in children_of(pid) for one in list_with_children(kid))]
 
 
@@ -95,7 +94,6 @@ def cpu_seconds(pid: int) -> float:
 
 
 def rss_bytes(pid: int) -> int:
-    """Return the resident bytes of a process."""
     with open(f"/proc/{pid}/statm") as file:
         return int(file.read().split()[1]) * PAGE
 
@@ -120,11 +118,9 @@ class Screen:
 
     @property
     def text(self) -> bytes:
-        """Return what the command drew last."""
         return b"".join(self._tail)
 
     def drain(self, seconds: float) -> None:
-        """Read what the command draws for a while."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             ready, _, _ = select.select([self.fd], [], [], left)
@@ -147,11 +143,9 @@ class Screen:
         return Start(sum(map(cpu_seconds, both)), time.monotonic() - self.started)
 
     def cost_over(self, seconds: float) -> Cost:
-        """Measure while drawing goes on."""
         return cost_of(self.pid, lambda: self.drain(seconds), lambda: self.received)
 
     def close(self) -> int:
-        """End the command and return its exit status."""
         try:
             os.write(self.fd, b"q")
             self.drain(0.5)

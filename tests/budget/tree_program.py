@@ -47,7 +47,6 @@ def start_threads(count: int, waking: int) -> None:
 
 
 def wake() -> None:
-    """Wake up and sleep again."""
     while True:
         time.sleep(WAKE_EVERY_S)
 
@@ -113,7 +112,6 @@ def run_launcher(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Be the launcher, or the rank that it started."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, default=137, help="all of them, the launcher included")
     parser.add_argument("--threads", type=int, default=3000, help="all of them, main threads included")

@@ -22,8 +22,6 @@ def tokenize(text: bytes, rounds: int) -> list[int]:
 
 
 class Texts(Dataset):
-    """Serve texts as tokens."""
-
     def __init__(self, rounds: int, source: Source | None) -> None:
         self.rounds = rounds
         self.source = source
@@ -41,8 +39,6 @@ class Texts(Dataset):
 
 
 class Count(TrainerCallback):
-    """Count steps."""
-
     def on_step_end(self, args: object, state: object, control: object, **more: object) -> None:
         program.note_step()
 
@@ -55,7 +51,6 @@ example = torch.randint(VOCABULARY, (BATCH, LENGTH))
 
 
 def step() -> None:
-    """Do what costs most in a step."""
     model(input_ids=example, labels=example).loss.backward()
 
 

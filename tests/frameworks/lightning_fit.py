@@ -25,8 +25,6 @@ def blur(image: Tensor, rounds: int) -> Tensor:
 
 
 class Images(Dataset):
-    """Serve images with a class."""
-
     def __init__(self, rounds: int, source: Source | None) -> None:
         self.rounds = rounds
         self.source = source
@@ -43,8 +41,6 @@ class Images(Dataset):
 
 
 class Classifier(lightning.LightningModule):
-    """Classify images."""
-
     def __init__(self) -> None:
         super().__init__()
         layers = []
@@ -69,8 +65,6 @@ class Classifier(lightning.LightningModule):
 
 
 class Count(lightning.Callback):
-    """Count steps."""
-
     def on_train_batch_end(self, *_: object) -> None:
         program.note_step()
 

@@ -33,7 +33,6 @@ class Row:
         return HUNG_S if self.expected[0].kind is Kind.HUNG else LOOK_S
 
     def accepts(self, kind: str, cause: str) -> bool:
-        """Tell whether a verdict is right."""
         return any(label.fits(kind, cause) for label in self.expected)
 
     def __str__(self) -> str:

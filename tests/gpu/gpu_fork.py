@@ -27,8 +27,6 @@ MOST_SECONDS = 240
 
 
 class Rows(Dataset):
-    """Hand out rows of ones."""
-
     def __init__(self, count: int) -> None:
         self.count = count
 
@@ -60,7 +58,6 @@ class Loading:
 
 
 def main() -> None:
-    """Train and tell."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hook", action="store_true")
     parser.add_argument("--seconds", type=float, default=10.0, help="of one epoch")

@@ -119,7 +119,6 @@ def write_step(told: TextIO, clock: Clock, at_s: float, host_ms: float, stamps: 
 
 
 def train(way: str, told: TextIO, device: torch.device) -> None:
-    """Train without end."""
     is_split = way == "split"
     clock = Clock(device)
     if is_split:

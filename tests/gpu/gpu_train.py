@@ -206,7 +206,6 @@ class OnHost(nn.Module):
 
 
 def count_for(seconds: float) -> int:
-    """Count in Python, in lines of its own, for so many seconds."""
     count, until = 0, time.perf_counter() + seconds
     while time.perf_counter() < until:
         for number in range(50):
@@ -321,7 +320,6 @@ WAYS: dict[str, Callable[[torch.device], None]] = {
 
 
 def main() -> None:
-    """Run one way until killed, at most four minutes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("way", choices=sorted(WAYS))
     parser.add_argument("--device", default="cuda")

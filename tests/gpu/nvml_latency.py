@@ -56,7 +56,6 @@ def measure(nvml: Any, rounds: int, pause_s: float) -> dict[str, dict[str, float
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()

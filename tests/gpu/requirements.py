@@ -18,7 +18,6 @@ OF_TESTS = ("pytest>=8", "exceptiongroup")
 
 
 def list_requirements() -> list[str]:
-    """Return the requirements."""
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
     return [one.partition(";")[0].strip() for one in (*project["dependencies"], *OF_TESTS)]
 

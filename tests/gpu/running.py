@@ -94,7 +94,6 @@ class Stepping:
 
     @property
     def pid(self) -> int:
-        """Return the training's own process."""
         return self.training.pid
 
     @property

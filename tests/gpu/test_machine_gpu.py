@@ -13,7 +13,6 @@ from tests.programs.capturing import TPMON, run
 
 
 def run_and_keep(name: str, *command: str) -> str:
-    """Run a command and keep what it prints."""
     done = run(command)
     keep(name, done.stdout + done.stderr)
     assert done.returncode == 0, done.stderr

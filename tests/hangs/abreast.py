@@ -142,5 +142,4 @@ def count_room() -> int:
 
 
 def count_cores() -> int:
-    """Return the CPUs that this process may use."""
     return len(os.sched_getaffinity(0))

@@ -63,7 +63,6 @@ class Hanging(Running):
     start_s = START_S
 
     def is_ready(self) -> bool:
-        """Tell whether the program blames somebody."""
         return bool(read_culprits(self))
 
 
@@ -75,7 +74,6 @@ class Trees:
     hidden: Running | None = None
 
     def read_culprits(self) -> tuple[Culprit, ...]:
-        """Read whom the program blames."""
         return read_culprits(self.hidden or self.seen)
 
     def wait_until_ready(self) -> None:
@@ -119,6 +117,5 @@ def start_trees(row: Row | AliveRow, seed: int, seconds: float) -> Iterator[Tree
 
 
 def find_port() -> str:
-    """Return a port that nobody listens on."""
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as one:
         return str(one.getsockname()[1])

@@ -35,12 +35,10 @@ class Result:
 
     @property
     def right(self) -> bool:
-        """Tell whether all was right in time."""
         return not self.misses and not self.skipped
 
 
 def read(path: Path) -> list[Result]:
-    """Read what a results file holds."""
     if not path.exists():
         return []
     results = []

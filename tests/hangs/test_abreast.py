@@ -43,7 +43,6 @@ class Busy:
         self.lock = threading.Lock()
 
     def look(self, row: Row, seed: int, old_s: float, _trees: Trees) -> Result:
-        """Take a while, and find nothing wrong."""
         with self.lock:
             self.now += 1
             self.burning += row.burns

@@ -22,14 +22,12 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def run(command: Sequence[str], seconds: float = READY_S, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command that finds tpmon and the tests, to its end."""
     return subprocess.run(
         command, env={**ENVIRONMENT, **environment}, capture_output=True, text=True, timeout=seconds, check=False
     )
 
 
 def start(command: Sequence[str], **options: object) -> subprocess.Popen[str]:
-    """Start a command that finds tpmon and the tests."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": ENVIRONMENT}
     return subprocess.Popen(command, text=True, **(pipes | options))
 

@@ -101,12 +101,10 @@ class Watch:
         return status, self._process.stderr.read()
 
     def interrupt(self) -> tuple[int, str]:
-        """Press ^C; returns the exit status and complaints."""
         self._process.send_signal(signal.SIGINT)
         return self.wait_for_end()
 
     def close(self) -> None:
-        """Kill tpmon when it still runs."""
         self._process.kill()
         self._process.wait()
         self._reader.join(10)

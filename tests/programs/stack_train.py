@@ -31,7 +31,6 @@ class Images(Dataset):
 
 
 def main() -> None:
-    """Train until the time is over."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--ready", required=True)
     parser.add_argument("--fetch", type=float, default=0.1, help="seconds that a worker needs for a batch")

@@ -69,8 +69,6 @@ class Screen:
             self.talk.answer(order)
 
     def planned(self, choice: CaptureChoice) -> CaptureUpdate:
-        """Wait until the plan of a choice stands."""
-
         def stands() -> bool:
             return [(one.stage, one.choice) for one in self.told[-1:]] == [(PLANNED, choice)]
 

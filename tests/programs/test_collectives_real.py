@@ -31,7 +31,6 @@ PATIENCE_S = 120.0
 
 @contextmanager
 def hung(tmp_path: Path, *arguments: str, ranks: int = 2) -> Iterator[Program]:
-    """Run the job until each rank is at the call that hangs."""
     command = (*TORCHRUN, "--standalone", "--nproc-per-node", str(ranks), "record_hang.py")
     with run_program((*command, "--ready", "{ready}", *arguments), tmp_path, ranks) as program:
         yield program

@@ -30,7 +30,6 @@ START = (
 
 
 def read_tree(pid: int) -> list[int]:
-    """Return ``pid`` and every process below it."""
     return find_descendants(pid, read_table())
 
 

@@ -126,7 +126,6 @@ def test_the_key_stays_within_its_cpu_and_stops_nothing(program: Program):
 
 @contextmanager
 def busy_cores() -> Iterator[None]:
-    """Keep every core busy with eight programs."""
     code = "while True: pass"
     count = BUSY_PER_CORE * len(os.sched_getaffinity(0))
     programs = [subprocess.Popen([sys.executable, "-S", "-c", code]) for _ in range(count)]

@@ -49,7 +49,6 @@ def watching(pid: int, members: int) -> Iterator[None]:
 
 
 def read_signals(log: Path) -> list[tuple[int, str, str]]:
-    """Return PID, signal and details of each signal that strace saw."""
     return [(int(pid), name, details) for pid, name, details in SIGNAL.findall(log.read_text())]
 
 

@@ -67,7 +67,6 @@ class Terminal:
         return True
 
     def unread(self) -> int:
-        """Return how many bytes wait in the terminal."""
         answer = fcntl.ioctl(self.child.child_fd, termios.FIONREAD, bytes(4))
         return int.from_bytes(answer, sys.byteorder)
 
@@ -113,7 +112,6 @@ class Terminal:
         self.assert_restored()
 
     def quit(self) -> None:
-        """Leave by the key."""
         self.leave("q", 0)
 
     def assert_restored(self, *, drawn: bool = True) -> None:

@@ -127,7 +127,6 @@ def play(sink: Callable[[Update], None], options: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Draw the screen and end with its exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--frames", type=int, default=100_000)
     parser.add_argument("--every", type=float, default=1.0)

@@ -28,8 +28,6 @@ PROMISED_S = 3.0
 
 @dataclass(frozen=True)
 class Scene:
-    """Hold a mount that hangs, and the job on it."""
-
     mount: HangingMount
     pid: str
     state: Path
@@ -71,8 +69,6 @@ def interrupt(process: subprocess.Popen[str]) -> float:
 
 @dataclass(frozen=True)
 class Case:
-    """Hold a command that looks at the job, and what it says."""
-
     words: str
     code: int
     says: str

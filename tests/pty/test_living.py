@@ -160,7 +160,6 @@ def test_colours_are_those_of_the_terminal(open_terminal):
 
 
 def styles(raw: bytes) -> set[int]:
-    """Return the parameters of all SGR sequences."""
     found = re.findall(rb"\x1b\[([0-9;]*)m", raw)
     return {int(number or 0) for parameters in found for number in parameters.split(b";")}
 

@@ -35,8 +35,6 @@ for step, batch in enumerate(DataLoader(torch.randn(100_000, 16), batch_size=4))
 
 
 class Started:
-    """Hold the terminal and what the program in it wrote."""
-
     def __init__(self, terminal: Terminal, log: Path, stop: Path) -> None:
         self.terminal, self.log, self.stop = terminal, log, stop
 

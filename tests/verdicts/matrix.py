@@ -43,7 +43,6 @@ def find_onset(row: Row, verdicts: list[Verdict]) -> float:
 
 
 def run_once(row: Row, seed: int, busy: bool) -> Result:
-    """Run a program, watch it, and say whether the verdict was right."""
     try:
         with run_program(row, seed) as running, burner(busy):
             time.sleep(SETTLE_S if row.is_healthy else 0)
@@ -122,7 +121,6 @@ def run_all(rows: list[Row], options: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Run the matrix and print it; exit 1 when a verdict was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="names of programs, separated by commas")
     parser.add_argument("--runs", type=int, default=5, help="runs of each program, each with its own seed")

@@ -36,7 +36,6 @@ class Result:
 
     @property
     def said(self) -> str:
-        """Return the verdict in words."""
         return f"{self.kind} {self.cause}".strip()
 
 
@@ -57,7 +56,6 @@ class Gain:
 
     @property
     def ratio(self) -> float:
-        """Return how many times faster it became."""
         return self.after / self.before
 
     @property
@@ -67,7 +65,6 @@ class Gain:
 
 
 def append(path: Path, one: Result | Gain) -> None:
-    """Add one line to the file."""
     with path.open("a") as file:
         file.write(json.dumps({"type": type(one).__name__, **asdict(one)}) + "\n")
 

@@ -49,7 +49,6 @@ class Stream:
     events: list[tuple[float, str]] = field(default_factory=list)
 
     def read(self) -> None:
-        """Read until tpmon ends."""
         with suppress(ValueError):  # it was closed
             for line in self.lines:
                 now, frame = time.monotonic(), json.loads(line)
@@ -60,7 +59,6 @@ class Stream:
 
 @contextmanager
 def streaming(running: Running) -> Iterator[Stream]:
-    """Attach to the program while the block runs."""
     with attach(running.pid) as lines:
         stream = Stream(lines)
         threading.Thread(target=stream.read, daemon=True).start()

@@ -7,7 +7,6 @@ from tpmon.probe.job.job import find_descendants
 
 
 def count_tracers(pid: int) -> int:
-    """Return how many processes of the job have a tracer right now."""
     traced = 0
     for one in [pid, *find_descendants(pid, read_table())]:
         try:

@@ -109,7 +109,6 @@ class Told:
         return exact and self.off <= MOST_OFF and known == ("FSDP" in self.name) and not self.problem
 
     def write(self) -> str:
-        """Write a row of the table."""
         whole = sum(self.told_s) or 1.0
         split = ", ".join(f"{100 * one / whole:.1f}" for one in self.told_s)
         evals = f"{self.eval_steps[0]}, {self.eval_steps[1]}"
@@ -123,7 +122,6 @@ class Told:
 
 
 def parse_told(output: str) -> list[Told]:
-    """Parse what the ranks of a loop wrote."""
     found = []
     for line in output.splitlines():
         if not line.startswith("tpmon {"):
@@ -134,7 +132,6 @@ def parse_told(output: str) -> list[Told]:
 
 
 def write_command(row: Row, python: str) -> list[str]:
-    """Write the command that starts a loop with the hook in it."""
     start = [sys.executable, "-m", "tpmon", "run", "--", python]
     if row.ranks > 1:
         start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(row.ranks)]

@@ -23,12 +23,10 @@ def ask_server() -> Callable[[], object]:
 
 
 def run_program() -> Callable[[], object]:
-    """Return a call that runs another program."""
     return lambda: subprocess.run(["sleep", str(wait_ms / 1000)], check=True)
 
 
 def pause() -> Callable[[], object]:
-    """Return a call that sleeps, as until a file may be there."""
     return lambda: time.sleep(wait_ms / 1000)
 
 
@@ -37,7 +35,6 @@ every = 50 if program.fix else 1
 
 
 def report(images: Tensor, loss: Tensor) -> None:
-    """Tell somebody about the step."""
     if program.truth.steps % every == 0:
         call()
 

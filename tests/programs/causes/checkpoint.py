@@ -9,7 +9,6 @@ from loop import Images, Network, Program, make_loader
 
 
 def save_checkpoint(folder: str) -> None:
-    """Write the state shard by shard, each safely on the disk before the next."""
     number = 0
     while not program.is_over:
         with open(Path(folder, f"shard_{number % 4}.pt"), "wb") as file:

@@ -12,7 +12,6 @@ history: list[float] = []
 
 
 def callbacks(images: Tensor, loss: Tensor) -> None:
-    """Keep the loss, log, and evaluate a few batches."""
     history.append(loss.item())
     if len(history) % 20 == 0:
         print(f"{{'loss': {sum(history[-20:]) / 20:.4f}, 'step': {len(history)}}}", flush=True)

@@ -18,18 +18,15 @@ class Deadly(Images):
         self.end_s = math.inf
 
     def begin(self, _worker: int) -> None:
-        """Note when this worker is to die."""
         self.end_s = time.monotonic() + self.life_s
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Make one sample, or die."""
         if time.monotonic() > self.end_s:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(index)
 
 
 def main() -> None:
-    """Train with workers that die every few seconds."""
     program = Program(__doc__)
     batch = program.draw.choice((8, 16))
     step_ms = program.draw.uniform(20, 50)

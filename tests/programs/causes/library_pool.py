@@ -18,7 +18,6 @@ WIDE = 512
 
 
 def multiply(times: int) -> None:
-    """Multiply matrices with numpy, which asks OpenBLAS."""
     import numpy as np
 
     matrix = np.random.default_rng(0).random((WIDE, WIDE), dtype=np.float32)
@@ -27,7 +26,6 @@ def multiply(times: int) -> None:
 
 
 def blur(times: int) -> None:
-    """Blur an image with OpenCV."""
     import cv2
     import numpy as np
 
@@ -38,7 +36,6 @@ def blur(times: int) -> None:
 
 
 def compute(times: int) -> None:
-    """Evaluate an expression with numexpr."""
     import numexpr
     import numpy as np
 
@@ -51,8 +48,6 @@ WORK = {"numpy": multiply, "cv2": blur, "numexpr": compute}
 
 
 class Worked(Images):
-    """Do a library's work for each image."""
-
     def __init__(self, work: Callable[[int], None], times: int) -> None:
         super().__init__()
         self.work, self.times = work, times

@@ -83,7 +83,6 @@ def enter_own_mounts() -> None:
 
 
 def mount(kind: str, place: str, options: str) -> None:
-    """Mount a file system of ``kind``."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(kind.encode(), place.encode(), kind.encode(), 0, options.encode()):
         raise RefusedError(f"no {kind} mount ({os.strerror(ctypes.get_errno())})")

@@ -10,8 +10,6 @@ PIXELS = 3 * SIDE * SIDE
 
 
 class Distant(Images):
-    """Fetch images from the store, each worker over one connection."""
-
     def __init__(self, port: int) -> None:
         super().__init__()
         self.port = port

@@ -21,15 +21,12 @@ def make(task: tuple[int, float]) -> Batch:
 
 
 class Prefetched:
-    """Hand batches over that threads make ahead."""
-
     def __init__(self, threads: int, size: int, wait_s: float) -> None:
         self.queue: queue.Queue[Batch] = queue.Queue(maxsize=2)
         for _ in range(threads):
             threading.Thread(target=self.fill, args=((size, wait_s),), name="prefetch", daemon=True).start()
 
     def fill(self, task: tuple[int, float]) -> None:
-        """Fill the queue for ever."""
         while True:
             self.queue.put(make(task))
 
@@ -39,8 +36,6 @@ class Prefetched:
 
 
 class Pooled:
-    """Hand batches over that the processes of a pool make."""
-
     def __init__(self, processes: int, size: int, wait_s: float) -> None:
         self.pool = get_context("fork").Pool(processes)
         self.tasks = [(size, wait_s)] * 200

@@ -21,7 +21,6 @@ class Mapped(Images):
         self.map: mmap.mmap | None = None
 
     def read(self, index: int) -> torch.Tensor:
-        """Touch every page of the stretch of image ``index``."""
         if self.map is None:
             with open(self.path, "rb") as file:
                 self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -6,7 +6,6 @@ from loop import Images, Network, Program, make_loader, rounds_for
 
 
 def open_shard(index: int) -> None:
-    """Open a new shard every so many images."""
     if index % (every * batch) == 0:
         time.sleep(open_s)
 

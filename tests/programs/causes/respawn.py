@@ -13,7 +13,6 @@ class Indexed(Images):
         self.index_s = index_s
 
     def prepare(self, _worker: int) -> None:
-        """Compute for as long as reading the index takes."""
         end = time.thread_time() + self.index_s
         while time.thread_time() < end:
             sorted(range(10_000), key=hash)

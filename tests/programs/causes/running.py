@@ -72,11 +72,9 @@ class Running:
                 return TruthNow(steps, taken_ns, waited_ns, bool(ready))
 
     def is_ready(self) -> bool:
-        """Tell whether the program shows its cause."""
         return self.read_truth().is_ready
 
     def is_running(self) -> bool:
-        """Tell whether its first process lives."""
         return self.process.poll() is None
 
     def wait_until_ready(self) -> None:
@@ -105,7 +103,6 @@ class Running:
 
 @contextmanager
 def run_program(row: Row, seed: int, *more: str, seconds: float = 400.0) -> Iterator[Running]:
-    """Start a program, wait until it shows its cause, and end it with all that it started."""
     start = (*TORCHRUN, str(row.ranks)) if row.ranks > 1 else (sys.executable,)
     with start_program((*start, str(HERE / row.script)), seed, *row.options, *more, seconds=seconds) as running:
         running.wait_until_ready()
@@ -174,7 +171,6 @@ class Verdict:
 
     @property
     def accuses(self) -> bool:
-        """Tell whether the kind accuses the run of something."""
         return self.kind in {kind.value for kind in Kind} and EXIT_CODES[Kind(self.kind)] == FAULT
 
     def __str__(self) -> str:

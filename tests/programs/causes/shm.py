@@ -9,8 +9,6 @@ MB = 1 << 20
 
 
 class Large(Images):
-    """Serve images of many pixels."""
-
     def __init__(self, side: int) -> None:
         super().__init__()
         self.side = side

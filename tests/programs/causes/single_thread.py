@@ -5,7 +5,6 @@ from torch import Tensor
 
 
 def spread(values: list[float]) -> float:
-    """Return the standard deviation of numbers."""
     mean = sum(values) / len(values)
     total = 0.0
     for value in values:
@@ -14,7 +13,6 @@ def spread(values: list[float]) -> float:
 
 
 def measure(images: Tensor, _loss: Tensor) -> list[float]:
-    """Return the spread of all pixels at several exposures."""
     if program.fix:
         return [float((images * exposure).std()) for exposure in range(1, exposures + 1)]
     return [spread((images * exposure).flatten().tolist()) for exposure in range(1, exposures + 1)]

@@ -57,7 +57,6 @@ class Server:
         self.line_free_at = 0.0
 
     def serve(self) -> None:
-        """Answer until the file system is unmounted."""
         while True:
             try:
                 request = os.read(self.descriptor, REQUEST_BYTES)
@@ -116,7 +115,6 @@ class Server:
         return self.pages[:size]
 
     def attributes(self, node: int) -> bytes:
-        """Describe a node as struct fuse_attr."""
         folder = node == ROOT_NODE
         mode, size = (stat.S_IFDIR | 0o755, 0) if folder else (stat.S_IFREG | 0o444, self.file_bytes)
         return struct.pack("=6Q10I", node, size, size // 512 + 1, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)

@@ -21,7 +21,6 @@ class Large(Images):
         self.place, self.sample_bytes, self.flags = place, sample_bytes, flags
 
     def read(self, index: int) -> torch.Tensor:
-        """Read sample ``index`` in pieces of one MiB."""
         file = os.open(os.path.join(self.place, str(index % FILES)), os.O_RDONLY | self.flags)
         piece = mmap(-1, MB)  # aligned, as O_DIRECT wants it
         for offset in range(0, self.sample_bytes, MB):

@@ -14,8 +14,6 @@ from pathlib import Path
 
 
 class Answer(socketserver.BaseRequestHandler):
-    """Answer each byte that comes with one sample."""
-
     def handle(self) -> None:
         while self.request.recv(1):
             time.sleep(float(sys.argv[2]) / 1000)
@@ -23,8 +21,6 @@ class Answer(socketserver.BaseRequestHandler):
 
 
 class Store(socketserver.ThreadingTCPServer):
-    """Listen on the loopback interface."""
-
     daemon_threads = True
 
 

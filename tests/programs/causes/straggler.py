@@ -19,7 +19,6 @@ model = DistributedDataParallel(network)
 
 
 def evaluate_more(images: Tensor, _loss: Tensor) -> None:
-    """Do again on one rank what all have done."""
     if program.rank == late and not program.fix:
         with torch.no_grad():
             for _ in range(times):

@@ -19,7 +19,6 @@ class Looked(Images):
         self.table, self.rows = table, rows
 
     def transform(self, image: Tensor) -> Tensor:
-        """Add the mean of some rows."""
         chosen = torch.randint(len(self.table), (self.rows,))
         return image + self.table[chosen].mean()
 

@@ -42,21 +42,18 @@ def next_cause(_number: int, _frame: object) -> None:
 
 
 def apply(cause: str) -> None:
-    """Put a cause in force."""
     data.cost.value = heavy if cause == "cpu-transform" else light
     torch.set_num_threads(THREADS if cause == "rank-pool" else 1)
     print(f"cause: {cause}", flush=True)
 
 
 def deviate(images: Tensor) -> float:
-    """Compute the variance of some images in Python."""
     values = images[:8].flatten().tolist()
     mean = sum(values) / len(values)
     return sum((value - mean) ** 2 for value in values) / len(values)
 
 
 def measure(images: Tensor, _loss: Tensor) -> None:
-    """Compute statistics of a batch in Python, if that is the cause in force."""
     if causes[now] == "single-thread":
         for _ in range(rounds):
             deviate(images)

@@ -57,7 +57,6 @@ class Row:
 
     @property
     def script(self) -> str:
-        """Return the name of the program's file."""
         return f"{self.file or self.name}.py"
 
     @property
@@ -66,11 +65,9 @@ class Row:
         return self.label in HEALTHY
 
     def accepts(self, kind: str, cause: str) -> bool:
-        """Tell whether a verdict is right."""
         return any(label.fits(kind, cause) for label in (self.label, *self.also))
 
     def accuses(self, kind: str) -> bool:
-        """Tell whether a verdict's kind is one that accuses."""
         return EXIT_CODES[Kind(kind)] == FAULT
 
 

@@ -5,7 +5,6 @@ from loop import Images, Network, Program, make_loader
 
 
 def validate() -> float:
-    """Return the accuracy over the validation set."""
     network.eval()
     right = seen = 0
     with torch.no_grad():

@@ -21,7 +21,6 @@ def make(index: int) -> list[float]:
 
 
 def load() -> Iterator[tuple[Tensor, Tensor]]:
-    """Have a batch made by the pool."""
     first = 0
     while True:
         rows = pool.map(make, range(first, first + batch), chunksize=1)

@@ -29,7 +29,6 @@ def serve(number: int, asked: "multiprocessing.Queue[int]", made: "multiprocessi
 
 
 def load() -> Iterator[tuple[Tensor, Tensor]]:
-    """Ask every process for its part of a batch and wait for all of them."""
     index = 0
     while True:
         for asked in asking:

@@ -40,12 +40,10 @@ def wait_for_socket() -> None:
 
 
 def is_prime(number: int) -> bool:
-    """Try all divisors."""
     return all(number % divisor for divisor in range(2, int(number**0.5) + 1))
 
 
 def count_pairs(seconds: float) -> int:
-    """Count twin primes for some time."""
     end, number, pairs = time.thread_time() + seconds, 3, 0
     while time.thread_time() < end:
         pairs += is_prime(number) and is_prime(number + 2)

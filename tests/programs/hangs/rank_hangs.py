@@ -33,7 +33,6 @@ def read_settings() -> None:
 
 
 def wait_for_work() -> None:
-    """Wait for work that nobody hands out."""
     work: queue.Queue[int] = queue.Queue()
     program.tell()
     work.get()

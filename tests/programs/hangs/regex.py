@@ -9,15 +9,12 @@ PATTERN = re.compile(r"(a|a)+$")
 
 
 class Captions(Sticky):
-    """Clean the caption of one image in a worker."""
-
     def stick(self) -> None:
         program.tell()
         PATTERN.match(TEXT)
 
 
 def clean() -> None:
-    """Clean a text in the loop."""
     program.tell()
     PATTERN.match(TEXT)
 

@@ -25,7 +25,6 @@ class Upload(io.RawIOBase):
         return True
 
     def write(self, data: memoryview) -> int:
-        """Write all of it, which waits whenever the pipe is full."""
         view = memoryview(data).cast("B")
         done = 0
         while done < len(view):

@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def validate(seconds: float) -> None:
-    """Go over the validation set, each image after the other."""
     network.eval()
     end = time.monotonic() + seconds
     with torch.no_grad():

@@ -8,7 +8,6 @@ from hang import Hang
 
 
 def ask() -> None:
-    """Wait for an answer."""
     if debugged:
         program.tell(2)
         breakpoint()  # noqa: T100

@@ -32,7 +32,6 @@ def note() -> None:
 
 
 def flush_log() -> None:
-    """Take the log, then the totals."""
     with log:
         thread_is_there.set()
         loop_is_there.wait()
@@ -60,7 +59,6 @@ def decode() -> None:
 
 
 def ask() -> None:
-    """Have the thread decode."""
     if not loop_is_there.is_set():
         loop_is_there.set()
         start(decode, "decoder")

@@ -8,14 +8,12 @@ from hang import Hang
 
 
 def write_back() -> None:
-    """Wait for work that nobody hands out any more."""
     is_over.wait()
     program.tell()
     work.get()
 
 
 def listen() -> None:
-    """Wait for a line of a peer that has nothing to say."""
     is_over.wait()
     one, _other = pair
     program.tell()

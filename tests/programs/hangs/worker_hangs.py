@@ -41,7 +41,6 @@ class Mounted(Sticky):
         self.place = program.make(mount_slow_fs, 3072, late_ms, mb_s)
 
     def stick(self) -> None:
-        """Open and read the image."""
         program.tell(2)
         with open(os.path.join(self.place, "7"), "rb", buffering=0) as file:
             file.read(3072)
@@ -54,7 +53,6 @@ class Distant(Sticky):
         self.server = socket.create_server(("127.0.0.1", 0))
 
     def stick(self) -> None:
-        """Ask, and wait for the answer."""
         connection = socket.create_connection(self.server.getsockname())
         connection.sendall(b"GET /image.raw HTTP/1.0\r\n\r\n")
         program.tell()
@@ -73,17 +71,14 @@ class Huge(Sticky):
     """Serve images of which some are very large, and take more than a minute."""
 
     def prepare(self) -> None:
-        """Draw how long one takes."""
         self.seconds = program.draw.uniform(65, 90)
 
     def stick(self) -> None:
-        """Work on a very large image."""
         self.made = 0
         program.tell()
         self.shrink()
 
     def shrink(self) -> None:
-        """Blur for a long time."""
         image, end = Images.read(self, 0), time.thread_time() + self.seconds
         while time.thread_time() < end:
             image = blur(image, 100)
