@@ -94,7 +94,6 @@ def make_thread(tid: int, **fields: Any) -> ThreadLook:
 
 
 def make_native(tid: int, name: str, kind: ThreadKind = ThreadKind.COMM, **fields: Any) -> ThreadLook:
-    """Build a thread that runs no Python."""
     return make_thread(tid, **({"name": name, "kind": kind, "frames": NOT_APPLICABLE} | fields))
 
 
@@ -115,7 +114,6 @@ def make_rank(rank: int, *others: ThreadLook, pid: int = 0, **fields: Any) -> Pr
 
 
 def make_worker(rank: int, worker: int, **fields: Any) -> ProcessLook:
-    """Build a loader worker of rank ``rank``."""
     pid = 4000 + 10 * rank + worker + 1
     return ProcessLook(
         pid=pid,

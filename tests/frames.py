@@ -281,7 +281,6 @@ _OUTPUT = OutputSample(
 
 
 def make_output(pid: int = 4211, **fields: Any) -> OutputSample:
-    """Build the log tail of one process."""
     return replace(_OUTPUT, **({"pid": pid} | fields))
 
 
@@ -330,7 +329,6 @@ _OWN_COST = OwnCost(
 
 
 def make_own_cost(**fields: Any) -> OwnCost:
-    """Build tpmon's own cost."""
     return replace(_OWN_COST, **fields)
 
 
@@ -424,7 +422,6 @@ def make_frame(**fields: Any) -> Frame:
 
 
 def make_driver(**fields: Any) -> Driver:
-    """Build what NVML says of itself."""
     return replace(Driver(driver_version="570.124.06", cuda_version="12.8"), **fields)
 
 

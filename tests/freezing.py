@@ -39,7 +39,6 @@ def making_group(controller: str) -> Iterator[Path]:
 
 
 def is_frozen(group: Path, version: int) -> bool:
-    """Tell whether the kernel says that all of a group is frozen."""
     if version == 1:
         return (group / "freezer.state").read_text().strip() == "FROZEN"
     return "frozen 1" in (group / "cgroup.events").read_text()

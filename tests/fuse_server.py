@@ -132,7 +132,6 @@ def _attributes(found: os.stat_result) -> bytes:
 
 
 def main() -> None:
-    """Serve until standard input ends."""
     server = Server(sys.argv[1], sys.argv[2])
     print("ready", flush=True)
     ready = select.poll()

@@ -132,14 +132,12 @@ def remember(frames: Sequence[Frame], **watch: Any) -> WatchedTime:
 
 
 def conclude(frames: Sequence[Frame], **watch: Any) -> Finding:
-    """Return the last verdict."""
     finding = run(frames, max(0, len(frames) - JUDGED), **watch)[-1].frame.verdict
     assert is_known(finding)
     return finding
 
 
 def said(frames: Sequence[Frame], **watch: Any) -> tuple[Kind, Applicable[str]]:
-    """Return the kind and the cause of the last verdict."""
     finding = conclude(frames, **watch)
     return finding.kind, finding.cause
 
@@ -202,7 +200,6 @@ class Job:
         return self.change(sample_all(frames, stacks) if stacks else frames)
 
     def check(self) -> Finding:
-        """Check every verdict, and return the last."""
         for seconds, cause in self.says.items():
             finding = conclude(self.frames(seconds), **self.watch)
             told = finding.cause if finding.kind is Kind.HUNG else ""
@@ -250,8 +247,6 @@ def beside(*processes: ProcessSample) -> Change:
 
 
 def see(*rounds: Sequence[ProcessLook]) -> Change:
-    """Let each look in turn see other processes."""
-
     def change(frames: list[Frame]) -> list[Frame]:
         given = list(rounds)
         return [
@@ -270,5 +265,4 @@ def see_moves(used_s: float, one: ProcessLook, two: ProcessLook, *others: Proces
 
 
 def thread(tid: int, frames: tuple[StackFrame, ...], **fields: Any) -> ThreadLook:
-    """Make a Python thread of a rank that is not its main one."""
     return make_thread(tid, **({"name": f"thread-{tid}", "kind": ThreadKind.OTHER, "frames": frames} | fields))

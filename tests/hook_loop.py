@@ -84,7 +84,6 @@ class Loop:
             PARTS[letter](self)
 
     def tell(self, names: Iterable[str]) -> dict[str, object]:
-        """Return what was counted so far, by name."""
         times = {"phases_ms": self.phases_ms(), "evals_ms": self.evals_ms()}
         return {name: times[name] if name in times else getattr(self.steps, name) for name in names}
 

@@ -58,7 +58,6 @@ def find_page(pid: int, name: str = wire.TELEMETRY_NAME) -> str:
 
 @contextmanager
 def open_page(path: str) -> Iterator[memoryview]:
-    """Map a page for reading."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         mapped = mmap.mmap(descriptor, os.fstat(descriptor).st_size, mmap.MAP_SHARED, mmap.PROT_READ)

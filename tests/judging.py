@@ -21,7 +21,6 @@ SECOND = 1_000_000_000
 
 
 def hold(frame: Frame, seconds: int = 12) -> list[Frame]:
-    """Repeat ``frame`` once a second, ending with it as it is."""
     return [
         replace(
             frame, taken=frame.taken - timedelta(seconds=seconds - i), taken_ns=frame.taken_ns - (seconds - i) * SECOND
@@ -40,7 +39,6 @@ def follow(frames: Sequence[Frame], standing: Standing | None = None, begin: int
 
 
 def conclude(frames: Sequence[Frame]) -> Finding:
-    """Return the last verdict."""
     (*_, last) = follow(frames)
     finding = last.frame.verdict
     assert is_known(finding)
@@ -88,5 +86,4 @@ def scene_of(frame: Frame, phases: Sequence[RankPhases] = (), seconds: int = 12)
 
 
 def said(answer: Answer) -> tuple[Kind, Applicable[str]] | type[Answer]:
-    """Return kind and cause of a suspicion, else the type of the answer."""
     return (answer.kind, answer.cause) if isinstance(answer, Suspicion) else type(answer)

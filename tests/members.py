@@ -37,5 +37,4 @@ def member(pid: int, rank: int = 0, role: Role = Role.RANK) -> Member:
 
 
 def describe_changes(changes: Changes) -> tuple[str, ...]:
-    """Return the lines of what happened, whosesoever they are."""
     return tuple(line for _role, line in describe_by_role(changes))

@@ -13,12 +13,10 @@ __all__ = ["find_wrong", "inks_of", "join", "screen_of", "text_of", "texts_of"]
 
 
 def texts_of(lines: Iterable[Line]) -> list[str]:
-    """Return the text of each line without blanks at its end."""
     return [text_of(line).rstrip() for line in lines]
 
 
 def join(lines: Iterable[Line]) -> str:
-    """Return all text, a line below the other."""
     return "\n".join(texts_of(lines))
 
 
@@ -28,10 +26,8 @@ def find_wrong(words: str, text: str) -> list[str]:
 
 
 def inks_of(lines: Iterable[Line], words: str) -> set[Ink]:
-    """Return the inks of the spans that hold some words."""
     return {ink for line in lines for text, ink in line if words in text}
 
 
 def screen_of(view: ViewState, width: int = 120, height: int = 40) -> str:
-    """Return the text of the whole screen."""
     return join(paint_screen(view, Size(width, height), keys_shown(view)))

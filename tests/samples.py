@@ -46,7 +46,6 @@ def make_sampled(rank: int, *stacks: StackCount, pid: int = 0, **fields: Any) ->
 
 
 def make_sampled_worker(rank: int, worker: int, *stacks: StackCount, **fields: Any) -> SampledProcess:
-    """Build a loader worker of rank ``rank``."""
     pid = 4000 + 10 * rank + worker + 1
     stacks = stacks or (count(pid, WORKER_READS, 20),)
     named: dict[str, Any] = {"role": Role.WORKER, "worker": worker, "rank_pid": 4000 + 10 * rank}

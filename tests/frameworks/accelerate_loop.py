@@ -22,7 +22,6 @@ EPOCH = 200
 
 
 def write_folder() -> list[tuple[str, int]]:
-    """Write images that are drawn at random; return paths and classes."""
     listed = []
     for label in range(CLASSES):
         place = program.folder / "train" / f"class_{label}"
@@ -45,8 +44,6 @@ def augment(image: Image.Image, rounds: int) -> Image.Image:
 
 
 class Folder(Dataset):
-    """Decode the images of a folder, or raw ones of a slow source."""
-
     def __init__(self, rounds: int, source: Source | None) -> None:
         self.rounds = rounds
         self.source = source
@@ -66,8 +63,6 @@ class Folder(Dataset):
 
 
 class Block(nn.Module):
-    """Add two convolutions to what comes in."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Conv2d(WIDTH, WIDTH, 3, padding=1)

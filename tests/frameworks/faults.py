@@ -30,7 +30,6 @@ class Fault(str, Enum):
 
     @property
     def workers(self) -> int:
-        """Return how many loader workers the program asks for."""
         return {Fault.NO_WORKERS: 0, Fault.ONE_CPU: WORKERS + 1}.get(self, WORKERS)
 
     @property
@@ -44,6 +43,5 @@ class Fault(str, Enum):
         return {"OMP_NUM_THREADS": str(OMP_THREADS)} if self is Fault.OMP else {}
 
     def wrap(self, command: list[str], cpus: list[int]) -> list[str]:
-        """Return the command that starts the program on ``cpus``, or on one of them."""
         mine = cpus[:1] if self is Fault.ONE_CPU else cpus[:CPUS]
         return ["taskset", "-c", ",".join(map(str, mine)), *command]

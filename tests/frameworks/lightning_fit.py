@@ -4,7 +4,7 @@ import lightning
 import torch
 from faults import CHECKPOINT_STEPS, Fault
 from lightning.pytorch.callbacks import ModelCheckpoint
-from parts import Program, Source
+from parts import Program, Source, blur
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
@@ -14,14 +14,6 @@ SIDE = 32
 CLASSES = 10
 WIDTH = 32
 HIDDEN = 1024
-KERNEL = torch.full((3, 1, 3, 3), 1 / 9)
-
-
-def blur(image: Tensor, rounds: int) -> Tensor:
-    """Blur an image again and again: a transform of chosen cost."""
-    for _ in range(rounds):
-        image = functional.conv2d(image[None], KERNEL, padding=1, groups=3)[0]
-    return image
 
 
 class Images(Dataset):

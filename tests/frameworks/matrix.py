@@ -94,7 +94,6 @@ def stop_worker(pid: int) -> None:
 
 
 def run_once(row: Row, python: str) -> str:
-    """Run a program, ask tpmon once, and return a line of the table."""
     expected = " or ".join(map(str, row.expected))
     try:
         with run_row(row, python) as running:

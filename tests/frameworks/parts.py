@@ -25,8 +25,6 @@ FUSE_MB_S = 500.0
 
 
 class Program:
-    """Hold the options of a program and what it knows about itself."""
-
     def __init__(self, doc: str) -> None:
         parser = argparse.ArgumentParser(description=doc)
         parser.add_argument("--fault", type=Fault, default=Fault.HEALTHY, choices=list(Fault))
@@ -53,7 +51,6 @@ class Program:
             sys.exit(CANNOT)
 
     def note_step(self) -> None:
-        """Count a step that ended now."""
         self.truth.note(0)
         if self.truth.steps == READY_STEPS:
             self.truth.ready()
@@ -97,8 +94,6 @@ class Store(Source):
 
 
 class Files(Source):
-    """Read one small file for each sample."""
-
     def __init__(self, place: str, sample_bytes: int) -> None:
         self.place = place
         self.sample_bytes = sample_bytes
@@ -109,7 +104,6 @@ class Files(Source):
 
 
 def take_ms(work: Callable[[], object], tries: int = 4) -> float:
-    """Return the least milliseconds that a call took."""
     times = []
     for _ in range(tries):
         before = time.monotonic()

@@ -23,7 +23,6 @@ else:
 
 @pytest.fixture(scope="session")
 def card() -> None:
-    """Skip where torch has no card."""
     found = subprocess.run([sys.executable, "-c", FIND_CARD], capture_output=True, text=True, check=False)
     if found.returncode or found.stdout.strip():
         pytest.skip(found.stdout.strip() or found.stderr.strip()[-300:])
@@ -39,7 +38,6 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def nsys() -> str:
-    """Return where Nsight Systems is; skip without it."""
     path = shutil.which("nsys")
     if path is None:
         pytest.skip("nsys is not in PATH: Nsight Systems is not installed")

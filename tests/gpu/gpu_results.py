@@ -15,6 +15,5 @@ RECORDED_S = 6.0 if IS_REHEARSED else 35.0
 
 
 def keep(name: str, text: str) -> None:
-    """Write a result for whoever has no card."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / name).write_text(text)

@@ -156,7 +156,6 @@ def train(way: str, told: TextIO, device: torch.device) -> None:
 
 
 def main() -> None:
-    """Train until killed, at most five minutes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("way", choices=("split", "layers"))
     parser.add_argument("file")

@@ -19,7 +19,6 @@ PARTS: dict[int, tuple[str, ...]] = {
 
 
 def list_files(parts: list[int]) -> list[str]:
-    """Return the paths of the files of some parts, of all without one."""
     return [str(HERE / name) for part in parts or sorted(PARTS) for name in PARTS[part]]
 
 

@@ -102,7 +102,6 @@ class Stepping:
         return self.training.process.poll() is None and Path(f"/proc/{self.pid}").exists()
 
     def read(self) -> list[Step]:
-        """Read all whole lines so far."""
         lines = self.file.read_text().split("\n")[:-1]
         return [Step(**json.loads(line)) for line in lines]
 
@@ -117,7 +116,6 @@ def step(way: str, folder: Path, *before: str, device: str = "cuda") -> Iterator
 
 
 def run_tpmon(*arguments: str) -> dict[str, Any]:
-    """Run tpmon and return its last JSON object."""
     done = run([*TPMON, *arguments])
     assert done.stdout.strip(), done.stderr
     return json.loads(done.stdout.strip().splitlines()[-1])

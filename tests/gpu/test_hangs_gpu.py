@@ -56,5 +56,4 @@ def test_a_main_thread_pegged_in_synchronize_over_a_card_at_work_is_never_hung()
 
 
 def read_main_cpu_s(pid: int) -> float:
-    """Return the CPU time of a process's main thread so far."""
     return next(one.user_time + one.system_time for one in psutil.Process(pid).threads() if one.id == pid)

@@ -56,7 +56,6 @@ class Abreast:
         self._computing = ThreadPoolExecutor(cores if old_s else min(cores, jobs))
 
     def run(self, runs: Sequence[Run]) -> None:
-        """Run all; when that is interrupted, end every program first."""
         futures: list[Future[None]] = []
         try:
             for row, seed in runs:

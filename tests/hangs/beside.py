@@ -41,14 +41,12 @@ class Beside:
             self._process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
 
     def wait_for(self, name: str) -> Result:
-        """Return what was said of a program, when all were looked at."""
         self._process.wait(LIFE_S)
         found = {one.name: one for one in read(self._path)}
         assert name in found, self._log.read_text()
         return found[name]
 
     def end(self) -> None:
-        """End the programs, which nobody asks about any more."""
         self._process.terminate()
         self._process.wait()
 
@@ -68,7 +66,6 @@ def _end(*_: object) -> NoReturn:
 
 
 def main(path: Path) -> None:
-    """Start all of them, and attach to all of them at the same time."""
     signal.signal(signal.SIGTERM, _end)
     rows = [row for row in (*ROWS, *ALIVE_ROWS) if row.name in NAMES]
     with ThreadPoolExecutor(len(rows)) as pool, ExitStack() as stack:

@@ -52,7 +52,6 @@ def plan(rows: Sequence[Row | AliveRow], results: Sequence[Result], options: arg
 
 
 def tell(path: Path, result: Result) -> None:
-    """Keep a result and print it."""
     append(path, result)
     age = f"old {result.old_s:.0f} s" if result.old_s else "fresh"
     if result.skipped:

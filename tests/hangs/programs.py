@@ -43,7 +43,6 @@ class Culprit:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Return what names its place: "spin.py:31"."""
         return tuple(f"{self.file}:{line}" for line in self.lines)
 
 
@@ -81,7 +80,6 @@ class Trees:
         (self.hidden or self.seen).wait_until_ready()
 
     def end(self) -> None:
-        """Kill all of it, so that who waits for it goes on."""
         for one in (self.seen, self.hidden):
             if one is not None:
                 end_tree(one.process)

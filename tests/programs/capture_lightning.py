@@ -22,8 +22,6 @@ DATA = TensorDataset(torch.arange(1600.0).reshape(200, 8) / 1600)
 
 
 class Module(lightning.LightningModule):
-    """A linear model that keeps its losses."""
-
     def __init__(self) -> None:
         super().__init__()
         self.net = torch.nn.Linear(8, 1)
@@ -42,8 +40,6 @@ class Module(lightning.LightningModule):
 
 
 class Asking(lightning.Callback):
-    """Ask at some batches of the training."""
-
     def __init__(self, asked) -> None:
         self.asked = asked
 

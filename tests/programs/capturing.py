@@ -59,6 +59,13 @@ def run_json(python: str, program: str, folder: Path, *flags: str) -> dict[str, 
     return json.loads(done.stdout)
 
 
+def captured(pid: int, *flags: str) -> tuple[dict[str, object], str]:
+    """Capture to the end, and return what was told and what was said meanwhile."""
+    code, told, said = capture(pid, *flags)
+    assert (code, told.get("state")) == (0, "done"), said
+    return told, said
+
+
 def capture(pid: int, *flags: str) -> tuple[int, dict[str, object], str]:
     done = run([*TPMON, "capture", str(pid), "--json", *flags])
     return done.returncode, json.loads(done.stdout or "{}"), done.stderr

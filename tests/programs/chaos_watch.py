@@ -27,12 +27,10 @@ _ENVIRONMENT = {
 
 
 def start_tpmon(*arguments: object, before: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """Start tpmon without the settings of whoever runs the tests."""
     return start(*map(str, arguments), before=before, cwd=ROOT, env=_ENVIRONMENT)
 
 
 def run_tpmon(*arguments: object, before: Sequence[str] = ()) -> tuple[int, str, str]:
-    """Run tpmon to its end; returns its exit status, output and complaints."""
     with start_tpmon(*arguments, before=before) as process:
         output, complaint = process.communicate(timeout=120)
     return process.returncode, output, complaint

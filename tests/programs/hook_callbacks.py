@@ -307,7 +307,6 @@ def asked() -> list[float]:
 
 
 def imported() -> list[float]:
-    """Import torch after the hook."""
     assert "plain" in OWN or "torch" not in sys.modules
     import torch
 

@@ -81,7 +81,6 @@ def find_leaving() -> set[Line]:
 
 
 def watch(act: Callable[[Line], None]) -> None:
-    """Call ``act`` at each line of the hook that counts, in this thread."""
     MADE["watch"](HERE, counts, act)
 
 
@@ -196,7 +195,6 @@ def run(scenario: Callable[[], list[float]]) -> list[float]:
 
 
 def look(scenario: Callable[[], list[float]], losses: list[float], before: list[object]) -> list[str]:
-    """Say what is not as it should be after a training."""
     if tpmon.hook.problem():  # an error while it is taken back leaves the page that says so, until the next
         tpmon.hook.install()
         tpmon.hook.uninstall()

@@ -29,8 +29,6 @@ DATA = TensorDataset(torch.arange(320.0).reshape(40, 8) / 320, torch.ones(40, 1)
 
 
 class Slow(Dataset):
-    """Hand out a sample after 5 ms."""
-
     def __len__(self) -> int:
         return 20
 

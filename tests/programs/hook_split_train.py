@@ -21,8 +21,6 @@ BATCH = 8
 
 
 class Sleeping(Dataset):
-    """Hand out samples, each after a wait."""
-
     def __init__(self, wait_s: float, length: int) -> None:
         self.wait_s, self.length = wait_s, length
 

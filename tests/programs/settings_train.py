@@ -135,7 +135,6 @@ def wrapped() -> list[int]:
 
 
 def switches() -> dict[str, object]:
-    """Turn one switch after the other."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn

@@ -39,7 +39,6 @@ def free_port() -> int:
 
 
 def commands(folder: Path) -> dict[str, tuple[tuple[str, ...], int]]:
-    """Return the command line of each job and how many processes train in it."""
     node = (*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1")
     node += ("--master-port", str(free_port()))
     quiet = ("--load", "0.02")

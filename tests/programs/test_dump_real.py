@@ -124,7 +124,6 @@ def test_workers_that_were_spawned_are_told_apart(tmp_path):
 
 @pytest.fixture(scope="module")
 def small_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """Give the PID of one rank with two workers."""
     command = (sys.executable, "job_train.py", "--ready", "{ready}", "--workers", "2")
     with run_program(command, tmp_path_factory.mktemp("small"), 1) as program:
         yield program.pid
@@ -139,7 +138,6 @@ def test_another_user_is_refused_with_what_to_do(small_job: int):
 
 
 def has_ended(pid: int) -> bool:
-    """Tell whether a process is gone or a zombie."""
     process = read_table().get(pid)
     return process is None or process.state == "Z"
 

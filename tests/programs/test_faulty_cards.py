@@ -63,8 +63,6 @@ class Case:
 
 
 def near(name: str, least: float, most: float = math.inf) -> Holds:
-    """Hold where a reading is known and within these."""
-
     def check(card: GpuSample) -> bool:
         value = getattr(card, name)
         return is_known(value) and least <= value <= most
@@ -73,7 +71,6 @@ def near(name: str, least: float, most: float = math.inf) -> Holds:
 
 
 def of_first(wanted: Callable[[Known[float]], bool]) -> Holds:
-    """Hold where the SM % of the first process is so."""
     return lambda card: is_known(card.processes) and wanted(card.processes[0].sm_pct)
 
 
@@ -333,7 +330,6 @@ class Begun:
 
 
 def ask(folder: Path, job: Child, fault: str, *command: str) -> subprocess.Popen[str]:
-    """Start tpmon beside a job of two cards that fail."""
     cards = Cards(folder, 2, [job.pid] * 2)
     cards.fail(fault)
     return start(*command, env={**os.environ, **cards.environment})

@@ -53,7 +53,6 @@ def diagnose(pid: int) -> dict[str, object]:
 
 
 def goes_on(training: Running) -> bool:
-    """Tell whether the training makes steps again."""
     before = training.read_truth().steps
     return wait_until(lambda: training.read_truth().steps > before, 60.0)
 
@@ -95,7 +94,6 @@ def traced_by(command: list[str], pid: int) -> Iterator[int]:
 
 
 def check_held(training: Running, holder: int, name: str, command: str) -> None:
-    """Check what is said of a training that ``holder`` traces."""
     said = diagnose(training.pid)
     assert (said["kind"], said["cause"]) == ("hung", "stopped")
     assert said["summary"] == f"rank 0 is held by a debugger, {name} ({holder})"

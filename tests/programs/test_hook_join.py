@@ -42,7 +42,6 @@ def told_by(path: Path) -> list[dict]:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[tuple[int, Path]]:
-    """Start the program and wait for its first steps."""
     path = tmp_path / "told"
     path.touch()
     with start([sys.executable, "-W", "ignore", str(PROGRAM), str(path)]) as process:

@@ -46,11 +46,9 @@ class Truth:
         assert all(one <= other for one, other in pairwise(self._waited))
 
     def reaches(self, moment_ns: int) -> bool:
-        """Tell whether a line was written after a moment."""
         return bool(self._times) and self._times[-1] > moment_ns
 
     def waited_s(self, moment_ns: int) -> float:
-        """Return the seconds waited up to a moment between two lines."""
         after = bisect_right(self._times, moment_ns)
         assert 0 < after < len(self._times), "the moment is outside the log"
         begin, end = self._times[after - 1], self._times[after]

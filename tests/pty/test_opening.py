@@ -111,14 +111,6 @@ def test_a_screen_that_cannot_be_loaded_is_reported(open_terminal, state):
     assert len(list((state / "tpmon").iterdir())) == 1
 
 
-def test_a_painter_that_fails_at_once_is_reported(open_terminal, state):
-    terminal = open_terminal("--crash-at", "1")
-    assert terminal.end() == 1
-    terminal.assert_restored(drawn=False)
-    assert b"\x1b[?1049h" not in terminal.raw
-    assert len(list((state / "tpmon").iterdir())) == 1
-
-
 def test_a_job_that_ends_before_it_is_read_is_no_crash(open_terminal, state):
     terminal = open_terminal("--no-target")
     assert terminal.end() == 3

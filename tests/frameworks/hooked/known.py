@@ -96,8 +96,6 @@ class Stream(IterableDataset):
 
 
 class Slowly(torch.autograd.Function):
-    """Take known times forward and backward."""
-
     @staticmethod
     def forward(ctx, x):
         spend("forward", FORWARD_S)

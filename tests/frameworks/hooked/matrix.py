@@ -168,7 +168,6 @@ def run_row(row: Row, python: str) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table; 1 when a row is not right."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", required=True, help="the Python that has torch and the frameworks")
     parser.add_argument("--only", default="", help="loops whose name has this in it")

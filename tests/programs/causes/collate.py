@@ -19,7 +19,6 @@ class Lists(Images):
 
 
 def pad_and_scale(samples: list[tuple[list[list[float]], int]]) -> tuple[Tensor, Tensor]:
-    """Build a batch from lists, one number after the other."""
     rows = []
     for clip, _ in samples:
         row = [0.0] * PIXELS

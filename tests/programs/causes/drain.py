@@ -17,8 +17,6 @@ def keep_pieces(samples: list[tuple[Tensor, int]]) -> tuple[list[Tensor], list[T
 
 
 class Joined:
-    """Join the pieces of each batch when it has come."""
-
     def __init__(self, batches: object, batch: int) -> None:
         self.batches, self.batch = batches, batch
 

@@ -7,7 +7,6 @@ from loop import Network, Program, same_batch
 
 
 def count_words() -> None:
-    """Keep statistics in Python for ever."""
     counts: dict[int, int] = {}
     while True:
         for word in range(100_000):

@@ -50,7 +50,6 @@ class Truth:
         self._ready = 0
 
     def note(self, waited_ns: int) -> None:
-        """Count a step that ended now."""
         self.steps += 1
         self.waited_ns += waited_ns
         self._write()
@@ -94,7 +93,6 @@ class Program:
         return time.monotonic() >= self.deadline
 
     def cannot(self, reason: str) -> None:
-        """End because the cause cannot be made here."""
         print(f"skip: {reason}", file=sys.stderr, flush=True)
         sys.exit(CANNOT)
 
@@ -214,7 +212,6 @@ class Network(nn.Module):
 
 
 def make_loader(data: Dataset, batch: int, workers: int, **more: object) -> DataLoader:
-    """Build a DataLoader that keeps its workers."""
     if workers:
         more = {"persistent_workers": True, "multiprocessing_context": "fork"} | more
     return DataLoader(data, batch_size=batch, num_workers=workers, drop_last=True, **({"shuffle": True} | more))

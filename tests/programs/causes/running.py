@@ -94,7 +94,6 @@ class Running:
             time.sleep(0.05)
 
     def measure_rate(self, seconds: float) -> float:
-        """Return the steps a second over ``seconds``."""
         before = self.read_truth()
         time.sleep(seconds)
         after = self.read_truth()

@@ -18,8 +18,6 @@ class Large(Images):
 
 
 class Pooled(Network):
-    """Look at the images through a coarse grid."""
-
     def forward(self, images: Tensor) -> Tensor:
         return super().forward(avg_pool2d(images, images.shape[-1] // 32))
 

@@ -81,7 +81,6 @@ class Server:
                 raise
 
     def answer(self, opcode: int, node: int, body: bytes) -> bytes | memoryview | int:
-        """Return the reply to one request."""
         if opcode == INIT:
             flags = struct.unpack_from("=IIII", body)[3] & 1  # FUSE_ASYNC_READ
             return struct.pack("=IIIIHHIIHHI28x", 7, 31, 1 << 20, flags, 64, 48, 1 << 20, 1, 256, 0, 0)

@@ -10,8 +10,6 @@ PIXELS = 3 * SIDE * SIDE
 
 
 class SmallFiles(Images):
-    """Open, read and close one small file for each image."""
-
     def __init__(self, place: str) -> None:
         super().__init__()
         self.place = place

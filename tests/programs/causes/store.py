@@ -32,7 +32,6 @@ def start_store(sample_bytes: int, latency_ms: float) -> int:
 
 
 def fetch(connection: socket.socket, sample_bytes: int) -> bytearray:
-    """Ask for a sample and wait for all of it."""
     connection.sendall(b"1")
     sample = bytearray()
     while len(sample) < sample_bytes:

@@ -24,7 +24,6 @@ class Looked(Images):
 
 
 def read_free_swap_mb() -> int:
-    """Return the room on the swap disks of this machine, in MiB."""
     with open("/proc/meminfo") as file:
         return next(int(line.split()[1]) >> 10 for line in file if line.startswith("SwapFree:"))
 

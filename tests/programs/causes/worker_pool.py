@@ -16,8 +16,6 @@ def project(times: int) -> Tensor:
 
 
 class Projected(Images):
-    """Make each image with a product of matrices."""
-
     def __init__(self, times: int) -> None:
         super().__init__()
         self.times = times

@@ -58,7 +58,6 @@ class Hang(Program):
         self.train(loader, network, lambda _images, _loss: self.truth.steps >= last and hang())
 
     def train_and_end(self) -> None:
-        """Train for some steps, with one worker or none."""
         batch = self.draw.choice((8, 16))
         loader = make_loader(Images(), batch, self.draw.choice((0, 1)))
         self.train(loader, Network(self.draw.uniform(10, 40), batch), steps=self.draw.randint(10, 40))

@@ -24,7 +24,6 @@ lock = threading.Lock()
 
 
 def read_settings() -> None:
-    """Read a FIFO into which nobody writes."""
     fifo = Path(tempfile.mkdtemp(), "settings")
     os.mkfifo(fifo)
     descriptor = os.open(fifo, os.O_RDWR)
@@ -45,7 +44,6 @@ def lock_twice() -> None:
 
 
 def wait_for_file() -> None:
-    """Look now and then for a file that nobody makes."""
     pause_s = program.draw.choice((0.1, 1.0, 10.0))
     program.tell(2)
     while not os.path.exists("/nonexistent/ready"):

@@ -46,16 +46,13 @@ class Started:
 
     @property
     def script(self) -> str:
-        """Return where its file is, from the folder of programs."""
         return f"{self.folder}/{self.file or self.name}.py"
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Return what its command line says."""
         return ("--way", self.way) if self.way else ()
 
     def draw_ranks(self, seed: int) -> int:
-        """Return how many ranks a run has."""
         return random.Random(f"{self.name} {seed}").randint(*self.ranks)
 
 
@@ -75,7 +72,6 @@ class Row(Started):
     fresh_s: float = FRESH_S
 
     def accepts(self, kind: str, cause: str) -> bool:
-        """Tell whether a verdict's kind and cause are right."""
         return any(label.fits(kind, cause) for label in (self.label, *self.also))
 
 

@@ -60,8 +60,6 @@ class Distant(Sticky):
 
 
 class Stopped(Sticky):
-    """Be stopped by SIGSTOP in the middle of an image."""
-
     def stick(self) -> None:
         program.tell()
         os.kill(os.getpid(), signal.SIGSTOP)
