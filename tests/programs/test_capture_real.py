@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.budget.measure import find_working
 from tests.captures import read_told
 from tests.programs.capturing import HERE, PYTHON, TPMON, capture, captured, run, run_json, start, training
 from tests.programs.conftest import READY_S, run_program
@@ -137,7 +138,7 @@ def test_tpmon_killed_in_the_middle_takes_its_request_with_it(tmp_path: Path) ->
     with training() as pid:
         with start([*TPMON, "capture", str(pid), "--steps", "1000", "--stacks", "--yes", "--out", str(out)]) as tool:
             assert any("recording step" in line for line in tool.stderr)
-            tool.kill()
+            os.kill(find_working(tool.pid), signal.SIGKILL)  # whom the shell waits for would end it in order
         bus = open_bus(Identity(pid, read_stat(pid).start_ticks))
         number = w.parse_progress(bus.page).request
         assert wait_until(lambda: (now := bus.read_progress(number)) is not None and now.state in w.FINAL_STATES)

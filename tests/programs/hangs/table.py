@@ -86,6 +86,7 @@ ONLY_WAITER = (Must.WAITER,)
 SOME_RANKS = (2, 4)
 
 THREAD, RANK, WORKER, LOOP = "thread_hangs", "rank_hangs", "worker_hangs", "loop_hangs"
+DEAD = "dead_workers"
 MISSING, STOPPED = _hung("missing-rank"), _hung("stopped")
 
 ROWS = (
@@ -97,8 +98,8 @@ ROWS = (
     Row(
         "remote_rank", _hung("remote-rank"), must=(), ranks=(2, 2), trees=2, fresh_s=CALL_S, file=RANK, way="in a lock"
     ),
-    Row("dead_worker", _hung("dead-worker"), must=ONLY_PROCESS),
-    Row("dead_pool_worker", _hung("dead-worker"), also=(_hung("lost-batch"),), must=ONLY_WAITER),
+    Row("dead_worker", _hung("dead-worker"), must=ONLY_PROCESS, file=DEAD, way="queue"),
+    Row("dead_pool_worker", _hung("dead-worker"), also=(_hung("lost-batch"),), must=ONLY_WAITER, file=DEAD, way="pool"),
     Row("blocked_fifo", _hung("blocked-io"), file=WORKER, way="fifo"),
     Row("blocked_socket", _hung("blocked-io"), file=WORKER, way="socket"),
     Row("blocked_fuse", _hung("blocked-io"), file=WORKER, way="fuse"),
