@@ -212,6 +212,8 @@ def test_traces_without_steps_are_not_compared(tmp_path):
         (TraceOptions(target="2x"), False, "--target"),
         (TraceOptions(against="x", target="fast"), False, "--target"),
         (TraceOptions(("*.none",)), False, "nothing matches"),
+        (TraceOptions(table="none"), False, "--table takes one of"),
+        (TraceOptions(table="lines", csv="steps"), False, "without --csv"),
         (TraceOptions(csv="steps"), True, "--csv and --json exclude each other"),
         (TraceOptions(csv="steps", top="3"), False, "--csv writes every row"),
         (TraceOptions(top="3"), True, "--json writes every row"),

@@ -94,12 +94,6 @@ def test_an_address_that_is_used_again_has_the_stack_of_its_time(tmp_path):
     assert [(row.bytes, row.line) for row in peak.alive] == [(50 * MB, "/home/me/train.py:10 second")]
 
 
-def test_a_request_that_failed_is_told(tmp_path):
-    failed = analyse(training(), tmp_path).out_of_memory
-    assert [(one.asked_bytes, one.device_free_bytes) for one in failed] == [(900 * MB, 7 * MB)]
-    assert failed[0].line == "/home/me/train.py:10 backward_pass"
-
-
 def test_no_history_and_no_stack_are_said_and_not_zero(tmp_path):
     built = SnapshotBuilder().segment((MB, MB, "active_allocated", []))
     device = analyse(built, tmp_path)

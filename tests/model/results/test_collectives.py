@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.collectives import make_call, make_group, make_record, one_missing, reading
 from tests.frames import NOW
 from tpmon.judge.dumps.collective_words import find_differences
-from tpmon.judge.dumps.collectives import find_open, judge_collectives, order_findings
+from tpmon.judge.dumps.collectives import find_open, judge_collectives
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.results.collectives import CollectiveCause, Collectives, RecordSource
 
@@ -215,12 +215,6 @@ def test_every_rank_of_a_group_is_in_one_camp_at_most(ranks):
         assert len(set(everybody)) == len(everybody)
         assert one.waiting
         assert one.waited_s >= 0
-
-
-def test_no_finding_is_lost_by_ordering():
-    findings = judge(*one_missing()).findings
-    assert order_findings(findings) == findings
-    assert order_findings(()) == ()
 
 
 def test_records_of_somebody_else_may_hold_any_time_and_any_size():

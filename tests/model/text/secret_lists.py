@@ -226,18 +226,10 @@ OTHERS = (
         "fe5f80f77d5f",
         "IOSFODNN7",
     ),
-    _one(
-        "goog signed", "https://storage.googleapis.com/b/o?X-Goog-Signature=9sK2dLq0ZpXv7Bn4MwRt9sK2dLq0ZpXv7Bn4MwRt", R
-    ),
+    _one("goog signed", f"https://storage.googleapis.com/b/o?X-Goog-Signature={R}{R}", R),
     _one("slack token", "xoxb-123456789012-123456789012-AbCdEfGhIjKlMnOpQrStUvWx", "AbCdEfGhIjKl"),
-    _one(
-        "teams",
-        "https://x.webhook.office.com/webhookb2/9sK2dLq0ZpXv7Bn4MwRt@abc/IncomingWebhook/9sK2dLq0ZpXv7Bn4MwRt/x",
-        R,
-    ),
-    _one(
-        "netrc pw then", "machine api.wandb.ai\n  login user\n  password 9sK2dLq0ZpXv7Bn4MwRt", "9sK2dLq0ZpXv7Bn4MwRt"
-    ),
+    _one("teams", f"https://x.webhook.office.com/webhookb2/{R}@abc/IncomingWebhook/{R}/x", R),
+    _one("netrc pw then", "machine api.wandb.ai\n  login user\n  password 9sK2dLq0ZpXv7Bn4MwRt", R),
     _one("netrc login", "default login anonymous password hunter2-Xk9", P),
     _one("pypirc", "[pypi]\nusername = __token__\npassword = pypi-AgEIcHlwaS5vcmc9sK2dLq0ZpXv7Bn4MwRt", R),
     _one("gh hosts.yml", "github.com:\n  oauth_token: hunter2-Xk9", P),
@@ -267,9 +259,7 @@ OTHERS = (
         "EKTcWGekd",
         "IrYSSNQFa",
     ),
-    _one(
-        "pem oneline", "key: -----BEGIN RSA PRIVATE KEY-----MIIEow9sK2dLq0ZpXv7Bn4MwRt-----END RSA PRIVATE KEY-----", R
-    ),
+    _one("pem oneline", f"key: -----BEGIN RSA PRIVATE KEY-----MIIEow{R}-----END RSA PRIVATE KEY-----", R),
     _one("jwk", '{"kty":"oct","k":"GawgguFyGrWKav7AX4VKUg"}', "GawgguFyGrWKav7"),
     _one("wireguard psk", "PresharedKey = /UwcSPg38hW/D9Y3tcS1FOV0K1wuURMbS0sesJEP5ak=", "D9Y3tcS1F"),
     _one("hmac", "hmac_secret=hunter2-Xk9", P),

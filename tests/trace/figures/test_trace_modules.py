@@ -216,11 +216,6 @@ ROWS = (
 )
 
 
-def test_only_ranges_of_the_program_count_each_with_the_work_launched_inside(tmp_path):
-    report = analyze([marked().write(tmp_path / "a.json")])
-    assert report.files[0].ranges == ROWS
-
-
 def test_without_a_device_there_is_no_work_in_a_range(tmp_path):
     trace = TraceBuilder().add("user_annotation", "my range", 0, 400)
     (file,) = analyze([trace.write(tmp_path / "a.json", {"deviceProperties": []})]).files
@@ -228,7 +223,7 @@ def test_without_a_device_there_is_no_work_in_a_range(tmp_path):
     assert has_data(file, NOT_APPLICABLE, Tab.OPS)
 
 
-def test_text_csv_and_screen_show_them(tmp_path):
+def test_text_csv_and_screen_show_only_ranges_of_the_program_with_the_work_launched_inside(tmp_path):
     report = analyze([marked().write(tmp_path / "a.json")])
     for text in (write_report(report), write_tables(report, "ranges", 10)):
         at = text.index("ranges of the program (record_function)")
