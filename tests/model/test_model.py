@@ -80,12 +80,6 @@ def test_missing_is_an_object_and_not_applicable_is_no_key():
     assert "pool" not in raw
 
 
-def test_a_trailing_underscore_is_no_part_of_a_key():
-    raw = to_plain(make_frame())
-    assert "self" in raw
-    assert "self_" not in raw
-
-
 def test_unknown_keys_of_a_newer_schema_are_ignored():
     raw = to_plain(make_frame()) | {"added_later": {"x": 1}}
     assert from_plain(frame.Frame, raw) == make_frame()
@@ -123,11 +117,6 @@ def test_an_absent_key_is_named_unless_it_may_not_apply():
 def test_json_has_no_nan(value):
     with pytest.raises(ValueError, match="JSON"):
         encode(make_cpu(used_cores=value))
-
-
-def test_text_that_is_no_json_is_a_codec_error():
-    with pytest.raises(CodecError, match="not JSON"):
-        decode(frame.Frame, '{"schema": ')
 
 
 def test_a_reading_has_no_truth_value():

@@ -161,11 +161,7 @@ def talk(
                 traces[rank].kernel(free[rank], end - free[rank], launch=at + 5, name=ALL_REDUCE, **said)
                 free[rank] = end
         at += 30_000
-    job = {"world_size": ranks, "backend": "nccl"}
-    return [
-        trace.write(tmp_path / f"rank{rank}.json", {"distributedInfo": {**job, "rank": rank}})
-        for rank, trace in enumerate(traces)
-    ]
+    return [write(trace, tmp_path, rank, ranks) for rank, trace in enumerate(traces)]
 
 
 @pytest.mark.parametrize("slow", [0, 1, 2, 3])

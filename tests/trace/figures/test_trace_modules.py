@@ -218,7 +218,7 @@ ROWS = (
 
 def test_without_a_device_there_is_no_work_in_a_range(tmp_path):
     trace = TraceBuilder().add("user_annotation", "my range", 0, 400)
-    (file,) = analyze([trace.write(tmp_path / "a.json", {"deviceProperties": []})]).files
+    file = trace.analyse(tmp_path, deviceProperties=[])
     assert file.ranges == (RangeRow("my range", 1, 400.0, 400.0, 400.0, NOT_APPLICABLE),)
     assert has_data(file, NOT_APPLICABLE, Tab.OPS)
 

@@ -151,13 +151,6 @@ def test_the_rank_that_waits_least_is_the_straggler():
     assert (ranks.missing, [row.rank for row in ranks.ranks]) == ((), list(range(8)))
 
 
-def test_matched_device_work_is_that_of_the_facts():
-    for path in PATHS:
-        facts = read_facts(path)["correlation"]
-        file = analyse(f"{path.parent.name}/{path.name}")
-        assert facts["gpu_events"] - file.launched_before == facts["matched_to_runtime_or_driver"]
-
-
 def test_a_python_table_is_there_where_stacks_are():
     trace = read_trace(str(SAMPLES / "fresh_torch213_ours/cpu_nw0_stack.pt.trace.json.gz"))
     assert len(trace.python.start) == 5874
@@ -167,9 +160,11 @@ H100 = "tracelens/h100_gaunernst_bert-small-uncased__1016001.json.gz"
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name[:40])
-def test_sums_agree_and_nothing_is_beyond_what_can_be(path):
+def test_sums_and_links_agree_and_nothing_is_beyond_what_can_be(path):
     facts = read_facts(path)
     file = analyse(f"{path.parent.name}/{path.name}")
+    linked = facts["correlation"]
+    assert linked["gpu_events"] - file.launched_before == linked["matched_to_runtime_or_driver"]
     kernel_us = sum(card.kernel_us for card in file.overview.gpus)
     work_us = kernel_us + sum(copy.total_us for copy in file.copies)
     assert sum(row.share_pct for row in file.products) <= 100.001

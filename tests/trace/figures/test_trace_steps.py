@@ -8,13 +8,11 @@ import pytest
 from tests.traces import TraceBuilder
 from tpmon.model.known import Known, is_known
 from tpmon.model.results.trace_tables import CountedSteps
-from tpmon.trace.analysis import analyze
 from tpmon.trace.figures.steps import UNCOUNTED, number_first
 
 
 def step_lengths(trace: TraceBuilder, tmp_path: Path) -> list[float]:
-    file = analyze([trace.write(tmp_path / "t.json")]).files[0]
-    return [row.ms * 1000 for row in file.overview.step_table]
+    return [row.ms * 1000 for row in trace.analyse(tmp_path).overview.step_table]
 
 
 def test_work_of_the_warm_up_whose_calls_were_dropped_is_of_no_step(tmp_path):
@@ -28,7 +26,7 @@ def test_work_of_the_warm_up_whose_calls_were_dropped_is_of_no_step(tmp_path):
 def test_work_of_before_that_outlasts_all_steps_leaves_no_negative_window(tmp_path):
     trace = TraceBuilder().kernel(-5, 905, launch=-10, stream=9)
     trace.step(0, 0, 100).kernel(20, 1, launch=10).step(1, 100, 100).kernel(120, 1, launch=110)
-    file = analyze([trace.write(tmp_path / "t.json")]).files[0]
+    file = trace.analyse(tmp_path)
     assert file.gaps[0].window == file.overview.window_us >= 0
 
 
