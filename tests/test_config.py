@@ -50,16 +50,6 @@ def test_of_json_and_plain_the_stronger_source_wins():
     assert (choices.read("json"), choices.read("plain")) == (True, False)
 
 
-def test_where_names_what_a_person_can_look_up():
-    tables = {"interval": 2.0, "demo": {"ranks": 4}}
-    choices = resolve({"plain": True}, {"TPMON_ONCE": "yes"}, PATH, tables)
-    assert choices["interval"].where == PATH
-    assert choices["once"].where == "TPMON_ONCE"
-    assert choices["plain"].where == "--plain"
-    assert choices["demo.ranks"].value == 4
-    assert choices["json"].where == "default"
-
-
 @pytest.mark.parametrize(
     ("flags", "environment", "tables", "named"),
     [
@@ -98,16 +88,6 @@ def test_what_cannot_be_used_is_refused_by_its_name(flags, environment, tables, 
     assert caught.value.what.startswith(named)
     assert caught.value.try_this
     assert caught.value.exit_code == 2
-
-
-def test_print_config_names_what_no_command_accepts():
-    bad: list[str] = []
-    choices = resolve({}, {"TPMON_DUMP_FORMAT": "xml", "TPMON_INTERVAL": "11"}, PATH, {}, bad)
-    assert choices["dump.format"].value == "text"
-    assert bad == [
-        "TPMON_INTERVAL: expected a number from 0.5 to 10, found '11'",
-        "TPMON_DUMP_FORMAT: 'xml' is no format",
-    ]
 
 
 def test_the_closed_sets_are_what_the_rooms_below_know():
@@ -171,10 +151,6 @@ def test_the_locale_decides_about_ascii(environment, utf8):
 def test_the_file_is_found_by_xdg():
     assert config_path({"XDG_CONFIG_HOME": "/etc/xdg"}) == "/etc/xdg/tpmon/config.toml"
     assert config_path({"XDG_CONFIG_HOME": "relative"}).endswith("/.config/tpmon/config.toml")
-
-
-def test_a_file_that_is_not_there_is_empty(tmp_path):
-    assert read_file(str(tmp_path / "config.toml")) == {}
 
 
 @pytest.mark.parametrize(

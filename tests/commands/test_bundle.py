@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -24,13 +25,12 @@ from tests.model.text.secret_lists import HEX40, KINDS, OTHERS, S
 from tests.spying import may_sample
 from tests.waiting import wait_until
 from tpmon import evidence
-from tpmon.evidence import ROUNDS, Bundler, SharedLook, default_name, open_sink, start_bundle
+from tpmon.evidence import ROUNDS, Bundler, SharedLook, default_name, start_bundle
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump
 from tpmon.model.frame import Frame, Pulse, pulse_of
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.doctor import Checkup
-from tpmon.probe.collect.bundle import describe_processes, list_versions, read_logs
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.spy.failure import find_spies
 from tpmon.report import bundle
@@ -125,9 +125,12 @@ def test_a_bundle_is_a_private_folder_without_secrets(job_pid, tmp_path):
     assert (fold.rounds, fold.paused_ms) == (ROUNDS, 0.0)
     assert decode(Dump, (folder / "dump-2.json").read_text()).rounds == 1
     assert decode(Checkup, (folder / "doctor.json").read_text()).jobs[0].pid == job_pid
-    assert "OMP_NUM_THREADS=3" in (folder / "processes.txt").read_text()
+    processes = (folder / "processes.txt").read_text()
+    assert [one for one in ("--token ***", "MASTER_ADDR=127.0.0.1", "OMP_NUM_THREADS=3") if one not in processes] == []
     assert "api_key=***" in (folder / "log.txt").read_text()
-    assert "torch of the job" in (folder / "versions.txt").read_text()
+    versions = (folder / "versions.txt").read_text()
+    assert re.search(r"torch of the job: +\d", versions)
+    assert re.search(rf"Python of the job: +{re.escape(find_job(job_pid).python_version)}", versions)
     assert json.loads((folder / "verdict.json").read_text())
     assert wait_until(lambda: job_pid not in find_spies())
 
@@ -284,26 +287,10 @@ def test_a_disk_without_any_room_is_an_error(job_pid, tmp_path):
 
 
 @pytest.mark.torch
-def test_of_the_processes_nothing_secret_is_told(job):
-    text = "\n".join(describe_processes(job))
-    assert SECRET not in text
-    assert "--token ***" in text
-    assert "MASTER_ADDR=127.0.0.1" in text
-    assert SECRET not in "\n".join(read_logs([job.root.pid]))
-    versions = dict(list_versions(job))
-    assert is_known(versions["torch of the job"])
-    assert versions["Python of the job"] == job.python_version
-
-
-@pytest.mark.torch
-def test_the_folder_is_named_after_host_job_and_time(job, monkeypatch, tmp_path):
+def test_the_folder_is_named_after_host_job_and_time(job):
     name = default_name(job, NOW)
     assert name.endswith(f"-{job.root.pid}-20260314T030741")
     assert "/" not in name
-    monkeypatch.chdir(tmp_path)
-    sink = open_sink(job)
-    sink.close()
-    assert [path.name for path in tmp_path.iterdir()] == [sink.path]
 
 
 @pytest.mark.torch

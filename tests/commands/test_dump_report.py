@@ -263,7 +263,3 @@ def test_formats_and_exit_codes(dump):
     assert pick_exit_code(nothing) == 4
     assert pick_exit_code(replace(nothing, errors=(replace(DENIED, kind=ErrorKind.GONE),))) == 3
     assert pick_exit_code(replace(nothing, errors=(replace(DENIED, kind=ErrorKind.NO_SPY),))) == 2
-
-
-def test_a_dump_read_back_is_the_same(dump):
-    assert decode(Dump, encode(dump)) == dump

@@ -325,11 +325,6 @@ def test_both_ways_put_the_same_folder_before_what_was_there():
     assert hook_main.find_boot() == run.BOOT
 
 
-def test_ends_are_said_by_their_names():
-    assert run.describe_end(3) == "with exit code 3"
-    assert run.describe_end(-11) == "by SIGSEGV"
-
-
 def attach(*command: str, log: Path, watch=lambda _job: 0) -> int:
     """Run with --attach where the terminal is said to be there and the screen is ``watch``."""
     arguments = ["--attach", "--log", str(log), "--", *command]

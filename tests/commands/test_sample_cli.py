@@ -55,6 +55,7 @@ def test_a_file_is_written_beside_the_table_and_never_over_another(job, tmp_path
     assert done.stdout.startswith("sample   1 process of ")
     assert f"tpmon: wrote {path}\n" in done.stderr
     assert json.loads(path.read_text())["profiles"][0]["unit"] == "seconds"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
     before = path.read_bytes()
     nowhere = call("sample", str(job), "--seconds", "600", "--out", str(tmp_path / "no" / "x.json"))
     assert nowhere.returncode == 2

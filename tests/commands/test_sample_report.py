@@ -273,21 +273,6 @@ def test_where_nothing_could_be_sampled_the_reason_has_its_exit_code(errors, kin
     assert found.try_this.startswith(hint)
 
 
-def test_a_result_goes_to_a_new_file_and_its_table_to_the_output(tmp_path, capfd):
-    path = tmp_path / "hot.txt"
-    with sample._open_new(str(path)) as file:
-        sample.write_result(hot(), READING, "collapsed", file, sample.Output(1, ascii_only=False))
-    assert path.read_text().startswith("rank main;")
-    assert path.stat().st_mode & 0o777 == 0o600
-    said = capfd.readouterr()
-    assert said.out.startswith("sample   4 processes")
-    assert said.err == f"tpmon: wrote {path}\n"
-    there = sample._open_new(str(path))
-    with pytest.raises(UsageError, match="File exists"):
-        there.__enter__()
-    assert path.read_text().startswith("rank main;")
-
-
 def test_a_file_that_takes_nothing_is_named_and_the_table_is_kept(tmp_path, capfd):
     full = sample.NewFile("/dev/full", os.open("/dev/full", os.O_WRONLY))
     with pytest.raises(UsageError, match=r"^--out: /dev/full: No space left on device"):
