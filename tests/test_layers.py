@@ -119,31 +119,24 @@ def test_help_and_lists_import_almost_nothing(arguments):
     assert not names & (NEVER_IN_TEXT | {"psutil"})
 
 
-@pytest.mark.torch
-def test_one_json_frame_of_a_training_imports_neither_screen_nor_driver(job):
-    arguments = ["attach", str(job), "--json", "--once", "-i", "0.5"]
-    output, names = run_fresh(CALL.format(arguments=arguments))
-    assert json.loads(output)["target"]["pid"] == job
+def call_without_screen_and_driver(*arguments: object) -> str:
+    output, names = run_fresh(CALL.format(arguments=[str(one) for one in arguments]))
     assert not names & NEVER_IN_TEXT
+    return output
 
 
 @pytest.mark.torch
-def test_a_dump_its_fold_and_samples_import_neither_screen_nor_driver(job, tmp_path):
-    output, names = run_fresh(CALL.format(arguments=["dump", str(job), "--json"]))
-    arguments = ["sample", str(job), "--seconds", "1", "--json"]
-    sampled, others = run_fresh(CALL.format(arguments=arguments))
+def test_a_frame_a_dump_its_fold_and_samples_import_neither_screen_nor_driver(job, tmp_path):
+    frame = call_without_screen_and_driver("attach", job, "--json", "--once", "-i", "0.5")
+    assert json.loads(frame)["target"]["pid"] == job
+    sampled = call_without_screen_and_driver("sample", job, "--seconds", "1", "--json")
     assert json.loads(sampled)["pid"] == job
-    assert not others & NEVER_IN_TEXT
-    assert json.loads(output)["pid"] == job
-    assert not names & NEVER_IN_TEXT
     path = tmp_path / "dump.json"
-    path.write_text(output)
-    folded, names = run_fresh(CALL.format(arguments=["fold", str(path)]))
-    assert folded.startswith("dump ")
-    assert not names & NEVER_IN_TEXT
+    path.write_text(call_without_screen_and_driver("dump", job, "--json"))
+    assert json.loads(path.read_text())["pid"] == job
+    assert call_without_screen_and_driver("fold", path).startswith("dump ")
 
 
 def test_the_doctor_imports_neither_screen_nor_driver():
-    output, names = run_fresh(CALL.format(arguments=["doctor", "--json", "--no-stacks"]))
+    output = call_without_screen_and_driver("doctor", "--json", "--no-stacks")
     assert json.loads(output)["schema"] == "tpmon.doctor/1"
-    assert not names & NEVER_IN_TEXT

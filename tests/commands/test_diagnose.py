@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import read
 from tests.frames import make_finding, make_frame, make_target
 from tests.waiting import wait_until
 from tpmon import cli
 from tpmon.commands import diagnose
-from tpmon.commands.diagnose import DiagnoseOptions, OnChange, is_enough, parse_command, pick_exit_code
+from tpmon.commands.diagnose import OnChange, is_enough, parse_command, pick_exit_code
 from tpmon.errors import UsageError
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import Missing
@@ -36,13 +35,6 @@ def is_alive(pid: int) -> bool:
 
 def update(kind: Kind, **fields) -> Update:
     return Update(make_frame(verdict=make_finding(kind=kind), **fields), ())
-
-
-def test_the_words_of_until_are_kinds_or_ended():
-    assert read(DiagnoseOptions, pid="1", diagnose__until="hung, idle,ended").until == "hung, idle,ended"
-    for words in (",", " , ,", "hang", "not-enough-evidence", "hung,stuck"):
-        with pytest.raises(UsageError, match="--until"):
-            read(DiagnoseOptions, pid="1", diagnose__until=words)
 
 
 def test_a_command_is_split_and_must_be_there():
