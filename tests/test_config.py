@@ -155,6 +155,10 @@ def test_the_file_is_found_by_xdg():
     assert config_path({"XDG_CONFIG_HOME": "relative"}).endswith("/.config/tpmon/config.toml")
 
 
+def test_a_file_that_is_not_there_is_empty(tmp_path):
+    assert read_file(str(tmp_path / "config.toml")) == {}
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [

@@ -25,7 +25,7 @@ from tests.dumps import (
     make_worker,
 )
 from tests.waiting import wait_until
-from tpmon.commands.dump import FoldOptions, pick_exit_code, run_fold
+from tpmon.commands.dump import pick_exit_code
 from tpmon.config import resolve
 from tpmon.errors import UsageError
 from tpmon.judge.dumps.describe import shorten_stack
@@ -231,19 +231,6 @@ def test_a_dump_of_somebody_else_sends_no_escape_sequence_to_the_terminal(tmp_pa
     (clean,) = read_dumps([str(path)])
     for said in (text(clean), encode(clean), write_speedscope(clean), "\n".join(write_collapsed(clean))):
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]|\\u001b|\\u0007", said)
-
-
-def test_fold_writes_what_was_asked_for(dump, tmp_path, capfd):
-    path = tmp_path / "a.json"
-    path.write_text(encode(dump))
-    for form, begin in (
-        ("text", "dump "),
-        ("json", '{"schema":"tpmon.dump/1"'),
-        ("collapsed", "worker 0 of rank 3 main;"),
-        ("speedscope", '{"$schema"'),
-    ):
-        assert run_fold(FoldOptions((str(path),), form)) == 0
-        assert capfd.readouterr().out.startswith(begin)
 
 
 def test_formats_and_exit_codes(dump):
