@@ -212,8 +212,6 @@ def test_dumps_are_read_from_files_and_standard_input(dump, tmp_path, monkeypatc
 )
 def test_what_is_no_dump_is_refused_by_file_and_line(dump, tmp_path, content, words):
     path = tmp_path / "a.json"
-    with pytest.raises(UsageError, match="No such file"):
-        list(read_dumps([str(path)]))
     path.write_text(encode(replace(dump, schema="tpmon.dump/2")) if content == "another schema" else content)
     with pytest.raises(UsageError, match=re.escape(words)):
         list(read_dumps([str(path)]))
@@ -246,10 +244,6 @@ def test_formats_and_exit_codes(dump):
         ({}, {"TPMON_JSON": "1"}, "json"),
     ):
         assert pick(flags, environment, {}) == form
-    with pytest.raises(UsageError, match="no format"):
-        pick({"dump.format": "svg"}, {}, {})
-    with pytest.raises(UsageError, match="exclude each other"):
-        pick({"dump.format": "speedscope", "json": True}, {}, {})
     tables = {"json": True, "dump": {"format": "collapsed"}}
     assert pick({}, {"TPMON_JSON": "1"}, tables) == "json"
     with pytest.raises(UsageError, match="format collapsed, both of the configuration file, exclude each other"):
