@@ -380,10 +380,11 @@ def hand_out(source: Source, *states: DumpState, frames: int = 1) -> list[DumpUp
     return grown
 
 
-def test_a_dump_is_handed_out_once_and_not_folded_where_nobody_looks():
+def test_a_dump_is_handed_out_once_and_neither_folded_nor_samples_added_up_where_nobody_looks():
     assert len(hand_out(Source(), dump_state(refused="a dump is being read already"), frames=3)) == 1
     other = Source()
     other.dumps.tell(dump_state(rounds=("no round",)))
+    other.samples.tell(SampleState(SampleRequest(), "no reading", running=True, refused=""))
     Session(other, (), 0.005).run(frames=2)
 
 
@@ -486,9 +487,3 @@ def test_samples_that_grow_reach_their_sinks_as_hot_functions_between_two_readin
     assert not is_known(grown[0].hot)
     assert grown[1].hot.groups[0].functions[0].function == "all_reduce"
     assert grown[1].hot.script == source.collect().target.script
-
-
-def test_samples_are_not_added_up_where_nobody_looks():
-    source = Source()
-    source.samples.tell(SampleState(SampleRequest(), "no reading", running=True, refused=""))
-    Session(source, (), 0.005).run(frames=2)
