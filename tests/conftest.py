@@ -94,9 +94,9 @@ ALONE = ("budget", "gpu", "programs", "pty")
 """Folders whose tests want the machine for themselves."""
 WAITS = {
     "pty": ("hanging_mount", "silent_card"),
-    "commands": ("bundle", "dump_cli", "sample_cli"),
+    "commands": ("bundle", "dump", "sample"),
     "probe/gpu": ("child",),
-    "probe/spy": ("broken_spy", "denied", "dump_stops", "sample_probe", "sample_refusals"),
+    "probe/spy": ("denied", "dump_stops", "sample_probe"),
     "": ("supervisor",),
 }
 """Tests that compute little and mostly wait, for deadlines and samples: make test runs them beside the others."""

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import WAITS
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tpmon"
 MOST_FILES = 15
@@ -94,3 +96,8 @@ def test_tests_lie_where_the_code_that_they_try_lies():
     own = {"budget", "goldens", "gpu", "programs", "pty", "verdicts", "hangs", "frameworks", "pythons"}
     lost = {str(path) for path in mirrored if str(path.parent) not in rooms and path.parts[0] not in own}
     assert {path for path in lost if "/" in path} == set()
+
+
+def test_tests_that_mostly_wait_are_named_as_their_files_are():
+    files = [ROOT / "tests" / folder / f"test_{name}.py" for folder, names in WAITS.items() for name in names]
+    assert [str(path) for path in files if not path.exists()] == []
