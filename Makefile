@@ -70,12 +70,14 @@ torch-for-tests: torch-of-python
 demo: torch-for-demo ## start a small real training and watch it; three readings as text without a terminal
 	@PYTHON='$(PYTHON)' $(BIN)/tpmon demo $(DEMO)
 
-# What only waits, for deadlines above all, does so in a process of its own, whose report comes last; 5: none was chosen.
+# What only waits, for deadlines above all, does so in a process of its own, whose report comes last; it begins when no
+# test measures a cost any more. 5: none was chosen.
 test: torch-for-tests ## run the tests once: unit, screen, terminal, real programs, budget, GPU: up to twelve minutes
-	@export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1; \
-	$(BIN)/python -m pytest -o cache_dir=.venv/waits -m 'waits and not long' $(PYTEST) > .venv/waits.txt 2>&1 & beside=$$!; \
+	@export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 BUDGET_OVER=.venv/budget-over; rm -f $$BUDGET_OVER; \
+	{ until test -e $$BUDGET_OVER; do sleep 1; done; \
+	  exec $(BIN)/python -m pytest -o cache_dir=.venv/waits -m 'waits and not long' $(PYTEST); } > .venv/waits.txt 2>&1 & beside=$$!; \
 	trap "kill $$beside" INT TERM HUP; \
-	$(BIN)/python -m pytest -m 'not (waits or long)' $(PYTEST); others=$$?; \
+	$(BIN)/python -m pytest -m 'not (waits or long)' $(PYTEST); others=$$?; touch $$BUDGET_OVER; \
 	wait $$beside; waits=$$?; cat .venv/waits.txt; \
 	case $$others$$waits in 00|05|50) ;; *) exit 1;; esac
 
