@@ -1,6 +1,7 @@
 """Evaluation steps, loops without an optimizer, threads and errors, with a clock that the test holds."""
 
 import _thread
+import operator
 import sys
 import threading
 from collections.abc import Callable
@@ -153,6 +154,16 @@ def test_an_error_of_the_users_signal_handler_is_the_users(loop, monkeypatch):
         loop.steps.data_begins()
     assert loop.steps.problem == ""
     assert not loop.turned_off
+
+
+def test_a_page_that_cannot_be_made_turns_the_hook_off(loop, monkeypatch):
+    from tpmon.hook.bus import pages
+
+    monkeypatch.setattr(pages.os, "memfd_create", operator.truediv)
+    loop.train(2)
+    assert loop.steps.steps == 0
+    assert "TypeError" in loop.steps.problem
+    assert loop.turned_off == 1
 
 
 def test_the_mailbox_is_answered_at_the_end_of_a_step_and_garbage_does_nothing(loop):

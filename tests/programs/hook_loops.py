@@ -363,12 +363,12 @@ def main() -> None:
     report["same_losses"] = hooked == train(DataLoader(DATA, batch_size=4))
     if "--compile" in sys.argv:
         compiled_optimizer()
-    for loop in [compiled_optimizer] if "--compile" in sys.argv else LOOPS:
+    for loop in [compiled_optimizer] if "--compile" in sys.argv else [] if "--cycles" in sys.argv else LOOPS:
         tpmon.hook.uninstall()
         tpmon.hook.install()
         loop()
         report[loop.__name__] = counts()
-    report["cycles"] = cycles(3 if "--compile" in sys.argv else 100)
+    report["cycles"] = cycles(3 if "--compile" in sys.argv else 500 if "--cycles" in sys.argv else 100)
     report["threads"] = len(os.listdir("/proc/self/task"))
     report.update(EXTRA)
     print(json.dumps(report))

@@ -99,6 +99,12 @@ def test_a_hundred_times_in_and_out_leaves_nothing(report: dict[str, object]) ->
 
 
 @pytest.mark.long
+def test_five_hundred_times_in_and_out_leaves_nothing_either() -> None:
+    report = run_loops("--cycles")
+    assert report["cycles"] == {"same": True, "descriptors": 0, "threads": 0, "steps": 2000}
+
+
+@pytest.mark.long
 def test_a_compiled_optimizer_is_not_compiled_again_for_the_hook() -> None:
     report = run_loops("--compile")
     assert report["compiled_optimizer"]["steps"] == 10

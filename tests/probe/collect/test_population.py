@@ -15,6 +15,7 @@ from tests.members import member as member_of
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity, ThreadKind
 from tpmon.probe.base.procread import parse_stat
+from tpmon.probe.collect import processes as population_module
 from tpmon.probe.collect.processes import Population, describe_shortage
 from tpmon.probe.job.job import Member
 from tpmon.probe.proc.counters import KEPT_PROCESSES, KEPT_THREADS, Shares, share_descriptors
@@ -176,10 +177,23 @@ def test_processes_beyond_the_share_are_read_on_files_opened_for_each_reading():
     population.close()
 
 
+def test_members_beyond_the_most_that_are_read_are_counted(population, monkeypatch):
+    monkeypatch.setattr(population_module, "MOST_PROCESSES", 1)
+    with child("say('up'); hear()") as first, child("say('up'); hear()") as second:
+        members = [member_of(first.pid), member_of(second.pid)]
+        assert [row.member for row in read(population, *members)] == members[:1]
+        assert population.left_out == 1
+        (remark,) = describe_shortage(Shares(256, 256, 1536, limit=1 << 20), population, 2)
+        assert remark.startswith("1 of 2 processes are not read")
+        assert [row.member for row in read(population, members[1])] == members[1:]
+        assert population.left_out == 0
+
+
 NO_DESCRIPTOR_LEFT = """
 import resource
 sys.path[:0] = sys.argv[2:]
 from tests.probe.collect.test_population import member_of
+from tpmon.probe.collect import processes as population_module
 from tpmon.probe.collect.processes import Population
 from tpmon.probe.proc.counters import Shares
 population = Population(shares=Shares(0, 0, 0, limit=1024))

@@ -251,7 +251,7 @@ def test_a_busy_child_is_counted():
         meter = OwnCostMeter()
         meter.read([one.pid], 0.0, 0.0)
         time.sleep(0.5)
-        assert meter.read([one.pid], 0.0, 0.0).cpu_pct > 5  # a busy machine gives it little
+        assert meter.read([one.pid], 0.0, 0.0).cpu_pct > 20
 
 
 def test_a_child_that_is_restarted_takes_nothing_away():

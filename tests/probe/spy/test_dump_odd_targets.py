@@ -220,6 +220,26 @@ def test_no_name_of_a_program_reaches_the_terminal_as_it_is(tmp_path):
         assert all(not UNSAFE.search(line) for line in text)
 
 
+def test_values_that_look_like_secrets_are_hidden_and_long_ones_cut():
+    code = """
+def train(api_key, password, url, tokens, model, text):
+    say("up")
+    time.sleep(60)
+train("sk-abcdefghijklmnop", "hunter2", "s3://user:geheim@host/x", 4096, object(), "x" * 500)
+"""
+    with child(code) as one:
+        assert wait_until(lambda: read_stat(one.pid).state == "S")
+        (process,) = read_one(one.pid, variables=True).processes
+        main = main_of(process)
+        values = {each.name: each.value for each in main.locals[-1].variables}
+        assert values["api_key"] == "***"
+        assert values["password"] == "***"
+        assert "geheim" not in values["url"]
+        assert values["tokens"] == "4096"
+        assert values["model"] == "<object>"
+        assert len(values["text"]) <= 80
+
+
 # what ends, sleeps or is large
 
 

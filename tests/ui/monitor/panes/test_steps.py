@@ -126,3 +126,12 @@ def test_a_rank_whose_own_part_is_long_is_marked():
     text = join(paint_ranks(make_view(with_hooks(frame, *hooks)), Size(160, 8), focused=False))
     assert "240 ms!" in text
     assert text.count("ms!") == 1
+
+
+def test_a_stall_of_the_history_is_named_with_its_age():
+    view = view_of()
+    pulses = list(view.pulses)
+    pulses[-21] = replace(pulses[-21], step_ms=4_100.0)
+    text = text_of(replace(view, pulses=tuple(pulses)), 120)
+    assert "! stall 4.1 s, 20 s ago" in text
+    assert "stall" not in text_of(view, 120)
