@@ -81,8 +81,8 @@ test: torch-for-tests ## run the tests once: unit, screen, terminal, real progra
 	wait $$beside; waits=$$?; cat .venv/waits.txt; \
 	case $$others$$waits in 00|05|50) ;; *) exit 1;; esac
 
-test-fast: setup ## the tests that start no program, drive no terminal and measure nothing: two and a half minutes
-	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -q -rfE -p no:threadexception --fast -m 'not (long or torch or pty or budget)' --ignore tests/programs --ignore tests/pty --ignore tests/gpu --ignore tests/budget $(PYTEST)
+test-fast: setup ## the tests that start no program, drive no terminal and measure nothing: up to two minutes
+	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -p xdist -n auto --maxprocesses 4 -q -rfE -p no:threadexception --fast -m 'not (long or torch or pty or budget)' --ignore tests/programs --ignore tests/pty --ignore tests/gpu --ignore tests/budget $(PYTEST)
 
 test-long: torch-for-tests ## the real programs and many hostile files that make test leaves out, a quarter of an hour
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -m long $(PYTEST)
