@@ -20,7 +20,7 @@ from tests.frames import (
     make_worker,
 )
 from tpmon.model.frame import Event, EventKind, Frame, TargetState
-from tpmon.model.host import NetworkSample, Pool, ShmSample, SocketSample
+from tpmon.model.host import BudgetBy, NetworkSample, Pool, ShmSample, SocketSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import EnvironmentSetting, ProcessSample, Role, ThreadGroup, ThreadKind
 from tpmon.model.text.job_words import list_taxes, state_facts
@@ -223,6 +223,7 @@ def oversubscribed_readings() -> Frame:
             cpu=make_cpu(
                 budget_cores=2.0,
                 budget_reason="cgroup quota 2.0 of 64 CPUs",
+                budget_by=BudgetBy.QUOTA,
                 used_cores=1.98,
                 runnable=14.2,
                 waiting=11.6,

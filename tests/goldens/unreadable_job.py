@@ -111,7 +111,7 @@ def other_user() -> Frame:
                 budget_cores=Missing("control group outside our namespace"),
                 budget_reason="control group outside our namespace",
                 psi_some_pct=NO_PSI,
-                psi_of_host=NOT_APPLICABLE,
+                **dict.fromkeys(("psi_of_host", "budget_by"), NOT_APPLICABLE),
                 host_cores=2,
             ),
             memory=make_memory(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from enum import Enum
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
@@ -21,6 +22,13 @@ class Pool:
     library: Known[str]
     threads: int
     runnable: float
+
+
+class BudgetBy(str, Enum):
+    """Name what sets the CPU budget of a job."""
+
+    AFFINITY = "affinity"
+    QUOTA = "quota"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,8 @@ class CpuSample:
     host_load: Known[float]
     psi_of_host: Applicable[bool] = NOT_APPLICABLE
     """True where ``psi_some_pct`` is the host's, of /proc; absent where it is the control group's."""
+    budget_by: Applicable[BudgetBy] = NOT_APPLICABLE
+    """Which of the two ``budget_reason`` tells of; absent where neither was read."""
 
 
 @dataclass(frozen=True, slots=True)

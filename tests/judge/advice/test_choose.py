@@ -23,7 +23,7 @@ from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.finding import write_ceiling, write_try
 from tpmon.judge.rules.cpu import judge_quota
-from tpmon.model.host import ShmSample
+from tpmon.model.host import BudgetBy, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import EnvironmentSetting, Freezer
 from tpmon.model.verdict import TABLE, Kind
@@ -207,7 +207,7 @@ def test_a_rank_is_given_no_threads_on_the_cores_of_its_workers():
 
 
 def test_raising_a_quota_is_certain_where_the_rule_saw_it_throttle():
-    frame = make_frame(cpu=make_cpu(throttled_ratio=0.9, budget_reason="cgroup quota"))
+    frame = make_frame(cpu=make_cpu(throttled_ratio=0.9, budget_by=BudgetBy.QUOTA))
     scene = see([frame] * 2)
     found = judge_quota(scene)
     chosen = choose(found.kind, found.cause, observe(scene, found), gather_facts(scene, found))

@@ -367,7 +367,7 @@ def below_a_mount(tree):
 def test_the_smallest_quota_in_view_or_the_affinity_is_the_budget(tree, build, cpus, cores, reason):
     tree.process(7, build(tree))
     budget = tree.budget(7, cpus=cpus)
-    assert (budget.cores, budget.reason) == (cores, reason)
+    assert (budget.cores, budget.reason, budget.by) == (cores, reason, reason.split()[3])
     assert isinstance(JobGroups([99], tree.proc).common("cpu"), Missing), "no such process"
 
 

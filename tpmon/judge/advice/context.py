@@ -28,6 +28,7 @@ from tpmon.judge.watch.tracker import list_hooks
 from tpmon.model.dump import WaitTarget
 from tpmon.model.frame import Frame
 from tpmon.model.hook import TrainSettings
+from tpmon.model.host import BudgetBy
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import EnvironmentSetting, Role
 from tpmon.model.text.job_words import list_taxes
@@ -156,7 +157,7 @@ def _observe_cpus(scene: Scene, suspicion: Suspicion) -> Iterator[Need]:
             yield Need.CORES_FREE
         elif wanted >= FULL_RATIO * budget:
             yield Need.CORES_FULL
-    if "quota" in scene.frame.cpu.budget_reason:
+    if scene.frame.cpu.budget_by is BudgetBy.QUOTA:
         yield Need.QUOTA_BELOW_AFFINITY
     elif is_known(budget) and budget < scene.frame.cpu.host_cores:
         yield Need.AFFINITY_BELOW_HOST
@@ -390,7 +391,7 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> RunFacts:
         workers_per_rank=workers,
         budget_cores=budget,
         cores_free=free,
-        quota_cores=budget if "quota" in frame.cpu.budget_reason else NOT_APPLICABLE,
+        quota_cores=budget if frame.cpu.budget_by is BudgetBy.QUOTA else NOT_APPLICABLE,
         memory_free_bytes=_memory_free(scene),
         worker_rss_bytes=_worker_bytes(scene),
         worker_busy_ratio=_worker_load(scene, suspicion.share),

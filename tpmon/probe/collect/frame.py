@@ -134,6 +134,7 @@ def make_cpu(
         host_steal_pct=host.steal_pct,
         host_load=host.load,
         psi_of_host=True if group.psi_source == HOST else NOT_APPLICABLE,
+        budget_by=budget.by,
     )
 
 

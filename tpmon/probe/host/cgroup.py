@@ -15,6 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from tpmon.model.frozen import dataclass
+from tpmon.model.host import BudgetBy
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
 from tpmon.model.results.doctor import NOT_PERMITTED, point_to
 from tpmon.probe.base.cgroup_tree import NOT_USED, V2, Group, JobGroups
@@ -40,6 +41,7 @@ class CpuBudget:
 
     cores: Known[float]
     reason: str
+    by: Applicable[BudgetBy] = NOT_APPLICABLE
 
 
 def parse_cpu_max(text: str) -> float | None:
@@ -119,11 +121,12 @@ def combine_budget(affinity: Known[int], quota: Applicable[Quota]) -> CpuBudget:
     """Take the smaller of affinity and quota and say which it was."""
     if is_known(quota) and (isinstance(affinity, Missing) or quota.cores < affinity):
         rest = affinity.reason if isinstance(affinity, Missing) else f"affinity {affinity}"
-        return CpuBudget(quota.cores, f"{_cpus(quota.cores)} by quota of {quota.group.label()} ({rest})")
+        reason = f"{_cpus(quota.cores)} by quota of {quota.group.label()} ({rest})"
+        return CpuBudget(quota.cores, reason, BudgetBy.QUOTA)
     if isinstance(affinity, Missing):
         return CpuBudget(affinity, affinity.reason)
     rest = f" ({quota.reason})" if isinstance(quota, Missing) else ""
-    return CpuBudget(float(affinity), f"{_cpus(affinity)} by affinity{rest}")
+    return CpuBudget(float(affinity), f"{_cpus(affinity)} by affinity{rest}", BudgetBy.AFFINITY)
 
 
 def _cpus(cores: float) -> str:
