@@ -20,7 +20,7 @@ from tests.frames import (
     make_worker,
 )
 from tpmon.model.frame import Event, EventKind, Frame, TargetState
-from tpmon.model.host import BudgetBy, NetworkSample, Pool, ShmSample, SocketSample
+from tpmon.model.host import BudgetBy, NetworkSample, Pool, PoolLibrary, ShmSample, SocketSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import EnvironmentSetting, ProcessSample, Role, ThreadGroup, ThreadKind
 from tpmon.model.text.job_words import list_taxes, state_facts
@@ -233,7 +233,7 @@ def oversubscribed_readings() -> Frame:
                 run_delay_ratio=0.82,
                 throttled_ratio=0.97,
                 throttled_s=5.1,
-                pool=Pool(4211, Role.RANK, "OpenMP (libgomp: torch)", 16, 7.2),
+                pool=Pool(4211, Role.RANK, PoolLibrary.GOMP.words, 16, 7.2, (PoolLibrary.GOMP,)),
                 psi_some_pct=79.0,
                 host_cores=64,
                 host_used_cores=12.0,

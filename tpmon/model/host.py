@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from enum import Enum
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, map_known
 from tpmon.model.process import Role
 
 LOOPBACK = "lo"
 """The interface between two addresses of one machine, whichever they are."""
+
+
+class PoolLibrary(str, Enum):
+    """Name a library that runs a thread pool, each with its family and its words."""
+
+    family: str
+    words: str
+
+    def __new__(cls, value: str, family: str, of: str = "") -> PoolLibrary:  # noqa: PYI034  # Self is of 3.11
+        """Make a library, which its value alone names in JSON."""
+        one = str.__new__(cls, value)
+        one._value_, one.family, one.words = value, family, f"{family} ({of})" if of else family
+        return one
+
+    GOMP = "libgomp", "OpenMP", "libgomp: torch"
+    IOMP = "libiomp5", "OpenMP", "libiomp5: torch, MKL"
+    MKL = "mkl", "MKL"
+    OPENBLAS = "openblas", "OpenBLAS", "numpy"
+    OPENCV = "opencv", "OpenCV", "cv2"
+    NUMEXPR = "numexpr", "numexpr"
+    TBB = "tbb", "TBB"
+    TORCH = "torch", "torch"
+
+
+def describe_libraries(libraries: Known[Sequence[PoolLibrary]]) -> Known[str]:
+    """Say which library owns a pool, all candidates where several remain."""
+    return map_known(lambda all_: " or ".join(one.words for one in all_), libraries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +50,8 @@ class Pool:
     library: Known[str]
     threads: int
     runnable: float
+    libraries: Applicable[tuple[PoolLibrary, ...]] = NOT_APPLICABLE
+    """What ``library`` tells of."""
 
 
 class BudgetBy(str, Enum):

@@ -23,7 +23,7 @@ from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.finding import write_ceiling, write_try
 from tpmon.judge.rules.cpu import judge_quota
-from tpmon.model.host import BudgetBy, ShmSample
+from tpmon.model.host import BudgetBy, PoolLibrary, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import EnvironmentSetting, Freezer
 from tpmon.model.verdict import TABLE, Kind
@@ -34,11 +34,12 @@ GIB = 1 << 30
 SUSPECT = Suspicion(Kind.OVERSUBSCRIBED, "rank-pool", 0.5, 2.0, frozenset(("a",)), "text", ())
 
 numbers = st.one_of(st.just(Missing("not read")), st.floats(0, 1e4), st.integers(0, 1 << 40))
-texts = st.one_of(st.just(Missing("not read")), st.just(NOT_APPLICABLE), st.just("OpenMP"))
+texts = st.one_of(st.just(Missing("not read")), st.just(NOT_APPLICABLE), st.just("text"))
 
 
 def facts_of(draw_number, draw_text):
     draws = {"Applicable[str]": draw_text, "Known[str]": draw_text.filter(lambda one: one is not NOT_APPLICABLE)}
+    draws["Applicable[tuple[PoolLibrary, ...]]"] = st.just((PoolLibrary.IOMP, PoolLibrary.OPENCV))
     return st.builds(RunFacts, **{f.name: draws.get(str(f.type), draw_number) for f in dataclasses.fields(RunFacts)})
 
 

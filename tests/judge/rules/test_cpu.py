@@ -40,11 +40,12 @@ from tpmon.judge.rules.cpu import (
 from tpmon.judge.rules.loader import judge_cpu_transform, judge_too_few_workers
 from tpmon.judge.rules.python import judge_single_thread
 from tpmon.judge.stacks.profile import Phase
-from tpmon.model.host import Pool
+from tpmon.model.host import Pool, PoolLibrary, describe_libraries
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import EnvironmentSetting, Role
 from tpmon.model.verdict import Confidence, Kind, Origin
 
+OPENBLAS, OPENCV, NUMEXPR = PoolLibrary.OPENBLAS, PoolLibrary.OPENCV, PoolLibrary.NUMEXPR
 SECOND = 1_000_000_000
 
 
@@ -260,19 +261,20 @@ def test_cpus_that_full_gpus_do_not_wait_for_are_no_fault():
 
 
 @pytest.mark.parametrize(
-    ("role", "library", "begins", "cap"),
+    ("role", "libraries", "begins", "cap"),
     [
-        (Role.WORKER, "OpenBLAS (numpy)", "OpenBLAS pools in 2 loader workers want", "threadpool_limits(1)"),
-        (Role.WORKER, "OpenCV (cv2)", "OpenCV pools in 2 loader workers want", "cv2.setNumThreads(0)"),
-        (Role.WORKER, "numexpr", "numexpr pools in 2 loader workers want", "numexpr.set_num_threads(1)"),
-        (Role.WORKER, "numexpr or OpenBLAS (numpy)", "thread pools of 2 loader workers want", "threadpool_l"),
+        (Role.WORKER, (OPENBLAS,), "OpenBLAS pools in 2 loader workers want", "threadpool_limits(1)"),
+        (Role.WORKER, (OPENCV,), "OpenCV pools in 2 loader workers want", "cv2.setNumThreads(0)"),
+        (Role.WORKER, (NUMEXPR,), "numexpr pools in 2 loader workers want", "numexpr.set_num_threads(1)"),
+        (Role.WORKER, (NUMEXPR, OPENBLAS), "thread pools of 2 loader workers want", "threadpool_l"),
         (Role.WORKER, Missing("no known pool library is mapped"), "thread pools of 2 loader", "where cv2 is"),
-        (Role.RANK, "OpenCV (cv2)", "thread pools of 2 loader workers want", "cv2.setNumThreads(0)"),
+        (Role.RANK, (OPENCV,), "thread pools of 2 loader workers want", "cv2.setNumThreads(0)"),
     ],
 )
-def test_whose_pool_it_is_where_it_is_told(role, library, begins, cap):
+def test_whose_pool_it_is_where_it_is_told(role, libraries, begins, cap):
     workers = [make_worker(pid, pid - 21, busy_threads=4, runnable=4.0) for pid in (21, 22)]
-    pool = Pool(21, role, library, threads=4, runnable=4.0)
+    library = describe_libraries(libraries)
+    pool = Pool(21, role, library, 4, 4.0, libraries)
     frames = window([make_process(), *workers], budget_cores=2.0, oversubscription=4.0, run_delay_ratio=0.7, pool=pool)
     answer = judge_oversubscription(see(frames))
     assert answer.summary.startswith(begins)
@@ -282,7 +284,7 @@ def test_whose_pool_it_is_where_it_is_told(role, library, begins, cap):
 
 
 def test_where_two_libraries_may_be_it_each_is_capped():
-    pool = Pool(11, Role.WORKER, "OpenCV (cv2) or OpenBLAS (numpy)", threads=4, runnable=4.0)
+    pool = Pool(11, Role.WORKER, "", 4, 4.0, (OPENCV, OPENBLAS))
     frames = window(oversubscription=4.0, run_delay_ratio=0.7, pool=pool)
     capped = fill("{worker_cap}", gather_facts(see(frames), judge_oversubscription(see(frames))))
     assert "cv2.setNumThreads(0)" in capped

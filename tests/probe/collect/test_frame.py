@@ -9,7 +9,7 @@ from tests.frames import make_cpu as cpu_sample
 from tests.frames import make_process as sample
 from tests.frames import make_worker as worker
 from tpmon.model.gpu import GpuProcess
-from tpmon.model.host import SUMMED_ANON
+from tpmon.model.host import SUMMED_ANON, PoolLibrary
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import EnvironmentSetting, Identity, Role, ThreadGroup, ThreadKind
 from tpmon.model.waits import Wait, WaitReason
@@ -58,8 +58,8 @@ GROUP = CgroupReading(
 )
 
 
-def cpu_of(*processes, budget=BUDGET, library="MKL"):
-    return make_cpu(processes, budget, GROUP, HOST, library)
+def cpu_of(*processes, budget=BUDGET, libraries=(PoolLibrary.MKL,)):
+    return make_cpu(processes, budget, GROUP, HOST, libraries)
 
 
 def test_a_row_joins_who_it_is_what_it_did_and_its_rationed_pss():
@@ -144,7 +144,7 @@ def test_oversubscription_counts_pools_and_not_single_threaded_workers():
     assert cpu.run_delay_ratio == pytest.approx((2 * 5.5 + 4 * 0.6) / 16.2)
     assert is_known(cpu.budget_cores)
     assert (cpu.pool.pid, cpu.pool.role, cpu.pool.threads, cpu.pool.runnable) == (1, Role.RANK, 8, 6.5)
-    assert cpu.pool.library == "MKL"
+    assert (cpu.pool.library, cpu.pool.libraries) == ("MKL", ("mkl",))
 
 
 def test_one_busy_thread_a_process_is_no_pool():

@@ -398,7 +398,7 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> RunFacts:
         needed_ratio=_needed(workers, suspicion) if loads else Missing("not a question of loading"),
         waiting_ratio=suspicion.share if is_known(suspicion.share) else Missing("its share is not known"),
         loading_ratio=_loading(scene, suspicion),
-        pool_library=pool.library if is_known(pool) else NOT_APPLICABLE,
+        pool_libraries=pool.libraries if is_known(pool) else NOT_APPLICABLE,
         shm_total_bytes=map_known(lambda shm: shm.total_bytes, frame.memory.shm),
         shm_room=_shm_room(scene),
         pid=_pid(scene, suspicion),

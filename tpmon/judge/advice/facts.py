@@ -10,6 +10,7 @@ from collections.abc import Callable
 from operator import attrgetter
 
 from tpmon.model.frozen import dataclass
+from tpmon.model.host import PoolLibrary
 from tpmon.model.known import Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Freezer, Tracer
 from tpmon.model.text.dump_words import TO_FILES, write_step
@@ -166,7 +167,7 @@ class RunFacts:
     waiting_ratio: Known[float] = _UNREAD
     loading_ratio: Known[float] = _UNREAD
     """Share of its time (0-1) that the rank waits for or works on batches, whatever its card does."""
-    pool_library: Applicable[str] = _UNREAD
+    pool_libraries: Applicable[tuple[PoolLibrary, ...]] = _UNREAD
     shm_total_bytes: Known[int] = _UNREAD
     shm_room: Known[float] = _UNREAD
     """Free bytes of /dev/shm over its largest growth in a second: the batches that still fit, at least."""
@@ -290,15 +291,15 @@ def _growth_gain(facts: RunFacts) -> Known[str]:
 
 
 _POOL_VARIABLES = (
-    ("OpenMP", "OMP_NUM_THREADS"),
-    ("MKL", "MKL_NUM_THREADS"),
-    ("OpenBLAS", "OPENBLAS_NUM_THREADS"),
-    ("OpenCV", "OPENCV_FOR_THREADS_NUM"),
-    ("numexpr", "NUMEXPR_NUM_THREADS"),
+    ("OMP_NUM_THREADS", {PoolLibrary.GOMP, PoolLibrary.IOMP}),
+    ("MKL_NUM_THREADS", {PoolLibrary.MKL, PoolLibrary.IOMP}),
+    ("OPENBLAS_NUM_THREADS", {PoolLibrary.OPENBLAS}),
+    ("OPENCV_FOR_THREADS_NUM", {PoolLibrary.OPENCV}),
+    ("NUMEXPR_NUM_THREADS", {PoolLibrary.NUMEXPR}),
 )
 
 
-_OWN_CAPS = (("OpenCV", "cv2.setNumThreads(0)"), ("numexpr", "numexpr.set_num_threads(1)"))
+_OWN_CAPS = {PoolLibrary.OPENCV: "cv2.setNumThreads(0)", PoolLibrary.NUMEXPR: "numexpr.set_num_threads(1)"}
 """Libraries that threadpoolctl does not know, and what limits each."""
 
 
@@ -306,18 +307,18 @@ def _pool_exports(facts: RunFacts) -> Known[str]:
     threads = _threads_per_rank(facts)
     if not is_known(threads):
         return threads
-    seen = known_or(facts.pool_library, "")
-    names = [name for library, name in _POOL_VARIABLES if library in seen]
-    names = names or [name for _, name in _POOL_VARIABLES]
+    seen = known_or(facts.pool_libraries, ())
+    names = [name for name, libraries in _POOL_VARIABLES if not libraries.isdisjoint(seen)]
+    names = names or [name for name, _ in _POOL_VARIABLES]
     return " ".join(f"{name}={threads}" for name in names)
 
 
 def _worker_cap(facts: RunFacts) -> str:
-    seen = known_or(facts.pool_library, "")
+    seen = known_or(facts.pool_libraries, ())
     lines = ["threadpoolctl.threadpool_limits(1)  # OpenMP, MKL, OpenBLAS; torch has done so for itself"]
-    own = [call for library, call in _OWN_CAPS if library in seen]
+    own = [call for library, call in _OWN_CAPS.items() if library in seen]
     if own:
-        lines = [*(lines if " or " in seen else ()), *own]
+        lines = [*(lines if len(seen) > 1 else ()), *own]
     elif not seen:
         lines.append("cv2.setNumThreads(0)  # where cv2 is used")
     return "\n".join(f"    {line}" for line in lines)

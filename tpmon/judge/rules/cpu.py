@@ -25,6 +25,7 @@ from tpmon.judge.features.readings import pressure_origin
 from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene
 from tpmon.judge.features.starvation import need_starved, suspect_loader
 from tpmon.judge.rules.gpu import judge_gpu_compute
+from tpmon.model.host import PoolLibrary, describe_libraries
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known, sum_known
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.text.redaction import MOST_DIGITS
@@ -173,9 +174,9 @@ def judge_oversubscription(scene: Scene) -> Answer:
         if helpers:
             whose = f"{helpers} processes that it started" if helpers > 1 else "a process that it started"
     frame = scene.frame
-    library = _library_of(scene, Role.WORKER if cause == "worker-pool" else Role.RANK)
-    is_one = library and " or " not in library
-    name = f"{library.partition(' (')[0]} pools in" if is_one else "thread pools of"
+    libraries = _libraries_of(scene, Role.WORKER if cause == "worker-pool" else Role.RANK)
+    library = known_or(describe_libraries(libraries), "")
+    name = f"{libraries[0].family} pools in" if len(libraries) == 1 else "thread pools of"
     return Suspicion(
         kind=Kind.OVERSUBSCRIBED,
         cause=cause,
@@ -194,12 +195,10 @@ def judge_oversubscription(scene: Scene) -> Answer:
     )
 
 
-def _library_of(scene: Scene, role: Role) -> str:
-    """Return the library of the job's largest pool, if that is in a process of ``role``; else ""."""
+def _libraries_of(scene: Scene, role: Role) -> tuple[PoolLibrary, ...]:
+    """Return which libraries the job's largest pool may be of, if that is in a process of ``role``."""
     pool = scene.frame.cpu.pool
-    if not is_known(pool) or pool.role is not role or not is_known(pool.library):
-        return ""
-    return pool.library
+    return known_or(pool.libraries, ()) if is_known(pool) and pool.role is role else ()
 
 
 def _set_threads(scene: Scene) -> tuple[Evidence, ...]:

@@ -8,7 +8,16 @@ from datetime import datetime
 from typing import Any
 
 from tpmon.model.gpu import GpuSample, find_used
-from tpmon.model.host import SUMMED_ANON, CpuSample, MemorySample, OutputSample, Pool, ShmSample
+from tpmon.model.host import (
+    SUMMED_ANON,
+    CpuSample,
+    MemorySample,
+    OutputSample,
+    Pool,
+    PoolLibrary,
+    ShmSample,
+    describe_libraries,
+)
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, RankRow, Role, ThreadKind
 from tpmon.model.waits import describe_wait
@@ -100,7 +109,7 @@ def make_cpu(
     budget: CpuBudget,
     group: CgroupReading,
     host: HostReading,
-    library: Known[str],
+    libraries: Known[tuple[PoolLibrary, ...]],
 ) -> CpuSample:
     """Return the CPU part of a Frame (formulas: docs/metrics.md)."""
     used_pct = add_known(processes, lambda p: p.cpu_pct)
@@ -111,7 +120,8 @@ def make_cpu(
     largest = find_pool(processes)
     pool: Applicable[Pool] = NOT_APPLICABLE
     if largest is not None and is_known(largest.busy_threads):
-        pool = Pool(largest.pid, largest.role, library, largest.busy_threads, known_or(largest.runnable, 0.0))
+        runs = largest.busy_threads, known_or(largest.runnable, 0.0)
+        pool = Pool(largest.pid, largest.role, describe_libraries(libraries), *runs, libraries)
     delay: Known[float] = runnable
     if is_known(runnable) and is_known(waiting):
         delay = waiting / runnable if runnable > 0.05 else 0.0

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tpmon.model.frozen import dataclass
+from tpmon.model.host import PoolLibrary
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Identity, ProcessSample
 from tpmon.probe.base.procread import each_process, parse_field, read_file, read_or
@@ -125,13 +126,13 @@ SAMPLED_THREADS = 8
 LIBRARY_EVERY_NS = 60_000_000_000
 _DEADLINE_S = 0.5
 _LIBRARIES = (
-    (re.compile(r"/libgomp[-.]"), "OpenMP (libgomp: torch)"),
-    (re.compile(r"/libiomp5|/libomp[-.]"), "OpenMP (libiomp5: torch, MKL)"),
-    (re.compile(r"/libmkl_\w*thread"), "MKL"),
-    (re.compile(r"/libopenblas|/libscipy_openblas"), "OpenBLAS (numpy)"),
-    (re.compile(r"/cv2[./]|/libopencv_core"), "OpenCV (cv2)"),
-    (re.compile(r"/numexpr/"), "numexpr"),
-    (re.compile(r"/libtbb"), "TBB"),
+    (re.compile(r"/libgomp[-.]"), PoolLibrary.GOMP),
+    (re.compile(r"/libiomp5|/libomp[-.]"), PoolLibrary.IOMP),
+    (re.compile(r"/libmkl_\w*thread"), PoolLibrary.MKL),
+    (re.compile(r"/libopenblas|/libscipy_openblas"), PoolLibrary.OPENBLAS),
+    (re.compile(r"/cv2[./]|/libopencv_core"), PoolLibrary.OPENCV),
+    (re.compile(r"/numexpr/"), PoolLibrary.NUMEXPR),
+    (re.compile(r"/libtbb"), PoolLibrary.TBB),
 )
 _TORCH = re.compile(r"/libtorch_cpu|/libc10[.]")  # every training maps it: it names only threads begun in it
 _C_LIBRARY = re.compile(r"/(libc|libpthread)[.-]")
@@ -148,9 +149,9 @@ def parse_maps(raw: bytes) -> tuple[Mapping, ...]:
     return tuple(sorted(mappings, key=lambda one: one.start))
 
 
-def name_library(path: str) -> str:
-    """Return a pool library's name for a mapped path; "" for any other file."""
-    return next((name for pattern, name in _LIBRARIES if pattern.search(path)), "")
+def name_library(path: str) -> PoolLibrary | None:
+    """Return the pool library of a mapped path; None for any other file."""
+    return next((library for pattern, library in _LIBRARIES if pattern.search(path)), None)
 
 
 def find_mapping(mappings: Sequence[Mapping], address: int) -> str:
@@ -159,8 +160,8 @@ def find_mapping(mappings: Sequence[Mapping], address: int) -> str:
     return mappings[at].path if at >= 0 and address < mappings[at].end else ""
 
 
-def name_start(mappings: Sequence[Mapping], words: Sequence[int]) -> str:
-    """Name the library in which a thread began, by the words at the far end of its stack; "" for none.
+def name_start(mappings: Sequence[Mapping], words: Sequence[int]) -> PoolLibrary | None:
+    """Name the library in which a thread began, by the words at the far end of its stack; None for none.
 
     The C library calls the first function of a thread. What lies before that are the thread's variables, in
     which torch keeps pointers to its own code.
@@ -169,7 +170,7 @@ def name_start(mappings: Sequence[Mapping], words: Sequence[int]) -> str:
     named = [
         (one.start, one.end, name)
         for one in mappings
-        if (name := name_library(one.path) or ("torch" if _TORCH.search(one.path) else ""))
+        if (name := name_library(one.path) or (PoolLibrary.TORCH if _TORCH.search(one.path) else None))
     ]
     started = False
     for word in words:
@@ -177,26 +178,26 @@ def name_start(mappings: Sequence[Mapping], words: Sequence[int]) -> str:
         for start, end, name in named:
             if started and start <= word < end:
                 return name
-    return ""
+    return None
 
 
-def choose_library(mappings: Sequence[Mapping], blocked_at: Sequence[str]) -> Known[str]:
+def choose_library(mappings: Sequence[Mapping], blocked_at: Sequence[str]) -> Known[tuple[PoolLibrary, ...]]:
     """Name a pool's library by what is mapped and by the paths where its blocked threads made their calls."""
-    named = next(filter(None, map(name_library, blocked_at)), "")
+    named = tuple(filter(None, map(name_library, blocked_at)))[:1]
     candidates = dict.fromkeys(filter(None, (name_library(one.path) for one in mappings)))
-    return named or " or ".join(candidates) or Missing("no known pool library is mapped")
+    return named or tuple(candidates) or Missing("no known pool library is mapped")
 
 
 def read_pool_library(
     pid: int, tids: Sequence[int], proc: str = "/proc", *, memory: bool = True
-) -> Known[str]:
+) -> Known[tuple[PoolLibrary, ...]]:
     """Name the library of a pool by its busy threads within half a second; ``memory``: read that, too."""
 
-    def read() -> Known[str]:
+    def read() -> Known[tuple[PoolLibrary, ...]]:
         raw = read_file(f"{proc}/{pid}/maps")
         mappings, some = parse_maps(raw), tids[:SAMPLED_THREADS]
-        if memory and (begun := _read_starts(pid, some, raw, mappings, proc)):
-            return begun
+        if memory and (begun := _read_starts(pid, some, raw, mappings, proc)) is not None:
+            return (begun,)
         # A thread may be gone, or Yama forbids it: the mapped libraries still help.
         path = f"{proc}/{pid}/task/%d/syscall"
         calls = each_process(some, lambda tid: parse_syscall(read_file(path % tid, 256)))
@@ -206,12 +207,14 @@ def read_pool_library(
     return read_within(_DEADLINE_S, read)
 
 
-def _read_starts(pid: int, tids: Sequence[int], raw: bytes, mappings: Sequence[Mapping], proc: str) -> str:
-    """Name the library in which most of the threads began; "" where that is unknown."""
+def _read_starts(
+    pid: int, tids: Sequence[int], raw: bytes, mappings: Sequence[Mapping], proc: str
+) -> PoolLibrary | None:
+    """Name the library in which most of the threads began; None where that is unknown."""
     # Where reading is not permitted, what is mapped still helps.
     ends: Sequence[Sequence[int]] = read_or((), lambda: read_far_ends(pid, tids, parse_stacks(raw), proc))
     names = Counter(filter(None, (name_start(mappings, words) for words in ends)))
-    return max(names, key=lambda name: names[name], default="")
+    return max(names, key=lambda name: names[name], default=None)
 
 
 class PoolLibraries:
@@ -220,9 +223,9 @@ class PoolLibraries:
     def __init__(self, busy_tids: Callable[[Identity], Sequence[int]], *, memory: bool = True) -> None:
         self._busy_tids = busy_tids
         self._memory = memory
-        self._known: dict[Identity, tuple[Known[str], int]] = {}
+        self._known: dict[Identity, tuple[Known[tuple[PoolLibrary, ...]], int]] = {}
 
-    def read(self, processes: Sequence[ProcessSample], now_ns: int) -> Known[str]:
+    def read(self, processes: Sequence[ProcessSample], now_ns: int) -> Known[tuple[PoolLibrary, ...]]:
         """Return whose pool wants most; ``now_ns`` is CLOCK_MONOTONIC."""
         pool = find_pool(processes)
         if pool is None:
