@@ -14,6 +14,7 @@ from typing import Any
 from tests.waits import read_words
 from tpmon.model.frame import (
     FRAME_SCHEMA,
+    NO_STEPS,
     Ages,
     Event,
     EventKind,
@@ -27,7 +28,7 @@ from tpmon.model.frame import (
 )
 from tpmon.model.gpu import Driver, GpuSample, GpuState
 from tpmon.model.host import CpuSample, LoaderSample, MemorySample, OutputSample, ShmSample, SocketSample, WorkerQueue
-from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Missing, Why, is_known
 from tpmon.model.process import EnvironmentSetting, ProcessSample, RankRow, Role, ThreadGroup, ThreadKind
 from tpmon.model.verdict import Confidence, Evidence, Finding, Kind, SinceIs
 from tpmon.model.waits import RUNNING
@@ -40,9 +41,8 @@ NOW_NS = 90_000 * 1_000_000_000
 GIB = 1 << 30
 MIB = 1 << 20
 
-NO_HOOK = Missing("no hook in the training process")
 NO_STACKS = Missing("stacks are not sampled here")
-NO_DRIVER = Missing("no NVIDIA driver on this machine")
+NO_DRIVER = Missing("no NVIDIA driver on this machine", Why.ABSENT)
 
 
 _PROCESS = ProcessSample(
@@ -123,8 +123,8 @@ _RANK = RankRow(
     gpu=NOT_APPLICABLE,
     where="running",
     where_unchanged_s=0.0,
-    step=NO_HOOK,
-    step_age_s=NO_HOOK,
+    step=NO_STEPS,
+    step_age_s=NO_STEPS,
 )
 
 
@@ -309,7 +309,7 @@ def make_target(**fields: Any) -> Target:
     return replace(_TARGET, **fields)
 
 
-_AGES = Ages(cpu=0.1, threads=0.1, io=0.1, memory=0.1, gpu=NO_DRIVER, stacks=Missing("not sampled"), hook=NO_HOOK)
+_AGES = Ages(cpu=0.1, threads=0.1, io=0.1, memory=0.1, gpu=NO_DRIVER, stacks=Missing("not sampled"), hook=NO_STEPS)
 
 
 def make_ages(**fields: Any) -> Ages:
@@ -409,8 +409,8 @@ _FRAME = Frame(
     main_threads=NO_STACKS,
     verdict=Missing("not judged"),
     notes=(),
-    hook=NO_HOOK,
-    steps=NO_HOOK,
+    hook=NO_STEPS,
+    steps=NO_STEPS,
     events=(make_event("attached to pid 4211", 60, EventKind.ATTACH),),
     self_=make_own_cost(),
 )

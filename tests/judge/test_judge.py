@@ -254,11 +254,7 @@ def test_a_start_that_is_held_for_some_seconds_is_not_shown_beside_what_its_rule
 TWO = {"budget_cores": 2.0}
 BUSY_ELSEWHERE = make_gpu(pids=(9999,), sm_pct=99.0)
 UNSEEN_CARDS = {
-    "driver silent": {"gpus": Missing("NVML has not answered yet")},
-    "cards of another container": {
-        "gpus": (),
-        "notes": ("GPUs not visible from this shell (container or Slurm step)",),
-    },
+    "driver silent": {"gpus": Missing("NVML has not answered yet: no GPU is listed")},
     "processes not listed": {"gpus": (make_gpu(pids=Missing("no permission")),)},
     "another rank's card": {"gpus": (BUSY_ELSEWHERE,)},
 }

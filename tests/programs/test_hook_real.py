@@ -14,7 +14,7 @@ from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon.hook.bus import wire
 from tpmon.model.hook import StepReading, StepRule
-from tpmon.model.known import Missing, is_known
+from tpmon.model.known import is_known
 from tpmon.model.process import Identity
 from tpmon.probe.base.procread import read_stat, read_table
 from tpmon.probe.hooked.page import NO_HOOK, StepReader
@@ -127,7 +127,7 @@ def test_tpmon_reads_the_rank_and_takes_no_worker_for_one() -> None:
         workers = [stat.pid for stat in read_table().values() if stat.parent == pid]
         assert len(workers) == 1
         worker = Identity(workers[0], read_stat(workers[0]).start_ticks)
-        assert reader.read_steps([worker])[worker] == Missing(NO_HOOK)
+        assert reader.read_steps([worker])[worker] == NO_HOOK
         assert list_pages(worker.pid) == []
         reader.close()
 

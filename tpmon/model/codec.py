@@ -1,9 +1,9 @@
 """Encode the dataclasses of ``model`` as JSON and decode them again. The one place that does.
 
-Rules of docs/json.md: ``Missing`` becomes ``{"missing": reason}``, ``NotApplicable`` drops the
-key, datetimes are ISO 8601 with offset, floats keep four decimals, a trailing underscore of a
-field name is dropped, a ``Wait`` is its words with ``wait_reason`` beside them. Unknown keys are
-ignored when decoding, so newer files can be read.
+Rules of docs/json.md: ``Missing`` becomes ``{"missing": reason}``, with its kind as ``why`` if it has one,
+``NotApplicable`` drops the key, datetimes are ISO 8601 with offset, floats keep four decimals, a trailing
+underscore of a field name is dropped, a ``Wait`` is its words with ``wait_reason`` beside them. Unknown keys
+are ignored when decoding, so newer files can be read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from tpmon.model.known import NOT_APPLICABLE, Known, Missing, NotApplicable
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, NotApplicable, Why
 from tpmon.model.waits import Wait, describe_wait, parse_wait
 
 T = TypeVar("T")
@@ -42,10 +42,15 @@ class CodecError(ValueError):
         return CodecError(self._reason, f"{key}{dot}{self._path}")
 
 
+def _encode_missing(value: Missing) -> dict[str, str]:
+    plain = {"missing": value.reason}
+    return plain if value.why is Why.UNREAD else {**plain, "why": value.why.value}
+
+
 @cache
 def _encoder(kind: Any) -> Callable[[Any], Any]:
     if kind is Missing:
-        return lambda value: {"missing": value.reason}
+        return _encode_missing
     if dataclasses.is_dataclass(kind):
         names = [(f.name, f.name.rstrip("_")) for f in dataclasses.fields(kind)]
 
@@ -126,9 +131,7 @@ def _decode_union(options: tuple[Any, ...]) -> Decoder:
             if may_not_apply:
                 return NOT_APPLICABLE
             raise CodecError("the key is absent")
-        if may_miss and isinstance(raw, dict) and raw.keys() == {"missing"}:
-            return Missing(str(raw["missing"]))
-        return inner(raw)
+        return _decode_missing(raw) if may_miss and _is_missing(raw) else inner(raw)
 
     return decode_option
 
@@ -161,9 +164,13 @@ def _decode_wait(raw: tuple[Any, Any]) -> Known[Wait]:
         raise CodecError(str(error)) from error
 
 
+def _is_missing(raw: Any) -> bool:
+    return isinstance(raw, dict) and raw.keys() - {"why"} == {"missing"}
+
+
 def _decode_missing(raw: Any) -> Missing:
-    if isinstance(raw, dict) and raw.keys() == {"missing"}:
-        return Missing(str(raw["missing"]))
+    if _is_missing(raw):
+        return Missing(str(raw["missing"]), _decoder(Why)(raw.get("why", Why.UNREAD)))
     raise _refuse("a missing value", raw)
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tpmon.model.dump import DumpRound
 from tpmon.model.frozen import dataclass
-from tpmon.model.gpu import NOT_YET, Driver, GpuSample
+from tpmon.model.gpu import Driver, GpuSample
 from tpmon.model.hook import HookSample, StepPace
 from tpmon.model.host import (
     CpuSample,
@@ -21,7 +21,7 @@ from tpmon.model.host import (
     OutputSample,
     SocketSample,
 )
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, Why, is_known, map_known
 from tpmon.model.process import MainThreadSample, Outcome, ProcessEnd, ProcessSample, RankRow
 from tpmon.model.results.collectives import CollectivesReading
 from tpmon.model.stacks import StackSlice
@@ -184,7 +184,7 @@ class Frame:
 def awaits_sources(frame: Frame) -> bool:
     """Tell whether something that can be read here has not answered so far: stacks, or the cards."""
     stacks = is_known(frame.stacks) and not is_known(frame.ages_s.stacks)
-    return stacks or (isinstance(frame.gpus, Missing) and frame.gpus.reason == NOT_YET)
+    return stacks or (isinstance(frame.gpus, Missing) and frame.gpus.why is Why.PENDING)
 
 
 FRAME_SPAN_S = 60.0
@@ -193,7 +193,7 @@ EARLIER_SPAN_S = 300.0
 ``EARLIER_EVERY_S``, 25 at most."""
 EARLIER_EVERY_S = 10.0
 PULSE_SPAN_S = 600.0
-NO_STEPS = Missing("no hook in the training process")
+NO_STEPS = Missing("no hook in the training process", Why.ABSENT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,7 @@ from enum import Enum
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 
-NO_DRIVER = "no NVIDIA driver"
-NO_CARD_OPEN = "the job holds no NVIDIA card open"
-
-
 NO_NVLINK = Missing("no NVLink")
-NOT_YET = "NVML has not answered yet"
 NORMAL_REASONS = frozenset(("power cap", "application clocks"))
 """What holds clocks down on a card that is well: full load does, and what its owner chose."""
 APPLICATION_XIDS = frozenset((13, 31, 43, 45, 63, 68, 69))
@@ -49,11 +44,6 @@ def name_recovery(action: int) -> str:
     """Say what a card asks for: "reboot the node"."""
     known = 0 <= action < len(RECOVERY_ACTIONS)
     return RECOVERY_ACTIONS[action] if known else f"recovery action {action}"
-
-
-def is_no_card(reason: str) -> bool:
-    """Tell whether the reason why no card was read is that the job has none."""
-    return reason.startswith((NO_DRIVER, NO_CARD_OPEN))
 
 
 class GpuState(str, Enum):

@@ -16,11 +16,22 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 
+class Why(str, Enum):
+    """Tell apart the reasons of values that were not read."""
+
+    UNREAD = "unread"
+    ABSENT = "absent"
+    """There is nothing that could be read: no hook, no card."""
+    PENDING = "pending"
+    """It was asked for, and did not answer so far."""
+
+
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Stand for a value that exists but was not read, with the reason in a few words."""
+    """Stand for a value that was not read, with the reason in a few words, and its kind."""
 
     reason: str
+    why: Why = Why.UNREAD
 
     def __bool__(self) -> bool:
         """Refuse truth tests: 0 and Missing are different answers; TypeError always."""

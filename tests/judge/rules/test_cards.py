@@ -10,6 +10,7 @@ from tests.frames import make_frame, make_gpu, make_process
 from tests.gpu_scenes import HOLLOW, NO_GPM, UNREAD, held, on
 from tests.judging import hold, make_phases, said, scene_of
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
+from tpmon.judge.features.card_use import find_unseen_cards
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.rules import gpu as rules_gpu
 from tpmon.judge.rules.card_faults import (
@@ -25,7 +26,7 @@ from tpmon.judge.rules.gpu import judge_gpu_compute
 from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.tracker import NO_WATCH, observe
 from tpmon.model.gpu import GpuSample, ThrottleShare
-from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.known import NOT_APPLICABLE, Missing, Why
 from tpmon.model.verdict import Kind, Origin
 
 IDLE_LINKS = {"pcie_tx_bytes_s": 0.0, "pcie_rx_bytes_s": 0.0, "nvlink_tx_bytes_s": 0.0, "nvlink_rx_bytes_s": 0.0}
@@ -294,17 +295,13 @@ def test_a_card_that_answers_in_half_of_the_readings_only_is_not_read():
     assert type(judge_gpu_compute(see(frames))) is Unsure
 
 
-NO_CARD = [
-    ("no NVIDIA driver on this machine (the NVIDIA driver is not loaded)", Cleared),
-    ("the job holds no NVIDIA card open (the nvidia-ml-py package is not installed)", Cleared),
-    ("the nvidia-ml-py package is not installed", Unsure),
-    ("libnvidia-ml.so.1 not found, though the kernel has a driver", Unsure),
-]
-
-
-@pytest.mark.parametrize(("reason", "kind"), NO_CARD)
-def test_a_job_without_a_card_is_told_from_a_card_that_was_not_read(reason, kind):
-    assert type(answer_without_cards(scene_of(make_frame(gpus=Missing(reason))))) is kind
+@pytest.mark.parametrize(("why", "kind"), [(Why.ABSENT, Cleared), (Why.UNREAD, Unsure), (Why.PENDING, Unsure)])
+def test_a_job_without_a_card_is_told_from_a_card_that_was_not_read(why, kind):
+    assert type(answer_without_cards(scene_of(make_frame(gpus=Missing("no NVIDIA card", why))))) is kind
+    unlisted = scene_of(
+        make_frame(gpus=(make_gpu(pids=(), unheard="none"), make_gpu(1, unheard="NVML does not list it")))
+    )
+    assert find_unseen_cards(unlisted) == "card 1: NVML does not list it"
 
 
 NUMBERS = st.one_of(st.floats(0, 1e12), st.floats(0, 120), st.just(UNREAD))

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from tests.probe.gpu.test_rates import FAST, make_line
-from tpmon.model.gpu import NOT_YET, Driver, GpuSample, GpuState, is_no_card
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.gpu import Driver, GpuSample, GpuState
+from tpmon.model.known import Known, Missing, Why, is_known
 from tpmon.probe.gpu.bounds import DriverCard, Listed
-from tpmon.probe.gpu.card_readings import NOT_VISIBLE, PASSING_S, Board, GpuReading
+from tpmon.probe.gpu.card_readings import NOT_VISIBLE, NOT_YET, PASSING_S, Board, GpuReading
 from tpmon.probe.gpu.nvml import blank_fast
 from tpmon.probe.gpu.wire import (
     CardIdentity,
@@ -113,7 +113,7 @@ def test_a_card_is_not_stale_before_its_line_is_due():
 def test_a_card_is_missed_within_a_second_where_another_answers():
     story = Story(2)
     story.second = 1
-    assert story.read().gpus == Missing(NOT_YET)
+    assert story.read().gpus == NOT_YET
     story.card(0)
     assert [card.state for card in story.cards()] == [GpuState.OK, GpuState.STALE]
 
@@ -223,7 +223,7 @@ def test_no_driver_is_one_clear_line_or_hides_the_cards_that_a_job_holds(code, t
     story = Story()
     story.refuse(code, "the nvidia-ml-py package is not installed")
     reading = story.read()
-    why = Missing(f"{text} (doctor: nvml)")
+    why = Missing(f"{text} (doctor: nvml)", Why.ABSENT if code == 12 else Why.UNREAD)
     assert (reading.gpus, reading.driver, reading.age_s) == (why, why, Missing("no GPU reading yet"))
     assert (reading.events, reading.source) == ((), "NVML")
     hidden = Missing(f"{NOT_VISIBLE} (doctor: cards)")
@@ -256,8 +256,8 @@ def test_no_card_is_told_from_a_card_that_is_not_read(code, has_driver, held, te
     story = Story()
     story.refuse(code)
     reading = story.board.read({10: 1}, held, True, SECOND_NS, has_driver)
-    assert text is None or reading.of_job == Missing(text)
-    assert is_no_card(reading.of_job.reason) is ("no NVIDIA" in (text or "")), "one that holds a card has one"
+    assert text is None or reading.of_job.reason == text
+    assert (reading.of_job.why is Why.ABSENT) is ("no NVIDIA" in (text or "")), "one that holds a card has one"
     assert held == HOLDS or reading.gpus == story.read().gpus
 
 
@@ -277,7 +277,7 @@ def test_a_job_on_cards_that_nvml_does_not_list_is_a_note():
 def test_a_driver_that_does_not_answer_is_said_with_its_wait():
     story = Story()
     story.start()
-    assert story.read().gpus == Missing(NOT_YET)
+    assert story.read().gpus == NOT_YET
     story.second = 12
     assert story.read().gpus == Missing("the NVIDIA driver has not answered for 12 s (doctor: nvml)")
 

@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 from tpmon.model.gpu import GpuState
 from tpmon.model.known import Missing, is_known
 from tpmon.probe.base.procread import read_stat
-from tpmon.probe.gpu.card_readings import GpuReading
+from tpmon.probe.gpu.card_readings import NOT_YET, GpuReading
 from tpmon.probe.gpu.child_link import GpuProbe, child_command
 from tpmon.probe.gpu.wire import FailureLine, Line, encode_line
 
@@ -132,7 +132,7 @@ def test_an_init_that_never_returns_blocks_nobody():
     probe = start_child("FakeNvml.nvmlInit = lambda self: time.sleep(600)")
     assert time.monotonic() - started < 5
     assert wait_until(lambda: is_known(probe.child_pid()))
-    assert probe.read({}).gpus == Missing("NVML has not answered yet")
+    assert probe.read({}).gpus == NOT_YET
     pid = probe.child_pid()
     assert is_known(pid)
     probe.stop()
@@ -171,8 +171,8 @@ def test_a_killed_child_is_started_again_and_the_gap_is_told():
 )
 def test_no_driver_is_said_and_not_asked_in_a_hot_loop(body, reason):
     probe = start_child(body, backoff_s=(0.01,))
-    reading = read_until(probe, lambda one: not is_known(one.driver) and one.gpus == Missing(reason))
-    assert reading.events == ()
+    reading = read_until(probe, lambda one: one.driver != NOT_YET)
+    assert (reading.gpus.reason, reading.events) == (reason, ())
     assert wait_until(lambda: not is_known(probe.child_pid()))
     ended = probe._link._process
     time.sleep(0.2)
@@ -204,7 +204,7 @@ def test_a_module_that_is_missing_or_breaks_is_named_with_its_file(tmp_path, mod
     code = f"{start_up}from tpmon.probe.gpu.child import main\n{hide}main()"
     probe = GpuProbe([sys.executable, "-c", code])
     probe.start()
-    reading = read_until(probe, lambda one: one.gpus != Missing("NVML has not answered yet"))
+    reading = read_until(probe, lambda one: one.gpus != NOT_YET)
     probe.stop()
     assert isinstance(reading.gpus, Missing)
     assert reading.gpus.reason.startswith(start)
@@ -312,7 +312,7 @@ def test_files_beside_the_user_do_not_take_the_place_of_modules(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     probe = GpuProbe()
     probe.start()
-    reading = read_until(probe, lambda one: one.gpus != Missing("NVML has not answered yet"))
+    reading = read_until(probe, lambda one: one.gpus != NOT_YET)
     probe.stop()
     assert is_known(reading.gpus) or "ended" not in reading.gpus.reason
 

@@ -101,7 +101,7 @@ def read(reader: StepReader, process: Identity) -> StepReading:
 
 def test_steps_are_read_as_they_are_counted(reader):
     with drive(RANK="3", WORLD_SIZE="8", LOCAL_RANK="1") as job:
-        assert reader.read_steps([job.identity]) == {job.identity: Missing(NO_HOOK)}
+        assert reader.read_steps([job.identity]) == {job.identity: NO_HOOK}
         job.do("train(5)")
         first = read(reader, job.identity)
         assert (first.counts.steps, first.counts.batches, first.counts.updates) == (4, 4, 4)
@@ -157,7 +157,7 @@ def test_the_page_of_a_parent_is_not_that_of_its_child(reader):
         try:
             readings = reader.read_steps([job.identity, child])
             assert is_known(readings[job.identity])
-            assert readings[child] == Missing(NO_HOOK)
+            assert readings[child] == NO_HOOK
         finally:
             os.kill(child.pid, 9)
 
@@ -175,7 +175,7 @@ def test_an_uninstalled_hook_is_said_once_and_found_again_when_it_is_back(reader
         read(reader, job.identity)
         job.do("steps.pages.set_status(3, 0, ''); steps.forget()")
         assert read(reader, job.identity).state is HookState.UNINSTALLED
-        assert reader.read_steps([job.identity])[job.identity] == Missing(NO_HOOK)
+        assert reader.read_steps([job.identity])[job.identity] == NO_HOOK
         job.do("train(4)")
         assert read(reader, job.identity).counts.steps == 3
 
@@ -188,7 +188,7 @@ def test_a_program_that_was_replaced_has_no_hook_any_more(reader):
         job.do(f"os.execv(sys.executable, [sys.executable, '-c', {other!r}])")
         for _ in range(3):
             last = reader.read_steps([job.identity])[job.identity]
-        assert last == Missing(NO_HOOK)
+        assert last == NO_HOOK
 
 
 def test_a_program_that_was_replaced_by_itself_has_the_page_of_its_new_hook(reader):
@@ -236,8 +236,8 @@ ANOTHER = HEADER[:8] + b"\x09" + HEADER[9:]
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("pass", NO_HOOK),
-        (f"make({HEADER!r} + bytes(300000), seal=False)", NO_HOOK),
+        ("pass", NO_HOOK.reason),
+        (f"make({HEADER!r} + bytes(300000), seal=False)", NO_HOOK.reason),
         (f"make({ANOTHER!r} + bytes(300000))", "bus layout 9"),
     ],
     ids=["memfds of that name that are none", "one that its owner could shrink", "another layout"],
@@ -280,7 +280,7 @@ def test_processes_without_a_hook_are_looked_at_ever_more_rarely(monkeypatch):
     reader = StepReader()
     me = identity(os.getpid())
     for _ in range(100):
-        assert reader.read_steps([me]) == {me: Missing(NO_HOOK)}
+        assert reader.read_steps([me]) == {me: NO_HOOK}
         now += 1
     assert looks == [100, 102, 106, 114, 130, 160, 190]
 

@@ -8,7 +8,7 @@ import pytest
 from tests.frames import NOW, make_process, make_rank
 from tests.paces import make_hook, make_pace
 from tests.view.test_hook import make_settings
-from tpmon.model.frame import EventKind
+from tpmon.model.frame import NO_STEPS, EventKind
 from tpmon.model.hook import (
     NO_SETTINGS,
     CompileCounts,
@@ -30,7 +30,6 @@ from tpmon.probe.hooked.step_pace import (
     _PHASES,
     AGAIN_S,
     GATHER_S,
-    NO_HOOK_IN_JOB,
     ONE_STEP,
     TRAINED_STEPS,
     CompileTracker,
@@ -246,8 +245,8 @@ def test_a_job_adds_up_the_samples_and_shows_its_first_rank():
 
 
 def test_a_job_without_a_hook_says_so(answer):
-    read = answer(Missing(NO_HOOK))
-    assert (read.hook, read.steps, read.age_s) == (NO_HOOK_IN_JOB, NO_HOOK_IN_JOB, NO_HOOK_IN_JOB)
+    read = answer(NO_HOOK)
+    assert (read.hook, read.steps, read.age_s) == (NO_STEPS, NO_STEPS, NO_STEPS)
     assert read.put([make_rank()]) == (make_rank(),)
 
 
@@ -299,7 +298,7 @@ def test_a_job_whose_environment_tells_no_size_has_that_of_its_process_group(ans
     assert read.size_job(untold, 4) == 4
     assert read.size_job(2, 2) == 2, "as it was started"
     assert read.size_job(untold, 8) == untold, "a group of some of them"
-    assert answer(Missing(NO_HOOK)).size_job(untold, 4) == untold
+    assert answer(NO_HOOK).size_job(untold, 4) == untold
 
 
 SECOND_NS = 1_000_000_000

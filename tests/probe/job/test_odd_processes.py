@@ -250,7 +250,7 @@ def test_the_page_of_one_hook_costs_no_other_rank(monkeypatch):
     monkeypatch.setattr(reader, "_find", lambda one, now: fail_in_words() if one.pid == ABSENT else whole(one, now))
     read = reader.read_steps(processes)
     assert read[processes[0]] == Missing(WHY)
-    assert read[processes[1]] == Missing(hook.NO_HOOK)
+    assert read[processes[1]] == hook.NO_HOOK
 
 
 def test_thousands_of_memfds_of_that_name_are_not_all_looked_at(monkeypatch):
@@ -264,7 +264,7 @@ def test_thousands_of_memfds_of_that_name_are_not_all_looked_at(monkeypatch):
     code = f"import os; held = [os.memfd_create({hook.wire.TELEMETRY_NAME!r}) for _ in range(300)]"
     with child(f"{code}; say(held[-1]); hear()") as one:
         process = Identity(one.pid, member_of(one.pid).identity.start_ticks)
-        assert hook.StepReader().read_steps([process]) == {process: Missing(hook.NO_HOOK)}
+        assert hook.StepReader().read_steps([process]) == {process: hook.NO_HOOK}
         newest = max(map(int, os.listdir(f"/proc/{one.pid}/fd")))
     assert len(looks) == 64
     assert looks[0].endswith(f"/{newest}"), "ours lie high"

@@ -26,8 +26,8 @@ from tpmon.judge.features.snapshot import RankScene, Scene
 from tpmon.judge.watch.tracker import list_hooks
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
-from tpmon.model.gpu import GpuSample, is_listed, is_no_card, list_processes
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
+from tpmon.model.gpu import GpuSample, is_listed, list_processes, may_be_on
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, Why, is_known, known_or, map_known
 from tpmon.model.verdict import Evidence, Figure, Origin
 
 GROWTH_BYTES_S = 1e6
@@ -271,12 +271,14 @@ def find_unseen_cards(scene: Scene) -> str:
     """Say why the job may compute on cards that were not read; "" when it uses none, or they were."""
     gpus = scene.frame.gpus
     if isinstance(gpus, Missing):
-        return "" if is_no_card(gpus.reason) else gpus.reason
+        return "" if gpus.why is Why.ABSENT else gpus.reason
     holders = [card.pids for card in gpus]
     unread = next((one for one in holders if isinstance(one, Missing)), None)
     if unread is not None and not any(is_known(one) for one in holders):
         return f"which processes are on the cards: {unread.reason}"
-    return next((note for note in scene.frame.notes if note.startswith("GPUs not visible")), "")
+    return next(
+        (f"card {one.index}: {one.unheard}" for one in gpus if is_known(one.unheard) and may_be_on(one)), ""
+    )
 
 
 HOLLOW_SM_PCT = 25.0

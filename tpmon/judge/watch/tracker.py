@@ -18,7 +18,7 @@ from tpmon.model.dump import DumpRound
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.hook import HookSample, HookState, StepPace
-from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, Why, is_known, known_or
 from tpmon.model.process import ProcessSample, Role, ThreadKind
 from tpmon.model.results.collectives import Collectives
 from tpmon.model.stacks import StackSlice
@@ -28,8 +28,6 @@ from tpmon.model.waits import WaitReason, is_wait_in
 MOST_AGE_S = 366 * 86_400.0
 """No job waits longer; a larger reading is not an age."""
 HOOK = "hook"
-ABSENT = "no hook"
-"""How the reason begins if a job has no hook: that is known, and leaves nothing unread."""
 
 
 def list_hooks(frame: Frame) -> tuple[HookSample, ...]:
@@ -40,7 +38,7 @@ def list_hooks(frame: Frame) -> tuple[HookSample, ...]:
 def hook_unread(frame: Frame) -> tuple[str, ...]:
     """Say that a hook may exist and was not read; () for a job without one."""
     hook = frame.hook
-    if isinstance(hook, Missing) and not hook.reason.startswith(ABSENT):
+    if isinstance(hook, Missing) and hook.why is not Why.ABSENT:
         return (f"what a hook tells ({hook.reason})",)
     return ()
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from tpmon.model.frame import NO_STEPS
 from tpmon.model.gpu import GpuSample, find_used
 from tpmon.model.host import (
     SUMMED_ANON,
@@ -169,7 +170,6 @@ def make_rank_rows(
 ) -> tuple[RankRow, ...]:
     """Return a row for each rank, by rank and PID. "where" is the kernel's word, without stacks."""
     used = find_used(gpus) if is_known(gpus) else {}
-    no_step = Missing("no hook in the training process")
     rows = []
     for process in processes:
         if process.role is not Role.RANK:
@@ -187,8 +187,8 @@ def make_rank_rows(
                 gpu=gpu,
                 where=map_known(describe_wait, process.waits_for),
                 where_unchanged_s=process.waits_unchanged_s,
-                step=no_step,
-                step_age_s=no_step,
+                step=NO_STEPS,
+                step_age_s=NO_STEPS,
             )
         )
     return tuple(sorted(rows, key=lambda row: (row.rank if isinstance(row.rank, int) else 1 << 30, row.pid)))

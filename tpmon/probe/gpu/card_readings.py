@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.gpu import NO_CARD_OPEN, NO_DRIVER, NOT_YET, Driver, GpuSample, GpuState, is_no_card
-from tpmon.model.known import Known, Missing, is_known, map_known
+from tpmon.model.gpu import Driver, GpuSample, GpuState
+from tpmon.model.known import Known, Missing, Why, is_known, map_known
 from tpmon.model.results.doctor import drop_pointers, point_to
 from tpmon.model.text.redaction import admit_text
 from tpmon.probe.gpu.bounds import Listed
@@ -38,14 +38,16 @@ MAX_EVENTS = 100
 MAX_NOTES = 20
 PASSING_S = 180.0  # a passing note is repeated every 30 s while it holds
 MAX_CARDS = 64
+NOT_YET = Missing("NVML has not answered yet", Why.PENDING)
 NOT_VISIBLE = "GPUs not visible from this shell (container or Slurm step)"
 
 # What a shell without access to the cards gets on a machine that has some.
 _MAY_HIDE = frozenset((4, 9, 12, 999))
+_NO_LIBRARY = 12
 _FAILURES = {
     4: point_to("no permission to use the NVIDIA driver", "nvml"),
     9: point_to("the NVIDIA driver is not loaded", "nvml"),
-    12: point_to(f"{NO_DRIVER} on this machine (libnvidia-ml.so.1 not found)", "nvml"),
+    _NO_LIBRARY: point_to("no NVIDIA driver on this machine (libnvidia-ml.so.1 not found)", "nvml"),
     18: point_to("the NVIDIA driver was replaced while in use (library and kernel module differ)", "nvml"),
     999: point_to("NVML fails with an unknown error (in a container: it lost its cards, restart it)", "nvml"),
 }
@@ -86,8 +88,8 @@ class Board:
 
     def __init__(self, now_ns: int) -> None:
         self._slots: dict[str, _Slot] = {}
-        self._driver: Known[Driver] = Missing("NVML has not answered yet")
-        self._failure = ""
+        self._driver: Known[Driver] = NOT_YET
+        self._failure: Missing | None = None
         self.refused = False  # NVML could not be opened at all in the last child that ended
         self._crashed = False  # the last child that ended did so without a word
         self._hidden = False
@@ -130,7 +132,7 @@ class Board:
             self._events.append(f"GPU child ended ({how}); next try in {retry_s:g} s")
         elif not self.refused:
             self._hidden, self._crashed = False, True
-            self._failure = point_to(f"the GPU child ended before it answered ({how})", "nvml")
+            self._failure = Missing(point_to(f"the GPU child ended before it answered ({how})", "nvml"))
         self._expected = None
 
     @property
@@ -156,8 +158,8 @@ class Board:
         silent_s = (now_ns - self._driver_ns) / 1e9
         cards = place_silent(self._cards(now_ns), driver_cards, job, held)
         if not cards and self._is_wedged(now_ns) and (held_by_job or find_unread(job, held) is not None):
-            why = self._failure if self._crashed else self._waiting(now_ns)
-            cards = list_unheard(driver_cards, held_by_job, 0, silent_s, why)
+            why = self._failure if self._crashed and self._failure is not None else self._waiting(now_ns)
+            cards = list_unheard(driver_cards, held_by_job, 0, silent_s, why.reason)
         since_ns = now_ns - PASSING_S * 1e9
         self._notes = {text: ns for text, ns in self._notes.items() if ns is None or ns >= since_ns}
         notes = tuple(self._notes)
@@ -176,14 +178,14 @@ class Board:
         elif self._expected == 0:
             gpus = ()
         else:
-            gpus = Missing(self._failure or self._waiting(now_ns))
+            gpus = self._failure if self._failure is not None else self._waiting(now_ns)
         taken_ns = [slot.track.window[-1].taken_ns for slot in self._slots.values()]
         age = max(0.0, (now_ns - max(taken_ns)) / 1e9) if taken_ns else Missing("no GPU reading yet")
         events = tuple(self._events)
         self._events.clear()
         of_job = gpus
-        if isinstance(gpus, Missing) and gpus.reason == self._failure:
-            of_job = Missing(self._describe_failure(job, held, has_driver))
+        if self._failure is not None and gpus is self._failure and is_known(has_driver):
+            of_job = self._describe_failure(self._failure, job, held, has_driver=has_driver)
         version = self._driver.driver_version if is_known(self._driver) else self._driver
         source = f"NVML, driver {version}" if is_known(version) else "NVML"
         return GpuReading(self._driver, gpus, age, source, events, notes, of_job)
@@ -200,11 +202,11 @@ class Board:
             last_ns = max((slot.track.last_answer_ns() for slot in self._slots.values()), default=ended_ns)
             gap_s = max(0.0, (now_ns - last_ns) / 1e9)
             self._events.append(f"GPU child restarted after {how}, gap {gap_s:.0f} s")
-        elif self._failure:
+        elif self._failure is not None:
             self._events.append("NVIDIA driver answers")
         self._ended = None
         self._crashed = False
-        self._failure = ""
+        self._failure = None
         self._hidden = False
         self._notes.clear()  # a new child repeats what it cannot do
         self._expected = max(0, min(line.cards, MAX_CARDS))
@@ -216,9 +218,8 @@ class Board:
             self._events.append(f"NVIDIA driver went away: {reason}" if line.code else f"GPU child: {reason}")
         else:
             self.refused = True
-        self._failure, self._crashed = reason, False
-        self._hidden = line.code in _MAY_HIDE
-        self._driver = Missing(reason)
+        self._failure = Missing(reason, Why.ABSENT if line.code == _NO_LIBRARY else Why.UNREAD)
+        self._crashed, self._hidden, self._driver = False, line.code in _MAY_HIDE, self._failure
 
     def _on_card(self, line: CardLine) -> None:
         key = line.uuid or self._key_of(line.index)
@@ -283,27 +284,29 @@ class Board:
             replace(sample, age_s=min(age_s, waited_s) if self.answered else age_s), slot.track.identity.minor
         )
 
-    def _describe_failure(self, job: Mapping[int, int], held: Held, has_driver: Known[bool]) -> str:
+    def _describe_failure(
+        self, failure: Missing, job: Mapping[int, int], held: Held, *, has_driver: bool
+    ) -> Missing:
         """Say why NVML does not answer, or that there is no card."""
-        if not self._failure or not is_known(has_driver):
-            return self._failure
+        told, absent = drop_pointers(failure.reason), failure.why is Why.ABSENT
         if not has_driver:  # tpmon is refused nothing, so the doctor could not say more
-            why = drop_pointers(self._failure)
-            return why if is_no_card(why) else f"{NO_DRIVER} on this machine ({why})"
-        why = _LIBRARY_MISSING if is_no_card(self._failure) else self._failure
+            return Missing(told if absent else f"no NVIDIA driver on this machine ({told})", Why.ABSENT)
+        why = _LIBRARY_MISSING if absent else failure.reason
         untold = not job or any(pid not in held for pid in job) or find_unread(job, held) is not None
-        return why if untold or held_minors(job, held) else f"{NO_CARD_OPEN} ({drop_pointers(why)})"
+        if untold or held_minors(job, held):
+            return Missing(why)
+        return Missing(f"the job holds no NVIDIA card open ({drop_pointers(why)})", Why.ABSENT)
 
     def _is_wedged(self, now_ns: int) -> bool:
         """Tell whether NVML says nothing at all: its child ended without a word, or hangs in the driver."""
         waits = (now_ns - self._asked_ns) / 1e9 > PATIENCE_S
         return not self.answered and not self.refused and (self._crashed or waits)
 
-    def _waiting(self, now_ns: int) -> str:
+    def _waiting(self, now_ns: int) -> Missing:
         waited_s = (now_ns - self._asked_ns) / 1e9
         if waited_s <= PATIENCE_S:
             return NOT_YET
-        return point_to(f"the NVIDIA driver has not answered for {waited_s:.0f} s", "nvml")
+        return Missing(point_to(f"the NVIDIA driver has not answered for {waited_s:.0f} s", "nvml"))
 
 
 def _nameless(index: int) -> str:

@@ -29,14 +29,14 @@ from tpmon.model.hook import (
     StepRule,
     StepSpan,
 )
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, Why
 from tpmon.model.process import Identity
 from tpmon.model.results.doctor import say_refusal
 from tpmon.model.text.redaction import admit_text
 from tpmon.probe.base.procread import PROC, each_process, read_or, read_stat, read_status, read_text
 from tpmon.probe.hooked.settings import parse_device, parse_settings
 
-NO_HOOK = "no hook in this process"
+NO_HOOK = Missing("no hook in this process", Why.ABSENT)
 NO_OPTIMIZER = Missing("no optimizer's step was seen: all were skipped, or the hook does not see them")
 NO_SCALER = Missing("the hook watches no GradScaler in this torch")
 
@@ -117,7 +117,7 @@ class _OpenPage:
 class _Absent:
     """Remember that a process has no readable page, why, and when to look again."""
 
-    reason: str
+    found: Missing
     wait_s: float
     again_at: float
 
@@ -151,11 +151,11 @@ class StepReader:
         if page is None:
             absent = self._absent.get(process)
             if absent is not None and now < absent.again_at:
-                return Missing(absent.reason)
+                return absent.found
             found = self._find(process, now)
             if isinstance(found, Missing):
                 wait_s = min(absent.wait_s * 2, _LONGEST_WAIT_S) if absent else _FIRST_WAIT_S
-                self._absent[process] = _Absent(found.reason, wait_s, now + wait_s)
+                self._absent[process] = _Absent(found, wait_s, now + wait_s)
                 return found
             page = self._open[process] = found
             self._absent.pop(process, None)
@@ -176,7 +176,7 @@ class StepReader:
 
     def _find(self, process: Identity, now: float) -> _OpenPage | Missing:
         """Map the page that belongs to this process and not to a parent."""
-        pid, reason = process.pid, NO_HOOK
+        pid, reason = process.pid, ""
         try:
             links = _list_links(f"{PROC}/{pid}/fd")
             inner_pid, owner = read_status(pid).ns_pids[-1], read_owner(pid)
@@ -198,8 +198,9 @@ class StepReader:
             if page.header.pid == inner_pid and page.header.start_ticks == process.start_ticks:
                 return self._confirm(process, page)
             page.close()
-        word = _read_word(process.pid) if reason == NO_HOOK else ""
-        return Missing(f"the hook turned itself off: {word}" if word else reason)
+        word = "" if reason else _read_word(process.pid)
+        reason = f"the hook turned itself off: {word}" if word else reason
+        return Missing(reason) if reason else NO_HOOK
 
     def _confirm(self, process: Identity, page: _OpenPage) -> _OpenPage | Missing:
         """Make sure that the PID was not reused while its descriptors were read."""

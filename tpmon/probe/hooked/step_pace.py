@@ -10,7 +10,7 @@ from functools import reduce
 from operator import attrgetter, sub
 from typing import Any
 
-from tpmon.model.frame import Event, EventKind
+from tpmon.model.frame import NO_STEPS, Event, EventKind
 from tpmon.model.frozen import dataclass
 from tpmon.model.hook import (
     CompileCounts,
@@ -23,12 +23,11 @@ from tpmon.model.hook import (
     StepSpan,
     join_paces,
 )
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, Why, is_known, known_or, map_known
 from tpmon.model.process import Identity, ProcessSample, RankRow, Role
 from tpmon.model.text.dump_words import list_numbers
-from tpmon.probe.hooked.page import NO_HOOK, StepReader
+from tpmon.probe.hooked.page import StepReader
 
-NO_HOOK_IN_JOB = Missing("no hook in the training process")
 ONE_STEP = Missing("one step ended so far")
 NO_STEP = Missing("no training step lately")
 
@@ -208,7 +207,7 @@ class StepsRead:
     def put(self, rows: Iterable[RankRow]) -> tuple[RankRow, ...]:
         """Add each rank's last step to its row of the rank table."""
         paces = {one.pid: one.pace for one in known_or(self.hook, ())}
-        return tuple(_put(row, paces.get(row.pid, self.missing.get(row.pid, NO_HOOK_IN_JOB))) for row in rows)
+        return tuple(_put(row, paces.get(row.pid, self.missing.get(row.pid, NO_STEPS))) for row in rows)
 
 
 def _put(row: RankRow, pace: Known[StepPace]) -> RankRow:
@@ -276,9 +275,9 @@ class StepProbe:
                 hooks.append(_describe(reading, ranks[process], pace.add(reading, ranks[process])))
             else:
                 self._paces.pop(process, None)
-                missing[process.pid] = NO_HOOK_IN_JOB if reading.reason == NO_HOOK else reading
+                missing[process.pid] = NO_STEPS if reading.why is Why.ABSENT else reading
         if not hooks:
-            reason = next(iter(missing.values()), NO_HOOK_IN_JOB)
+            reason = next(iter(missing.values()), NO_STEPS)
             return StepsRead(reason, reason, reason, reason.reason, missing)
         told = tuple(hooks)
         sizes = [one.world_size for one in readings.values() if is_known(one) and is_known(one.world_size)]
