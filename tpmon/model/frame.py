@@ -66,6 +66,8 @@ class Target:
     """How ranks were told: "environment", "parentage and threads", ..."""
     local_stacks: Applicable[int] = NOT_APPLICABLE
     """Processes whose stacks tell of the job: its ranks, loader workers and helpers in Python."""
+    signal: Applicable[str] = NOT_APPLICABLE
+    """The signal that ended it, or the process that failed first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,7 +257,8 @@ def make_end(**fields):
     ],
 )
 def test_an_ended_job_says_how_and_only_exit_0_is_success(outcome, how, cause, code):
-    target = make_target(state=TargetState.ENDED, ended=how, outcome=outcome)
+    signal = how if how.startswith("SIG") else NOT_APPLICABLE
+    target = make_target(state=TargetState.ENDED, ended=how, outcome=outcome, signal=signal)
     answer = judge_finished(scene_of(make_frame(target=target, processes=())))
     assert said(answer) == (Kind.IDLE, cause)
     assert pick_code(answer.kind, answer.cause) == code
@@ -277,7 +278,7 @@ def test_a_launcher_without_its_ranks_is_over_as_well_as_they_ended():
         answer = judge_finished(see(line_up([*frames, *hold(alone, 25)])))
         assert said(answer) == (Kind.IDLE, cause)
         assert not answer.seen
-    long_ago = make_frame(processes=(launcher,), facts="no rank left · no loader workers")
+    long_ago = make_frame(processes=(launcher,), target=make_target(outcome=Outcome.UNKNOWN))
     assert said(judge_finished(scene_of(long_ago, seconds=60))) == (Kind.IDLE, "ended")
     zombies = make_frame(processes=(make_process(state="Z"),))
     assert said(judge_finished(scene_of(zombies))) == (Kind.IDLE, "ended")

@@ -198,7 +198,7 @@ def test_the_end_of_a_job_is_that_of_its_root_and_of_who_failed_before(ends, sto
     for now_ns, step in enumerate(steps):
         changes, living = step if isinstance(step, tuple) else (step, ())
         ends.add(changes, now_ns, living=living)
-    assert (ends.describe(), ends.outcome) == (how, outcome)
+    assert (ends.describe(), ends.outcome, ends.signal != NOT_APPLICABLE) == (how, outcome, "SIG" in how)
 
 
 def test_an_oom_kill_is_named_with_its_proof(ends):

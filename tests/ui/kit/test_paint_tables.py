@@ -20,7 +20,7 @@ from tests.frames import (
 from tests.painted import find_wrong, join, text_of, texts_of
 from tpmon.model.gpu import GpuState, ThrottleShare
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.process import Freezer, Role
+from tpmon.model.process import Freezer, Outcome, Role
 from tpmon.model.units import count_cells
 from tpmon.ui.kit.ink import STYLES, line_to_ascii
 from tpmon.ui.monitor.layout import Wish, paint_screen, rows_of, share_height
@@ -190,7 +190,7 @@ def test_a_wait_that_grows_a_little_moves_no_row():
 def test_a_pane_without_a_living_rank_says_so_first(width):
     zombie = make_frame(processes=(make_process(4211, state="Z"),))
     gone = make_frame(processes=())
-    none = make_frame(ranks=(), processes=(), facts="no rank left \u00b7 99 % of 2 CPUs")
+    none = make_frame(ranks=(), processes=(), target=make_target(outcome=Outcome.UNKNOWN))
     for frame in (zombie, gone, none):
         rule = paint_ranks(make_view(frame), Size(width, 6), focused=False)[0]
         assert ("no rank left", Ink.BAD) in rule

@@ -19,7 +19,6 @@ from tpmon.model.frame import Frame, TargetState
 from tpmon.model.host import OutputSample
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.process import Outcome, Role
-from tpmon.model.text.job_words import NO_RANK_LEFT
 from tpmon.model.verdict import END_CAUSES, IN_WORDS, Evidence, Figure, Kind, Origin
 from tpmon.model.waits import INPUTS, WaitReason, describe_wait, is_wait_in
 
@@ -33,7 +32,7 @@ def _rankless_s(scene: Scene) -> Known[float]:
     for frame in reversed(scene.history):
         if any(one.role is Role.RANK and one.state not in ("Z", "X") for one in frame.processes):
             return (scene.frame.taken_ns - frame.taken_ns) / 1e9
-    if scene.ranks or scene.frame.facts.startswith(NO_RANK_LEFT):
+    if scene.ranks or is_known(scene.frame.target.outcome):
         return scene.history_s
     return Missing("no rank yet")
 
@@ -91,7 +90,7 @@ def judge_finished(scene: Scene) -> Answer:
     outcome = known_or(target.outcome, Outcome.UNKNOWN)
     how = target.ended if is_known(target.ended) else "how is not known"
     words = f"the job has ended: {how}" if ended else _say_ranks(scene, outcome)
-    killed = any(is_known(end.signal) for _, end in list_ends(scene)) or (ended and "SIG" in how)
+    killed = any(map(is_known, (target.signal, *(end.signal for _, end in list_ends(scene)))))
     return Suspicion(
         kind=Kind.IDLE,
         cause=END_CAUSES[outcome],

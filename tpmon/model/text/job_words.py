@@ -144,7 +144,6 @@ def say_steps_fact(pace: Known[StepPace]) -> list[str]:
 
 
 JOIN = " · "
-NO_RANK_LEFT = "no rank left"
 WAITING_FROM = 0.5
 """With fewer runnable threads their waiting share is a share of next to nothing."""
 
@@ -209,7 +208,7 @@ def state_facts(
     """
     facts = [*say_steps_fact(steps), _silence_fact(gpus), _gpu_fact(gpus)]
     if not ranks:
-        facts.insert(0, NO_RANK_LEFT if had_ranks else "no rank yet")
+        facts.insert(0, "no rank left" if had_ranks else "no rank yet")
     if ranks > 1:
         facts.append(count_of(ranks, "rank"))
     facts.append(count_of(workers, "worker") if workers else "no loader workers")

@@ -398,8 +398,9 @@ class Collector:
         taken = datetime.now().astimezone()
         now_ns = time.monotonic_ns()
         events = self._tracker.tell(taken, changes, self._cgroups.read(now_ns), now_ns)
-        how, outcome = self._tracker.ends.describe(), self._tracker.ends.outcome
-        target = replace(self._last.target, state=TargetState.ENDED, ended=how, outcome=outcome)
+        ends, how = self._tracker.ends, self._tracker.ends.describe()
+        target = replace(self._last.target, state=TargetState.ENDED, ended=how)
+        target = replace(target, outcome=ends.outcome, signal=ends.signal)
         said = f"the job ended: {how}"
         if helpers := self._membership.members:
             said += f"; still there: {', '.join(f'{one.label} ({one.identity.pid})' for one in helpers[:4])}"

@@ -218,34 +218,32 @@ class MemberEnds:
 
     def __init__(self, root: Identity) -> None:
         self._root = root
-        self._root_how = ""
-        self._last_how = UNSEEN
-        self._first: Member | None = None
-        self._first_how = ""
+        self._root_end: ProcessEnd | None = None
+        self._last: ProcessEnd | None = None
+        self._first: tuple[Member, ProcessEnd] | None = None
         self._first_ns = 0
         self._newest_ticks = 0  # start of the newest rank that lived at the first failure
-        self._last_outcome = self._root_outcome = Outcome.UNKNOWN
         self._rank_outcomes: set[Outcome] = set()
 
     def add(
         self, changes: Changes, now_ns: int, *, living: Sequence[ProcessSample] = (), oom_kills: int = 0
     ) -> tuple[ProcessEnd, ...]:
         """Record and return who ended; ``oom_kills`` as in ``describe_end``, ``now_ns`` is monotonic."""
-        root_lived = not self._root_how
+        root_lived = self._root_end is None
         if root_lived and self._first is not None and now_ns - self._first_ns > OUTLIVED_NS:
             self._first = None
         ends = tuple(describe_final(each, oom_kills=oom_kills) for each in changes.gone)
         for each, end in zip(changes.gone, ends, strict=True):
             if each.member.identity == self._root:
-                self._root_how, self._root_outcome = end.how, end.outcome
+                self._root_end = end
             elif root_lived and self._first is None and each.failed and end.role in _FATAL:
-                self._first, self._first_how, self._first_ns = each.member, end.how, now_ns
+                self._first, self._first_ns = (each.member, end), now_ns
                 self._newest_ticks = max(_started(living), default=0)
-            self._last_how, self._last_outcome = end.how, end.outcome
+            self._last = end
         if any(one.role is Role.RANK for one in changes.born):
             self._rank_outcomes.clear()  # a rank that was born since starts afresh
         self._rank_outcomes |= {end.outcome for end in ends if end.role is Role.RANK}
-        if self._first is not None and self._went_on(self._first, changes, living):
+        if self._first is not None and self._went_on(self._first[0], changes, living):
             self._first = None
         return tuple(end for end in ends if end.role is not Role.HELPER)[:MOST_ENDS]
 
@@ -265,18 +263,28 @@ class MemberEnds:
     @property
     def outcome(self) -> Outcome:
         """Say how the job ended: by its root, else by a rank or worker that failed before."""
-        outcome = self._root_outcome if self._root_how else self._last_outcome
+        end = self._root_end or self._last
+        outcome = Outcome.UNKNOWN if end is None else end.outcome
         if outcome is Outcome.UNKNOWN and self._first is not None:
             return Outcome.FAILED
         # Loader workers that outlive the rest exit with 0, which says nothing of the job.
-        return outcome if self._root_how or outcome is Outcome.FAILED else Outcome.UNKNOWN
+        return outcome if self._root_end or outcome is Outcome.FAILED else Outcome.UNKNOWN
 
     def describe(self) -> str:
         """Say how the job ended, and who failed first: "exit 1, after rank 0 (85): SIGKILL"."""
-        how = self._root_how or self._last_how
-        if self._first is None or how in ("exit 0", self._first_how):
+        end = self._root_end or self._last
+        how = UNSEEN if end is None else end.how
+        if self._first is None or self.outcome is Outcome.WELL or how == self._first[1].how:
             return how
-        return f"{how}, after {name_member(self._first)}: {self._first_how}"
+        return f"{how}, after {name_member(self._first[0])}: {self._first[1].how}"
+
+    @property
+    def signal(self) -> Applicable[str]:
+        """Return the signal that ended the job, or who failed first; not applicable where it ended well."""
+        if self.outcome is Outcome.WELL:
+            return NOT_APPLICABLE
+        ends = (self._root_end or self._last, *(self._first or ())[1:])
+        return next((one.signal for one in ends if one is not None and is_known(one.signal)), NOT_APPLICABLE)
 
 
 def _started(living: Sequence[ProcessSample]) -> list[int]:

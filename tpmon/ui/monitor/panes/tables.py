@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from tpmon.model.frame import Frame
 from tpmon.model.known import Applicable, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role
-from tpmon.model.text.job_words import NO_RANK_LEFT
 from tpmon.model.units import count_of, format_seconds
 from tpmon.model.waits import describe_wait
 from tpmon.ui.monitor.alerts import age_of, is_old
@@ -88,7 +87,7 @@ def paint_ranks(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
 def _none_left(frame: Frame, ranks: Sequence[RankView]) -> bool:
     """Tell whether the job had ranks on this machine and all are gone."""
     if not ranks:
-        return frame.facts.startswith(NO_RANK_LEFT)
+        return is_known(frame.target.outcome)
     return all(not is_known(rank.process) or rank.process.state in ("Z", "X") for rank in ranks)
 
 
