@@ -334,7 +334,7 @@ def rename(frames: Sequence[Frame], word: str) -> list[Frame]:
             own = value.name.startswith(("python", WORKER_NAME)) or value.role is Role.WORKER
             name = value.name if own else call(value.name)
             return dataclasses.replace(value, name=name, label=call(value.label))
-        if isinstance(value, DeadChild) and not value.name.startswith(("python", WORKER_NAME)):
+        if isinstance(value, DeadChild) and not value.name.startswith(WORKER_NAME):
             return dataclasses.replace(value, name=call(value.name))
         if isinstance(value, Target):
             return dataclasses.replace(value, script=f"{call(value.script)}.py")

@@ -169,6 +169,8 @@ class DeadChild:
     name: str
     how: str
     """"SIGKILL", "exit 1"."""
+    python: Applicable[bool] = NOT_APPLICABLE
+    """Whether it ran Python."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -348,8 +348,8 @@ def ends(end: ProcessEnd, second: int = 5) -> Change:
         ),
         # Into a queue only Python puts.
         *(
-            job(f"{name} died", AT_QUEUE, says={100: cause}, **died(name, "exit 0"), change=read(name="train.py"))
-            for name, cause in (("git", "blocked-io"), ("python3.11", "dead-worker"), ("train.py", "dead-worker"))
+            job(f"{name} died", AT_QUEUE, says={100: cause}, **died(name, "exit 0", python=name != "git"))
+            for name, cause in (("git", "blocked-io"), ("train.py", "dead-worker"))
         ),
     ],
 )

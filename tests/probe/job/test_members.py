@@ -417,6 +417,7 @@ def test_a_real_worker_killed_is_a_zombie_that_tells_its_signal(tmp_path):
         assert [member.worker for member in membership.refresh(time.monotonic_ns()).born] == [0]
         os.kill(worker, signal.SIGKILL)
         departure = wait_for_gone(membership)
+        assert (read_stat(worker).forked, read_stat(one.pid).forked) == (True, False)
     assert (departure.member.identity.pid, departure.wait_status) == (worker, signal.SIGKILL)
     assert describe_changes(Changes(gone=(departure,)))[0].startswith(f"worker 0 ({worker}) of rank 0 gone: SIGKILL")
 
@@ -526,12 +527,12 @@ def start(code: str) -> subprocess.Popen[bytes]:
 
 def test_a_killed_child_is_told_with_its_signal_and_one_that_ended_well_is_not():
     killed = start(f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})")
-    failed = start("raise SystemExit(3)")
+    failed = start("import os; os.execvp('sh', ['sh', '-c', 'exit 3'])")
     well = start("pass")
     try:
         dead = {one.pid: one for one in find_dead({os.getpid()})}
-        assert dead[killed.pid].how == "SIGKILL"
-        assert dead[failed.pid].how == "exit 3"
+        assert (dead[killed.pid].how, dead[killed.pid].python) == ("SIGKILL", True)
+        assert (dead[failed.pid].how, dead[failed.pid].python) == ("exit 3", False)
         assert dead[killed.pid].parent == os.getpid()
         assert well.pid not in dead
     finally:
@@ -559,4 +560,6 @@ def test_the_oom_killer_is_named_however_late_the_look_is_but_not_for_who_had_th
     kmsg = tmp_path / "kmsg"
     kmsg.write_text(f"3,100,{stamp_us},-;Out of memory: Killed process 501 (pt_data_worker) total-vm:1kB\n")
     found = sorted(find_dead({500}, made.proc, str(kmsg)), key=lambda one: one.pid)
-    assert found == [DeadChild(501, 500, "pt_data_worker", how), DeadChild(502, 500, "pt_data_worker", "SIGKILL")]
+    assert found == [
+        DeadChild(pid, 500, "pt_data_worker", told, python=True) for pid, told in ((501, how), (502, "SIGKILL"))
+    ]

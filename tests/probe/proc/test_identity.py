@@ -35,7 +35,7 @@ from tpmon.probe.job.resolve import find_job
 from tpmon.probe.proc.counters import parse_schedstat
 
 STAT = (
-    b"4321 (%s) S 77 4321 4321 0 -1 4194304 500 9000 7 1 250 150 3 0 20 0 12 0 987654 1000 50 "
+    b"4321 (%s) S 77 4321 4321 0 -1 4194368 500 9000 7 1 250 150 3 0 20 0 12 0 987654 1000 50 "
     b"18446744073709551615 0 0 0 0 0 0 0 4096 2 0 0 0 17 1 0 0 0 0 0 0 0 0 0 0 0 0 256\n"
 )
 
@@ -50,7 +50,7 @@ def test_a_stat_line_is_parsed_whatever_the_name(name):
     assert (stat.pid, stat.state, stat.parent, stat.threads, stat.start_ticks) == (4321, "S", 77, 12, 987654)
     assert (stat.minor_faults, stat.children_faults, stat.major_faults) == (500, 9000, 7)
     assert (stat.cpu_s, stat.kernel_ticks, stat.rss_bytes) == (400 / TICKS_PER_S, 150, 50 * PAGE_BYTES)
-    assert (stat.wait_status, stat.kernel) == (256, False)
+    assert (stat.wait_status, stat.kernel, stat.forked) == (256, False, True)
     assert stat.name.isprintable() or "�" in stat.name or not stat.name.isascii()
     assert "\x1b" not in stat.name
 

@@ -334,7 +334,10 @@ def find_killed(parent: int, scene: Scene) -> list[DeadChild]:
         for one in frame.processes
         if one.parent == parent and one.pid in failed
     }
-    return [DeadChild(one.pid, parent, one.name, failed[one.pid].how) for one in children.values()]
+    return [
+        DeadChild(one.pid, parent, one.name, failed[one.pid].how, one.role is not Role.LAUNCHER)
+        for one in children.values()
+    ]
 
 
 def say_rank_ends(numbers: Sequence[int], scene: Scene) -> str:

@@ -25,7 +25,7 @@ from tpmon.judge.stacks.classify import is_library, read_stack
 from tpmon.judge.watch.picture import UNREAD, Picture, find_wait, is_idle
 from tpmon.judge.watch.servers import ASKS, asks_another
 from tpmon.model.dump import DeadChild
-from tpmon.model.known import Known, is_known
+from tpmon.model.known import Known, is_known, known_or
 from tpmon.model.process import WORKER_NAME, Role, ThreadKind
 from tpmon.model.text.dump_words import CHILD_WAITS, name_process, name_rank
 from tpmon.model.verdict import Origin
@@ -111,20 +111,15 @@ def _was_worker(dead: DeadChild, seen: ThreadSeen, scene: Scene) -> bool:
     cast = [one for frame in scene.history for one in frame.processes if one.pid == dead.pid]
     if cast:
         return any(one.role is Role.WORKER for one in cast)
-    # It died before tpmon came: a worker of an older torch has the name of its rank.
+    # It died before tpmon came: a worker of an older torch has no name of its own.
     siblings = [one for one in scene.frame.processes if one.rank_pid == seen.thread.pid]
-    if any(one.name.startswith(WORKER_NAME) for one in siblings):
-        return False
-    rank = next((one for one in scene.frame.processes if one.pid == seen.thread.pid), None)
-    return rank is not None and dead.name == rank.name
+    named = any(one.name.startswith(WORKER_NAME) for one in siblings)
+    return not named and known_or(dead.python, False)
 
 
-def _may_answer(dead: DeadChild, seen: ThreadSeen, scene: Scene) -> bool:
+def _may_answer(dead: DeadChild, seen: ThreadSeen) -> bool:
     """Tell whether a rank may wait for a dead child: only Python fills a queue or a pool."""
-    if seen.doing.call not in _RESULTS:
-        return True
-    rank = next((one for one in scene.frame.processes if one.pid == seen.thread.pid), None)
-    return dead.name.startswith(("python", WORKER_NAME)) or (rank is not None and dead.name == rank.name)
+    return seen.doing.call not in _RESULTS or known_or(dead.python, False)
 
 
 def blame_loader(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | str:
@@ -173,7 +168,7 @@ def _blame_pin(seen: ThreadSeen, pin: ThreadSeen, picture: Picture) -> Blame | s
 def blame_children(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | str | None:
     """Say the same of processes that the program started itself; None where it started none."""
     pid, name = seen.thread.pid, name_rank(seen.thread)
-    dead = [one for one in picture.dead if one.parent == pid and _may_answer(one, seen, scene)]
+    dead = [one for one in picture.dead if one.parent == pid and _may_answer(one, seen)]
     if dead:
         return _blame_dead(seen, dead, "a result", scene)
     started = [one for one in scene.frame.processes if one.parent == pid]
@@ -198,7 +193,7 @@ def blame_children(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | 
         return replace(blame, needs=(Need.PROCESS_WAIT,))
     if blame is not None:
         return blame
-    killed = [one for one in find_killed(pid, scene) if _may_answer(one, seen, scene)]
+    killed = [one for one in find_killed(pid, scene) if _may_answer(one, seen)]
     if killed:
         return _blame_dead(seen, killed, "a result", scene)
     count = len(children)

@@ -73,6 +73,7 @@ _THREADS_LIMIT = 1024
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of include/linux/proc_ns.h
 CLOCK_STEP_S = 1.0  # a wall clock that moves further against the time since boot was set, not adjusted
 _PF_KTHREAD = 0x00200000  # include/linux/sched.h
+_PF_FORKNOEXEC = 0x00000040
 
 _SHOWN = (
     r"(?:OMP|MKL|OPENBLAS|NUMEXPR)_NUM_THREADS|OMP_WAIT_POLICY|KMP_\w+|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER"
@@ -104,7 +105,7 @@ class StatLine:
     ``start_ticks`` (field 22) are clock ticks since boot, ``kernel_ticks`` (15) those of CPU inside the
     kernel. ``wait_status`` (52) is 0 while the process lives. ``image`` (28) is where the stack begins, which
     each exec changes. Both are 0 for a reader without ptrace read permission. ``children_faults`` (cminflt)
-    grows only when a child is reaped.
+    grows only when a child is reaped. ``forked``: it was forked and runs its parent's program still.
     """
 
     pid: int
@@ -122,6 +123,7 @@ class StatLine:
     children_faults: int = 0
     major_faults: int = 0
     rss_bytes: int = 0
+    forked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ def parse_stat(data: bytes) -> StatLine:
         parse_name(data[start + 1 : end]),
         rest[0].decode("ascii", "replace"),
         int(rest[1]),
-        bool(int(rest[6]) & _PF_KTHREAD),
+        bool((flags := int(rest[6])) & _PF_KTHREAD),
         int(rest[17]),
         int(rest[19]),
         wait_status,
@@ -188,6 +190,7 @@ def parse_stat(data: bytes) -> StatLine:
         int(rest[8]),
         int(rest[9]),
         int(rest[21]) * PAGE_BYTES,
+        bool(flags & _PF_FORKNOEXEC),
     )
 
 

@@ -12,12 +12,13 @@ from collections.abc import Container
 
 from tpmon.model.dump import DeadChild
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.model.process import Identity
+from tpmon.model.process import WORKER_NAME, Identity
 from tpmon.probe.base.procread import (
     PROC,
     TICKS_PER_S,
     has_ended,
     in_first_pid_namespace,
+    is_python_name,
     read_or,
     read_stat,
     read_table,
@@ -143,7 +144,7 @@ def parse_oom_victims(record: bytes, since_s: float) -> list[int]:
 
 
 def find_dead(parents: Container[int], proc: str = PROC, kmsg: str = KMSG) -> tuple[DeadChild, ...]:
-    """List the children of ``parents`` that ended badly and were not reaped."""
+    """List the children of ``parents``, which run Python, that ended badly and were not reaped."""
     dead = [
         stat
         for stat in read_table(proc).values()
@@ -154,4 +155,6 @@ def find_dead(parents: Container[int], proc: str = PROC, kmsg: str = KMSG) -> tu
     age_s = (now_ticks() - min((one.start_ticks for one in killed), default=0)) / TICKS_PER_S
     victims = read_oom_victims(kmsg, recent_s=max(RECENT_S, age_s)) if killed else frozenset[int]()
     ends = {one.pid: describe_end(one.wait_status, oom_victim=one.pid in victims) for one in dead}
-    return tuple(DeadChild(one.pid, one.parent, one.name, ends[one.pid]) for one in dead)
+    # Nothing else is left of their program. A worker of torch that was spawned has its name alone.
+    pythons = {one.pid for one in dead if one.forked or is_python_name(one.name) or one.name == WORKER_NAME}
+    return tuple(DeadChild(one.pid, one.parent, one.name, ends[one.pid], one.pid in pythons) for one in dead)
