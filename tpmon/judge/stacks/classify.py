@@ -238,6 +238,8 @@ class StackPlace:
     where: str
     phase: Phase
     is_loop: bool = False
+    function: tuple[str, ...] = ()
+    """Equal for the lines of one function of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +257,8 @@ class StackReading:
     """The event loop waits, and none of its tasks can go on."""
     is_hint: bool = False
     """Only the name of one of the program's functions tells its phase."""
+    function: tuple[str, ...] = ()
+    """As in ``StackPlace``."""
 
     @property
     def by_name(self) -> bool:
@@ -264,7 +268,7 @@ class StackReading:
     @property
     def spot(self) -> StackPlace:
         """Return where it is, with the phase of that place."""
-        return StackPlace(self.where, self.phase, self.is_loop)
+        return StackPlace(self.where, self.phase, self.is_loop, self.function)
 
 
 @lru_cache(maxsize=4096)
@@ -543,5 +547,7 @@ def read_stack(frames: Sequence[StackFrame]) -> StackReading:
     else:
         where, site = f"{word} {line}", (word, line)
     place = (region.phase.value, frame.file, frame.line)
-    needs = _needs_of(region)
-    return StackReading(region.phase, region.part, where, place, needs, site, is_loop, region.is_hint)
+    needs, function = _needs_of(region), (*site[:-1], frame.file) if len(site) > 1 else site
+    return StackReading(
+        region.phase, region.part, where, place, needs, site, is_loop, region.is_hint, function
+    )

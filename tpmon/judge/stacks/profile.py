@@ -141,21 +141,15 @@ class Spot:
     """It is the event loop, which waits."""
 
 
-def _function_of(where: str) -> str:
-    """Return a place without its line, so that the lines of a function add up."""
-    before, _, line = where.rpartition(":")
-    return before if line.isdigit() else where
-
-
 def find_spot(places: Mapping[StackPlace, int], samples: int) -> Applicable[Spot]:
     """Return the function that most of these samples were in."""
-    functions: Counter[str] = Counter()
+    functions: Counter[tuple[str, ...]] = Counter()
     for place, count in places.items():
-        functions[_function_of(place.where)] += count
+        functions[place.function] += count
     if not functions:
         return NOT_APPLICABLE
     busiest = max(functions, key=lambda name: (functions[name], name))
-    lines = {place: count for place, count in places.items() if _function_of(place.where) == busiest}
+    lines = {place: count for place, count in places.items() if place.function == busiest}
     line = max(lines, key=lambda place: (lines[place], place.where))
     return Spot(line.where, functions[busiest] / samples, line.phase, line.is_loop)
 
@@ -452,7 +446,8 @@ def _loads_for_itself(looks: Sequence[SliceLook]) -> bool:
 def _name_place(look: SliceLook, *, loads_itself: bool) -> StackPlace:
     if loads_itself and look.where.phase is Phase.LOAD and _READ in look.kinds:
         rest = look.where.where.removeprefix(f"{Phase.LOAD.value} ")
-        return StackPlace(f"{Phase.DATA_WAIT.value}: {DataPart.READ.value} {rest}", Phase.DATA_WAIT)
+        where = f"{Phase.DATA_WAIT.value}: {DataPart.READ.value} {rest}"
+        return replace(look.where, where=where, phase=Phase.DATA_WAIT)
     return look.where
 
 
