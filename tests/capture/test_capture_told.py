@@ -324,6 +324,7 @@ MEMBERS = (
     make_member(102, Role.RANK, 2),
     make_member(104, Role.RANK, NOT_APPLICABLE),
     make_member(203, Role.WORKER, 3, 103),
+    make_member(303, Role.HELPER, 3, 103),
 )
 
 
@@ -340,6 +341,7 @@ def ask(
         (NOT_APPLICABLE, 100, [102]),
         (NOT_APPLICABLE, 103, [103]),
         (NOT_APPLICABLE, 203, [103]),
+        (NOT_APPLICABLE, 303, [103]),
         (NOT_APPLICABLE, 104, [104]),
         (3, 100, [103]),
         (3, 102, [103]),

@@ -26,6 +26,7 @@ from tpmon.capture.plan import (
     parse_pace,
     say_count,
     say_length,
+    say_ms,
 )
 from tpmon.errors import TpmonError
 from tpmon.hook.bus import wire_capture
@@ -405,7 +406,7 @@ def _say_pace(asked: CaptureAsked, step_ms: Known[float]) -> str:
     recorded_ms = min(step_ms * asked.steps, asked.seconds * 1e3)
     cut = say_cut(asked, step_ms)
     return (
-        f"a step takes {step_ms:.1f} ms now: about {_say_ms(recorded_ms)} are recorded"
+        f"a step takes {step_ms:.1f} ms now: about {say_ms(recorded_ms)} are recorded"
         f"{f', {cut}' if cut else ''}"
     )
 
@@ -421,7 +422,3 @@ def _say_folder(asked: CaptureAsked, pid: int) -> str:
     free = read_free_bytes(locate(pid, asked.folder).here)
     left = f"{format_bytes(free)} free there" if is_known(free) else f"free space not read: {free.reason}"
     return f"{clean_text(asked.folder, 400)}: {left}"
-
-
-def _say_ms(ms: float) -> str:
-    return f"{ms / 1000:.1f} s" if ms >= 1000 else f"{ms:.0f} ms"

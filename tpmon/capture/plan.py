@@ -226,7 +226,7 @@ def say_price(price: CapturePrice, asked: CaptureAsked, ranks: int) -> str:
     cut = f" ({why})" if not asked.timed and price.steps < asked.steps else ""
     each = "each rank" if ranks > 1 else "the loop"
     return (
-        f"{what}{cut}: {each} pauses for about {_say_ms(price.pause_ms)}, takes about "
+        f"{what}{cut}: {each} pauses for about {say_ms(price.pause_ms)}, takes about "
         f"{_say_bytes(price.memory_bytes)} of memory for a while and writes about {_say_bytes(price.bytes)}"
     )
 
@@ -236,7 +236,7 @@ def say_dear(price: CapturePrice) -> tuple[str, ...]:
     if price.pause_ms <= DEAR_MS:
         return ()
     return (
-        f"the loop would pause for about {_say_ms(price.pause_ms)}, more than {_say_ms(DEAR_MS)}",
+        f"the loop would pause for about {say_ms(price.pause_ms)}, more than {say_ms(DEAR_MS)}",
         "fewer steps, and fewer of --stacks, --shapes and --memory, cost less; tpmon run --kineto costs none",
     )
 
@@ -257,7 +257,8 @@ def known_paces(paces: Sequence[Known[MeasuredPace]]) -> list[MeasuredPace]:
     return [pace for pace in paces if is_known(pace)]
 
 
-def _say_ms(ms: float) -> str:
+def say_ms(ms: float) -> str:
+    """Write a pause or a duration in short, at least a millisecond."""
     return f"{ms / 1000:.1f} s" if ms >= 1000 else f"{max(ms, 1):.0f} ms"
 
 

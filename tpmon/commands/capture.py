@@ -16,6 +16,7 @@ from tpmon.commands.command import (
     Subcommand,
     check_ranks,
     find_job,
+    find_own_rank,
     flag,
     parse_number,
     pid_argument,
@@ -165,11 +166,7 @@ def choose_ranks(job: Job, rank: Applicable[int], *, every: bool) -> tuple[Membe
     if is_known(rank):
         check_ranks((rank,), ranks)
         return tuple(one for one in ranks if one.rank == rank)
-    mine = {
-        one.rank_pid if is_known(one.rank_pid) else one.identity.pid
-        for one in job.members
-        if one.identity.pid == job.asked_pid
-    }
+    mine = find_own_rank(job)
     return tuple(one for one in ranks if one.identity.pid in mine) or (ranks[0],)
 
 

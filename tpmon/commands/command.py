@@ -129,6 +129,16 @@ def check_ranks(wanted: Collection[int], members: Iterable[Member]) -> None:
         raise UsageError(f"--rank: {said} not on this machine", hint)
 
 
+def find_own_rank(job: Job) -> tuple[int, ...]:
+    """Return the PID of the rank that the process asked for is, or belongs to; none for any other."""
+    from tpmon.model.known import is_known
+    from tpmon.model.process import Role
+
+    asked = next((one for one in job.members if one.identity.pid == job.asked_pid), None)
+    pid = asked.rank_pid if asked is not None and is_known(asked.rank_pid) else job.asked_pid
+    return tuple(pid for one in job.members if one.role is Role.RANK and one.identity.pid == pid)
+
+
 def pid_argument() -> Any:
     """Declare the process that a command is for."""
     how = {"metavar": "PID", "nargs": "?", "help": "a process of the job; tpmon ps lists jobs"}

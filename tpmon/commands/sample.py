@@ -15,6 +15,7 @@ from tpmon.commands.command import (
     Subcommand,
     check_ranks,
     find_job,
+    find_own_rank,
     flag,
     parse_number,
     pid_argument,
@@ -105,11 +106,7 @@ def choose_request(members: tuple[Member, ...], job: Job, options: SampleOptions
         check_ranks((rank,), members)
         pids = tuple(one.identity.pid for one in members if one.role is Role.RANK and one.rank == rank)
     elif not options.all:
-        pids = tuple(
-            one.rank_pid if is_known(one.rank_pid) else one.identity.pid
-            for one in members
-            if one.identity.pid == job.asked_pid and one.role in (Role.RANK, Role.WORKER)
-        )
+        pids = find_own_rank(job)
     wanted = SampleRequest(pids, options.all, options.seconds, options.rate, CountedFunction(options.only))
     request = fix_request(members, wanted)
     if not choose_members(members, request):

@@ -157,11 +157,6 @@ def _moving_wait(scene: Scene, least_s: float) -> Known[str]:
     return Missing(f"nothing has moved for the {watched_s:.0f} s watched") if is_young else ""
 
 
-def _log_age_s(scene: Scene) -> Known[float]:
-    ages = [one.last_write_age_s for one in scene.frame.output if is_known(one.last_write_age_s)]
-    return min(ages) if ages else Missing("no log of the job is a file")
-
-
 def gpus_move(scene: Scene) -> Known[str]:
     """Say which card works, "" for none; a busy card may run one long kernel."""
     for card in scene.gpus:
@@ -190,16 +185,16 @@ def find_standstill(scene: Scene, least_s: float = STILL_S) -> Known[Standstill]
     for moving in (_moving_wait(scene, least_s), gpus_move(scene)):
         if moving != "":
             return moving
-    log_age_s = _log_age_s(scene)
-    if is_known(log_age_s) and log_age_s < least_s:
-        return f"the log was written {log_age_s:.0f} s ago"
+    written_s = log_age_s(scene.frame)
+    if written_s is not None and written_s < least_s:
+        return f"the log was written {written_s:.0f} s ago"
     event_s = event_age_s(scene.frame)
     if event_s is not None and event_s < least_s:
         return f"the loop got on {event_s:.0f} s ago, by its hook"
     unread = next((wait for wait in waits if isinstance(wait, Missing)), None)
     if unread is not None:
         return unread
-    return _look_back(scene, log_age_s)
+    return _look_back(scene, Missing("no log of the job is a file") if written_s is None else written_s)
 
 
 def _look_back(scene: Scene, log_age_s: Known[float]) -> Known[Standstill] | str:
@@ -388,8 +383,8 @@ def hangs_on(silence: Silence, scene: Scene) -> bool:
 MORE_S = 10.0
 """How much longer than a hang takes the advised command watches: dumps need that time."""
 
-SLOW_FACTOR = 2.5
-"""How many times longer a wait that may end by itself is watched: detection.TIMED_FACTOR."""
+TIMED_FACTOR = 2.5
+"""How many times longer a wait that may end by itself, such as one with a time-out, must last."""
 UNMOVED_S = 10.0
 """How long nothing may move before that is said of a run of which nothing else is known."""
 
@@ -467,7 +462,7 @@ def say_still(scene: Scene) -> str:
 def say_longer(scene: Scene, need: float) -> str:
     """Say which command decides, and ends once it has; ``need`` is how long that takes at most (seconds)."""
     pid = scene.frame.target.pid
-    longer_s = (need if still_s(scene) < need else SLOW_FACTOR * need) + MORE_S
+    longer_s = (need if still_s(scene) < need else TIMED_FACTOR * need) + MORE_S
     look = f"tpmon diagnose {pid} --until hung --for {longer_s:.0f}s"
     return f"watch it for longer, and see where it stands: {look}; tpmon dump {pid}"
 

@@ -12,6 +12,7 @@ from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, readi
 from tpmon.judge.dumps.outlier import ThreadSeen
 from tpmon.judge.features.snapshot import RankScene, Scene, once
 from tpmon.judge.features.standstill import (
+    TIMED_FACTOR,
     are_ranks_unmoved,
     find_excuse,
     is_unmoved,
@@ -54,10 +55,8 @@ SLOW_S = 300.0
 """How long a checkpoint, validation, load, import or compile may stand still, or a long call compute."""
 TRANSFER_S = 1800.0
 """The same where bytes flow or a thread pool computes: a large file or corpus takes as long."""
-TIMED_FACTOR = 2.5
-"""How many times longer a wait with a time-out must last than one that cannot end."""
 LOOP_FACTOR = 4.0
-"""The same for a loop in one place."""
+"""How many times longer a loop in one place must last than a wait that cannot end."""
 LEAD_S = 10.0
 """How long before the time is up the dumps begin."""
 ROUNDS = 3

@@ -23,6 +23,7 @@ from tpmon.probe.base.procread import PROC, read_file, read_or, read_stat, read_
 from tpmon.probe.doctor.nvml import NvmlAnswer, find_cards, list_minors
 from tpmon.probe.doctor.rules import make_check
 from tpmon.probe.gpu.mapping import open_device_indices
+from tpmon.probe.host.network import same_network_namespace
 from tpmon.probe.job.job import Member
 from tpmon.probe.proc.access import (
     OUTSIDE_USERS,
@@ -296,19 +297,11 @@ def check_ras(pid: int, proc: str = PROC) -> Check:
     except (OSError, ValueError) as error:
         ports = Missing(str(error))
     told = read_or({}, lambda: read_environment(pid, proc))  # {}: NCCL's default port is tried
-    return judge_ras(ports, is_same_network(pid, proc), pid, find_port([told]), read_caller(proc))
+    return judge_ras(ports, same_network_namespace(pid, proc), pid, find_port([told]), read_caller(proc))
 
 
 def _read_table(pid: int, name: str, proc: str) -> str:
     return read_file(f"{proc}/{pid}/net/{name}", 4 << 20).decode(errors="replace")
-
-
-def is_same_network(pid: int, proc: str = PROC) -> Known[bool]:
-    """Tell whether a process is in tpmon's network namespace."""
-    try:
-        return os.readlink(f"{proc}/{pid}/ns/net") == os.readlink(f"{proc}/self/ns/net")
-    except OSError as error:
-        return Missing(str(error.strerror or error))
 
 
 def judge_inside(
@@ -327,7 +320,7 @@ def judge_inside(
 def check_inside(pid: int, proc: str = PROC) -> Check:
     """Check whether a process is in a container below tpmon, or in its own network namespace."""
     ns_pids = read_status(pid, proc).ns_pids
-    return judge_inside(ns_pids, pid, is_same_network(pid, proc), read_caller(proc))
+    return judge_inside(ns_pids, pid, same_network_namespace(pid, proc), read_caller(proc))
 
 
 _STEP = re.compile(rb"(?:\A|\0)SLURM_JOB_ID=(\d+)")

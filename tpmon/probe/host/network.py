@@ -62,7 +62,7 @@ def same_network_namespace(pid: int, proc: str = "/proc") -> Known[bool]:
         return os.readlink(f"{proc}/{pid}/ns/net") == os.readlink(f"{proc}/self/ns/net")
     except PermissionError as error:
         return Missing(say_refusal(error, "environ"))
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return Missing("the process is gone")
 
 
