@@ -142,11 +142,9 @@ def said(frames: Sequence[Frame], **watch: Any) -> tuple[Kind, Applicable[str]]:
     return finding.kind, finding.cause
 
 
-def died(
-    name: str, how: str = "SIGKILL", pid: int = 4444, parent: int = 4000, *, python: bool = True
-) -> dict[str, Any]:
-    """Return the field of a job of which a child is dead."""
-    return {"dead": (DeadChild(pid, parent, name, how, python),)}
+def died(name: str, how: str = "SIGKILL", pid: int = 4444, parent: int = 4000) -> dict[str, Any]:
+    """Return the field of a job of which a child is dead; all but git and TensorBoard run Python."""
+    return {"dead": (DeadChild(pid, parent, name, how, name not in ("git", "tensorboard")),)}
 
 
 def expect(cause: str, frames: Sequence[Frame], *words: str, **watch: Any) -> Finding:

@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import Enum
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, map_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.process import Role
 
 LOOPBACK = "lo"
@@ -35,10 +35,10 @@ class PoolLibrary(str, Enum):
     TBB = "tbb", "TBB"
     TORCH = "torch", "torch"
 
-
-def describe_libraries(libraries: Known[Sequence[PoolLibrary]]) -> Known[str]:
-    """Say which library owns a pool, all candidates where several remain."""
-    return map_known(lambda all_: " or ".join(one.words for one in all_), libraries)
+    @staticmethod
+    def name_all(libraries: Sequence[PoolLibrary]) -> str:
+        """Say which library owns a pool, all candidates where several remain."""
+        return " or ".join(one.words for one in libraries)
 
 
 @dataclass(frozen=True, slots=True)

@@ -348,7 +348,7 @@ def ends(end: ProcessEnd, second: int = 5) -> Change:
         ),
         # Into a queue only Python puts.
         *(
-            job(f"{name} died", AT_QUEUE, says={100: cause}, **died(name, "exit 0", python=name != "git"))
+            job(f"{name} died", AT_QUEUE, says={100: cause}, **died(name, "exit 0"))
             for name, cause in (("git", "blocked-io"), ("train.py", "dead-worker"))
         ),
     ],

@@ -246,13 +246,7 @@ def with_loader(frames: list[Frame]) -> list[Frame]:
         job(
             "a worker that could not be read", BATCH, make_worker(0, 0, frames=Missing("late")), IDLE[1], says={40: ""}
         ),
-        job(
-            "another program failed",
-            BATCH,
-            IDLE[0],
-            says={40: "lost-batch"},
-            **died("tensorboard", "exit 1", python=False),
-        ),
+        job("another program failed", BATCH, IDLE[0], says={40: "lost-batch"}, **died("tensorboard", "exit 1")),
         job("a process of its own failed", BATCH, IDLE[0], says={40: "dead-worker"}, **died("python", "exit 1")),
         job("no worker is left", BATCH, says={90: "dead-worker"}),
         job(

@@ -298,10 +298,8 @@ def test_a_card_that_answers_in_half_of_the_readings_only_is_not_read():
 @pytest.mark.parametrize(("why", "kind"), [(Why.ABSENT, Cleared), (Why.UNREAD, Unsure), (Why.PENDING, Unsure)])
 def test_a_job_without_a_card_is_told_from_a_card_that_was_not_read(why, kind):
     assert type(answer_without_cards(scene_of(make_frame(gpus=Missing("no NVIDIA card", why))))) is kind
-    unlisted = scene_of(
-        make_frame(gpus=(make_gpu(pids=(), unheard="none"), make_gpu(1, unheard="NVML does not list it")))
-    )
-    assert find_unseen_cards(unlisted) == "card 1: NVML does not list it"
+    unlisted = make_frame(gpus=(make_gpu(0, pids=(), unheard="-"), make_gpu(1, unheard="NVML does not list it")))
+    assert find_unseen_cards(scene_of(unlisted)) == "card 1: NVML does not list it"
 
 
 NUMBERS = st.one_of(st.floats(0, 1e12), st.floats(0, 120), st.just(UNREAD))

@@ -40,8 +40,8 @@ from tpmon.judge.rules.cpu import (
 from tpmon.judge.rules.loader import judge_cpu_transform, judge_too_few_workers
 from tpmon.judge.rules.python import judge_single_thread
 from tpmon.judge.stacks.profile import Phase
-from tpmon.model.host import Pool, PoolLibrary, describe_libraries
-from tpmon.model.known import Missing, is_known
+from tpmon.model.host import Pool, PoolLibrary
+from tpmon.model.known import Missing, is_known, map_known
 from tpmon.model.process import EnvironmentSetting, Role
 from tpmon.model.verdict import Confidence, Kind, Origin
 
@@ -273,8 +273,7 @@ def test_cpus_that_full_gpus_do_not_wait_for_are_no_fault():
 )
 def test_whose_pool_it_is_where_it_is_told(role, libraries, begins, cap):
     workers = [make_worker(pid, pid - 21, busy_threads=4, runnable=4.0) for pid in (21, 22)]
-    library = describe_libraries(libraries)
-    pool = Pool(21, role, library, 4, 4.0, libraries)
+    pool = Pool(21, role, library := map_known(PoolLibrary.name_all, libraries), 4, 4.0, libraries)
     frames = window([make_process(), *workers], budget_cores=2.0, oversubscription=4.0, run_delay_ratio=0.7, pool=pool)
     answer = judge_oversubscription(see(frames))
     assert answer.summary.startswith(begins)

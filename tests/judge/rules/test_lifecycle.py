@@ -257,8 +257,8 @@ def make_end(**fields):
     ],
 )
 def test_an_ended_job_says_how_and_only_exit_0_is_success(outcome, how, cause, code):
-    signal = how if how.startswith("SIG") else NOT_APPLICABLE
-    target = make_target(state=TargetState.ENDED, ended=how, outcome=outcome, signal=signal)
+    ended = {"ended": how, "outcome": outcome, "signal": how if "SIG" in how else NOT_APPLICABLE}
+    target = make_target(state=TargetState.ENDED, **ended)
     answer = judge_finished(scene_of(make_frame(target=target, processes=())))
     assert said(answer) == (Kind.IDLE, cause)
     assert pick_code(answer.kind, answer.cause) == code

@@ -103,7 +103,6 @@ def test_where_blocked_threads_stand_decides_between_mapped_libraries():
     assert choose_library(mappings, ["/usr/lib/libc.so.6", ""]) == both
     assert choose_library(mappings, ["/usr/lib/libc.so.6", mappings[2].path]) == ("openblas",)
     assert choose_library(mappings[:1], ()) == Missing("no known pool library is mapped")
-    assert choose_library((), ()) == Missing("no known pool library is mapped")
 
 
 def test_blocked_threads_of_a_captured_pool(tmp_path):

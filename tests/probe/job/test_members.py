@@ -15,7 +15,6 @@ import pytest
 from tests.children import MAP_TORCH, child
 from tests.fake_proc import BASH, FakeProc
 from tests.members import describe_changes
-from tpmon.model.dump import DeadChild
 from tpmon.model.known import Missing
 from tpmon.model.process import Identity, Role
 from tpmon.probe.base import procread
@@ -560,6 +559,4 @@ def test_the_oom_killer_is_named_however_late_the_look_is_but_not_for_who_had_th
     kmsg = tmp_path / "kmsg"
     kmsg.write_text(f"3,100,{stamp_us},-;Out of memory: Killed process 501 (pt_data_worker) total-vm:1kB\n")
     found = sorted(find_dead({500}, made.proc, str(kmsg)), key=lambda one: one.pid)
-    assert found == [
-        DeadChild(pid, 500, "pt_data_worker", told, python=True) for pid, told in ((501, how), (502, "SIGKILL"))
-    ]
+    assert [(one.pid, one.how, one.python) for one in found] == [(501, how, True), (502, "SIGKILL", True)]

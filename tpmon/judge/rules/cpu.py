@@ -25,7 +25,7 @@ from tpmon.judge.features.readings import pressure_origin
 from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene
 from tpmon.judge.features.starvation import need_starved, suspect_loader
 from tpmon.judge.rules.gpu import judge_gpu_compute
-from tpmon.model.host import PoolLibrary, describe_libraries
+from tpmon.model.host import PoolLibrary
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known, sum_known
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.text.redaction import MOST_DIGITS
@@ -175,7 +175,7 @@ def judge_oversubscription(scene: Scene) -> Answer:
             whose = f"{helpers} processes that it started" if helpers > 1 else "a process that it started"
     frame = scene.frame
     libraries = _libraries_of(scene, Role.WORKER if cause == "worker-pool" else Role.RANK)
-    library = known_or(describe_libraries(libraries), "")
+    library = PoolLibrary.name_all(libraries)
     name = f"{libraries[0].family} pools in" if len(libraries) == 1 else "thread pools of"
     return Suspicion(
         kind=Kind.OVERSUBSCRIBED,

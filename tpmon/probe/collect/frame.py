@@ -9,16 +9,7 @@ from typing import Any
 
 from tpmon.model.frame import NO_STEPS
 from tpmon.model.gpu import GpuSample, find_used
-from tpmon.model.host import (
-    SUMMED_ANON,
-    CpuSample,
-    MemorySample,
-    OutputSample,
-    Pool,
-    PoolLibrary,
-    ShmSample,
-    describe_libraries,
-)
+from tpmon.model.host import SUMMED_ANON, CpuSample, MemorySample, OutputSample, Pool, PoolLibrary, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, RankRow, Role, ThreadKind
 from tpmon.model.waits import describe_wait
@@ -122,7 +113,7 @@ def make_cpu(
     pool: Applicable[Pool] = NOT_APPLICABLE
     if largest is not None and is_known(largest.busy_threads):
         runs = largest.busy_threads, known_or(largest.runnable, 0.0)
-        pool = Pool(largest.pid, largest.role, describe_libraries(libraries), *runs, libraries)
+        pool = Pool(largest.pid, largest.role, map_known(PoolLibrary.name_all, libraries), *runs, libraries)
     delay: Known[float] = runnable
     if is_known(runnable) and is_known(waiting):
         delay = waiting / runnable if runnable > 0.05 else 0.0
