@@ -47,28 +47,6 @@ def test_a_killed_worker_and_what_follows_are_told(tmp_path: Path) -> None:
     assert f"rank 0 ({program.pid}) gone: exit 1" in lines
 
 
-def test_a_hundred_short_lived_children_a_second_leave_nothing_behind(tmp_path: Path) -> None:
-    command = (PYTHON, "job_churn.py", "--ready", "{ready}", "--seconds", "300")
-    with run_program(command, tmp_path / "ready", 1) as program:
-        membership = Membership(find_job(program.pid))
-        now_ns = time.monotonic_ns()
-        membership.refresh(now_ns)
-        before = len(os.listdir("/proc/self/fd"))
-        met = 0
-        for _ in range(60):
-            now_ns += 1_000_000_000
-            changes = membership.refresh(now_ns)
-            met += len(changes.born)
-            assert len(membership.members) < 30
-            assert {member.role for member in membership.members} == {Role.RANK, Role.HELPER} or not changes.born
-            time.sleep(0.05)
-        assert met > 20
-        os.kill(program.pid, signal.SIGKILL)
-        assert wait_until(lambda: bool(membership.refresh(time.monotonic_ns() + now_ns)) and not membership.members)
-        assert len(os.listdir("/proc/self/fd")) < before
-        membership.close()
-
-
 @pytest.mark.long
 def test_ranks_of_a_killed_torchrun_stay_one_job(tmp_path: Path) -> None:
     command = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", *TRAIN, "--workers", "1")
