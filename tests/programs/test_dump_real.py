@@ -50,7 +50,7 @@ def hung(folder: Path, ranks: int) -> Iterator[Program]:
 
 
 @pytest.mark.long
-def test_the_rank_that_sits_in_a_lock_is_named_and_the_other_is_not(tmp_path):
+def test_the_rank_that_sits_in_a_lock_is_named_and_looks_over_half_a_minute_call_it_hung(tmp_path):
     with hung(tmp_path, 2) as program:
         with sampling(list(program.trainers)) as tracers:
             found = dump(program.pid, "--rounds", "3", "--every", "0.3")
@@ -70,6 +70,13 @@ def test_the_rank_that_sits_in_a_lock_is_named_and_the_other_is_not(tmp_path):
         # Looking left nothing behind: nobody traced a rank, and none was stopped.
         assert set(tracers.tracers) == {"0"}
         assert set(tracers.states) <= {"R", "S", "D"}
+        once = dump(program.pid).verdict
+        assert (once.kind, once.rank) == (Kind.NOT_ENOUGH_EVIDENCE, 1)
+        # What it says to try decides it.
+        said = call(*once.try_.split()[1:])
+        assert (said.returncode, said.stderr) == (0, "")
+        assert "\nverdict  hung (missing-rank), confidence low: 1 of 2 ranks" in said.stdout
+        assert "waits for rank 1 in hold rank_hang.py:" in " ".join(said.stdout.split())
 
 
 @pytest.mark.long
@@ -93,18 +100,6 @@ def test_each_rank_is_named_by_a_fold_of_two_dumps_and_by_none_of_them(tmp_path)
         assert (odd.rank, odd.host) == (2, "host-1")
         assert (verdict.kind, verdict.rank) == (Kind.NOT_ENOUGH_EVIDENCE, 2)
         assert "if it stays so, hung (missing-rank): 2 of 3 ranks wait for rank 2 on host-1" in verdict.summary
-
-
-@pytest.mark.long
-def test_looks_over_half_a_minute_call_it_hung_and_a_single_one_does_not(tmp_path):
-    with hung(tmp_path, 2) as program:
-        once = dump(program.pid).verdict
-        assert (once.kind, once.rank) == (Kind.NOT_ENOUGH_EVIDENCE, 1)
-        # What it says to try decides it.
-        said = call(*once.try_.split()[1:])
-        assert (said.returncode, said.stderr) == (0, "")
-        assert "\nverdict  hung (missing-rank), confidence low: 1 of 2 ranks" in said.stdout
-        assert "waits for rank 1 in hold rank_hang.py:" in " ".join(said.stdout.split())
 
 
 @pytest.mark.long
