@@ -18,7 +18,7 @@ from tpmon import __version__, cli
 from tpmon.commands.demo import BOTTLENECKS
 from tpmon.errors import ExitCode
 from tpmon.model.codec import decode
-from tpmon.model.frame import Frame, TargetState
+from tpmon.model.frame import Frame
 from tpmon.model.results.doctor import JobList
 from tpmon.settings import BY_KEY
 
@@ -133,6 +133,85 @@ def test_the_file_is_read_and_print_config_says_so(tmp_path):
     assert f"{'bell = true':<24} # {file}" in lines
 
 
+CALLS = [
+    (["frobnicate"], {}, "frobnicate is no command", "tpmon --help"),
+    (["atach", "1"], {}, "atach is no command", "tpmon attach 1"),
+    (["help", "diagnos"], {}, "diagnos is no command", "tpmon diagnose --help"),
+    (["hok", "export", "f"], {}, "hok is no command", "tpmon hook export f"),
+    (["48213"], {}, "48213 is no command", "tpmon attach 48213"),
+    (["--frobnicate"], {}, "tpmon has no --frobnicate", "tpmon --help"),
+    (["ps"], {"TPMON_JSON": "perhaps"}, "TPMON_JSON: expected true or false", "tpmon"),
+    (["diagnose", "1", "--plain"], {}, "diagnose has no --plain", "tpmon diagnose --help"),
+    (["dump", "1", "--rounds"], {}, "argument --rounds: expected one", "tpmon dump --help"),
+    (["attach"], {}, "which job? PID is missing", "tpmon ps lists the training jobs"),
+    (["attach", "-5"], {}, "a PID is a number, found '-5'", "tpmon ps"),
+    (["attach", "1", "--on"], {}, "attach has no --on", "tpmon attach --help"),
+    (["attach", "1", "-i", "0.1"], {}, "--interval: expected a number from 0.5 to 10", "tpmon"),
+    (["attach", "1", "--json", "--plain"], {}, "json and plain exclude each other", "leave one"),
+    (["bundle", "1", "--seconds", "1"], {}, "--seconds: expected a number from 2 to 600", "tpmon"),
+    (["demo", "--bottleneck", "gremlins"], {}, "--bottleneck: 'gremlins' is no bottleneck", "one of: none, slow"),
+    (["dump", "1", "--rounds", "0"], {}, "--rounds: expected a whole number from 1 to 100", "tpmon"),
+    (["dump", "1", "--format", "svg"], {}, "--format: 'svg' is no format", "one of: text, json"),
+    (["dump", "1", "--json", "--format", "collapsed"], {}, "--json and --format collapsed", "leave"),
+    (["dump", "1", "--pid", "9" * 5000], {}, "--pid: a PID is a number, found '999", "tpmon dump PID"),
+    (["dump", "1", "--tree", "--json"], {}, "--tree is text, and json was asked for", "leave one"),
+    (["fold", "-", "--tree", "--format", "collapsed"], {}, "--tree is text, and collapsed", "leave one"),
+    (["dump", "1", "--rank", "x"], {}, "--rank: 'x' is no rank", "tpmon dump PID --rank 3"),
+    (["dump", "1", "--rank", "3-1"], {}, "--rank: '3-1' is no rank", "tpmon dump PID --rank 3"),
+    (["dump", "1", "--rank", "0-99999999"], {}, "--rank: '0-99999999' is no rank", "tpmon dump"),
+    (["dump", "1", "--pid", "train"], {}, "--pid: a PID is a number", "tpmon dump PID --pid"),
+    (["dump", "1", "--block", "--readonly"], {}, "--block stops processes of the job", "leave one"),
+    (["dump", "1", "--native"], {"TPMON_READONLY": "1"}, "--native stops processes", "leave one"),
+    (["fold"], {}, "the following arguments are required: FILE", "tpmon fold --help"),
+    (["fold", "/no/such/file"], {}, "/no/such/file: No such file or directory", "tpmon dump PID --json"),
+    (["fold", "-"], {}, "standard input: no dump in it", "tpmon dump PID --json"),
+    (["sample", "1", "--seconds", "0"], {}, "--seconds: expected a number from 1 to 3600", "tpmon"),
+    (["sample", "1", "--rate", "51"], {}, "--rate: expected a whole number from 5 to 50", "tpmon"),
+    (["sample", "1", "--no-stacks"], {}, "no-stacks is set, and sample", "tpmon sample --stacks"),
+    (["sample", "1"], {"TPMON_NO_STACKS": "1"}, "no-stacks is set, and sample", "tpmon sample --stacks"),
+    (["sample", "1", "--rank", "x"], {}, "--rank: a rank is a number", "tpmon sample PID --rank 0"),
+    (["sample", "1", "--seconds", "9" * 4000], {}, "--seconds: expected a number from 1", "tpmon"),
+    (["sample", "1", "--rate", "9" * 4000], {}, "--rate: expected a whole number from 5", "tpmon"),
+    (["sample", "1", "--rank", "0", "--all"], {}, "--rank and --all exclude", "leave one"),
+    (["sample", "1", "--out", "/"], {}, "--out: / is there already", "name a file"),
+    (["sample", "1", "--json", "--format", "collapsed"], {}, "--json and --format", "leave"),
+    (["doctor", "1", "2"], {}, "doctor has no 2", "tpmon"),
+    (["doctor", "--job"], {}, "doctor has no --job", "tpmon"),
+]
+JOBS = [
+    (["dump", "1", "--json"], {"TPMON_DUMP_FORMAT": "collapsed"}, "process 1", ""),
+    (["dump", "1", "--format", "collapsed"], {"TPMON_JSON": "1"}, "process 1", ""),
+    (["dump", "1"], {"TPMON_DUMP_BLOCK": "1"}, "process 1", ""),
+    (["sample", "1", "--stacks"], {"TPMON_NO_STACKS": "1"}, "process 1", ""),
+]
+GONE = [
+    (["attach", "99999999"], {}, "no process 99999999", "tpmon ps"),
+    (["attach", "99999999", "--json", "--once"], {}, "no process 99999999", "tpmon ps"),
+    (["doctor", "99999999"], {}, "no process 99999999", "tpmon ps"),
+    (["dump", "99999999"], {}, "no process 99999999", "tpmon ps"),
+]
+
+
+@pytest.mark.parametrize(
+    ("codes", "arguments", "environment", "what", "hint"),
+    [*(((2,), *row) for row in CALLS), *(((3, 4), *row) for row in JOBS), *(((3,), *row) for row in GONE)],
+)
+def test_wrong_calls_say_what_and_what_to_try(codes, arguments, environment, what, hint):
+    done = call(*arguments, env={**os.environ, **environment})
+    assert done.returncode in codes
+    assert done.stdout == ""
+    first, second = done.stderr.splitlines()
+    assert first.startswith(f"tpmon: {what}")
+    assert second.startswith(f"Try: {hint}")
+
+
+def test_no_standard_input_is_an_empty_one():
+    tpmon = f"exec {sys.executable} -m tpmon fold - <&-"
+    done = subprocess.run(["sh", "-c", tpmon], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("tpmon: standard input: no dump in it\nTry: ")
+
+
 def test_output_that_nobody_reads_or_takes():
     command = f"{sys.executable} -m tpmon --help"
     full = subprocess.run(["sh", "-c", f"{command} >/dev/full"], check=False, capture_output=True)
@@ -242,23 +321,13 @@ def test_a_reader_that_had_enough_is_no_error(job, form):
 
 
 @pytest.mark.torch
-def test_streams_end_well_when_the_job_ends():
-    with (
-        start_training() as training,
-        start("attach", str(training.pid), "--json", "-i", "0.5") as as_json,
-        start("attach", str(training.pid), "--plain", "-i", "0.5") as as_words,
-    ):
-        assert as_json.stdout is not None
-        assert as_words.stdout is not None
-        assert json.loads(as_json.stdout.readline())["target"]["state"] == "running"
-        assert "attached" in as_words.stdout.readline()
+def test_a_stream_of_words_ends_well_when_the_job_ends():
+    with start_training() as training, start("attach", str(training.pid), "--plain", "-i", "0.5") as running:
+        assert "attached" in running.stdout.readline()
         training.kill()
         training.wait()
-        last = decode(Frame, as_json.stdout.readlines()[-1])
-        assert last.target.state is TargetState.ENDED
-        assert "ended" in as_words.stdout.readlines()[-1]
-        assert as_json.wait(SECONDS) == 0
-        assert as_words.wait(SECONDS) == 0
+        assert "ended" in running.stdout.readlines()[-1]
+        assert running.wait(SECONDS) == 0
 
 
 @pytest.mark.torch

@@ -1,11 +1,9 @@
 """``tpmon dump`` and ``tpmon fold``: text, formats, files of dumps, refusals, exit codes, signals."""
 
-import io
 import json
 import os
 import re
 import signal
-import sys
 from dataclasses import replace
 from datetime import timedelta
 
@@ -189,14 +187,6 @@ def test_speedscope_has_every_frame_it_names_and_weighs_threads(dump):
 
 
 # files of dumps
-
-
-def test_dumps_are_read_from_files_and_standard_input(dump, tmp_path, monkeypatch):
-    path = tmp_path / "a.json"
-    path.write_text(f"{encode(dump)}\n\n{encode(dump)}\n")
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(encode(dump).encode())))
-    found = list(read_dumps([str(path), "-"]))
-    assert [encode(one) for one in found] == [encode(dump)] * 3
 
 
 @pytest.mark.parametrize(

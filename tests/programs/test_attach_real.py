@@ -17,12 +17,13 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from tests.members import describe_changes
 from tests.nobody import AS_NOBODY, NOBODY
 from tests.programs.chaos_watch import ROOT, TPMON, Document, Watch, ask_once, by_pid, run_tpmon, watch
 from tests.programs.conftest import TORCHRUN, Program, run_program
@@ -30,8 +31,12 @@ from tests.programs.shell_jobs import LOAD, Started, jobs
 from tests.torch_build import needs_torch, read_torch_version
 from tests.waiting import wait_until
 from tpmon.model.process import Role
+from tpmon.model.results.doctor import JobState
 from tpmon.probe.collect.collector import Collector
+from tpmon.probe.job.discovery import list_jobs
+from tpmon.probe.job.members import Membership
 from tpmon.probe.job.resolve import find_job
+from tpmon.probe.job.tree import LAUNCHER_GONE
 
 __all__ = ["jobs"]  # a fixture of the tests here
 
@@ -474,3 +479,51 @@ def test_a_job_that_survives_a_failure_and_ends_by_itself_ended_with_exit_0(tmp_
     assert told(texts, f"rank 0 ({second['pid']}) gone: exit 0"), texts
     check_no_stale_rows(tpmon.frames, died_ns)
     assert end["ages_s"]["cpu"] > 0.1, "the last readings are older than the end"
+
+
+def test_a_killed_worker_and_what_follows_are_told(tmp_path: Path) -> None:
+    with run_program((sys.executable, *train("--look-s", "0.5")), tmp_path / "ready", 1) as program:
+        membership = Membership(find_job(program.pid))
+        worker = next(member for member in membership.members if member.role is Role.WORKER)
+        assert membership.refresh(time.monotonic_ns()).gone == ()
+        os.kill(worker.identity.pid, signal.SIGKILL)
+        lines: list[str] = []
+
+        def ended() -> bool:
+            lines.extend(describe_changes(membership.refresh(time.monotonic_ns())))
+            return not membership.members
+
+        assert wait_until(ended), membership.members
+        membership.close()
+    assert any(f"worker 0 ({worker.identity.pid}) of rank 0 gone" in line for line in lines), lines
+    # the test is the parent of the rank and reaps it only at the end, so the status is there to see
+    assert f"rank 0 ({program.pid}) gone: exit 1" in lines
+
+
+@pytest.mark.long
+def test_ranks_of_a_killed_torchrun_stay_one_job(tmp_path: Path) -> None:
+    command = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", *train("--look-s", "0.5", "--workers", "1"))
+    with run_program(command, tmp_path / "ready", 2) as program:
+        membership = Membership(find_job(program.pid))
+        try:
+            os.kill(program.pid, signal.SIGKILL)
+            assert wait_until(lambda: find_job(program.trainers[0]).root.pid != program.pid)
+            jobs = [find_job(pid) for pid in program.trainers]
+            assert {job.root for job in jobs} == {jobs[0].root}
+            ranks = {one.rank: one.identity.pid for one in jobs[0].members if one.role is Role.RANK}
+            assert sorted(ranks) == [0, 1]
+            assert sorted(ranks.values()) == sorted(program.trainers)
+            assert (jobs[0].world_size, jobs[0].rank_source) == (2, LAUNCHER_GONE)
+            listed = {one.pid: one for one in list_jobs().jobs}
+            mine = listed[jobs[0].root.pid]
+            assert (mine.ranks, mine.state) == (2, JobState.LAUNCHER_GONE)
+            assert set(program.trainers) & set(listed) == {mine.pid}
+            # who was attached before keeps all of them, and says it too
+            membership.refresh(time.monotonic_ns())
+            assert membership.job.rank_source == LAUNCHER_GONE
+            assert {one.identity.pid for one in membership.members if one.role is Role.RANK} == set(program.trainers)
+        finally:
+            membership.close()
+            for pid in program.trainers:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)

@@ -177,20 +177,14 @@ def test_ascii_writes_no_other_glyph(open_terminal):
     assert terminal.raw.isascii()
 
 
-def test_bytes_per_second_of_a_full_screen(open_terminal):
-    every_s = 0.5
-    terminal = open_terminal("--processes", "137", "--gpus", "8", "--every", str(every_s), columns=200, rows=50)
+def test_bytes_of_the_first_pictures_of_a_full_screen(open_terminal):
+    terminal = open_terminal("--processes", "137", "--gpus", "8", "--every", "0.5", columns=200, rows=50)
     terminal.until("second 1")
     opening, _, loaded = terminal.raw.partition(b"\x1b[?1004h")  # which textual writes first
     assert len(opening) <= 3 * 16_384, "a picture, and what moves while textual loads"
     assert len(loaded) <= 3 * 16_384, "a full picture may be torn where there is no synchronised output"
     assert len(opening) + len(loaded) <= 4 * 16_384
     print(f"{len(opening)} bytes before textual is loaded, {len(loaded)} after")
-    start = len(terminal.raw)
-    terminal.until("second 9")
-    rate = (len(terminal.raw) - start) / 8  # of one picture a second
-    print(f"{rate / 1000:.1f} KB/s at 200x50")
-    assert rate <= 20_000
     terminal.quit()
 
 
