@@ -23,7 +23,7 @@ from tpmon.capture.dialog import (
     say_plan,
     say_plan_of_kineto,
 )
-from tpmon.capture.nsys import HOLDS_SLOT, write_nsys_command
+from tpmon.capture.nsys import HOLDS_SLOT, judge_nsys, traces_cuda, write_nsys_command
 from tpmon.capture.plan import MeasuredPace
 from tpmon.commands import capture as capture_command
 from tpmon.commands.capture import MOST_STEPS, STEPS
@@ -92,6 +92,49 @@ def test_a_refusal_takes_back_what_was_chosen_beyond_the_choice_before():
 def hook(rank: int, lacks: str = "", steps: int = 100) -> RankHook:
     pace = Missing(lacks) if lacks else MeasuredPace(steps, 10.0, evaluates=False)
     return RankHook(4200 + rank, rank, lacks, pace)
+
+
+def test_the_line_that_is_written_is_one_that_is_accepted():
+    words = write_nsys_command("/opt/nsys", ["torchrun", "--capture-range=none", "x.py"])
+    assert words[-3:] == ["torchrun", "--capture-range=none", "x.py"]
+    assert judge_nsys([words]) == ""
+    assert traces_cuda([words])
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        ("nsys profile -c cudaProfilerApi --capture-range-end=stop python x", ""),
+        ("nsys profile --capture-range=cudaProfilerApi --capture-range-end repeat:3 python x", ""),
+        ("/opt/nsys launch --capture-range=cudaProfilerApi --capture-range-end=repeat python x", ""),
+        ("nsys profile -t cuda,nvtx -o report -c cudaProfilerApi --capture-range-end=repeat:3 python x", ""),
+        ("nsys profile --trace cuda --capture-range cudaProfilerApi --capture-range-end stop python x", ""),
+        ("/bin/sh /usr/bin/nsys profile --capture-range=cudaProfilerApi --capture-range-end=repeat python x", ""),
+        ("nsys profile --capture-range=cudaProfilerApi python x", "can end the run"),
+        ("nsys profile -c cudaProfilerApi --capture-range-end=stop-shutdown python x", "can end the run"),
+        ("nsys profile -o report python --capture-range=cudaProfilerApi", "lacks --capture-range"),
+        ("torchrun x.py", "cannot be added to a running process"),
+    ],
+)
+def test_a_range_is_opened_only_where_nsys_lets_the_run_live(words, refusal):
+    told = judge_nsys([["bash"], words.split(" ")])
+    assert (told == "") == (refusal == "")
+    assert refusal in told
+
+
+def test_helpers_of_nsys_between_it_and_the_run_hide_nothing():
+    helper = ["/opt/nsight/nsys-launcher", "python", "x"]
+    nsys = ["/opt/nsight/nsys", "profile", "-c", "cudaProfilerApi", "--capture-range-end=repeat", "python", "x"]
+    assert judge_nsys([helper, nsys]) == ""
+    assert "lacks --capture-range" in judge_nsys([helper])
+    assert "cannot be added" in judge_nsys([["sh", "-c", "nsys profile python x"], ["sh"], []])
+
+
+def test_what_nsys_records_decides_who_has_the_gpu():
+    assert traces_cuda([["bash"], ["nsys", "profile", "python", "x"]])
+    assert traces_cuda([["nsys", "profile", "-t", "nvtx,cuda", "python", "x"]])
+    assert not traces_cuda([["nsys", "profile", "--trace=osrt", "python", "x"]])
+    assert not traces_cuda([["python", "nsys"]])
 
 
 def test_on_a_cpu_without_nsys_a_trace_alone_can_be():

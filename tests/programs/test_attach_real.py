@@ -244,18 +244,6 @@ def nobody() -> Sequence[str]:
     return AS_READING_NOBODY
 
 
-@pytest.mark.parametrize("form", [("--once",), ("--json", "--once"), ("--plain",), ("--json",)])
-def test_a_job_that_may_not_be_read_is_refused_in_two_lines(
-    jobs: dict[str, Started], nobody: Sequence[str], form: Sequence[str]
-) -> None:
-    pid = jobs["node 0"].root
-    status, output, complaint = run_tpmon("attach", pid, *form, before=nobody)
-    assert (status, output) == (4, "")
-    what, try_this = complaint.splitlines()
-    assert what == f"tpmon: process {pid} belongs to user root; this user may not read it"
-    assert try_this.startswith("Try: ")
-
-
 def test_a_stopped_job_is_said_to_be_stopped(jobs: dict[str, Started]) -> None:
     pid = jobs["served workers"].root
     with watch(pid, "-i", "0.5") as tpmon:

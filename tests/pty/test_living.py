@@ -142,13 +142,14 @@ def test_a_slow_terminal_gets_fewer_pictures_and_the_last_one(open_terminal):
     terminal.quit()
 
 
-def test_no_colour_leaves_no_colour(open_terminal):
-    terminal = open_terminal("--gpus", "2", "--judged", NO_COLOR="1", COLORTERM="truecolor")
+def test_ascii_without_colour_writes_no_other_glyph_and_no_colour(open_terminal):
+    terminal = open_terminal("--ascii", "--gpus", "2", "--judged", NO_COLOR="1", COLORTERM="truecolor")
     terminal.until("! DATA-BOUND")
     terminal.press("j")
     terminal.until("> ")
     terminal.quit()
     assert styles(terminal.raw) == {0, 1, 7}, "reset, bold, reverse"
+    assert terminal.raw.isascii()
 
 
 def test_colours_are_those_of_the_terminal(open_terminal):
@@ -168,13 +169,6 @@ def test_a_terminal_without_a_size_gets_the_usual_one(open_terminal):
     terminal = open_terminal(columns=0, rows=0)
     terminal.until(lambda: b"second 1" in terminal.raw)
     terminal.quit()
-
-
-def test_ascii_writes_no_other_glyph(open_terminal):
-    terminal = open_terminal("--ascii", "--gpus", "2", "--judged")
-    terminal.until("! DATA-BOUND")
-    terminal.quit()
-    assert terminal.raw.isascii()
 
 
 def test_bytes_of_the_first_pictures_of_a_full_screen(open_terminal):
