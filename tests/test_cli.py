@@ -39,8 +39,7 @@ OWN_FLAGS = {
 
 
 def test_help_names_each_command_and_each_exit_code():
-    done = call("--help")
-    assert done.returncode == 0
+    done = call("--help", code=0)
     assert done.stderr == ""
     for command in cli.PLACES:
         assert f"\n  {command} " in done.stdout
@@ -63,8 +62,7 @@ def test_help_names_each_command_and_each_exit_code():
     ],
 )
 def test_help_of_a_command_names_its_flags_and_no_other(command, keys):
-    done = call(command, "--help")
-    assert done.returncode == 0
+    done = call(command, "--help", code=0)
     flags = {word.strip(",[]") for word in done.stdout.split() if word.startswith(("--", "[--"))}
     positive = {flag for flag in flags if not flag.startswith("--no-") or flag == "--no-workers"}
     named = {BY_KEY[key].flag.replace("--no-stacks", "--stacks") for key in keys.split()}
@@ -95,8 +93,7 @@ def test_a_file_that_does_not_answer_holds_no_command(tmp_path):
     file = tmp_path / "config" / "tpmon" / "config.toml"
     file.parent.mkdir(parents=True)
     os.mkfifo(file)  # nobody ever writes to it: it opens as a file of a dead server does
-    done = call("attach", "--print-config", "--once")
-    assert done.returncode == 2, "it may forbid what would be done without it"
+    done = call("attach", "--print-config", "--once", code=2)  # it may forbid what would be done without it
     said = done.stderr.splitlines()
     assert said[0] == f"tpmon: the configuration {file} was not read: no answer within 10 s"
     assert said[1].startswith("Try: XDG_CONFIG_HOME=/run tpmon")
@@ -111,8 +108,7 @@ def test_the_file_is_read_and_print_config_says_so(tmp_path):
     assert f"{'interval = 5.0':<24} # {file}" in lines
     assert f"{'once = true':<24} # --once" in lines
     file.write_text("interval = 50\n")
-    done = call("ps")
-    assert done.returncode == 2
+    done = call("ps", code=2)
     assert done.stderr.startswith(f"tpmon: {file}: interval: expected a number from 0.5 to 10, found 50")
     assert "Try: tpmon --print-config" in done.stderr
     file.write_text("interval = 50\nintervall = 3\nbell = true\njson = true\nplain = true\n")
@@ -243,8 +239,7 @@ def test_signal_handlers_are_put_back():
 
 def test_an_inherited_trap_of_sigchld_does_not_keep_the_end_of_children_from_tpmon():
     """Else the kernel would reap them, the process that works among them, and its exit code were lost."""
-    done = call("--bogus", preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
-    assert done.returncode == 2
+    call("--bogus", preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN), code=2)
     code = "from tpmon.supervisor import supervise; supervise(); import signal; print(repr(signal.getsignal(17)))"
     ignored = ["/bin/sh", "-c", "trap '' CHLD; exec \"$@\"", "sh", sys.executable, "-c", code]
     assert b"SIG_DFL" in subprocess.check_output(ignored, cwd=Path(__file__).parents[1])
@@ -255,20 +250,17 @@ def test_an_inherited_trap_of_sigchld_does_not_keep_the_end_of_children_from_tpm
 
 @pytest.mark.torch
 def test_one_reading_in_each_form(job):
-    done = call("attach", str(job), "--json", "--once", "-i", "0.5")
-    assert done.returncode == 0, done.stderr
+    done = call("attach", str(job), "--json", "--once", "-i", "0.5", code=0)
     frame = decode(Frame, done.stdout)
     assert (frame.target.pid, frame.target.asked_pid) == (job, job)
     assert isinstance(frame.cpu.used_cores, float), "the second reading has rates"
 
-    done = call("attach", str(job), "--once", "-i", "0.5", "--ascii")
-    assert done.returncode == 0, done.stderr
+    done = call("attach", str(job), "--once", "-i", "0.5", "--ascii", code=0)
     assert done.stdout.startswith("verdict  ")
     assert f"\njob      {job} " in done.stdout
     assert done.stdout.isascii()
 
-    done = call("attach", str(job), "--once", "--plain", "-i", "0.5")
-    assert done.returncode == 0, done.stderr
+    done = call("attach", str(job), "--once", "--plain", "-i", "0.5", code=0)
     assert len(done.stdout.splitlines()) == 1
 
 
@@ -346,8 +338,7 @@ def test_a_verdict_has_its_exit_code_also_where_nobody_reads_it(command):
 @pytest.mark.torch
 @pytest.mark.long
 def test_demo_without_a_terminal_prints_three_readings_and_leaves_nothing():
-    done = call("demo", "--workers", "1", "-i", "0.5")
-    assert done.returncode == 0, done.stderr
+    done = call("demo", "--workers", "1", "-i", "0.5", code=0)
     assert len(re.findall(r"(?m)^job  ", done.stdout)) == 3
     found = re.search(r"demo training (\d+) runs; its log, until it ends: (\S+)", done.stderr)
     assert found
@@ -364,8 +355,7 @@ def test_demo_without_a_terminal_prints_three_readings_and_leaves_nothing():
     ids=["command", "flag", "value", "file"],
 )
 def test_a_refused_argument_is_not_repeated_whole_and_breaks_no_line(arguments):
-    done = call(*arguments[:-1], f"{arguments[-1]}\n\x1b[31m")
-    assert done.returncode == ExitCode.USAGE
+    done = call(*arguments[:-1], f"{arguments[-1]}\n\x1b[31m", code=ExitCode.USAGE)
     what, try_this = done.stderr.splitlines()
     assert len(what) < 500
     assert "\u2026" in what

@@ -346,8 +346,7 @@ def test_where_nothing_was_sampled_no_file_is_made(here):
 @pytest.mark.torch
 @pytest.mark.parametrize("form", STACK_FORMATS)
 def test_the_price_comes_first_and_then_each_form(job, form):
-    done = call("sample", str(job), "--seconds", "1", "--format", form)
-    assert done.returncode == 0, done.stderr
+    done = call("sample", str(job), "--seconds", "1", "--format", form, code=0)
     assert done.stderr.startswith("tpmon: samples 1 process at 20 Hz for 1 s: about ")
     assert "the job is never stopped" in done.stderr
     if form == "text":
@@ -369,15 +368,13 @@ def test_the_price_comes_first_and_then_each_form(job, form):
 def test_a_file_is_written_beside_the_table_and_never_over_another(job, tmp_path):
     path = tmp_path / "hot.json"
     arguments = ("sample", str(job), "--seconds", "1", "--format", "speedscope", "--out", str(path))
-    done = call(*arguments)
-    assert done.returncode == 0, done.stderr
+    done = call(*arguments, code=0)
     assert done.stdout.startswith("sample   1 process of ")
     assert f"tpmon: wrote {path}\n" in done.stderr
     assert json.loads(path.read_text())["profiles"][0]["unit"] == "seconds"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     before = path.read_bytes()
-    nowhere = call("sample", str(job), "--seconds", "600", "--out", str(tmp_path / "no" / "x.json"))
-    assert nowhere.returncode == 2
+    nowhere = call("sample", str(job), "--seconds", "600", "--out", str(tmp_path / "no" / "x.json"), code=2)
     assert f"--out: {tmp_path}/no/x.json: No such file or directory" in nowhere.stderr
     assert call(*arguments).returncode == 2
     assert path.read_bytes() == before
@@ -385,11 +382,9 @@ def test_a_file_is_written_beside_the_table_and_never_over_another(job, tmp_path
 
 @pytest.mark.torch
 def test_a_rank_that_is_elsewhere_is_refused_and_all_takes_what_is_here(job):
-    done = call("sample", str(job), "--rank", "7")
-    assert done.returncode == 2
+    done = call("sample", str(job), "--rank", "7", code=2)
     assert done.stderr.startswith("tpmon: --rank: rank 7 is not on this machine\nTry: here: ")
-    done = call("sample", str(job), "--all", "--seconds", "1", "--only", "gil", "--json")
-    assert done.returncode == 0, done.stderr
+    done = call("sample", str(job), "--all", "--seconds", "1", "--only", "gil", "--json", code=0)
     hot = decode(HotSample, done.stdout)
     assert (hot.counted, hot.groups[0].samples) == (CountedFunction.GIL, 0)
 

@@ -28,9 +28,7 @@ pytestmark = [pytest.mark.usefixtures("sampling_works"), pytest.mark.torch, need
 
 
 def dump(pid: int, *arguments: str) -> Dump:
-    done = call("dump", str(pid), "--json", *arguments)
-    assert done.returncode == 0, done.stderr
-    return decode(Dump, done.stdout)
+    return decode(Dump, call("dump", str(pid), "--json", *arguments, code=0).stdout)
 
 
 def main_groups(one: Dump) -> list[StackGroup]:
@@ -90,9 +88,7 @@ def test_each_rank_is_named_by_a_fold_of_two_dumps_and_by_none_of_them(tmp_path)
             path = tmp_path / f"{number}.json"
             path.write_text(encode(half).replace(os.uname().nodename, f"host-{number}"))
             paths.append(str(path))
-        done = call("fold", *paths, "--json")
-        assert done.returncode == 0, done.stderr
-        folded = decode(Dump, done.stdout)
+        folded = decode(Dump, call("fold", *paths, "--json", code=0).stdout)
         odd, verdict = folded.odd_one_out, folded.verdict
         assert (odd.rank, odd.host) == (2, "host-1")
         assert (verdict.kind, verdict.rank) == (Kind.NOT_ENOUGH_EVIDENCE, 2)

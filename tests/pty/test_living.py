@@ -22,14 +22,20 @@ def lent(shell) -> bytes:
     return re.search(rb"[\r\n]([0-9a-f]+(?::[0-9a-f]+){20,})", shell.raw[before:])[1]
 
 
-def test_ctrl_z_and_fg_repaint(open_terminal):
+@pytest.fixture
+def suspended(open_terminal):
+    """Return a shell in which the screen was suspended, and the settings that programs got before."""
     shell = open_shell(open_terminal)
     settings = lent(shell)
     shell.press(" ".join(PROGRAM) + "\n")
     shell.until("second 0")
     shell.press("\x1a")
-    shell.until("Stopped")
-    shell.until(lambda: shell.raw.endswith(b"$ "))
+    shell.until(lambda: "Stopped" in shell.text() and shell.raw.endswith(b"$ "))
+    return shell, settings
+
+
+def test_ctrl_z_and_fg_repaint(suspended):
+    shell, settings = suspended
     assert shell.raw.rfind(b"\x1b[?1049l") > shell.raw.rfind(b"\x1b[?1049h")
     assert shell.raw.rfind(b"\x1b[?25h") > shell.raw.rfind(b"\x1b[?25l")
     assert lent(shell) == settings
@@ -61,13 +67,8 @@ def test_nothing_of_a_picture_is_written_after_the_screen_was_left(open_terminal
         shell.press("fg\n")
 
 
-def test_a_suspended_screen_ends_on_sigterm(open_terminal):
-    shell = open_shell(open_terminal)
-    settings = lent(shell)
-    shell.press(" ".join(PROGRAM) + "\n")
-    shell.until("second 0")
-    shell.press("\x1a")
-    shell.until(lambda: "Stopped" in shell.text() and shell.raw.endswith(b"$ "))
+def test_a_suspended_screen_ends_on_sigterm(suspended):
+    shell, settings = suspended
     shell.press("kill %1; while kill -0 %1 2>/dev/null; do sleep 0.05; done\n")
     shell.until(lambda: "Exit 143" in shell.text() and shell.raw.endswith(b"$ "))
     assert lent(shell) == settings
