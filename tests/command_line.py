@@ -25,9 +25,14 @@ def read(wanted: type[Wanted], environment: Any = (), tables: Any = (), **flags:
     return read_options(wanted, flags | keys, resolve(keys, dict(environment), "config", dict(tables)))
 
 
-def call(*arguments: str, before: Sequence[str] = (), **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run tpmon with nothing on stdin and no terminal; ``before`` is a command that runs it in another way."""
-    return subprocess.run(
+def call(
+    *arguments: str, before: Sequence[str] = (), code: int | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run tpmon with nothing on stdin and no terminal, to the exit code that is given, if one is.
+
+    ``before`` is a command that runs it in another way.
+    """
+    done = subprocess.run(
         [*before, sys.executable, "-m", "tpmon", *arguments],
         check=False,
         stdin=subprocess.DEVNULL,
@@ -36,6 +41,8 @@ def call(*arguments: str, before: Sequence[str] = (), **options: Any) -> subproc
         timeout=SECONDS,
         **options,
     )
+    assert code in (None, done.returncode), (done.returncode, done.stdout[-2000:], done.stderr[-2000:])
+    return done
 
 
 def call_behind(before: Sequence[str], *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -18,7 +18,7 @@ from tpmon import __version__, cli
 from tpmon.commands.demo import BOTTLENECKS
 from tpmon.errors import ExitCode
 from tpmon.model.codec import decode
-from tpmon.model.frame import Frame, TargetState
+from tpmon.model.frame import Frame
 from tpmon.model.results.doctor import JobList
 from tpmon.settings import BY_KEY
 
@@ -39,8 +39,7 @@ OWN_FLAGS = {
 
 
 def test_help_names_each_command_and_each_exit_code():
-    done = call("--help")
-    assert done.returncode == 0
+    done = call("--help", code=0)
     assert done.stderr == ""
     for command in cli.PLACES:
         assert f"\n  {command} " in done.stdout
@@ -63,8 +62,7 @@ def test_help_names_each_command_and_each_exit_code():
     ],
 )
 def test_help_of_a_command_names_its_flags_and_no_other(command, keys):
-    done = call(command, "--help")
-    assert done.returncode == 0
+    done = call(command, "--help", code=0)
     flags = {word.strip(",[]") for word in done.stdout.split() if word.startswith(("--", "[--"))}
     positive = {flag for flag in flags if not flag.startswith("--no-") or flag == "--no-workers"}
     named = {BY_KEY[key].flag.replace("--no-stacks", "--stacks") for key in keys.split()}
@@ -95,8 +93,7 @@ def test_a_file_that_does_not_answer_holds_no_command(tmp_path):
     file = tmp_path / "config" / "tpmon" / "config.toml"
     file.parent.mkdir(parents=True)
     os.mkfifo(file)  # nobody ever writes to it: it opens as a file of a dead server does
-    done = call("attach", "--print-config", "--once")
-    assert done.returncode == 2, "it may forbid what would be done without it"
+    done = call("attach", "--print-config", "--once", code=2)  # it may forbid what would be done without it
     said = done.stderr.splitlines()
     assert said[0] == f"tpmon: the configuration {file} was not read: no answer within 10 s"
     assert said[1].startswith("Try: XDG_CONFIG_HOME=/run tpmon")
@@ -111,8 +108,7 @@ def test_the_file_is_read_and_print_config_says_so(tmp_path):
     assert f"{'interval = 5.0':<24} # {file}" in lines
     assert f"{'once = true':<24} # --once" in lines
     file.write_text("interval = 50\n")
-    done = call("ps")
-    assert done.returncode == 2
+    done = call("ps", code=2)
     assert done.stderr.startswith(f"tpmon: {file}: interval: expected a number from 0.5 to 10, found 50")
     assert "Try: tpmon --print-config" in done.stderr
     file.write_text("interval = 50\nintervall = 3\nbell = true\njson = true\nplain = true\n")
@@ -131,6 +127,85 @@ def test_the_file_is_read_and_print_config_says_so(tmp_path):
         assert lines[number] == f"# cannot be used, and left out here: {what}"
     assert f"{'interval = 1.0':<24} # default" in lines
     assert f"{'bell = true':<24} # {file}" in lines
+
+
+CALLS = [
+    (["frobnicate"], {}, "frobnicate is no command", "tpmon --help"),
+    (["atach", "1"], {}, "atach is no command", "tpmon attach 1"),
+    (["help", "diagnos"], {}, "diagnos is no command", "tpmon diagnose --help"),
+    (["hok", "export", "f"], {}, "hok is no command", "tpmon hook export f"),
+    (["48213"], {}, "48213 is no command", "tpmon attach 48213"),
+    (["--frobnicate"], {}, "tpmon has no --frobnicate", "tpmon --help"),
+    (["ps"], {"TPMON_JSON": "perhaps"}, "TPMON_JSON: expected true or false", "tpmon"),
+    (["diagnose", "1", "--plain"], {}, "diagnose has no --plain", "tpmon diagnose --help"),
+    (["dump", "1", "--rounds"], {}, "argument --rounds: expected one", "tpmon dump --help"),
+    (["attach"], {}, "which job? PID is missing", "tpmon ps lists the training jobs"),
+    (["attach", "-5"], {}, "a PID is a number, found '-5'", "tpmon ps"),
+    (["attach", "1", "--on"], {}, "attach has no --on", "tpmon attach --help"),
+    (["attach", "1", "-i", "0.1"], {}, "--interval: expected a number from 0.5 to 10", "tpmon"),
+    (["attach", "1", "--json", "--plain"], {}, "json and plain exclude each other", "leave one"),
+    (["bundle", "1", "--seconds", "1"], {}, "--seconds: expected a number from 2 to 600", "tpmon"),
+    (["demo", "--bottleneck", "gremlins"], {}, "--bottleneck: 'gremlins' is no bottleneck", "one of: none, slow"),
+    (["dump", "1", "--rounds", "0"], {}, "--rounds: expected a whole number from 1 to 100", "tpmon"),
+    (["dump", "1", "--format", "svg"], {}, "--format: 'svg' is no format", "one of: text, json"),
+    (["dump", "1", "--json", "--format", "collapsed"], {}, "--json and --format collapsed", "leave"),
+    (["dump", "1", "--pid", "9" * 5000], {}, "--pid: a PID is a number, found '999", "tpmon dump PID"),
+    (["dump", "1", "--tree", "--json"], {}, "--tree is text, and json was asked for", "leave one"),
+    (["fold", "-", "--tree", "--format", "collapsed"], {}, "--tree is text, and collapsed", "leave one"),
+    (["dump", "1", "--rank", "x"], {}, "--rank: 'x' is no rank", "tpmon dump PID --rank 3"),
+    (["dump", "1", "--rank", "3-1"], {}, "--rank: '3-1' is no rank", "tpmon dump PID --rank 3"),
+    (["dump", "1", "--rank", "0-99999999"], {}, "--rank: '0-99999999' is no rank", "tpmon dump"),
+    (["dump", "1", "--pid", "train"], {}, "--pid: a PID is a number", "tpmon dump PID --pid"),
+    (["dump", "1", "--block", "--readonly"], {}, "--block stops processes of the job", "leave one"),
+    (["dump", "1", "--native"], {"TPMON_READONLY": "1"}, "--native stops processes", "leave one"),
+    (["fold"], {}, "the following arguments are required: FILE", "tpmon fold --help"),
+    (["fold", "/no/such/file"], {}, "/no/such/file: No such file or directory", "tpmon dump PID --json"),
+    (["fold", "-"], {}, "standard input: no dump in it", "tpmon dump PID --json"),
+    (["sample", "1", "--seconds", "0"], {}, "--seconds: expected a number from 1 to 3600", "tpmon"),
+    (["sample", "1", "--rate", "51"], {}, "--rate: expected a whole number from 5 to 50", "tpmon"),
+    (["sample", "1", "--no-stacks"], {}, "no-stacks is set, and sample", "tpmon sample --stacks"),
+    (["sample", "1"], {"TPMON_NO_STACKS": "1"}, "no-stacks is set, and sample", "tpmon sample --stacks"),
+    (["sample", "1", "--rank", "x"], {}, "--rank: a rank is a number", "tpmon sample PID --rank 0"),
+    (["sample", "1", "--seconds", "9" * 4000], {}, "--seconds: expected a number from 1", "tpmon"),
+    (["sample", "1", "--rate", "9" * 4000], {}, "--rate: expected a whole number from 5", "tpmon"),
+    (["sample", "1", "--rank", "0", "--all"], {}, "--rank and --all exclude", "leave one"),
+    (["sample", "1", "--out", "/"], {}, "--out: / is there already", "name a file"),
+    (["sample", "1", "--json", "--format", "collapsed"], {}, "--json and --format", "leave"),
+    (["doctor", "1", "2"], {}, "doctor has no 2", "tpmon"),
+    (["doctor", "--job"], {}, "doctor has no --job", "tpmon"),
+]
+JOBS = [
+    (["dump", "1", "--json"], {"TPMON_DUMP_FORMAT": "collapsed"}, "process 1", ""),
+    (["dump", "1", "--format", "collapsed"], {"TPMON_JSON": "1"}, "process 1", ""),
+    (["dump", "1"], {"TPMON_DUMP_BLOCK": "1"}, "process 1", ""),
+    (["sample", "1", "--stacks"], {"TPMON_NO_STACKS": "1"}, "process 1", ""),
+]
+GONE = [
+    (["attach", "99999999"], {}, "no process 99999999", "tpmon ps"),
+    (["attach", "99999999", "--json", "--once"], {}, "no process 99999999", "tpmon ps"),
+    (["doctor", "99999999"], {}, "no process 99999999", "tpmon ps"),
+    (["dump", "99999999"], {}, "no process 99999999", "tpmon ps"),
+]
+
+
+@pytest.mark.parametrize(
+    ("codes", "arguments", "environment", "what", "hint"),
+    [*(((2,), *row) for row in CALLS), *(((3, 4), *row) for row in JOBS), *(((3,), *row) for row in GONE)],
+)
+def test_wrong_calls_say_what_and_what_to_try(codes, arguments, environment, what, hint):
+    done = call(*arguments, env={**os.environ, **environment})
+    assert done.returncode in codes
+    assert done.stdout == ""
+    first, second = done.stderr.splitlines()
+    assert first.startswith(f"tpmon: {what}")
+    assert second.startswith(f"Try: {hint}")
+
+
+def test_no_standard_input_is_an_empty_one():
+    tpmon = f"exec {sys.executable} -m tpmon fold - <&-"
+    done = subprocess.run(["sh", "-c", tpmon], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("tpmon: standard input: no dump in it\nTry: ")
 
 
 def test_output_that_nobody_reads_or_takes():
@@ -164,8 +239,7 @@ def test_signal_handlers_are_put_back():
 
 def test_an_inherited_trap_of_sigchld_does_not_keep_the_end_of_children_from_tpmon():
     """Else the kernel would reap them, the process that works among them, and its exit code were lost."""
-    done = call("--bogus", preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
-    assert done.returncode == 2
+    call("--bogus", preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN), code=2)
     code = "from tpmon.supervisor import supervise; supervise(); import signal; print(repr(signal.getsignal(17)))"
     ignored = ["/bin/sh", "-c", "trap '' CHLD; exec \"$@\"", "sh", sys.executable, "-c", code]
     assert b"SIG_DFL" in subprocess.check_output(ignored, cwd=Path(__file__).parents[1])
@@ -176,20 +250,17 @@ def test_an_inherited_trap_of_sigchld_does_not_keep_the_end_of_children_from_tpm
 
 @pytest.mark.torch
 def test_one_reading_in_each_form(job):
-    done = call("attach", str(job), "--json", "--once", "-i", "0.5")
-    assert done.returncode == 0, done.stderr
+    done = call("attach", str(job), "--json", "--once", "-i", "0.5", code=0)
     frame = decode(Frame, done.stdout)
     assert (frame.target.pid, frame.target.asked_pid) == (job, job)
     assert isinstance(frame.cpu.used_cores, float), "the second reading has rates"
 
-    done = call("attach", str(job), "--once", "-i", "0.5", "--ascii")
-    assert done.returncode == 0, done.stderr
+    done = call("attach", str(job), "--once", "-i", "0.5", "--ascii", code=0)
     assert done.stdout.startswith("verdict  ")
     assert f"\njob      {job} " in done.stdout
     assert done.stdout.isascii()
 
-    done = call("attach", str(job), "--once", "--plain", "-i", "0.5")
-    assert done.returncode == 0, done.stderr
+    done = call("attach", str(job), "--once", "--plain", "-i", "0.5", code=0)
     assert len(done.stdout.splitlines()) == 1
 
 
@@ -242,23 +313,13 @@ def test_a_reader_that_had_enough_is_no_error(job, form):
 
 
 @pytest.mark.torch
-def test_streams_end_well_when_the_job_ends():
-    with (
-        start_training() as training,
-        start("attach", str(training.pid), "--json", "-i", "0.5") as as_json,
-        start("attach", str(training.pid), "--plain", "-i", "0.5") as as_words,
-    ):
-        assert as_json.stdout is not None
-        assert as_words.stdout is not None
-        assert json.loads(as_json.stdout.readline())["target"]["state"] == "running"
-        assert "attached" in as_words.stdout.readline()
+def test_a_stream_of_words_ends_well_when_the_job_ends():
+    with start_training() as training, start("attach", str(training.pid), "--plain", "-i", "0.5") as running:
+        assert "attached" in running.stdout.readline()
         training.kill()
         training.wait()
-        last = decode(Frame, as_json.stdout.readlines()[-1])
-        assert last.target.state is TargetState.ENDED
-        assert "ended" in as_words.stdout.readlines()[-1]
-        assert as_json.wait(SECONDS) == 0
-        assert as_words.wait(SECONDS) == 0
+        assert "ended" in running.stdout.readlines()[-1]
+        assert running.wait(SECONDS) == 0
 
 
 @pytest.mark.torch
@@ -277,8 +338,7 @@ def test_a_verdict_has_its_exit_code_also_where_nobody_reads_it(command):
 @pytest.mark.torch
 @pytest.mark.long
 def test_demo_without_a_terminal_prints_three_readings_and_leaves_nothing():
-    done = call("demo", "--workers", "1", "-i", "0.5")
-    assert done.returncode == 0, done.stderr
+    done = call("demo", "--workers", "1", "-i", "0.5", code=0)
     assert len(re.findall(r"(?m)^job  ", done.stdout)) == 3
     found = re.search(r"demo training (\d+) runs; its log, until it ends: (\S+)", done.stderr)
     assert found
@@ -295,8 +355,7 @@ def test_demo_without_a_terminal_prints_three_readings_and_leaves_nothing():
     ids=["command", "flag", "value", "file"],
 )
 def test_a_refused_argument_is_not_repeated_whole_and_breaks_no_line(arguments):
-    done = call(*arguments[:-1], f"{arguments[-1]}\n\x1b[31m")
-    assert done.returncode == ExitCode.USAGE
+    done = call(*arguments[:-1], f"{arguments[-1]}\n\x1b[31m", code=ExitCode.USAGE)
     what, try_this = done.stderr.splitlines()
     assert len(what) < 500
     assert "\u2026" in what

@@ -1,4 +1,4 @@
-"""How a capture ended: whole, or with part of what was asked for, and why; how long steps after it are awaited."""
+"""How a capture ended: whole or in part and why, how long steps after it are awaited, and what its hook tells of its run."""
 
 import json
 from dataclasses import replace
@@ -9,8 +9,20 @@ import pytest
 
 from tests.capture.test_capture_plan import ASKED, record
 from tests.captures import parse_conditions
-from tpmon.capture import outcome as ranks
-from tpmon.capture.outcome import IS_BUSY, EndedWindow, await_steps_after, find_use, judge_end, note_kernels
+from tpmon.capture import outcome
+from tpmon.capture.outcome import (
+    IS_BUSY,
+    EndedWindow,
+    ask_conditions,
+    await_steps_after,
+    find_use,
+    judge_end,
+    note_kernels,
+)
+from tpmon.hook.bus import wire, wire_capture
+from tpmon.hook.capture import conditions
+from tpmon.hook.capture.mailbox import Mailbox
+from tpmon.hook.counters import Counts
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.results.capture import CapturedFile, CaptureKind, CaptureState, RankCapture
 
@@ -72,7 +84,7 @@ class Loop:
         clock = SimpleNamespace(
             sleep=self.sleep, monotonic=lambda: self.now_s, monotonic_ns=lambda: int(self.now_s * 1e9)
         )
-        monkeypatch.setattr(ranks, "time", clock)
+        monkeypatch.setattr(outcome, "time", clock)
 
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds
@@ -119,3 +131,155 @@ def test_who_wants_no_more_of_it_and_a_loop_that_ended_wait_for_nothing(monkeypa
     await_steps_after([ended(loop, 20_000.0)], lambda _: None, lambda: False)
     await_steps_after([], lambda _: None, lambda: False)
     assert loop.now_s == BEGAN_S
+
+
+CONDITIONS = {"model": "Net", "inputs": ["float32[4, 8]"], "folder": "/work", "sys_path": ["/a", "/b"]}
+
+
+class AskedLoop:
+    """A loop with a hook's pages, and the bus that tpmon has of it; each look at the answer is a step's end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, told: dict[str, Any] | None = None) -> None:
+        self.page = memoryview(bytearray(wire.TELEMETRY_BYTES))
+        self.box = memoryview(bytearray(wire.MAILBOX_BYTES))
+        self.alive, self.ends_steps, self.asked = True, True, 0
+        mailbox = Mailbox()
+        self.steps = steps = Counts(lambda: None, mailbox)
+        steps.page = self.page
+        steps.pages = SimpleNamespace(
+            mailbox=self.box, page=self.page, answers=self.page[wire.ANSWER_OFFSET :][:16].cast("Q"), rank=0,
+            is_left=self.is_left,
+        )  # fmt: skip
+        steps.requests = self.box[wire.REQUEST_OFFSET :].cast("Q")
+        mailbox.steps = steps
+        self.mailbox = mailbox
+        monkeypatch.setattr(conditions, "read_conditions", lambda _: dict(told or CONDITIONS))
+        monkeypatch.setattr(outcome, "_EVERY_S", 0)
+
+    def is_left(self, _request: wire_capture.Request) -> bool:
+        return False
+
+    def read_asked(self) -> wire_capture.Request | None:
+        return wire_capture.parse_request(self.box)
+
+    def read_answer(self) -> tuple[int, int]:
+        if self.ends_steps and self.steps.requests[0] != self.steps.answered:
+            self.steps.answer()
+        return self.steps.pages.answers[0], self.steps.pages.answers[1]
+
+    def post(self, request: wire_capture.Request) -> None:
+        self.asked += 1
+        wire_capture.write_request(self.box, request)
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+
+def test_the_conditions_come_over_the_bus_and_the_pause_is_in_no_phase(monkeypatch):
+    loop = AskedLoop(monkeypatch)
+    loop.steps.last_ns = 5
+    told = ask_conditions(loop)
+    assert (told["model"], told["inputs"], told["folder"]) == ("Net", ["float32[4, 8]"], "/work")
+    assert "missing" in told["sys_path"]
+    assert loop.steps.last_ns > 5
+    assert loop.mailbox.capture is None  # nothing of what records was loaded
+    assert is_known(ask_conditions(loop))
+
+
+def test_what_is_too_long_is_left_out_with_a_reason(monkeypatch):
+    many = [f"float32[{at}, 1024, 1024, 1024]" for at in range(60)]
+    told = ask_conditions(AskedLoop(monkeypatch, {**CONDITIONS, "inputs": many}))
+    assert told["model"] == "Net"
+    assert told["inputs"] == {"missing": "there was no room for it on the bus"}
+    huge = ask_conditions(AskedLoop(monkeypatch, {**CONDITIONS, "model": "N" * wire_capture.TOLD_BYTES}))
+    assert huge == Missing("the hook wrote more than fits")
+
+
+def test_who_waits_for_another_request_is_not_disturbed(monkeypatch):
+    loop = AskedLoop(monkeypatch)
+    request = wire_capture.Request(9, wire_capture.KIND_CAPTURE, expires_ns=1 << 62, folder="/tmp", name="n")
+    wire_capture.write_request(loop.box, request)
+    loop.ends_steps = False
+    assert "another capture" in ask_conditions(loop).reason
+    assert loop.asked == 0
+
+
+def test_a_capture_under_way_goes_on(monkeypatch):
+    loop = AskedLoop(monkeypatch)
+    heard = []
+    loop.mailbox.capture = SimpleNamespace(
+        under_way="a request",
+        at_boundary=lambda: (heard.append(1), loop.steps.reply(loop.steps.requests[0], wire.ANSWER_BUSY)),
+    )
+    assert "another capture" in ask_conditions(loop).reason
+    assert heard == [1]
+
+
+@pytest.mark.parametrize(("alive", "why"), [(True, "no step ended"), (False, "the process ended")])
+def test_a_loop_that_ends_no_step_is_not_waited_for_and_blocks_nobody(monkeypatch, alive, why):
+    loop = AskedLoop(monkeypatch)
+    loop.ends_steps, loop.alive = False, alive
+    assert why in ask_conditions(loop, limit_s=0.01).reason
+    assert loop.asked == 1
+    loop.ends_steps, loop.alive = True, True
+    assert is_known(ask_conditions(loop))
+
+
+def test_an_older_hook_does_not_know_the_question(monkeypatch):
+    loop = AskedLoop(monkeypatch)
+    monkeypatch.setattr(Mailbox, "_describe", lambda _: False)
+    assert "older tpmon" in ask_conditions(loop).reason
+
+
+@pytest.mark.parametrize("at", [64, 72, 104, 64 + 14 * 8, 64 + 15 * 8, 1024])
+def test_bytes_that_are_no_whole_request_get_nothing_told(monkeypatch, at):
+    loop = AskedLoop(monkeypatch)
+    wire_capture.write_request(loop.box, wire_capture.Request(9, wire_capture.KIND_DESCRIBE))
+    loop.box[at] ^= 0x40
+    loop.steps.answer()
+    assert loop.steps.pages.answers[1] == wire.ANSWER_UNKNOWN
+    assert not any(loop.page[wire_capture.TOLD_OFFSET :][: wire_capture.TOLD_BYTES])
+
+
+def test_what_is_told_is_read_whole_or_not_and_by_who_asked():
+    page = memoryview(bytearray(wire.TELEMETRY_BYTES))
+    assert wire_capture.parse_told(page, 7) == b""
+    wire_capture.write_told(page, 7, json.dumps({"a": 1}).encode())
+    assert json.loads(wire_capture.parse_told(page, 7)) == {"a": 1}
+    assert wire_capture.parse_told(page, 8) == b""
+    wire_capture.write_told(page, 8, b"{}")
+    assert wire_capture.parse_told(page, 8) == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("getter", "precision"),
+    [
+        ({"_get_fp32_precision_getter": lambda *_: "none"}, "highest"),
+        ({"_get_fp32_precision_getter": lambda *_: "tf32"}, {"missing": "TF32 is on: high or medium"}),
+        ({}, "high"),
+    ],
+    ids=["off", "on", "an older torch"],
+)
+def test_a_precision_that_torch_refuses_to_tell_takes_no_other_setting_along(monkeypatch, getter, precision):
+    def older():
+        if getter:
+            raise RuntimeError("PyTorch is checking whether allow_tf32 and fp32_precision are mixed")
+        return "high"
+
+    cudnn = SimpleNamespace(benchmark=True, deterministic=False)
+    torch = SimpleNamespace(
+        __version__="2",
+        _C=SimpleNamespace(**getter),
+        get_float32_matmul_precision=older,
+        get_num_threads=lambda: 4,
+        get_num_interop_threads=lambda: 2,
+        backends=SimpleNamespace(cudnn=cudnn),
+        are_deterministic_algorithms_enabled=lambda: False,
+        is_anomaly_enabled=lambda: True,
+    )
+    monkeypatch.setitem(conditions.sys.modules, "torch", torch)
+    steps = SimpleNamespace(watcher=None, rule=1, batch_size=1, page=b"", ddp=[], fsdp=[])
+    told = conditions.read_conditions(steps)
+    assert told["matmul_precision"] == precision
+    assert (told["threads"], told["cudnn_benchmark"], told["anomaly_mode"]) == (4, True, True)
+    assert "settings" not in told

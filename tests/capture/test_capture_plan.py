@@ -306,6 +306,7 @@ def test_who_needs_a_hook_where_kineto_asks_is_told_what_kineto_can(monkeypatch,
     job = SimpleNamespace(root=SimpleNamespace(pid=11))
     told = capture_command._offer(NoHookError("process 12 has no hook", ""), job, TWELVE)
     assert ("no profile of it is possible" in told.what) is not asks
+    assert told.try_this.startswith("tpmon sample 11, which shows hot functions and stops nothing") is not asks
     assert ("--at, --all-ranks, --snapshot" in told.what) is asks
     assert ("tpmon capture 12, which records by kineto" in told.try_this) is asks
     assert told.try_this.endswith("start it again: tpmon run -- of 11")

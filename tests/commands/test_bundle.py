@@ -163,8 +163,7 @@ def test_bundle_json_and_text_hide_the_same_secrets_of_every_kind(tmp_path):
 def test_a_tar_file_holds_the_same_and_is_never_written_over(job_pid, tmp_path):
     path = tmp_path / "ticket.tar.gz"
     arguments = ("bundle", str(job_pid), "--seconds", "2", "--no-stacks", "--tar", str(path))
-    done = call(*arguments)
-    assert done.returncode == 0, done.stderr
+    done = call(*arguments, code=0)
     assert "with no stacks" in done.stderr
     assert mode_of(path) == 0o600
     with tarfile.open(path) as tar:
@@ -175,8 +174,7 @@ def test_a_tar_file_holds_the_same_and_is_never_written_over(job_pid, tmp_path):
     assert {member.mode for name, member in members.items() if name != "ticket"} == {0o600}
     assert {f"ticket/{name}" for name in PARTS if not name.startswith(("dump", "fold"))} <= set(members)
     content = path.read_bytes()
-    again = call(*arguments)
-    assert again.returncode == 2
+    again = call(*arguments, code=2)
     assert again.stderr.startswith(f"tpmon: {path} is there already, and nothing is written over")
     assert path.read_bytes() == content
     assert list(tmp_path.iterdir()) == [path]
@@ -211,11 +209,9 @@ def test_a_job_that_ends_meanwhile_is_still_a_bundle(tmp_path):
 
 @pytest.mark.torch
 def test_a_folder_and_a_tar_file_exclude_each_other_and_a_place_must_take_it(job_pid, tmp_path):
-    both = call("bundle", str(job_pid), "--out", str(tmp_path / "a"), "--tar", str(tmp_path / "b"))
-    assert both.returncode == 2
+    both = call("bundle", str(job_pid), "--out", str(tmp_path / "a"), "--tar", str(tmp_path / "b"), code=2)
     assert both.stderr.startswith("tpmon: --out and --tar exclude each other")
-    nowhere = call("bundle", str(job_pid), "--out", str(tmp_path / "no" / "such" / "folder"))
-    assert nowhere.returncode == 2
+    nowhere = call("bundle", str(job_pid), "--out", str(tmp_path / "no" / "such" / "folder"), code=2)
     assert "No such file or directory" in nowhere.stderr
     assert list(tmp_path.iterdir()) == []
 

@@ -6,11 +6,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from tests.frames import make_finding, make_frame, make_target
+from tests.test_supervisor import read_state
 from tests.waiting import wait_until
 from tpmon import cli
 from tpmon.commands import diagnose
@@ -24,13 +24,6 @@ from tpmon.model.verdict import EXIT_CODES, Kind
 from tpmon.report.text import Output
 
 TELL = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 def update(kind: Kind, **fields) -> Update:
@@ -110,7 +103,7 @@ def test_a_command_ends_with_what_it_started_and_never_outlives_tpmon(tmp_path, 
     assert wait_until(began.exists)
     grandchild = int(began.read_text())
     on_change.close()
-    assert wait_until(lambda: not is_alive(grandchild))
+    assert wait_until(lambda: read_state(grandchild) in ("", "Z", "X"))
     on_change.tell(make_finding(kind=Kind.DATA_BOUND, cause="pin"))
     on_change.finish()
 

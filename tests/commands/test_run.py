@@ -222,6 +222,44 @@ print(json.dumps(calls))
     assert json.loads(call(tpmon("run", *command), environment(torch_like))) == []
 
 
+NSYS = """#!/bin/sh
+# Play nsys: say how it was called, and run the program as a child.
+echo "$@" > "$NSYS_SAID"
+while [ "${1#-}" != "$1" ] || [ "$1" = profile ]; do shift; done
+"$@"
+"""
+
+
+@pytest.fixture
+def fake(tmp_path):
+    """Return a folder with a program of that name in it."""
+    place = tmp_path / "bin" / "nsys"
+    place.parent.mkdir()
+    place.write_text(NSYS)
+    place.chmod(0o755)
+    return place.parent
+
+
+def test_run_nsys_starts_the_program_under_it_with_the_hook(fake, torch_like, tmp_path):
+    said = tmp_path / "said"
+    env = {**environment(torch_like), "PATH": f"{fake}:{os.environ['PATH']}", "NSYS_SAID": str(said)}
+    command = tpmon("run", "--nsys", "--", sys.executable, "-c", PROGRAM, "--lr", "3")
+    done = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)[:2] == [[9, ""], ["--lr", "3"]]
+    assert "--capture-range=cudaProfilerApi --capture-range-end=repeat" in said.read_text()
+
+
+def test_without_nsys_or_a_program_nothing_is_started(monkeypatch, fake):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UsageError, match="nsys is not in PATH"):
+        run.become(run.parse_request(["--nsys", "python"]))
+    monkeypatch.setenv("PATH", str(fake))
+    for flag in ("--nsys", "--kineto"):
+        with pytest.raises(UsageError, match="cannot run no-such-program"):
+            run.become(run.parse_request([flag, "no-such-program"]))
+
+
 def write_bare_script(folder: Path) -> str:
     script = folder / "job.sh"
     script.write_text("echo started\n")

@@ -17,23 +17,26 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from tests.members import describe_changes
 from tests.nobody import AS_NOBODY, NOBODY
 from tests.programs.chaos_watch import ROOT, TPMON, Document, Watch, ask_once, by_pid, run_tpmon, watch
 from tests.programs.conftest import TORCHRUN, Program, run_program
 from tests.programs.shell_jobs import LOAD, Started, jobs
 from tests.torch_build import needs_torch, read_torch_version
 from tests.waiting import wait_until
-from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role
+from tpmon.model.results.doctor import JobState
 from tpmon.probe.collect.collector import Collector
-from tpmon.probe.job.job import Job
+from tpmon.probe.job.discovery import list_jobs
 from tpmon.probe.job.members import Membership
 from tpmon.probe.job.resolve import find_job
+from tpmon.probe.job.tree import LAUNCHER_GONE
 
 __all__ = ["jobs"]  # a fixture of the tests here
 
@@ -106,8 +109,16 @@ def test_a_torchrun_job_is_told_whole_by_any_member(
     assert (target["pid"], target["asked_pid"]) == (job.root, pids[asked])
     assert (target["state"], target["script"]) == ("running", "job_train.py")
     assert (target["world_size"], target["local_ranks"], target["rank_source"]) == (2, 2, "environment")
+    assert (target["torch_version"], target["python_version"]) == (
+        read_torch_version(),
+        f"{sys.version_info.major}.{sys.version_info.minor}",
+    )
+    started_s = Path(f"/proc/{job.root}").stat().st_ctime
+    assert abs(datetime.fromisoformat(target["start"]).timestamp() - started_s) < 60
     seen = by_pid(frame)
     assert numbers(seen[job.root]) == (None, None, None, None)
+    settings = {one["name"]: one["value"] for one in seen[job.ranks[1]]["environment"]}
+    assert settings.items() >= {"RANK": "1", "OMP_NUM_THREADS": "1"}.items()
     for rank_pid, workers in job.workers.items():
         assert seen[rank_pid]["parent"] == job.root
         assert len(workers) == 2
@@ -149,6 +160,8 @@ def test_workers_that_were_not_forked_belong_to_their_rank(
     check_workers(frame, job)
     parents = {by_pid(frame)[pid]["parent"] for pid in job.workers[job.root].values()}
     assert (parents == {job.root}) == (name == "spawned workers")
+    helpers = {one["label"] for one in frame["processes"] if one["role"] == "helper"}
+    assert helpers == {"resource tracker"} | ({"forkserver"} if name == "served workers" else set())
 
 
 def test_ranks_without_a_number_of_their_own_are_told_by_parentage(
@@ -158,6 +171,7 @@ def test_ranks_without_a_number_of_their_own_are_told_by_parentage(
     assert frame["target"]["pid"] == job.root
     assert frame["target"]["rank_source"] == "parentage and threads"
     assert frame["target"]["world_size"] == {"missing": "no WORLD_SIZE in the start environment"}
+    assert roles(frame) == {"launcher": 1, "rank": 2, "worker": 2, "helper": 1}
     seen = by_pid(frame)
     assert seen[job.root]["role"] == "launcher"
     assert {rank: seen[pid]["rank"] for rank, pid in job.ranks.items()} == {0: 0, 1: 1}
@@ -216,60 +230,6 @@ def test_cpu_agrees_with_pidstat_over_the_same_second(jobs: dict[str, Started]) 
         assert tpmon.interrupt() == (130, "")
 
 
-def count(job: Job) -> Counter[Role]:
-    return Counter(member.role for member in job.members)
-
-
-def test_a_torchrun_job_is_whole_whichever_member_is_asked(jobs: dict[str, Started]) -> None:
-    started = jobs["torchrun"]
-    workers = [pid for served in started.workers.values() for pid in served.values()]
-    for asked in (started.root, *started.ranks.values(), *workers):
-        job = find_job(asked)
-        assert (job.root.pid, job.asked_pid) == (started.root, asked)
-        assert count(job) == {Role.LAUNCHER: 1, Role.RANK: 2, Role.WORKER: 4}
-    by_number = {member.identity.pid: member for member in job.members}
-    assert by_number[started.root].rank is NOT_APPLICABLE
-    assert (job.world_size, job.rank_source, job.script) == (2, "environment", "job_train.py")
-    assert job.torch_version == read_torch_version()
-    assert job.python_version == f"{sys.version_info.major}.{sys.version_info.minor}"
-    assert abs(job.start.timestamp() - Path(f"/proc/{started.root}").stat().st_ctime) < 60
-    settings = by_number[started.ranks[1]].environment
-    assert not isinstance(settings, Missing)
-    assert {"RANK": "1", "OMP_NUM_THREADS": "1"}.items() <= {one.name: one.value for one in settings}.items()
-
-
-def test_what_starts_workers_is_a_helper_with_a_name(jobs: dict[str, Started]) -> None:
-    ranks = [jobs[name].root for name in ("spawned workers", "served workers")]
-    labels = {m.label for pid in ranks for m in find_job(pid).members if m.role is Role.HELPER}
-    assert labels == {"resource tracker", "forkserver"}
-
-
-def test_ranks_without_an_environment_are_found_by_any_member_and_their_ends_are_told(jobs: dict[str, Started]) -> None:
-    """The last of this job."""
-    started = jobs["spawned ranks"]
-    found = [find_job(pid) for pid in (started.root, *started.ranks.values())]
-    assert {job.root.pid for job in found} == {started.root}
-    job = found[0]
-    assert count(job) == {Role.LAUNCHER: 1, Role.RANK: 2, Role.WORKER: 2, Role.HELPER: 1}
-    assert {m.rank: m.identity.pid for m in job.members if m.role is Role.RANK} == started.ranks
-    assert job.rank_source == "parentage and threads"
-    assert isinstance(job.world_size, Missing)
-    membership = Membership(job)
-    victim = started.ranks[0]
-    os.kill(victim, signal.SIGKILL)
-    gone: dict[int, object] = {}
-
-    def all_gone() -> bool:
-        for departure in membership.refresh(time.monotonic_ns()).gone:
-            gone[departure.member.identity.pid] = departure.wait_status
-        return not membership.members
-
-    assert wait_until(all_gone), membership.members
-    membership.close()
-    assert gone.keys() == {member.identity.pid for member in job.members}
-    assert gone[victim] == signal.SIGKILL or isinstance(gone[victim], Missing)
-
-
 @pytest.fixture(scope="module")
 def nobody() -> Sequence[str]:
     """Return the command that runs another one as a user of no rights; skips where that cannot be."""
@@ -282,18 +242,6 @@ def nobody() -> Sequence[str]:
     if tried.returncode:
         pytest.skip(f"cannot run as another user: {tried.stderr.strip()}")
     return AS_READING_NOBODY
-
-
-@pytest.mark.parametrize("form", [("--once",), ("--json", "--once"), ("--plain",), ("--json",)])
-def test_a_job_that_may_not_be_read_is_refused_in_two_lines(
-    jobs: dict[str, Started], nobody: Sequence[str], form: Sequence[str]
-) -> None:
-    pid = jobs["node 0"].root
-    status, output, complaint = run_tpmon("attach", pid, *form, before=nobody)
-    assert (status, output) == (4, "")
-    what, try_this = complaint.splitlines()
-    assert what == f"tpmon: process {pid} belongs to user root; this user may not read it"
-    assert try_this.startswith("Try: ")
 
 
 def test_a_stopped_job_is_said_to_be_stopped(jobs: dict[str, Started]) -> None:
@@ -401,20 +349,24 @@ def read_children(folder: Path) -> dict[int, int]:
     return {int(pid): int(ended_ns) for pid, ended_ns in map(str.split, lines[:-1])}
 
 
-@pytest.mark.long
-def test_short_lived_children_leave_no_stale_rows(restless: Program) -> None:
+def test_short_lived_children_and_workers_of_each_epoch_leave_no_stale_rows(restless: Program) -> None:
     with watch(restless.pid, "-i", "0.5") as tpmon:
-        for _ in range(8):
-            tpmon.wait_for_next()
+        begin_ns = tpmon.wait_for_next()["taken_ns"]
+        assert wait_until(lambda: sum(begin_ns < at_ns for at_ns in read_children(restless.folder).values()) > 100)
+        tpmon.wait_for_next()
+        tpmon.wait_for(lambda frame: sum(one["births"] for one in frame["loader"]) >= 4)
         assert tpmon.interrupt() == (130, "")
     children = read_children(restless.folder)
-    begin, end = (tpmon.frames[at]["taken_ns"] for at in (0, -1))
-    assert sum(begin < ended_ns < end for ended_ns in children.values()) > 100
     check_no_stale_rows(tpmon.frames, children)
     seen = {pid: one for frame in tpmon.frames for pid, one in by_pid(frame).items()}
     assert {seen[pid]["role"] for pid in children.keys() & seen.keys()} <= {"helper"}
     assert any("respawn" in text for text in tpmon.events()), tpmon.events()
     assert len(tpmon.frames[-1]["ranks"]) == 1
+    for frame in tpmon.frames:
+        workers = [one for one in frame["processes"] if one["role"] == "worker"]
+        assert [one["worker"] for one in workers] == list(range(len(workers)))
+        assert {one["rank_pid"] for one in workers} <= {restless.pid}
+        assert {one["pid"] for one in frame["loader"]} <= {restless.pid}
 
 
 @pytest.mark.long
@@ -515,3 +467,51 @@ def test_a_job_that_survives_a_failure_and_ends_by_itself_ended_with_exit_0(tmp_
     assert told(texts, f"rank 0 ({second['pid']}) gone: exit 0"), texts
     check_no_stale_rows(tpmon.frames, died_ns)
     assert end["ages_s"]["cpu"] > 0.1, "the last readings are older than the end"
+
+
+def test_a_killed_worker_and_what_follows_are_told(tmp_path: Path) -> None:
+    with run_program((sys.executable, *train("--look-s", "0.5")), tmp_path / "ready", 1) as program:
+        membership = Membership(find_job(program.pid))
+        worker = next(member for member in membership.members if member.role is Role.WORKER)
+        assert membership.refresh(time.monotonic_ns()).gone == ()
+        os.kill(worker.identity.pid, signal.SIGKILL)
+        lines: list[str] = []
+
+        def ended() -> bool:
+            lines.extend(describe_changes(membership.refresh(time.monotonic_ns())))
+            return not membership.members
+
+        assert wait_until(ended), membership.members
+        membership.close()
+    assert any(f"worker 0 ({worker.identity.pid}) of rank 0 gone" in line for line in lines), lines
+    # the test is the parent of the rank and reaps it only at the end, so the status is there to see
+    assert f"rank 0 ({program.pid}) gone: exit 1" in lines
+
+
+@pytest.mark.long
+def test_ranks_of_a_killed_torchrun_stay_one_job(tmp_path: Path) -> None:
+    command = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", *train("--look-s", "0.5", "--workers", "1"))
+    with run_program(command, tmp_path / "ready", 2) as program:
+        membership = Membership(find_job(program.pid))
+        try:
+            os.kill(program.pid, signal.SIGKILL)
+            assert wait_until(lambda: find_job(program.trainers[0]).root.pid != program.pid)
+            jobs = [find_job(pid) for pid in program.trainers]
+            assert {job.root for job in jobs} == {jobs[0].root}
+            ranks = {one.rank: one.identity.pid for one in jobs[0].members if one.role is Role.RANK}
+            assert sorted(ranks) == [0, 1]
+            assert sorted(ranks.values()) == sorted(program.trainers)
+            assert (jobs[0].world_size, jobs[0].rank_source) == (2, LAUNCHER_GONE)
+            listed = {one.pid: one for one in list_jobs().jobs}
+            mine = listed[jobs[0].root.pid]
+            assert (mine.ranks, mine.state) == (2, JobState.LAUNCHER_GONE)
+            assert set(program.trainers) & set(listed) == {mine.pid}
+            # who was attached before keeps all of them, and says it too
+            membership.refresh(time.monotonic_ns())
+            assert membership.job.rank_source == LAUNCHER_GONE
+            assert {one.identity.pid for one in membership.members if one.role is Role.RANK} == set(program.trainers)
+        finally:
+            membership.close()
+            for pid in program.trainers:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)

@@ -98,6 +98,22 @@ def hooked() -> Iterator[int]:
         yield pid
 
 
+def test_a_capture_holds_the_steps_that_were_asked_for(hooked: int, tmp_path: Path) -> None:
+    code, told, said = capture(hooked, "--steps", "3", "--out", str(tmp_path / "out"))
+    assert code == 0, said
+    assert "3 steps: the loop pauses for about" in said
+    assert (told["schema"], told["state"], told["notes"]) == ("tpmon.capture/1", "done", [])
+    (file,) = told["files"]
+    assert file["steps"] == 3
+    assert read_told(file["path"]).wrong == ()
+    assert (len(read_told(file["path"]).marks), read_told(file["path"]).optimizer) == (3, 3)
+    assert os.stat(file["path"]).st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path / "out") == [os.path.basename(file["path"])]
+    assert told["conditions"]["model"] == "Linear"
+    assert read_told(file["path"]).conditions["clocks"] == told["conditions"]["clocks"]
+    assert Path(f"/proc/{hooked}").exists()
+
+
 def test_t_records_after_two_yeses_and_tells_what_the_command_prints(
     hooked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

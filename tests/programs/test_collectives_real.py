@@ -85,8 +85,7 @@ def test_the_debug_server_of_torch_tells_which_rank_never_called(served: Program
 
 def test_a_bundle_holds_what_was_read_after_its_last_look(served: Program, tmp_path):
     recorded(served)  # both ranks are where they hang
-    done = call("bundle", str(served.pid), "--seconds", "3", "--out", str(tmp_path / "out"))
-    assert done.returncode == 0, done.stderr
+    call("bundle", str(served.pid), "--seconds", "3", "--out", str(tmp_path / "out"), code=0)
     for name in ("dump-3", "fold"):
         view = decode(Dump, (tmp_path / "out" / f"{name}.json").read_text()).collectives
         assert is_known(view)
@@ -128,12 +127,10 @@ def test_the_pipe_is_written_on_request_alone(tmp_path, monkeypatch):
         view = dump(program.pid).collectives
         assert view.records == ()
         assert not (tmp_path / "record_0").exists(), "nobody asked for it"
-        refused = call("dump", str(program.pid), "--fr-pipe", "--readonly")
-        assert refused.returncode == 2
+        refused = call("dump", str(program.pid), "--fr-pipe", "--readonly", code=2)
         assert "--readonly forbids" in refused.stderr
         assert not (tmp_path / "record_0").exists()
-        done = call("dump", str(program.pid), "--fr-pipe")
-        assert done.returncode == 0
+        done = call("dump", str(program.pid), "--fr-pipe", code=0)
         assert "--fr-pipe: a byte is written into the pipe of each rank" in done.stderr
         assert "from flight recorder file, written on request (2 ranks" in done.stdout
         check_missing(recorded(program, "--fr-pipe"), RecordSource.PIPE)

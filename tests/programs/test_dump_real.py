@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,19 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import call, call_behind
-from tests.nobody import AS_NOBODY, needs_setpriv
+from tests.command_line import call
 from tests.programs.conftest import TORCHRUN, Program, run_program
 from tests.programs.test_harmless import sampling
 from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.model.codec import decode, encode
-from tpmon.model.dump import Dump, ErrorKind, Motion, StackGroup
+from tpmon.model.dump import Dump, Motion, StackGroup
 from tpmon.model.known import is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.verdict import Kind
-from tpmon.probe.base.procread import read_table
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.spy.dump import Dumper, dumpable
 
@@ -31,9 +28,7 @@ pytestmark = [pytest.mark.usefixtures("sampling_works"), pytest.mark.torch, need
 
 
 def dump(pid: int, *arguments: str) -> Dump:
-    done = call("dump", str(pid), "--json", *arguments)
-    assert done.returncode == 0, done.stderr
-    return decode(Dump, done.stdout)
+    return decode(Dump, call("dump", str(pid), "--json", *arguments, code=0).stdout)
 
 
 def main_groups(one: Dump) -> list[StackGroup]:
@@ -50,7 +45,7 @@ def hung(folder: Path, ranks: int) -> Iterator[Program]:
 
 
 @pytest.mark.long
-def test_the_rank_that_sits_in_a_lock_is_named_and_the_other_is_not(tmp_path):
+def test_the_rank_that_sits_in_a_lock_is_named_and_looks_over_half_a_minute_call_it_hung(tmp_path):
     with hung(tmp_path, 2) as program:
         with sampling(list(program.trainers)) as tracers:
             found = dump(program.pid, "--rounds", "3", "--every", "0.3")
@@ -70,6 +65,13 @@ def test_the_rank_that_sits_in_a_lock_is_named_and_the_other_is_not(tmp_path):
         # Looking left nothing behind: nobody traced a rank, and none was stopped.
         assert set(tracers.tracers) == {"0"}
         assert set(tracers.states) <= {"R", "S", "D"}
+        once = dump(program.pid).verdict
+        assert (once.kind, once.rank) == (Kind.NOT_ENOUGH_EVIDENCE, 1)
+        # What it says to try decides it.
+        said = call(*once.try_.split()[1:])
+        assert (said.returncode, said.stderr) == (0, "")
+        assert "\nverdict  hung (missing-rank), confidence low: 1 of 2 ranks" in said.stdout
+        assert "waits for rank 1 in hold rank_hang.py:" in " ".join(said.stdout.split())
 
 
 @pytest.mark.long
@@ -86,25 +88,11 @@ def test_each_rank_is_named_by_a_fold_of_two_dumps_and_by_none_of_them(tmp_path)
             path = tmp_path / f"{number}.json"
             path.write_text(encode(half).replace(os.uname().nodename, f"host-{number}"))
             paths.append(str(path))
-        done = call("fold", *paths, "--json")
-        assert done.returncode == 0, done.stderr
-        folded = decode(Dump, done.stdout)
+        folded = decode(Dump, call("fold", *paths, "--json", code=0).stdout)
         odd, verdict = folded.odd_one_out, folded.verdict
         assert (odd.rank, odd.host) == (2, "host-1")
         assert (verdict.kind, verdict.rank) == (Kind.NOT_ENOUGH_EVIDENCE, 2)
         assert "if it stays so, hung (missing-rank): 2 of 3 ranks wait for rank 2 on host-1" in verdict.summary
-
-
-@pytest.mark.long
-def test_looks_over_half_a_minute_call_it_hung_and_a_single_one_does_not(tmp_path):
-    with hung(tmp_path, 2) as program:
-        once = dump(program.pid).verdict
-        assert (once.kind, once.rank) == (Kind.NOT_ENOUGH_EVIDENCE, 1)
-        # What it says to try decides it.
-        said = call(*once.try_.split()[1:])
-        assert (said.returncode, said.stderr) == (0, "")
-        assert "\nverdict  hung (missing-rank), confidence low: 1 of 2 ranks" in said.stdout
-        assert "waits for rank 1 in hold rank_hang.py:" in " ".join(said.stdout.split())
 
 
 @pytest.mark.long
@@ -120,38 +108,3 @@ def test_workers_that_were_spawned_are_told_apart(tmp_path):
         for group in main_groups(found):
             if group.threads[0].role is Role.WORKER:
                 assert "job_train.py" in group.doing or "work" in group.doing or "batch" in group.doing
-
-
-@pytest.fixture(scope="module")
-def small_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    command = (sys.executable, "job_train.py", "--ready", "{ready}", "--workers", "2")
-    with run_program(command, tmp_path_factory.mktemp("small"), 1) as program:
-        yield program.pid
-
-
-@needs_setpriv
-def test_another_user_is_refused_with_what_to_do(small_job: int):
-    done = call_behind(AS_NOBODY, "dump", str(small_job))
-    assert done.returncode == 4
-    assert "may not read it" in done.stderr
-    assert f"tpmon attach {small_job}" in done.stderr
-
-
-def has_ended(pid: int) -> bool:
-    process = read_table().get(pid)
-    return process is None or process.state == "Z"
-
-
-def test_a_worker_that_is_killed_between_two_looks_is_an_error_and_no_group(small_job: int):
-    """The last of this job."""
-    job = find_job(small_job)
-    dumper = Dumper(dumpable(job))
-    first = dumper.read_round()
-    assert first.errors == ()
-    victim = next(one.identity.pid for one in job.members if one.role is Role.WORKER)
-    os.kill(victim, signal.SIGKILL)
-    assert wait_until(lambda: has_ended(victim))
-    folded = fold_rounds([first, dumper.read_round()], DumpOrigin(job.root.pid, job.script, job.world_size))
-    gone = [error for error in folded.errors if error.pid == victim]
-    assert [error.kind for error in gone] == [ErrorKind.GONE]
-    assert victim not in {thread.pid for group in folded.groups for thread in group.threads}

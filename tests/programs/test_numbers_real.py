@@ -17,7 +17,6 @@ import pytest
 from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon.model.known import is_known
-from tpmon.model.process import Role
 from tpmon.probe.collect.collector import Collector
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.loader.queues import LoaderProbe, LoaderRank, LoaderWorker, map_queues, read_pipes, read_queue_pipes
@@ -144,30 +143,3 @@ def test_a_thread_pool_is_counted_named_and_set_against_the_budget():
     assert frame.cpu.oversubscription == pytest.approx(rank.runnable / frame.cpu.budget_cores)
     assert f"pool {frame.cpu.oversubscription:.1f}x" in frame.facts
     assert "no loader workers" in frame.facts
-
-
-@pytest.mark.long
-def test_new_workers_of_each_epoch_are_followed_counted_and_told(tmp_path):
-    frames = []
-
-    def has_enough() -> bool:
-        frames.append(collector.collect())
-        loaders = frames[-1].loader
-        return bool(loaders) and loaders[0].births >= 4 and is_known(loaders[0].ready_batches)
-
-    with running("epochs_train.py", str(tmp_path / "store"), RANK="0", LOCAL_RANK="0", WORLD_SIZE="1") as process:
-        assert process.stdout.readline()
-        with closing(Collector(find_job(process.pid))) as collector:
-            wait_until(has_enough, every_s=0.25)
-    (sample,) = frames[-1].loader
-    assert (sample.rank, sample.pid) == (0, process.pid)
-    assert sample.births >= 4
-    assert 0 <= sample.ready_batches < 4.5
-    texts = [event.text for frame in frames for event in frame.events]
-    assert any("worker" in text for text in texts[1:])
-    alive = {one.pid for one in frames[-1].processes}
-    assert len(alive) <= 3, "no row of a worker of an earlier epoch"
-    for frame in frames:
-        workers = [one for one in frame.processes if one.role is Role.WORKER]
-        assert [one.worker for one in workers] == list(range(len(workers)))
-        assert all(one.rank_pid == process.pid for one in workers)

@@ -69,13 +69,8 @@ def is_data_wait(stack: StackCount) -> bool:
     return any(frame.file.endswith("utils/data/dataloader.py") for frame in stack.frames)
 
 
-@pytest.mark.parametrize(
-    ("fetch_s", "rounds"),
-    [
-        pytest.param(0.3, 1, id="data-bound", marks=pytest.mark.long),
-        pytest.param(0.0, 40, id="compute-bound", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("fetch_s", "rounds"), [(0.3, 1), (0.0, 40)], ids=["data-bound", "compute-bound"])
 def test_slices_tell_the_share_of_data_wait_and_nobody_ever_traces(tmp_path, fetch_s, rounds):
     pace = ("--fetch", str(fetch_s), "--rounds", str(rounds))
     with run_program((*TRAIN, *pace), tmp_path, 1) as program:

@@ -13,7 +13,7 @@ from tests.programs.causes.running import HERE, CannotBeMadeError, Verdict, diag
 from tests.programs.causes.table import ATTACH_S, ROWS, Row, find_row
 from tests.verdicts.matrix import find_advice
 from tpmon.judge.advice.choose import EXPLANATIONS
-from tpmon.model.verdict import Kind
+from tpmon.model.verdict import TABLE, Kind
 
 pytestmark = [pytest.mark.torch]
 
@@ -75,9 +75,6 @@ WITHOUT_A_PROGRAM = {
 
 
 def test_every_cause_that_a_cpu_can_make_has_a_program() -> None:
-    from tests.programs.causes.running import HERE
-    from tpmon.model.verdict import TABLE
-
     assert [row.name for row in ROWS if not (HERE / row.script).is_file()] == []
     made = {(row.label.kind, row.label.cause) for row in ROWS}
     for kind in TABLE:

@@ -28,7 +28,7 @@ from tests.frames import (
     make_rank,
     make_worker,
 )
-from tests.goldens.dump_views import hung_running, hung_three_looks
+from tests.goldens.dump_views import hung_three_looks
 from tpmon.errors import ExitCode, NoTargetError, TpmonError
 from tpmon.model.frame import EventKind, Frame, Window
 from tpmon.model.results.doctor import DumpUpdate, Update
@@ -149,7 +149,6 @@ def main() -> int:
     parser.add_argument("--stop-blocks", action="store_true", help="ending the session never returns")
     parser.add_argument("--ascii", action="store_true")
     parser.add_argument("--thread-file", default="", help="write the thread id of the session here")
-    parser.add_argument("--dump-runs", action="store_true", help="a dump that is asked for does not end")
     parser.add_argument("--source", nargs=1, default=[], help="the odd rank is in line 3 of this file")
     options = parser.parse_args()
     if options.ignore_hang_up:
@@ -234,8 +233,8 @@ def draw(options: argparse.Namespace) -> int:
             os.read(os.pipe()[0], 1)
 
     def ask(_order: Order) -> None:
-        """Answer at once with three looks; with --dump-runs never come to an end."""
-        update = hung_running() if options.dump_runs else hung_three_looks()
+        """Answer at once with three looks."""
+        update = hung_three_looks()
         for path in options.source:
             update = point_to(update, path)
         dumps[0](update)

@@ -77,13 +77,3 @@ def test_a_terminate_ends_tpmon_while_the_editor_is_open(open_terminal, editor):
     os.kill(terminal.pid, signal.SIGTERM)
     terminal.press("done\n")
     assert terminal.end() == 143
-
-
-def test_q_works_while_a_dump_does_not_end(open_terminal):
-    terminal = open_terminal("--dump-runs")
-    terminal.until("second 0")
-    terminal.press("d")
-    terminal.until("reading 12 of 24")
-    terminal.press("q")
-    assert terminal.end(5) == 0
-    terminal.assert_restored()

@@ -16,6 +16,7 @@ import pytest
 
 from tests.hanging_mount import HangingMount, job_on, mounts_can_hang
 from tests.pty.conftest import SECONDS, environment, open_shell
+from tests.test_supervisor import read_state
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.pty, pytest.mark.skipif(bool(mounts_can_hang()), reason=mounts_can_hang())]
@@ -173,13 +174,6 @@ def test_ctrl_c_ends_a_command_whose_file_hangs_in_the_middle(healthy, tmp_path,
     assert errors == said
     healthy.close()
     assert wait_until(lambda: read_state(working) in ("", "Z"))
-
-
-def read_state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
 
 
 def wait_for_children(pid: int) -> list[int]:

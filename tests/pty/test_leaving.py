@@ -1,14 +1,14 @@
 """Every way out leaves a usable terminal, the right exit status, and no process."""
 
 import os
+import re
 import signal
 import stat
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.pty.conftest import PROGRAM, ROOT, environment, open_shell
+from tests.pty.conftest import PROGRAM, open_shell
 
 pytestmark = pytest.mark.pty
 
@@ -134,50 +134,22 @@ def test_the_last_copy_is_printed_on_exit(open_terminal):
     assert b"train.py on node-07" in terminal.raw[terminal.raw.rfind(b"\x1b[?1049l") :]
 
 
-def run_in_shell(open_terminal, state: Path, line: str, **changes: str) -> str:
-    """Type one command into an interactive shell and return what it says, exit code last."""
-    shell = open_shell(open_terminal, **changes)
-    shell.press(f"{line}; echo code=$?\n")
-    shell.until(lambda: b"code=" in shell.raw.replace(b"echo code=", b""))
-    shell.until(lambda: any(row.startswith("code=") for row in shell.screen.display))
-    assert b"\x1b[?1049h" not in shell.raw, "it drew a screen"
-    return shell.text()
-
-
-RUN = " ".join(PROGRAM)
-
-
-def test_stderr_in_a_file_is_refused(open_terminal, state):
-    said = run_in_shell(open_terminal, state, f"{RUN} 2>{state}/err")
-    assert "code=5" in said
-    message = (state / "err").read_text()
-    assert "stderr is not a terminal" in message
-    assert "--once --json" in message
-    assert "--plain" in message
-
-
 @pytest.mark.parametrize(
-    ("redirect", "stream"), [("</dev/null", "stdin"), ("| cat; (exit ${PIPESTATUS[0]})", "stdout")]
+    ("line", "said"),
+    [
+        ("RUN </dev/null", "stdin is not a terminal"),
+        ("RUN | cat; (exit ${PIPESTATUS[0]})", "stdout is not a terminal"),
+        ("RUN 2>err; (left=$?; cat err; exit $left)", "stderr is not a terminal"),
+        ("TERM=dumb RUN", "TERM=dumb cannot draw"),
+        ("TERM= RUN", "TERM is not set"),
+    ],
 )
-def test_other_streams_are_refused(open_terminal, state, redirect, stream):
-    said = run_in_shell(open_terminal, state, f"{RUN} {redirect}")
-    assert "code=5" in said
-    assert f"{stream} is not a terminal" in said
-
-
-@pytest.mark.parametrize("kind", ["dumb", ""])
-def test_a_terminal_that_cannot_draw_is_refused(open_terminal, state, kind):
-    said = run_in_shell(open_terminal, state, f"TERM={kind} {RUN}")
-    assert "code=5" in said
-    assert ("TERM=dumb cannot draw" if kind else "TERM is not set") in said
-
-
-def test_no_tty_at_all_is_refused(state):
-    import subprocess
-
-    done = subprocess.run(
-        PROGRAM, env=environment(state), cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 5
-    assert "--once --json" in done.stderr
-    assert done.stdout == ""
+def test_where_no_screen_can_be_drawn_it_is_refused_with_what_can_be(open_terminal, state, line, said):
+    shell = open_shell(open_terminal)
+    shell.press(f"cd {state} && {line.replace('RUN', ' '.join(PROGRAM))}; echo code=$?\n")
+    shell.until(lambda: re.search(rb"\ncode=\d", shell.raw) is not None)
+    assert b"\x1b[?1049h" not in shell.raw, "it drew a screen"
+    shown = " ".join(shell.text().split())
+    assert f"tpmon: {said}" in shown
+    assert "Try: use --once --json for one reading as JSON, or --plain for lines of text" in shown
+    assert "code=5" in shown

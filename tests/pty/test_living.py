@@ -22,14 +22,20 @@ def lent(shell) -> bytes:
     return re.search(rb"[\r\n]([0-9a-f]+(?::[0-9a-f]+){20,})", shell.raw[before:])[1]
 
 
-def test_ctrl_z_and_fg_repaint(open_terminal):
+@pytest.fixture
+def suspended(open_terminal):
+    """Return a shell in which the screen was suspended, and the settings that programs got before."""
     shell = open_shell(open_terminal)
     settings = lent(shell)
     shell.press(" ".join(PROGRAM) + "\n")
     shell.until("second 0")
     shell.press("\x1a")
-    shell.until("Stopped")
-    shell.until(lambda: shell.raw.endswith(b"$ "))
+    shell.until(lambda: "Stopped" in shell.text() and shell.raw.endswith(b"$ "))
+    return shell, settings
+
+
+def test_ctrl_z_and_fg_repaint(suspended):
+    shell, settings = suspended
     assert shell.raw.rfind(b"\x1b[?1049l") > shell.raw.rfind(b"\x1b[?1049h")
     assert shell.raw.rfind(b"\x1b[?25h") > shell.raw.rfind(b"\x1b[?25l")
     assert lent(shell) == settings
@@ -61,13 +67,8 @@ def test_nothing_of_a_picture_is_written_after_the_screen_was_left(open_terminal
         shell.press("fg\n")
 
 
-def test_a_suspended_screen_ends_on_sigterm(open_terminal):
-    shell = open_shell(open_terminal)
-    settings = lent(shell)
-    shell.press(" ".join(PROGRAM) + "\n")
-    shell.until("second 0")
-    shell.press("\x1a")
-    shell.until(lambda: "Stopped" in shell.text() and shell.raw.endswith(b"$ "))
+def test_a_suspended_screen_ends_on_sigterm(suspended):
+    shell, settings = suspended
     shell.press("kill %1; while kill -0 %1 2>/dev/null; do sleep 0.05; done\n")
     shell.until(lambda: "Exit 143" in shell.text() and shell.raw.endswith(b"$ "))
     assert lent(shell) == settings
@@ -142,13 +143,14 @@ def test_a_slow_terminal_gets_fewer_pictures_and_the_last_one(open_terminal):
     terminal.quit()
 
 
-def test_no_colour_leaves_no_colour(open_terminal):
-    terminal = open_terminal("--gpus", "2", "--judged", NO_COLOR="1", COLORTERM="truecolor")
+def test_ascii_without_colour_writes_no_other_glyph_and_no_colour(open_terminal):
+    terminal = open_terminal("--ascii", "--gpus", "2", "--judged", NO_COLOR="1", COLORTERM="truecolor")
     terminal.until("! DATA-BOUND")
     terminal.press("j")
     terminal.until("> ")
     terminal.quit()
     assert styles(terminal.raw) == {0, 1, 7}, "reset, bold, reverse"
+    assert terminal.raw.isascii()
 
 
 def test_colours_are_those_of_the_terminal(open_terminal):
@@ -170,27 +172,14 @@ def test_a_terminal_without_a_size_gets_the_usual_one(open_terminal):
     terminal.quit()
 
 
-def test_ascii_writes_no_other_glyph(open_terminal):
-    terminal = open_terminal("--ascii", "--gpus", "2", "--judged")
-    terminal.until("! DATA-BOUND")
-    terminal.quit()
-    assert terminal.raw.isascii()
-
-
-def test_bytes_per_second_of_a_full_screen(open_terminal):
-    every_s = 0.5
-    terminal = open_terminal("--processes", "137", "--gpus", "8", "--every", str(every_s), columns=200, rows=50)
+def test_bytes_of_the_first_pictures_of_a_full_screen(open_terminal):
+    terminal = open_terminal("--processes", "137", "--gpus", "8", "--every", "0.5", columns=200, rows=50)
     terminal.until("second 1")
     opening, _, loaded = terminal.raw.partition(b"\x1b[?1004h")  # which textual writes first
     assert len(opening) <= 3 * 16_384, "a picture, and what moves while textual loads"
     assert len(loaded) <= 3 * 16_384, "a full picture may be torn where there is no synchronised output"
     assert len(opening) + len(loaded) <= 4 * 16_384
     print(f"{len(opening)} bytes before textual is loaded, {len(loaded)} after")
-    start = len(terminal.raw)
-    terminal.until("second 9")
-    rate = (len(terminal.raw) - start) / 8  # of one picture a second
-    print(f"{rate / 1000:.1f} KB/s at 200x50")
-    assert rate <= 20_000
     terminal.quit()
 
 

@@ -1,12 +1,11 @@
-"""`tpmon trace` on a real terminal: a screen there, text in a pipe and where it was asked for."""
+"""`tpmon trace` on a real terminal: a screen, and text where it was asked for."""
 
-import subprocess
 import sys
 
 import pytest
 
 from tests.goldens.trace_views import build_gpu_run
-from tests.pty.conftest import ROOT, SECONDS, environment
+from tests.pty.conftest import SECONDS
 from tests.snapshots import MB, SnapshotBuilder, frame
 
 pytestmark = pytest.mark.pty
@@ -67,14 +66,3 @@ def test_a_snapshot_opens_its_screen_and_a_frame_the_editor(open_terminal, tmp_p
     terminal.press("\r")
     terminal.until("was at")
     terminal.quit()
-
-
-def test_text_is_printed_where_it_was_asked_for_and_in_a_pipe(open_terminal, trace, tmp_path):
-    terminal = open_terminal(command=[*COMMAND, trace, "--plain"])
-    assert terminal.end(SECONDS) == 0
-    assert b"\x1b[?1049h" not in terminal.raw
-    assert b"verdict  DATA-BOUND (no-workers)" in terminal.raw
-    piped = subprocess.run(
-        [*COMMAND, trace], cwd=ROOT, env=environment(tmp_path), capture_output=True, text=True, check=True
-    )
-    assert piped.stdout.startswith("trace    ")

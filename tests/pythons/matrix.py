@@ -17,14 +17,13 @@ from tests.hook.test_hook_install import VERSIONS, find_pythons
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_TORCH = ["tests/hook/test_hook_install.py", "tests/commands/test_run.py"]
-CAPTURES = "tests/programs/test_capture_real.py"
+ENDS = "tests/programs/test_capture_ends.py"
 WITH_TORCH = [
     "tests/programs/test_hook_real.py",
-    f"{CAPTURES}::test_a_capture_holds_the_steps_that_were_asked_for",
-    f"{CAPTURES}::test_captures_end_as_they_should_whatever_happens",
-    f"{CAPTURES}::test_torch_writes_nothing_for_a_capture_and_for_the_programs_own_profiler_what_it_ever_wrote",
-    f"{CAPTURES}::test_all_ranks_record_the_same_steps",
-    f"{CAPTURES}::test_a_loop_without_steps_is_captured_by_time",
+    "tests/programs/test_capture_asked.py::test_a_capture_holds_the_steps_that_were_asked_for",
+    f"{ENDS}::test_captures_end_as_they_should_whatever_happens",
+    f"{ENDS}::test_torch_writes_nothing_for_a_capture_and_for_the_programs_own_profiler_what_it_ever_wrote",
+    f"{ENDS}::test_a_loop_without_steps_is_captured_by_time",
 ]
 """Of the captures those that ask something of Python and its torch, not of tpmon beside them."""
 TORCH_FROM = (3, 10)
