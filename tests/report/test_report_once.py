@@ -13,15 +13,7 @@ from tpmon.model.frame import Frame, TargetState
 from tpmon.model.host import NetworkSample
 from tpmon.model.known import Missing
 from tpmon.model.process import EnvironmentSetting, Role
-from tpmon.model.text.job_words import (
-    format_ms,
-    is_evaluating,
-    is_stalled,
-    say_rate,
-    say_samples,
-    say_split,
-    state_facts,
-)
+from tpmon.model.text import job_words
 from tpmon.report.blocks import write_unread
 from tpmon.report.once import write_once
 from tpmon.report.plain import FIGURES, PlainReport
@@ -202,11 +194,13 @@ def test_once_says_why_there_are_no_steps():
 
 def test_the_facts_begin_with_the_steps():
     frame = hooked()
-    facts = state_facts(1, 2, frame.cpu, frame.gpus, steps=frame.steps)
+    facts = job_words.state_facts(1, 2, frame.cpu, frame.gpus, steps=frame.steps)
     assert facts.startswith("4.00 steps/s · 128 samples/s · 2 workers")
     stalled = make_pace(step_age_s=840.0)
-    assert state_facts(1, 2, frame.cpu, frame.gpus, steps=stalled).startswith("no step for 14m00s · 2 workers")
-    assert "step" not in state_facts(1, 2, frame.cpu, frame.gpus)
+    assert job_words.state_facts(1, 2, frame.cpu, frame.gpus, steps=stalled).startswith(
+        "no step for 14m00s · 2 workers"
+    )
+    assert "step" not in job_words.state_facts(1, 2, frame.cpu, frame.gpus)
 
 
 def test_plain_says_when_the_rate_of_steps_changes():
@@ -239,25 +233,25 @@ def test_without_a_hook_plain_follows_no_step():
     ],
 )
 def test_a_rate_is_said_as_a_person_says_it(fields, words):
-    assert say_rate(make_pace(**fields)) == words
+    assert job_words.say_rate(make_pace(**fields)) == words
 
 
 def test_a_long_step_is_no_stall_where_steps_are_long():
-    assert not is_stalled(make_pace(longest_ms=30_000.0, step_age_s=100.0))
-    assert is_stalled(make_pace(longest_ms=300.0, step_age_s=10.5))
-    assert not is_stalled(make_pace(longest_ms=300.0, step_age_s=9.0))
-    assert is_evaluating(make_pace(eval_pct=60.0))
+    assert not job_words.is_stalled(make_pace(longest_ms=30_000.0, step_age_s=100.0))
+    assert job_words.is_stalled(make_pace(longest_ms=300.0, step_age_s=10.5))
+    assert not job_words.is_stalled(make_pace(longest_ms=300.0, step_age_s=9.0))
+    assert job_words.is_evaluating(make_pace(eval_pct=60.0))
 
 
 def test_what_is_not_known_is_left_out():
-    assert say_samples(make_pace(samples_hz=Missing("no"))) == ""
-    assert say_samples(make_pace(samples_hz=256.0, ranks=2)) == "256 samples/s, sum of 2 ranks"
+    assert job_words.say_samples(make_pace(samples_hz=Missing("no"))) == ""
+    assert job_words.say_samples(make_pace(samples_hz=256.0, ranks=2)) == "256 samples/s, sum of 2 ranks"
     nothing = dict.fromkeys(("data_pct", "forward_pct", "backward_pct", "optimizer_pct", "other_pct"), Missing("none"))
-    assert say_split(make_pace(**nothing)) == ""
+    assert job_words.say_split(make_pace(**nothing)) == ""
 
 
 @pytest.mark.parametrize(
     ("ms", "words"), [(0.42, "0.42 ms"), (4.2, "4.2 ms"), (311.4, "311 ms"), (4120.0, "4.1 s"), (64_000.0, "1m04s")]
 )
 def test_times_are_written_with_two_or_three_figures(ms, words):
-    assert format_ms(ms) == words
+    assert job_words.format_ms(ms) == words

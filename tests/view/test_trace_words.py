@@ -1,11 +1,20 @@
 """The words of a trace: how ranks are told apart, and the memory of a device in characters."""
 
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from tests.traces import TraceBuilder
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.results.trace import StepRow, TraceRankRow
 from tpmon.model.results.trace_tables import CurvePoint, MemoryCurve
 from tpmon.report.trace import write_report
 from tpmon.trace.analysis import analyze
+from tpmon.trace.reading.columns import distinct
 from tpmon.view.trace import ChartSpan, describe_curve, draw_curve, draw_steps, name_files, name_ranks, span_curves
 
 UNKNOWN = Missing("not told")
@@ -80,3 +89,27 @@ def test_a_peak_outside_of_the_steps_is_in_the_span():
 def test_steps_stand_where_they_begin_as_far_as_there_is_room():
     assert draw_steps(STEPS, ChartSpan(0.0, 10.0), 10) == "|3   |4"
     assert draw_steps(STEPS, ChartSpan(0.0, 10.0), 4) == "|3"
+
+
+WITHOUT = """
+import sys, numpy as np
+from tpmon.trace.reading.columns import distinct
+distinct(np.array([3, 1, 3])), distinct(np.array([1 << 60, -5]))
+print("numpy.ma" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int16, np.int32, np.int64])
+@given(data=st.data())
+def test_distinct_values_are_those_of_numpy(kind, data):
+    bounds = np.iinfo(kind)
+    near = st.integers(-3, 3)
+    values = np.array(data.draw(st.lists(near | st.integers(bounds.min, bounds.max), max_size=40)), kind)
+    found = distinct(values)
+    assert found.dtype == values.dtype
+    assert found.tolist() == np.unique(values).tolist()
+
+
+def test_telling_values_apart_imports_nothing():
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

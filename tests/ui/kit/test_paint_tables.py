@@ -26,28 +26,9 @@ from tpmon.ui.kit.ink import STYLES, line_to_ascii
 from tpmon.ui.monitor.layout import Wish, paint_screen, rows_of, share_height
 from tpmon.ui.monitor.panes.tables import paint_gpus, paint_ranks, paint_workers, select_workers
 from tpmon.ui.monitor.state import Pane, SortBy
+from tpmon.view import layout
 from tpmon.view.cards import card_ink, order_cards, summarize_cards, write_throttle
-from tpmon.view.layout import (
-    LEVELS,
-    Column,
-    Ink,
-    Item,
-    Size,
-    Table,
-    cut,
-    cut_front,
-    fit_line,
-    justify,
-    pad,
-    pad_left,
-    paint_rule,
-    show,
-    show_pair,
-    spark,
-    window_of,
-    wrap,
-    wrap_words,
-)
+from tpmon.view.layout import Column, Ink, Item, Size, Table
 from tpmon.view.ranks import order_ranks, state_ink, write_role, write_state
 
 # Cells
@@ -55,24 +36,24 @@ from tpmon.view.ranks import order_ranks, state_ink, write_role, write_state
 
 def test_wide_characters_take_two_cells():
     assert count_cells("\u8a13\u7df4") == 4
-    assert cut("\u8a13\u7df4.py", 5) == "\u8a13\u7df4\u2026"
-    assert cut("\u8a13\u7df4.py", 4) == "\u8a13\u2026"
-    assert count_cells(pad("\u8a13", 5)) == count_cells(pad_left("\u8a13", 5)) == 5
-    assert cut_front("/a/long/path.log", 9) == "\u2026path.log"
-    assert cut("train", 0) == ""
+    assert layout.cut("\u8a13\u7df4.py", 5) == "\u8a13\u7df4\u2026"
+    assert layout.cut("\u8a13\u7df4.py", 4) == "\u8a13\u2026"
+    assert count_cells(layout.pad("\u8a13", 5)) == count_cells(layout.pad_left("\u8a13", 5)) == 5
+    assert layout.cut_front("/a/long/path.log", 9) == "\u2026path.log"
+    assert layout.cut("train", 0) == ""
 
 
 def test_a_line_is_cut_in_the_span_that_crosses_the_edge():
     line = (("abc", Ink.DIM), ("", Ink.BAD), ("def", Ink.DIM), ("ghi", Ink.BAD))
-    assert fit_line(line, 9) == (("abcdef", Ink.DIM), ("ghi", Ink.BAD))
-    assert fit_line(line, 5) == (("abcd\u2026", Ink.DIM),)
-    assert fit_line(line, 0) == ()
+    assert layout.fit_line(line, 9) == (("abcdef", Ink.DIM), ("ghi", Ink.BAD))
+    assert layout.fit_line(line, 5) == (("abcd\u2026", Ink.DIM),)
+    assert layout.fit_line(line, 0) == ()
 
 
 def test_wrapping_prefers_to_break_between_pieces():
-    assert wrap(["one two", "three", "four"], 14, " | ") == ["one two", "three | four"]
-    assert wrap(["one two three", "four"], 8, " | ") == ["one two", "three", "four"]
-    assert wrap_words("unbreakable words", 6) == ["unbre\u2026", "words"]
+    assert layout.wrap(["one two", "three", "four"], 14, " | ") == ["one two", "three | four"]
+    assert layout.wrap(["one two three", "four"], 8, " | ") == ["one two", "three", "four"]
+    assert layout.wrap_words("unbreakable words", 6) == ["unbre\u2026", "words"]
 
 
 # Ink
@@ -83,15 +64,15 @@ def test_every_ink_has_a_style():
 
 
 def test_a_spark_shows_zero_gaps_and_full_scale():
-    assert spark([0.0, 0.001, 50.0, 100.0, 400.0], 5, 100.0) == "\u2581\u2582\u2585\u2588\u2588"
-    assert spark([1.0, Missing("gap"), 1.0], 4, 1.0) == " \u2588 \u2588"
-    assert spark([0.5], 3, 0.0) == "  \u2582"
+    assert layout.spark([0.0, 0.001, 50.0, 100.0, 400.0], 5, 100.0) == "\u2581\u2582\u2585\u2588\u2588"
+    assert layout.spark([1.0, Missing("gap"), 1.0], 4, 1.0) == " \u2588 \u2588"
+    assert layout.spark([0.5], 3, 0.0) == "  \u2582"
 
 
 def test_ascii_keeps_the_cells():
     line = (("\u2500 \u00b7 \u8a13\u2026", Ink.PLAIN), ("plain", Ink.BAD))
     assert line_to_ascii(line) == (("- | ??~", Ink.PLAIN), ("plain", Ink.BAD))
-    assert text_of(line_to_ascii(((LEVELS, Ink.PLAIN),))) == "_.:-=+*#"
+    assert text_of(line_to_ascii(((layout.LEVELS, Ink.PLAIN),))) == "_.:-=+*#"
 
 
 # Tables
@@ -119,24 +100,26 @@ def test_a_marked_cell_has_its_own_ink_and_the_cursor_takes_the_line():
 
 
 def test_unread_and_inapplicable_look_different():
-    assert show(Missing("no"), str) == "?"
-    assert show(NOT_APPLICABLE, str) == "-"
-    assert show_pair(1, Missing("no"), str) == "1/?"
-    assert show_pair(Missing("no"), Missing("no"), str) == "?"
+    assert layout.show(Missing("no"), str) == "?"
+    assert layout.show(NOT_APPLICABLE, str) == "-"
+    assert layout.show_pair(1, Missing("no"), str) == "1/?"
+    assert layout.show_pair(Missing("no"), Missing("no"), str) == "?"
 
 
 def test_a_rule_keeps_the_needed_detail():
     details = [Item(5, "nice to know"), Item(0, "12 more")]
-    assert text_of(paint_rule("1 ranks", details, 40)).startswith("\u2500\u2500 1 ranks  nice to know  12 more \u2500")
-    assert "12 more" in text_of(paint_rule("1 ranks 0-1 of 2", details, 24))
-    assert text_of(paint_rule("1 ranks", [], 30, focused=True)).startswith("\u2550\u2550 1 ranks \u2550")
+    assert text_of(layout.paint_rule("1 ranks", details, 40)).startswith(
+        "\u2500\u2500 1 ranks  nice to know  12 more \u2500"
+    )
+    assert "12 more" in text_of(layout.paint_rule("1 ranks 0-1 of 2", details, 24))
+    assert text_of(layout.paint_rule("1 ranks", [], 30, focused=True)).startswith("\u2550\u2550 1 ranks \u2550")
 
 
 def test_a_line_of_pieces_drops_the_least_needed():
     left, right = [Item(1, "left"), Item(9, "luxury")], [Item(2, "right")]
-    assert text_of(justify(left, right, 30)) == " left  luxury           right"
-    assert text_of(justify(left, right, 16)) == " left     right"
-    assert text_of(justify([Item(1, "LIVE 1 s")], [Item(0, "DATA-BOUND")], 20, 1)) == " LIVE 1 s DATA-BOUND"
+    assert text_of(layout.justify(left, right, 30)) == " left  luxury           right"
+    assert text_of(layout.justify(left, right, 16)) == " left     right"
+    assert text_of(layout.justify([Item(1, "LIVE 1 s")], [Item(0, "DATA-BOUND")], 20, 1)) == " LIVE 1 s DATA-BOUND"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +127,7 @@ def test_a_line_of_pieces_drops_the_least_needed():
     [(NOT_APPLICABLE, (0, 3)), (10, (0, 3)), (12, (0, 3)), (13, (1, 4)), (19, (7, 10)), (99, (0, 3))],
 )
 def test_the_page_holds_the_cursor(cursor, window):
-    assert window_of(list(range(10, 20)), cursor, 3) == window
+    assert layout.window_of(list(range(10, 20)), cursor, 3) == window
 
 
 # Ranks

@@ -1,4 +1,4 @@
-"""The table of keys: complete, unambiguous, honest about what works, and the source of docs/keys.md."""
+"""The table of keys: complete, unambiguous, honest about what works; and the pure actions, which leave no bounds."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -6,6 +6,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.frames import make_finding, make_frame, make_target, make_view
 from tests.goldens import capture_views
@@ -14,11 +16,12 @@ from tests.ui.monitor.driving import drive
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.capture import CaptureChoice, CaptureStage
-from tpmon.ui.kit.keys import ByDigit, Effect, Move, Overlay
+from tpmon.ui.kit.keys import FILTER_LIMIT, ByDigit, Effect, Move, Overlay, action_filter_type
 from tpmon.ui.monitor import keys as monitor_keys
+from tpmon.ui.monitor import state as actions
 from tpmon.ui.monitor.keys import KEYS, Demand, keys_markdown, keys_shown, say_unused
 from tpmon.ui.monitor.layout import page_of, paint_screen
-from tpmon.ui.monitor.state import INTERVALS_S, Pane, ViewState
+from tpmon.ui.monitor.state import INTERVALS_S, Pane, SortBy, ViewState
 from tpmon.ui.traces import keys as trace_keys
 from tpmon.view.layout import Size
 
@@ -158,3 +161,90 @@ def test_every_key_of_the_table_has_a_check():
 @pytest.mark.parametrize("key_id", [row.id for row in KEYS])
 def test_key(key_id):
     drive(CHECKS[key_id])
+
+
+ROWS = (11, 12, 13, 14)
+
+
+@pytest.mark.parametrize(
+    ("start", "move", "end"),
+    [
+        (NOT_APPLICABLE, Move.DOWN, 11),
+        (NOT_APPLICABLE, Move.LAST, 14),
+        (11, Move.DOWN, 12),
+        (11, Move.UP, 11),
+        (14, Move.DOWN, 14),
+        (11, Move.PAGE_DOWN, 13),
+        (13, Move.PAGE_UP, 11),
+        (12, Move.PAGE_UP, 11),
+        (12, Move.LAST, 14),
+        (13, Move.FIRST, 11),
+        (99, Move.DOWN, 11),
+    ],
+)
+def test_the_cursor_walks_the_rows(start, move, end):
+    view = actions.action_move(make_view(cursor_pid=start), move, ROWS, page=2, scroll_limit=0)
+    assert view.cursor_pid == end
+
+
+def test_an_overlay_scrolls_and_leaves_the_cursor():
+    view = make_view(cursor_pid=12, overlay=Overlay.DETAILS)
+    down = actions.action_move(view, Move.PAGE_DOWN, ROWS, page=7, scroll_limit=10)
+    assert (down.scroll, down.cursor_pid) == (7, 12)
+    assert actions.action_move(down, Move.PAGE_DOWN, ROWS, page=7, scroll_limit=10).scroll == 10
+    assert actions.action_move(down, Move.FIRST, ROWS, page=7, scroll_limit=10).scroll == 0
+
+
+@given(st.lists(st.sampled_from(Move), max_size=20), st.integers(0, 6), st.integers(1, 9), st.integers(0, 30))
+def test_moves_never_leave_the_rows_or_the_text(moves, count, page, limit):
+    view, rows = make_view(), tuple(range(100, 100 + count))
+    for move in moves:
+        view = actions.action_move(view, move, rows, page, limit)
+        assert not is_known(view.cursor_pid) or view.cursor_pid in rows
+        assert 0 <= view.scroll <= limit
+
+
+def test_the_cursor_takes_the_row_of_a_process_that_left():
+    view = make_view(cursor_pid=12)
+    assert actions.keep_cursor(view, (11, 13, 14), ROWS).cursor_pid == 13
+    assert actions.keep_cursor(view, (14, 12), ROWS).cursor_pid == 12
+    assert actions.keep_cursor(make_view(cursor_pid=14), (11,), ROWS).cursor_pid == 11
+    assert actions.keep_cursor(view, (), ROWS).cursor_pid == NOT_APPLICABLE
+
+
+def test_details_of_a_process_that_left_stay_open():
+    view = make_view(cursor_pid=12, overlay=Overlay.DETAILS)
+    assert actions.keep_cursor(view, (11,), ROWS) == view
+
+
+def test_zoom_returns_and_tab_moves_it():
+    view = actions.action_zoom(make_view(), Pane.EVENTS)
+    assert (view.zoom, view.focus) == (Pane.EVENTS, Pane.EVENTS)
+    assert actions.action_focus(view, 1).zoom == Pane.RANKS
+    assert actions.action_zoom(view, Pane.EVENTS).zoom is NOT_APPLICABLE
+    assert actions.action_focus(make_view(focus=Pane.RANKS), -1).focus == Pane.EVENTS
+
+
+def test_sorting_goes_round_and_starts_with_the_largest():
+    view = make_view(sort_reversed=True)
+    seen = []
+    for _ in SortBy:
+        view = actions.action_sort_next(view)
+        seen.append(view.sort)
+        assert not view.sort_reversed
+    assert set(seen) == set(SortBy)
+    assert view.sort is make_view().sort
+
+
+def test_a_filter_takes_one_clean_line_of_bounded_length():
+    typed = action_filter_type(make_view(overlay=Overlay.FILTER), "a\x1b[31mb\nsecond line")
+    assert typed.filter_text == "a?[31mb"
+    long = action_filter_type(typed, "x" * 1000)
+    assert len(long.filter_text) == FILTER_LIMIT
+    assert action_filter_type(typed, "\n").filter_text == typed.filter_text
+
+
+def test_an_interval_between_those_of_the_keys_goes_to_the_next():
+    view = make_view(interval_s=0.7)  # a value of -i
+    assert actions.action_slower(view).interval_s == 1.0
+    assert actions.action_faster(view).interval_s == 0.5

@@ -16,16 +16,7 @@ from tpmon.model.units import count_cells
 from tpmon.model.verdict import BEFORE_THE_END, IN_WORDS, TABLE, Confidence, Kind, SinceIs
 from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor.layout import paint_screen
-from tpmon.ui.monitor.panes.verdict import (
-    fit_widths,
-    kind_ink,
-    paint_evidence,
-    paint_headline,
-    paint_try,
-    paint_verdict,
-    paint_verdict_in_full,
-    share_lines,
-)
+from tpmon.ui.monitor.panes import verdict
 from tpmon.ui.monitor.state import Pane
 from tpmon.view.layout import Ink, Size
 
@@ -52,7 +43,7 @@ def screen(finding, width, height, **fields):
 
 def block(finding, width=100, most=30, **fields):
     frame = judged(finding, **fields)
-    return texts_of(paint_verdict(make_any_view(frame), frame, finding, width, most))
+    return texts_of(verdict.paint_verdict(make_any_view(frame), frame, finding, width, most))
 
 
 def test_the_smallest_screen_has_the_word_in_a_line_of_its_own():
@@ -100,9 +91,9 @@ def test_the_smallest_screen_keeps_the_word_above_what_a_key_asked_for(what):
 def test_severity_is_a_sign_and_an_ink(row):
     sign, ink = {0: ("", Ink.GOOD), 10: ("! ", Ink.WARN), 11: ("? ", Ink.STRONG), 12: ("!! ", Ink.BAD)}[row.exit_code]
     finding = make_finding(kind=row.kind)
-    first = paint_headline(judged(finding), finding, 80)[0]
+    first = verdict.paint_headline(judged(finding), finding, 80)[0]
     assert first[1] == (f"{sign}{row.kind.value.upper()}", ink)
-    assert kind_ink(finding) is ink
+    assert verdict.kind_ink(finding) is ink
     for width in (20, 24):
         assert row.kind.value.upper() in screen(finding, width, 5)[1]
 
@@ -114,7 +105,7 @@ def test_the_first_line_says_what_is_known():
     assert block(nothing)[0] == " ? NOT-ENOUGH-EVIDENCE", "neither confidence nor since"
     assert "cause ? no stacks" in block(make_finding(cause=Missing("no stacks")))[0]
     failed = make_finding(kind=Kind.IDLE, cause="failed")
-    assert paint_headline(judged(failed), failed, 80)[0][1] == ("! IDLE", Ink.WARN), "the sign of a fault"
+    assert verdict.paint_headline(judged(failed), failed, 80)[0][1] == ("! IDLE", Ink.WARN), "the sign of a fault"
 
 
 def test_what_to_try_keeps_its_lines_and_says_its_ceiling():
@@ -169,7 +160,7 @@ def test_what_does_not_fit_is_counted():
     whole = block(finding, width=80, most=60)
     assert " - reading against" in "\n".join(whole)
     assert not any("more, v" in line for line in whole)
-    full = "\n".join(texts_of(paint_verdict_in_full(make_any_view(judged(finding)), 80)))
+    full = "\n".join(texts_of(verdict.paint_verdict_in_full(make_any_view(judged(finding)), 80)))
     assert all(text in full for text in ruled_out)
 
 
@@ -235,7 +226,7 @@ def test_parts_never_take_more_lines_than_there_are(most, counts):
     names = ("head", "summary", "try", "evidence", "both", "ruled out", "unknown", "facts")
     wanted = dict(zip(names, counts, strict=True)) | {"head": max(1, counts[0])}
     wanted |= {"ruled out": 1, "unknown": 1, "both": 1} if counts[4] else {"both": 0}
-    given_ = share_lines(wanted, most)
+    given_ = verdict.share_lines(wanted, most)
     assert sum(given_.values()) <= most
     assert given_["head"] >= 1
     assert all(given_[name] <= wanted[name] for name in names)
@@ -251,7 +242,7 @@ def test_the_full_verdict_names_the_verdicts_before_it():
     )
     view = make_any_view(judged(HUNG, notes=("power-limited",)), events=events)
     for width in (30, 80, 200):
-        text = " ".join(" ".join(texts_of(paint_verdict_in_full(view, width))).split())
+        text = " ".join(" ".join(texts_of(verdict.paint_verdict_in_full(view, width))).split())
         assert "power-limited" in text
         assert text.index("03:06:01 verdict: hung") < text.index("03:02:41 verdict: balanced")
         assert "rank 1" not in text.partition("verdicts so far")[2]
@@ -263,7 +254,7 @@ def test_the_history_of_a_share_is_drawn_to_the_whole():
     row = make_evidence("used of the limit", value=25.0, unit="%")
     pulses = tuple(replace(p, memory_bytes=used // 2 if n < 15 else used) for n, p in enumerate(make_pulses(frame, 20)))
     view = make_any_view(frame, pulses=pulses)
-    line = texts_of([paint_evidence(view, row, "+", fit_widths((row,), 120), 120)])[0]
+    line = texts_of([verdict.paint_evidence(view, row, "+", verdict.fit_widths((row,), 120), 120)])[0]
     assert "▂" in line
     assert "▃" in line
     assert not set("▄▅▆▇█") & set(line)
@@ -292,12 +283,12 @@ PASTED = (
 @pytest.mark.parametrize("width", [40, 80])
 def test_code_keeps_what_it_is_indented_by_in_every_part_of_a_line(width):
     finding = make_finding(try_=PASTED, also_try=(PASTED,))
-    lines = texts_of(paint_try(finding, width))
+    lines = texts_of(verdict.paint_try(finding, width))
     place = next(n for n, line in enumerate(lines) if "def one_thread" in line)
     at = lines[place].index("def")
     assert lines[place + 1][at:].startswith("    cv2.set")
     if width == 40:
         assert lines[place + 2][at:].startswith("    ")
-    full = texts_of(paint_verdict_in_full(make_any_view(make_frame(verdict=finding)), width))
+    full = texts_of(verdict.paint_verdict_in_full(make_any_view(make_frame(verdict=finding)), width))
     also = next(n for n, line in enumerate(full) if "def one_thread" in line and n > full.index(" also try"))
     assert full[also + 1].index("cv2") == full[also].index("def") + 4
