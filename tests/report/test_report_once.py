@@ -8,7 +8,7 @@ import pytest
 from tests.frames import make_cpu, make_frame, make_gpu, make_loader, make_process, make_target
 from tests.goldens.unreadable_job import without_readings
 from tests.paces import make_hook, make_pace, with_hooks
-from tests.reports import full_frame
+from tests.reports import at, full_frame, said
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.host import NetworkSample
 from tpmon.model.known import Missing
@@ -16,7 +16,7 @@ from tpmon.model.process import EnvironmentSetting, Role
 from tpmon.model.text import job_words
 from tpmon.report.blocks import write_unread
 from tpmon.report.once import write_once
-from tpmon.report.plain import FIGURES, PlainReport
+from tpmon.report.plain import FIGURES
 from tpmon.view.layout import WIDTH, lay_phrases, to_ascii
 
 
@@ -160,36 +160,27 @@ def test_a_cell_is_a_sign_where_there_is_no_figure(fields, cells):
     assert {place: row[place] for place in cells} == cells
 
 
-def test_phrases_are_not_torn():
+def test_phrases_are_not_torn_and_many_reasons_are_counted():
     lines = lay_phrases("label", [f"phrase number {i} stays whole" for i in range(8)])
     assert lines[0].startswith("label    phrase number 0 stays whole, phrase")
     assert all(line.rstrip(",").endswith("stays whole") for line in lines)
-
-
-def test_many_reasons_are_counted():
     cells = tuple(make_process(cpu_pct=Missing(f"reason {i}")) for i in range(20))
     apart = ("ranks", "steps", "hook", "gpus", "driver", "stacks", "ages_s")
     assert " ".join(write_unread(make_frame(processes=cells), apart)).endswith("for 11 more reasons")
-
-
-SECOND = 1_000_000_000
 
 
 def hooked(**fields: Any) -> Frame:
     return with_hooks(make_frame(), make_hook(pace=make_pace(**fields)))
 
 
-def test_once_says_rates_times_and_split():
+def test_once_says_rates_times_and_split_or_why_there_are_no_steps():
     text = text_of(hooked())
     assert "steps 2,840 by rank 0, 4.00 steps/s, a step ends batch after update, samples 128" in text
     assert "step times p50 248 ms p95 270 ms p99 312 ms longest" in text
     assert "data 20 %, forward 24 %, backward 46 %, optimizer 8.0 %, other 2.0 %" in text
-
-
-def test_once_says_why_there_are_no_steps():
-    text = text_of(make_frame())
-    assert "steps (no hook in the training process)" in text
-    assert "steps/s" not in text
+    without = text_of(make_frame())
+    assert "steps (no hook in the training process)" in without
+    assert "steps/s" not in without
 
 
 def test_the_facts_begin_with_the_steps():
@@ -203,19 +194,9 @@ def test_the_facts_begin_with_the_steps():
     assert "step" not in job_words.state_facts(1, 2, frame.cpu, frame.gpus)
 
 
-def test_plain_says_when_the_rate_of_steps_changes():
-    report = PlainReport()
-    frame = hooked()
-    lines = []
-    for second in range(80):
-        rate = 4.0 if second < 40 else 2.0
-        pace = make_pace(rate_hz=rate)
-        now = replace(with_hooks(frame, make_hook(pace=pace)), taken_ns=frame.taken_ns + second * SECOND, events=())
-        lines += report.read(now)
-    assert any("steps a second fell from 4 to 2" in line for line in lines)
-
-
-def test_without_a_hook_plain_follows_no_step():
+def test_plain_says_when_the_rate_of_steps_changes_and_without_a_hook_follows_none():
+    frames = [with_hooks(at(n), make_hook(pace=make_pace(rate_hz=4.0 if n < 40 else 2.0))) for n in range(80)]
+    assert any("steps a second fell from 4 to 2" in line for line in said(frames))
     figures = [one for one in FIGURES if "step" in one.name]
     assert len(figures) == 2
     assert all(isinstance(one.read(make_frame()), Missing) for one in figures)

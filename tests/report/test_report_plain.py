@@ -1,5 +1,6 @@
 """The log of a session as text: what it says at once, when it repeats itself, and what it holds back."""
 
+from dataclasses import replace
 from datetime import timedelta, timezone
 
 import pytest
@@ -29,19 +30,15 @@ from tpmon.report.once import write_check, write_once, write_verdict
 from tpmon.report.plain import HEARTBEAT_S, HOLD_S, MOST_EVENTS, QUIET_S, write_status
 
 
-def test_plain_says_who_and_the_facts_at_once():
+def test_plain_says_who_and_the_facts_at_once_or_once_there_are_rates():
     first, facts = said([at(0)])
     assert first == (
         "03:07:41 attached: 4211 train.py, 1 rank, 2 workers, user usr, host node-07, up 12m00s, 2026-03-14"
     )
     assert facts == "03:07:41 facts: 2 workers, 51 % of 8 CPUs, 4.2 runnable on 8 CPUs"
-
-
-def test_plain_waits_with_the_facts_until_there_are_rates():
     nothing = make_cpu(used_cores=Missing("first reading"), runnable=Missing("first reading"))
-    lines = said([at(0, cpu=nothing), at(1), at(2)])
-    assert [line.split()[1] for line in lines] == ["attached:", "facts:"]
-    assert lines[1].startswith("03:07:42 facts:")
+    attached, facts = said([at(0, cpu=nothing), at(1), at(2)])
+    assert (attached.split()[1], facts[:15]) == ("attached:", "03:07:42 facts:")
 
 
 def test_plain_says_nothing_while_nothing_changes_but_a_heartbeat_a_minute():
@@ -114,7 +111,7 @@ def test_plain_leaves_the_card_of_a_stray_context_to_its_users():
     assert any("GPU busy fell from 96 % to 12 %" in line for line in lines)
 
 
-def test_plain_says_events_notes_and_states():
+def test_plain_says_events_notes_and_states_and_the_end_once():
     stopped = make_target(state=TargetState.STOPPED)
     ended = make_target(state=TargetState.ENDED, ended="exit 0")
     lines = said(
@@ -136,6 +133,8 @@ def test_plain_says_events_notes_and_states():
         "no longer: CUDA_LAUNCH_BLOCKING=1: every kernel launch waits",
         "ended: exit 0",
     ]
+    event = make_event("the job ended: exit 0", 0, EventKind.ENDED)
+    assert said([at(0), at(1, target=ended, events=(event,))])[2:] == ["03:07:41 ended: the job ended: exit 0"]
 
 
 @pytest.mark.parametrize(
@@ -153,12 +152,6 @@ def test_plain_says_what_lets_a_stopped_job_go_on(fields, until):
     held = {"target": make_target(state=TargetState.STOPPED), "processes": (make_process(**fields),)}
     lines = said([at(0), at(1, **held)])
     assert any(line.endswith(f"stopped: no process of the job may run until {until}") for line in lines)
-
-
-def test_plain_says_the_end_once():
-    event = make_event("the job ended: exit 0", 0, EventKind.ENDED)
-    ended = at(1, target=make_target(state=TargetState.ENDED, ended="exit 0"), events=(event,))
-    assert said([at(0), ended])[2:] == ["03:07:41 ended: the job ended: exit 0"]
 
 
 def test_plain_counts_a_crowd_of_events():
@@ -181,12 +174,6 @@ def test_plain_is_words_alone():
         assert not any(0x2500 <= ord(char) < 0x2600 or ord(char) < 0x20 for char in line)
 
 
-def test_plain_once_is_one_line():
-    assert write_status(make_frame()) == (
-        "03:07:41 4211 train.py, 1 rank, 2 workers: 2 workers, 51 % of 8 CPUs, 4.2 runnable on 8 CPUs"
-    )
-
-
 @pytest.mark.parametrize("word", ["also", "may be"])
 def test_a_note_that_becomes_the_verdict_does_not_go_away(word):
     late = make_finding(kind=Kind.COMMS_BOUND, cause="straggler")
@@ -200,7 +187,7 @@ def test_a_note_that_becomes_the_verdict_does_not_go_away(word):
     assert sum(f"no longer: {word} comms-bound (straggler)" in line for line in gone) == 1
 
 
-def test_once_begins_with_the_verdict_and_what_to_try():
+def test_once_begins_with_the_verdict_and_what_to_try_and_in_full_nothing_is_left_out():
     finding = make_finding(
         try_="do this:\nfirst  # two blanks",
         evidence=tuple(make_evidence(f"reading {n}") for n in range(7)),
@@ -223,20 +210,12 @@ def test_once_begins_with_the_verdict_and_what_to_try():
     assert "against  prefetch: 3 of 4 (loader pipes, 200 looks, age ? never)" in text
     assert "(+10 more)" in text
     assert "unknown  NCCL wait (no hook)" in text
-
-
-def test_the_full_verdict_leaves_nothing_out():
-    finding = make_finding(
-        evidence=tuple(make_evidence(f"reading {n}") for n in range(9)),
-        ruled_out=tuple(f"cause number {n} (looked at)" for n in range(12)),
-        ceiling=Missing("the share is not known"),
-    )
-    text = " ".join(" ".join(write_verdict(make_frame(verdict=finding))).split())
-    assert all(f"reading {n}:" in text for n in range(9))
-    assert all(cause in text for cause in finding.ruled_out)
+    unsure = make_frame(verdict=replace(finding, ceiling=Missing("the share is not known")))
+    text = " ".join(" ".join(write_verdict(unsure)).split())
+    assert [words for words in (*finding.ruled_out, *(f"reading {n}:" for n in range(7))) if words not in text] == []
     assert "Ceiling: ? the share is not known" in text
     assert "more" not in text
-    assert "Ceiling" not in "".join(write_verdict(make_frame(verdict=finding), full=False))
+    assert "Ceiling" not in "".join(write_verdict(unsure, full=False))
 
 
 @pytest.mark.parametrize(
@@ -327,21 +306,20 @@ def test_plain_says_another_kind_or_cause_and_nothing_else_of_the_verdict():
         "03:07:46 verdict: not-enough-evidence: looking.",
     ]
     assert lines[0].endswith("for each rank")
-
-
-def test_plain_says_that_there_is_no_verdict_after_a_while():
-    undecided = make_finding(kind=Kind.NOT_ENOUGH_EVIDENCE, cause=NOT_APPLICABLE, summary="it does not decide")
     lines = [line for line in said([at(n, verdict=undecided) for n in range(40)]) if "verdict" in line]
-    assert [line.split()[0] for line in lines] == ["03:07:56"]
+    assert [line.split()[0] for line in lines] == ["03:07:56"], "that there is none is said after a while"
 
 
-def test_the_heartbeat_and_the_status_name_the_verdict():
+def test_the_status_is_one_line_and_it_and_the_heartbeat_name_the_verdict():
+    assert write_status(make_frame()) == (
+        "03:07:41 4211 train.py, 1 rank, 2 workers: 2 workers, 51 % of 8 CPUs, 4.2 runnable on 8 CPUs"
+    )
     lines = said([at(n, verdict=make_finding()) for n in range(70)])
     assert "no change: data-bound (cpu-transform); 2 workers" in lines[-1]
     assert "1 rank, 2 workers: data-bound (cpu-transform); 2 workers" in write_status(at(0, verdict=make_finding()))
 
 
-def test_a_note_is_said_once_whatever_its_figures_do():
+def test_a_note_is_said_once_whatever_its_figures_do_and_by_check_and_diagnose_too():
     def waits(pct):
         return (f"other-tenants: the job waits {pct} % of 1.{pct % 10} CPUs",)
 
@@ -349,9 +327,6 @@ def test_a_note_is_said_once_whatever_its_figures_do():
     frames += [at(30 + n) for n in range(10)]
     lines = [line for line in said(frames) if "other-tenants" in line]
     assert [line.split(": ")[0] for line in lines] == ["03:07:42 note", "03:08:15 no longer"]
-
-
-def test_what_is_true_beside_the_verdict_is_said_by_check_and_diagnose():
-    frame = at(0, verdict=make_finding(), notes=("other-tenants: others use the CPUs",))
-    assert write_check(frame).endswith(". Note: other-tenants: others use the CPUs")
-    assert any("note" in line and "other-tenants" in line for line in write_verdict(frame))
+    beside = at(0, verdict=make_finding(), notes=("other-tenants: others use the CPUs",))
+    assert write_check(beside).endswith(". Note: other-tenants: others use the CPUs")
+    assert any("note" in line and "other-tenants" in line for line in write_verdict(beside))

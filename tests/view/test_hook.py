@@ -80,13 +80,10 @@ def test_memory_is_told_turn_by_turn_and_the_peak_with_its_part():
         assert ("CUDA memory of a step" in told) == isinstance(phases, hook.PhaseMemory)
 
 
-def test_what_the_job_does_not_use_has_none():
+def test_what_the_job_does_not_use_has_none_and_phrases_leave_out_what_is_off():
     names = ("compiled", "allocator", "sizes", "ddp", "fsdp", "loader", "sdpa", "autocast", "matmul_tf32")
     told = dict(describe_settings(make_settings(**dict.fromkeys(names, UNTOLD))))
     assert not {"torch.compile", "CUDA allocator", "sizes", "DDP", "FSDP", "DataLoader", "autocast"} & told.keys()
-
-
-def test_phrases_leave_out_what_is_off():
     phrases = say_settings(make_settings())
     assert "TF32 in matmul on" in phrases
     assert not any(phrase.endswith(" off") and "," not in phrase for phrase in phrases)
@@ -103,13 +100,10 @@ def hooked() -> Frame:
     return with_hooks(make_frame(), make_hook(settings=make_settings()))
 
 
-def test_they_come_back_from_json():
+def test_they_come_back_from_json_those_of_an_older_tpmon_too():
     frame = hooked()
     assert decode(Frame, encode(frame)).hook == frame.hook
-
-
-def test_those_of_an_older_tpmon_come_back_too():
-    plain = json.loads(encode(hooked()))
+    plain = json.loads(encode(frame))
     assert plain["hook"][0]["settings"]["allocator"].pop("phases")["peak_phase"] == "backward"
     del plain["hook"][0]["settings"]["sizes"]["activation_bytes"]
     settings = decode(Frame, json.dumps(plain)).hook[0].settings

@@ -60,24 +60,19 @@ def curve(*points: tuple[float, int, int], kind: str = "cuda") -> MemoryCurve:
     )
 
 
-def test_allocated_stands_below_what_is_reserved_beyond_it():
+def test_allocated_stands_below_what_is_reserved_and_a_column_shows_its_most():
     drawn = draw_curve(curve((2.0, 40, 80), (4.0, 80, 80), (6.0, 0, 80)), ChartSpan(0.0, 10.0), 10, rows=2)
     assert drawn == ("  ░░██░░░░", "  ████▁▁▁▁"), (
         "nothing before the first reading, then what was there until the next one"
     )
-
-
-def test_the_most_of_a_column_is_drawn_and_what_it_ended_with_goes_on():
     drawn = draw_curve(curve((0.0, 10, 0), (2.1, 80, 0), (2.2, 20, 0), kind="cpu"), ChartSpan(0.0, 8.0), 4, rows=1)
-    assert drawn == ("▂█▂▂",)
-
-
-def test_a_little_is_more_than_nothing_and_no_memory_at_all_is_flat():
-    assert draw_curve(curve((0.0, 1, 0), (1.0, 900, 0)), ChartSpan(0.0, 2.0), 2, rows=1) == ("▂█",)
+    assert drawn == ("▂█▂▂",), "what a column ended with goes on"
+    little = draw_curve(curve((0.0, 1, 0), (1.0, 900, 0)), ChartSpan(0.0, 2.0), 2, rows=1)
+    assert little == ("▂█",), "a little is more than nothing"
     assert draw_curve(curve((0.0, 0, 0)), ChartSpan(0.0, 0.0), 3, rows=2) == ("   ", "▁▁▁")
 
 
-def test_a_peak_outside_of_the_steps_is_in_the_span():
+def test_a_peak_outside_of_the_steps_is_in_the_span_and_steps_stand_where_they_begin():
     outside = curve((-2.0, 90, 0), (12.0, 10, 0), kind="cpu")
     assert span_curves([outside], STEPS) == ChartSpan(-2.0, 12.0)
     assert span_curves([curve((1.0, 1, 0))], STEPS) == ChartSpan(0.0, 10.0)
@@ -85,8 +80,6 @@ def test_a_peak_outside_of_the_steps_is_in_the_span():
     told = describe_curve(curve((1.0, 90, 100), (2.0, 90, 120)))
     assert told == "most is 90.0M allocated at 1.000 ms, 100M reserved then; 90.0M at the end"
 
-
-def test_steps_stand_where_they_begin_as_far_as_there_is_room():
     assert draw_steps(STEPS, ChartSpan(0.0, 10.0), 10) == "|3   |4"
     assert draw_steps(STEPS, ChartSpan(0.0, 10.0), 4) == "|3"
 

@@ -22,7 +22,7 @@ from tpmon.model.gpu import GpuState, ThrottleShare
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Freezer, Role
 from tpmon.model.units import count_cells
-from tpmon.ui.kit.ink import STYLES, line_to_ascii
+from tpmon.ui.kit.ink import line_to_ascii
 from tpmon.ui.monitor.layout import Wish, paint_screen, rows_of, share_height
 from tpmon.ui.monitor.panes.tables import paint_gpus, paint_ranks, paint_workers, select_workers
 from tpmon.ui.monitor.state import Pane, SortBy
@@ -56,13 +56,6 @@ def test_wrapping_prefers_to_break_between_pieces():
     assert layout.wrap_words("unbreakable words", 6) == ["unbre\u2026", "words"]
 
 
-# Ink
-
-
-def test_every_ink_has_a_style():
-    assert set(STYLES) == set(Ink)
-
-
 def test_a_spark_shows_zero_gaps_and_full_scale():
     assert layout.spark([0.0, 0.001, 50.0, 100.0, 400.0], 5, 100.0) == "\u2581\u2582\u2585\u2588\u2588"
     assert layout.spark([1.0, Missing("gap"), 1.0], 4, 1.0) == " \u2588 \u2588"
@@ -87,14 +80,11 @@ def make_table(width):
     return Table(columns, width)
 
 
-def test_columns_go_by_need_and_one_takes_the_rest():
+def test_columns_go_by_need_one_takes_the_rest_a_marked_cell_has_its_ink_and_the_cursor_the_line():
     assert text_of(make_table(30).paint_head()) == "   PID name                CPU"
     assert text_of(make_table(30).paint_row(7)) == "     7 row 7                 7"
     assert text_of(make_table(17).paint_head()) == "   PID  CPU"
     assert text_of(make_table(3).paint_head()) == "  \u2026"
-
-
-def test_a_marked_cell_has_its_own_ink_and_the_cursor_takes_the_line():
     assert make_table(18).paint_row(9) == (("     9 row 9  ", Ink.PLAIN), ("hot!", Ink.WARN))
     assert make_table(20).paint_row(9, cursor=True) == ((">    9 row 9    hot!", Ink.CURSOR),)
 
@@ -106,16 +96,13 @@ def test_unread_and_inapplicable_look_different():
     assert layout.show_pair(Missing("no"), Missing("no"), str) == "?"
 
 
-def test_a_rule_keeps_the_needed_detail():
+def test_a_rule_and_a_line_of_pieces_drop_what_is_needed_least():
     details = [Item(5, "nice to know"), Item(0, "12 more")]
     assert text_of(layout.paint_rule("1 ranks", details, 40)).startswith(
         "\u2500\u2500 1 ranks  nice to know  12 more \u2500"
     )
     assert "12 more" in text_of(layout.paint_rule("1 ranks 0-1 of 2", details, 24))
     assert text_of(layout.paint_rule("1 ranks", [], 30, focused=True)).startswith("\u2550\u2550 1 ranks \u2550")
-
-
-def test_a_line_of_pieces_drops_the_least_needed():
     left, right = [Item(1, "left"), Item(9, "luxury")], [Item(2, "right")]
     assert text_of(layout.justify(left, right, 30)) == " left  luxury           right"
     assert text_of(layout.justify(left, right, 16)) == " left     right"
@@ -238,7 +225,7 @@ def test_roles_are_told_in_full_and_short():
     assert write_role(make_process(1, rank=4)) == "rank 4"
 
 
-def test_the_cursor_walks_what_is_shown():
+def test_the_cursor_walks_what_is_shown_and_is_in_the_focused_pane_only():
     view = make_view(workers_frame(), focus=Pane.WORKERS)
     assert rows_of(view) == (202, 201, 203, 50)
     assert rows_of(replace(view, filter_text="nfs")) == (202,)
@@ -246,10 +233,7 @@ def test_the_cursor_walks_what_is_shown():
     assert rows_of(replace(view, zoom=Pane.RANKS)) == (4211,)
     assert rows_of(replace(view, focus=Pane.EVENTS)) == ()
     assert rows_of(make_view(Missing("not yet"))) == ()
-
-
-def test_the_cursor_is_in_the_focused_pane_only():
-    view = make_view(workers_frame(), cursor_pid=201)
+    view = replace(view, cursor_pid=201)
     assert any(line.startswith(">") for line in texts_of(paint_screen(view, Size(100, 40))))
     elsewhere = replace(view, focus=Pane.RANKS)
     assert not any(line.startswith(">") for line in texts_of(paint_screen(elsewhere, Size(100, 40))))

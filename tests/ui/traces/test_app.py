@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.goldens.trace_views import make_run
+from tests.painted import join
 from tests.ui.traces.trace_driven import Driven, drive, stop_and_go
 from tpmon.model.known import Missing, is_known
 from tpmon.model.results.trace import Change
@@ -206,7 +207,7 @@ def test_the_help_fits_the_common_screen(tab):
     run = "pair" if tab is Tab.AGAINST else "ranks" if isinstance(tab, Tab) else "snapshot"
     view = make_run(run).view(80, tab=tab, overlay=Overlay.HELP, cursors=(9,) * 7, filter_text="a")
     keys = trace_keys_shown(view)
-    text = "\n".join("".join(t for t, _ in line) for line in paint_trace(view, Size(80, 24), keys))
+    text = join(paint_trace(view, Size(80, 24), keys))
     assert page_of_trace(view, Size(80, 24), keys)[1] == 0
     for key in keys:
         assert f" {key.keys[0]} " in text, key
@@ -218,18 +219,15 @@ def test_a_key_that_does_nothing_says_why():
     assert say_trace_unused(" ", view) == "space has no meaning, ? shows the keys"
     assert say_trace_unused("n", view) == "n works in a trace of several devices"
     assert say_trace_unused("f12", view) == ""
+    assert say_trace_unused("7", view) == "7 works with --against"
+    assert Tab.AGAINST not in view.subject.tabs
+    assert find_trace_key("7", view) is find_trace_key("n", view) is None
+    both = replace(view, timeline=replace(view.timeline, devices=(0, 3)))
+    key = find_trace_key("n", both)
+    assert [key.deed(both).lane, key.deed(key.deed(both)).lane] == [1, 0], "the next device has a timeline of its own"
     lost = replace(view, timeline=Missing("not kept"))
     assert find_trace_key("+", lost) is None
     assert say_trace_unused("+", lost) == "not kept"
-
-
-def test_the_next_device_has_a_timeline_of_its_own():
-    view = make_run("one").view(80)
-    assert find_trace_key("n", view) is None
-    timeline = replace(view.timeline, devices=(0, 3))
-    both = replace(view, timeline=timeline)
-    key = find_trace_key("n", both)
-    assert [key.deed(both).lane, key.deed(key.deed(both)).lane] == [1, 0]
 
 
 def test_zoom_goes_from_all_steps_to_a_part_of_one_and_back():
@@ -249,18 +247,10 @@ def test_zoom_goes_from_all_steps_to_a_part_of_one_and_back():
         assert view.stretch == wanted
 
 
-def answer_change(comparison):
-    return replace(make_run("pair").subject, comparison=comparison).answer(0, Tab.AGAINST)
-
-
 def comparison_of(run: str):
     found = make_run(run).subject.comparison
     assert is_known(found)
     return found
-
-
-def text_of(view, size: Size) -> str:
-    return "\n".join("".join(text for text, _ink in line) for line in paint_trace(view, size))
 
 
 async def read_the_answer(d: Driven) -> None:
@@ -272,9 +262,6 @@ async def read_the_answer(d: Driven) -> None:
     assert "against before.pt.trace.json" in lines[0]
     await d.press("y")
     assert d.app.copied == comparison_of("pair").summary
-
-
-async def walk_tabs_beside(d: Driven) -> None:
     await d.press("tab")
     assert d.view.tab is Tab.OVERVIEW, "after the last tab comes the first"
     await d.press("shift+tab")
@@ -287,6 +274,8 @@ async def walk_tabs_beside(d: Driven) -> None:
     assert "what changed" in d.text
     await d.press("x", "8")
     assert d.view.message == "8 has no meaning, ? shows the keys"
+    await d.press("right", "left", "+", "-", "0")
+    assert (d.view.stretch, d.view.tab) == (WHOLE, Tab.AGAINST)
 
 
 async def walk_changes(d: Driven) -> None:
@@ -315,15 +304,9 @@ async def walk_changes(d: Driven) -> None:
     assert "══ 7 against" in d.app.copied
 
 
-async def walk_time_beside(d: Driven) -> None:
-    await d.press("right", "left", "+", "-", "0")
-    assert d.view.stretch == WHOLE
-    assert d.view.tab is Tab.AGAINST
-
-
 def test_every_key_beside_a_comparison_does_what_it_says():
     used: set[str] = set()
-    for walk in (read_the_answer, walk_tabs_beside, walk_changes, walk_time_beside, stop_and_go):
+    for walk in (read_the_answer, walk_changes, stop_and_go):
         used |= drive("pair", walk, size=(120, 50)).used
     pair = make_run("pair")
     given = {"tab": Tab.AGAINST, "filter_text": "a"}
@@ -335,13 +318,6 @@ def test_every_key_beside_a_comparison_does_what_it_says():
     ]
     assert {key.id for key in TRACE_KEYS if any(key.when.holds(view) for view in views)} == used
     assert "against" in used
-
-
-def test_without_another_trace_there_is_no_such_tab():
-    view = make_run("one").view(80)
-    assert Tab.AGAINST not in view.subject.tabs
-    assert find_trace_key("7", view) is None
-    assert say_trace_unused("7", view) == "7 works with --against"
 
 
 @pytest.mark.parametrize(
@@ -377,7 +353,8 @@ def test_without_another_trace_there_is_no_such_tab():
     ],
 )
 def test_the_answer_is_one_word_with_its_noise(changes, word, beside, ink):
-    answer = answer_change(replace(comparison_of("pair"), **changes))
+    comparison = replace(comparison_of("pair"), **changes)
+    answer = replace(make_run("pair").subject, comparison=comparison).answer(0, Tab.AGAINST)
     assert (answer.word, answer.items[0].text, answer.items[1].text, answer.ink) == (word, word, beside, ink)
     assert answer.texts[0].startswith(beside)
     if word.startswith("IT HELPED"):
@@ -385,15 +362,11 @@ def test_the_answer_is_one_word_with_its_noise(changes, word, beside, ink):
         assert (condition in [item.text for item in answer.items]) is word.endswith("?")
 
 
-def test_every_change_of_the_comparison_is_in_a_table():
+def test_every_change_of_the_comparison_is_in_a_table_and_without_a_device_no_cause_of_idle_time():
     comparison = comparison_of("pair")
     tables = [block for block in list_changes(comparison) if isinstance(block, Sheet)]
     assert tuple(row for table in tables for row in table.rows) == comparison.changes
     assert [table.findable for table in tables] == [False, False, True, True]
-
-
-def test_traces_without_a_device_have_no_causes_of_idle_time():
-    comparison = comparison_of("pair")
     left = tuple(change for change in comparison.changes if change.part != "idle")
     said = [block for block in list_changes(replace(comparison, changes=left)) if isinstance(block, Paragraph)]
     assert Paragraph("n/a", "idle time by cause: not both traces have device work and host events") in said
@@ -415,6 +388,6 @@ def test_names_of_somebody_else_send_no_escape_sequence():
     hostile = replace(comparison_of("refused"), before=f"/tmp/{odd}.json", differences=(odd,), summary=f"not so: {odd}")
     for size in (Size(120, 40), Size(20, 5)):
         view = replace(run.view(size.width, tab=Tab.AGAINST), subject=replace(run.subject, comparison=hostile))
-        text = text_of(view, size)
+        text = join(paint_trace(view, size))
         assert "[2Jodd" in text
         assert "\x1b" not in text

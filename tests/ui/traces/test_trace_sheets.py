@@ -7,12 +7,14 @@ import pytest
 from tests.goldens import trace_views
 from tests.goldens.pictures import write_text
 from tests.goldens.trace_views import make_run
+from tests.painted import join, texts_of
+from tests.painted import text_of as line_text
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.traces.keys import trace_keys_shown
 from tpmon.ui.traces.layout import paint_trace
-from tpmon.ui.traces.state import Tab
+from tpmon.ui.traces.state import SnapshotTab, Tab
 from tpmon.ui.traces.subject import TraceSubject
 from tpmon.ui.traces.tabs import list_blocks
 from tpmon.view.blocks import MOST_ROWS, Paragraph, Sheet, bar, cap, choose_rows, lay_blocks, lay_sheet, list_facts
@@ -54,7 +56,7 @@ def found_sheet(rows) -> Sheet:
 
 def text_of(sheet: Sheet, width: int = 100) -> list[str]:
     laid = lay_blocks([sheet], 0, width)
-    return ["".join(text for text, _ink in line).rstrip() for line in laid.paint(laid.height)]
+    return texts_of(laid.paint(laid.height))
 
 
 def test_a_table_drops_the_columns_that_are_needed_least():
@@ -134,13 +136,10 @@ def test_a_filter_leaves_no_empty_table_and_says_when_nothing_is_left():
     assert left[-1] == Paragraph("filter", "no row of this tab is left by zzz")
 
 
-def test_a_very_long_table_is_cut_and_says_so():
-    sheet = cap(found_sheet([ROWS[0]] * (MOST_ROWS + 5)))
-    assert len(sheet.rows) == MOST_ROWS
-    assert lay_blocks([sheet], 1 << 30, 80).paint(3)[-1][0][0] == " 5 more: --csv has them all"
-
-
-def test_only_what_is_shown_is_painted_and_the_head_stays():
+def test_a_very_long_table_is_cut_and_says_so_and_only_what_is_shown_is_painted_below_its_head():
+    long = cap(found_sheet([ROWS[0]] * (MOST_ROWS + 5)))
+    assert len(long.rows) == MOST_ROWS
+    assert lay_blocks([long], 1 << 30, 80).paint(3)[-1][0][0] == " 5 more: --csv has them all"
     painted = []
     sheet = found_sheet([replace(ROWS[0], calls=number) for number in range(500)])
     counted = replace(
@@ -154,16 +153,19 @@ def test_only_what_is_shown_is_painted_and_the_head_stays():
 
 
 @pytest.mark.parametrize(
-    ("tab", "words"),
+    ("run", "tab", "words"),
     [
-        (Tab.GAPS, "no device work in the trace, so no device was idle"),
-        (Tab.KERNELS, "recorded on the CPU alone"),
-        (Tab.MEMORY, "tpmon capture --memory, or profile_memory=True"),
-        (Tab.RANKS, "one trace alone: tpmon trace FOLDER"),
+        ("cpu", Tab.GAPS, "no device work in the trace, so no device was idle"),
+        ("cpu", Tab.KERNELS, "recorded on the CPU alone"),
+        ("cpu", Tab.MEMORY, "tpmon capture --memory, or profile_memory=True"),
+        ("cpu", Tab.RANKS, "one trace alone: tpmon trace FOLDER"),
+        ("bare", SnapshotTab.PEAK, "GPU 0: no history"),
+        ("bare", SnapshotTab.OOM, "GPU 0: no history"),
+        *(("held-nothing", tab, "the allocator held nothing") for tab in SnapshotTab if tab is not SnapshotTab.PEAK),
     ],
 )
-def test_a_tab_without_data_says_why(tab, words):
-    view = make_run("cpu").view(80, tab=tab)
+def test_a_tab_without_data_says_why(run, tab, words):
+    view = make_run(run).view(80, tab=tab)
     block = list_blocks(view)[0]
     assert isinstance(block, Paragraph)
     assert block.label == "n/a"
@@ -211,14 +213,13 @@ def test_a_file_name_of_somebody_else_sends_no_escape_sequence():
     for tab in (Tab.OVERVIEW, Tab.RANKS):
         for overlay, cursor in ((Overlay.NONE, 0), (Overlay.DETAILS, 2)):
             view = replace(run.view(120), subject=TraceSubject(report), tab=tab, overlay=overlay, cursors=(cursor,) * 6)
-            text = "".join(text for line in paint_trace(view, Size(120, 40)) for text, _ink in line)
+            text = join(paint_trace(view, Size(120, 40)))
             assert "[2Jrank0.json" in text
             assert "\x1b" not in text
 
 
 def paint_narrow(run, width=40, **changes):
-    view = make_run(run).view(width, **changes)
-    return ["".join(text for text, _ in line) for line in paint_trace(view, Size(width, 50))]
+    return texts_of(paint_trace(make_run(run).view(width, **changes), Size(width, 50)))
 
 
 def test_a_narrow_head_says_which_of_several_files_is_shown():
@@ -243,5 +244,4 @@ def test_the_column_that_is_sorted_by_stays_when_the_pane_is_narrow():
     sheet = list_blocks(make_run("one").view(40, tab=Tab.OPS))[0]
     for sort, (head, _order) in enumerate(sheet.orders, 1):
         sorted_ = choose_rows(sheet, "", sort, False)
-        painted = "".join(text for text, _ in Table(sorted_.columns, 40).paint_head())
-        assert f"{head}v" in painted
+        assert f"{head}v" in line_text(Table(sorted_.columns, 40).paint_head())

@@ -64,25 +64,18 @@ def test_the_state_word_follows_the_view():
     assert name_state(make_view(Missing("x"))).text == "WAITING"
 
 
-def test_a_paused_view_does_not_age():
-    frame = make_frame(ages_s=make_ages(gpu=0.5))
-    view = make_view(frame, paused_ns=NOW_NS + SECOND, now_ns=NOW_NS + 600 * SECOND)
-    assert "old" not in text_of(paint_header(view, 200))
-    assert "gpu 1.5 s" in text_of(paint_header(view, 200))
+def header_of(width=200, ages=None, **seen):
+    return paint_header(make_view(make_frame(ages_s=make_ages(**ages)), **seen), width)
 
 
 def test_an_old_group_is_named_with_a_sign_and_a_warning_ink():
-    view = make_view(make_frame(ages_s=make_ages(gpu=14.0)))
     for width in (40, 80, 200):
-        assert [ink for text, ink in paint_header(view, width) if "! gpu 14 s old" in text] == [Ink.WARN]
-
-
-def test_threads_of_quiet_processes_may_be_five_intervals_old():
-    def header(age_s):
-        return text_of(paint_header(make_view(make_frame(ages_s=make_ages(threads=age_s))), 200))
-
-    assert "old" not in header(5.0)
-    assert "! threads 7.2 s old" in header(7.0)
+        assert [ink for text, ink in header_of(width, {"gpu": 14.0}) if "! gpu 14 s old" in text] == [Ink.WARN]
+    assert "old" not in text_of(header_of(ages={"threads": 5.0})), "quiet processes have five intervals"
+    assert "! threads 7.2 s old" in text_of(header_of(ages={"threads": 7.0}))
+    paused = text_of(header_of(ages={"gpu": 0.5}, paused_ns=NOW_NS + SECOND, now_ns=NOW_NS + 600 * SECOND))
+    assert "old" not in paused
+    assert "gpu 1.5 s" in paused
 
 
 def test_the_header_says_what_tpmon_does_to_the_job():
@@ -238,7 +231,7 @@ def test_events_and_verdicts_say_on_which_day_they_were():
     assert " Mar 14 03:07 process  rank 1 (4212) gone: SIGKILL" in later
 
 
-def test_the_hint_of_the_stacks_says_of_which_day_they_are():
+def test_the_hint_of_the_stacks_and_the_start_of_a_process_say_on_which_day_they_were():
     view = make_view(dump=dump_views.hung_three_looks(Asker.WATCH))
     assert texts_of(paint_hint(view, 120))[0].startswith(" d: stacks of 03:07:39, read by the hang watch: ")
     later = replace(view, now_ns=LATER_NS)
@@ -247,7 +240,5 @@ def test_the_hint_of_the_stacks_says_of_which_day_they_are():
     assert texts_of(paint_hint(later, 40))[0].startswith(" d: stacks of Mar 14 03:07, read by the")
     assert "Mar 14 03:07" in screen(replace(later, overlay=Overlay.STACKS), 80)
 
-
-def test_a_process_says_on_which_day_it_started():
     old = make_process(started=NOW - timedelta(days=3))
     assert ("started", "Mar 11 03:07, 3d00h ago") in describe_process(make_frame(), old)

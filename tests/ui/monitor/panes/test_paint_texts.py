@@ -164,7 +164,7 @@ def test_a_low_pane_keeps_use_demand_memory_and_loader_and_counts_marks():
     assert "more" not in texts_of(cpu_lines(frame, height=12))[0]
 
 
-def test_a_history_spans_a_minute_however_narrow():
+def test_a_history_spans_a_minute_however_narrow_and_its_columns_keep_their_pulses():
     pulses = make_pulses(make_frame(), 300)
     for cells in (6, 15, 40, 60):
         groups = thin(pulses, cells)
@@ -172,10 +172,6 @@ def test_a_history_spans_a_minute_however_narrow():
         assert span_of(groups) >= 50
     assert thin(pulses, 0) == []
     assert [len(group) for group in thin(pulses[-3:], 60)] == [1, 1, 1]
-
-
-def test_history_columns_keep_their_pulses_as_time_goes_on():
-    pulses = make_pulses(make_frame(), 120)
     before = {group[0].taken_ns: tuple(group) for group in thin(pulses[:-1], 10)[1:-1]}
     after = {group[0].taken_ns: tuple(group) for group in thin(pulses, 10)[:-1]}
     assert all(after.get(start, group) == group for start, group in before.items())
@@ -314,11 +310,6 @@ def text_of(view: ViewState, width: int, most: int = 4) -> str:
     return join(paint_steps(view, width, most))
 
 
-def test_without_a_hook_nothing_is_painted():
-    assert paint_steps(make_view(), 200, 4) == []
-    assert paint_steps(make_view(Missing("no reading yet")), 200, 4) == []
-
-
 def rank_table(width: int, **fields: Any) -> str:
     return join(paint_ranks(view_of(**fields), Size(width, 6), focused=False))
 
@@ -344,12 +335,19 @@ def test_a_wide_rank_table_tells_the_pace_of_each_rank_before_what_its_threads_d
         assert new == heads & {"steps/s", "p95", "p99", "samples/s"}, width
 
 
-def test_a_rank_without_a_hook_has_no_pace_and_not_a_pace_of_nothing():
+def test_without_a_hook_nothing_is_painted_and_a_rank_without_has_no_pace_and_not_a_pace_of_nothing():
+    assert paint_steps(make_view(), 200, 4) == []
+    assert paint_steps(make_view(Missing("no reading yet")), 200, 4) == []
     frame = make_frame(ranks=(make_rank(4211), make_rank(4212, rank=1)))
     view = make_view(with_hooks(frame, make_hook(4211)))
     row = next(text for text in texts_of(paint_ranks(view, Size(200, 6), focused=False)) if " 4212 " in text)
     assert row.split().count("?") >= 4
     assert "4.00" not in row
+    hooks = [make_hook(4211 + i, rank=i, pace=make_pace(4211 + i, own_ms=own)) for i, own in enumerate((100, 240, 110))]
+    frame = make_frame(ranks=(*frame.ranks, make_rank(4213, rank=2)))
+    text = join(paint_ranks(make_view(with_hooks(frame, *hooks)), Size(160, 8), focused=False))
+    assert "240 ms!" in text, "a rank whose own part is long is marked"
+    assert text.count("ms!") == 1
 
 
 @pytest.mark.parametrize("width", [80, 90, 100, 120])
@@ -383,11 +381,6 @@ def test_no_line_is_wider_than_the_screen(width, fields):
     assert all(line_width(line) <= width for line in lines)
 
 
-def test_a_loop_that_takes_no_step_is_marked():
-    line = paint_steps(view_of(step_age_s=840.0), 120, 4)[0]
-    assert ("! no step for 14m00s", Ink.WARN) in line
-
-
 def test_that_ranks_compiled_again_is_said_for_ten_minutes_where_there_is_room():
     again = make_event("rank 0 compiled again: 14 frames", 12, EventKind.COMPILE)
     view = replace(view_of(), events=(again,))
@@ -410,18 +403,11 @@ def test_the_pulse_keeps_the_longest_step():
     assert isinstance(pulse_of(make_frame()).step_ms, Missing)
 
 
-def test_a_rank_whose_own_part_is_long_is_marked():
-    frame = make_frame(ranks=(make_rank(4211), make_rank(4212, rank=1), make_rank(4213, rank=2)))
-    hooks = [make_hook(4211 + i, rank=i, pace=make_pace(4211 + i, own_ms=own)) for i, own in enumerate((100, 240, 110))]
-    text = join(paint_ranks(make_view(with_hooks(frame, *hooks)), Size(160, 8), focused=False))
-    assert "240 ms!" in text
-    assert text.count("ms!") == 1
-
-
-def test_a_stall_of_the_history_is_named_with_its_age():
+def test_a_loop_that_takes_no_step_is_marked_and_a_stall_of_the_history_named_with_its_age():
     view = view_of()
     pulses = list(view.pulses)
     pulses[-21] = replace(pulses[-21], step_ms=4_100.0)
     text = text_of(replace(view, pulses=tuple(pulses)), 120)
     assert "! stall 4.1 s, 20 s ago" in text
     assert "stall" not in text_of(view, 120)
+    assert ("! no step for 14m00s", Ink.WARN) in paint_steps(view_of(step_age_s=840.0), 120, 4)[0]

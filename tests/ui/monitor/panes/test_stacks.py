@@ -89,11 +89,6 @@ SAID = {
 """What the screen says, texts with a "|" between; after a "~" what it does not."""
 
 
-@pytest.mark.parametrize(("view", "words"), SAID.values(), ids=SAID)
-def test_the_screen_says(view, words):
-    assert find_wrong(words, text_of(view, 200, 50)) == []
-
-
 @pytest.mark.parametrize(
     ("kind", "tip"),
     [
@@ -113,16 +108,12 @@ def test_each_kind_of_refusal_says_what_to_do(kind, tip):
     assert tip in said
 
 
-def test_readonly_offers_another_look_but_no_stop():
+def test_a_stop_is_offered_neither_with_readonly_nor_after_one_nor_while_a_dump_runs():
     look = make_round(make_rank(0), errors=[error(ErrorKind.FAILED)])
     view = stacks_view(dump_views.make_update(look, world_size=2), readonly=True)
     assert "Try: again" in text_of(view)
     assert "R reads" not in text_of(view)
     assert "R" not in {key.keys[0] for key in keys_shown(view)}
-
-
-def test_after_a_look_with_a_stop_there_is_no_other():
-    look = make_round(make_rank(0), errors=[error(ErrorKind.FAILED)])
     blocked = dump_views.make_update(look, request=DumpRequest(Asker.KEY, block=True))
     assert requests.list_stoppable(stacks_view(blocked)) == ()
     assert requests.list_stoppable(stacks_view(dump_views.torn())) != ()
@@ -296,6 +287,11 @@ SAMPLED = {
 }
 
 
+@pytest.mark.parametrize(("view", "words"), [*SAID.values(), *SAMPLED.values()], ids=[*SAID, *SAMPLED])
+def test_the_screen_says(view, words):
+    assert find_wrong(words, text_of(view, 200, 50)) == []
+
+
 def test_without_stacks_nothing_is_offered_that_samples():
     for overlay in (Overlay.NONE, Overlay.SAMPLE):
         view = make_view(TWO_RANKS, overlay=overlay, no_stacks=True)
@@ -309,16 +305,12 @@ def test_without_stacks_nothing_is_offered_that_samples():
     assert offer.message == "b again writes a bundle here: no stacks, files for a ticket"
 
 
-def test_your_own_code_stands_out():
-    inks = {text: ink for line in paint_screen(sample_view(sample_views.ended()), Size(120, 60)) for text, ink in line}
+def test_your_own_code_stands_out_and_all_lines_can_be_scrolled_to():
+    view = sample_view(sample_views.ended())
+    inks = {text: ink for line in paint_screen(view, Size(120, 60)) for text, ink in line}
     assert next(ink for text, ink in inks.items() if "decode data.py:88" in text) is Ink.STRONG
     assert next(ink for text, ink in inks.items() if "poll connection.py" in text) is Ink.DIM
-
-
-def test_all_lines_can_be_scrolled_to():
-    view = sample_view(sample_views.ended())
-    size = Size(80, 24)
-    _, limit = page_of(view, size, keys_shown(view))
+    _, limit = page_of(view, Size(80, 24), keys_shown(view))
     assert limit > 0
     assert "py-spy used 80 ms of CPU" in text_of(replace(view, scroll=limit), 80, 24)
 

@@ -88,7 +88,7 @@ def test_the_smallest_screen_keeps_the_word_above_what_a_key_asked_for(what):
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.kind.value)
-def test_severity_is_a_sign_and_an_ink(row):
+def test_severity_is_a_sign_and_an_ink_and_the_smallest_screen_keeps_state_and_word(row):
     sign, ink = {0: ("", Ink.GOOD), 10: ("! ", Ink.WARN), 11: ("? ", Ink.STRONG), 12: ("!! ", Ink.BAD)}[row.exit_code]
     finding = make_finding(kind=row.kind)
     first = verdict.paint_headline(judged(finding), finding, 80)[0]
@@ -96,6 +96,10 @@ def test_severity_is_a_sign_and_an_ink(row):
     assert verdict.kind_ink(finding) is ink
     for width in (20, 24):
         assert row.kind.value.upper() in screen(finding, width, 5)[1]
+    cause = row.causes[0] if row.causes else NOT_APPLICABLE
+    lines = screen(make_finding(kind=row.kind, cause=cause), 20, 5, overlay=Overlay.VERDICT)
+    assert lines[0].split()[:3] == ["LIVE", "1", "s"]
+    assert row.kind.value.upper()[:15] in lines[1] + lines[2]
 
 
 def test_the_first_line_says_what_is_known():
@@ -115,12 +119,15 @@ def test_what_to_try_keeps_its_lines_and_says_its_ceiling():
     assert not any("Ceiling" in line for line in block(make_finding(ceiling=Missing("unknown share"))))
 
 
-def test_a_word_longer_than_the_line_is_broken_and_not_cut():
+def test_a_word_longer_than_the_line_is_broken_and_a_text_that_is_cut_ends_in_a_mark():
     long = "DataLoader(num_workers=8,persistent_workers=True,prefetch_factor=4)"
     assert long in "".join(line.strip() for line in block(make_finding(try_=long), width=40))
+    lines = block(make_finding(summary="word " * 60, try_="step " * 60), width=40, most=6)
+    assert len(lines) == 6
+    assert sum(line.endswith("…") for line in lines) == 2
 
 
-def test_evidence_has_value_history_source_and_age():
+def test_evidence_has_value_history_source_and_age_which_grows_while_nothing_comes():
     finding = make_finding(
         evidence=(
             make_evidence("runnable", value=4.2, unit="threads", source="/proc schedstat"),
@@ -134,12 +141,7 @@ def test_evidence_has_value_history_source_and_age():
     assert next(line for line in lines if "stack" in line).endswith("py-spy, 4.2 s")
     assert next(line for line in lines if "GPU busy" in line).endswith("NVML, age ?")
     assert "? no driver" in "\n".join(lines)
-
-
-def test_ages_of_evidence_grow_while_nothing_comes():
-    frame = judged(make_finding())
-    old = make_any_view(frame, now_ns=NOW_NS + 30 * 10**9)
-    assert any(line.endswith("200 looks, 30 s") for line in texts_of(paint_screen(old, Size(120, 40))))
+    assert any(line.endswith("200 looks, 30 s") for line in screen(make_finding(), 120, 40, now_ns=NOW_NS + 30 * 10**9))
 
 
 def test_what_does_not_fit_is_counted():
@@ -214,13 +216,6 @@ def test_two_lists_that_share_a_narrow_line_are_counted(width):
     assert shared(short).split() == ["-", "not:", "swap", "?", "unknown:", "steps"]
 
 
-def test_a_cut_text_ends_in_a_mark():
-    finding = make_finding(summary="word " * 60, try_="step " * 60)
-    lines = block(finding, width=40, most=6)
-    assert len(lines) == 6
-    assert sum(line.endswith("…") for line in lines) == 2
-
-
 @given(st.integers(1, 40), st.lists(st.integers(0, 12), min_size=8, max_size=8))
 def test_parts_never_take_more_lines_than_there_are(most, counts):
     names = ("head", "summary", "try", "evidence", "both", "ruled out", "unknown", "facts")
@@ -265,14 +260,6 @@ def test_a_low_screen_says_what_to_try_before_the_notes(width, height):
     frame = judged(HUNG, notes=("power-limited: 5 of 8 cards",))
     text = join(paint_screen(make_any_view(frame), Size(width, height)))
     assert find_wrong("!! HUNG|~power-limited|Try: dump the stacks", text) == []
-
-
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.kind.value)
-def test_the_smallest_screen_keeps_the_state_over_the_verdict(row):
-    cause = row.causes[0] if row.causes else NOT_APPLICABLE
-    lines = screen(make_finding(kind=row.kind, cause=cause), 20, 5, overlay=Overlay.VERDICT)
-    assert lines[0].split()[:3] == ["LIVE", "1", "s"]
-    assert row.kind.value.upper()[:15] in lines[1] + lines[2]
 
 
 PASTED = (
