@@ -76,16 +76,21 @@ def test_every_word_is_frozen_and_slotted():
         assert "__slots__" in vars(kind), kind
 
 
-def test_missing_is_an_object_and_not_applicable_is_no_key():
-    sample = make_cpu(used_cores=Missing("no permission"), pool=NOT_APPLICABLE)
-    raw = to_plain(sample)
+def test_a_frame_is_one_line_with_its_schema_first_missing_is_an_object_and_not_applicable_is_no_key():
+    line = encode(make_frame())
+    assert json.loads(line)["schema"] == "tpmon.frame/1"
+    assert line.startswith('{"schema":"tpmon.frame/1"')
+    raw = to_plain(make_cpu(used_cores=Missing("no permission"), pool=NOT_APPLICABLE))
     assert raw["used_cores"] == {"missing": "no permission"}
     assert "pool" not in raw
 
 
-def test_unknown_keys_of_a_newer_schema_are_ignored():
+def test_unknown_keys_of_a_newer_schema_are_ignored_and_an_absent_key_is_named():
     raw = to_plain(make_frame()) | {"added_later": {"x": 1}}
     assert from_plain(frame.Frame, raw) == make_frame()
+    del raw["cpu"]["used_cores"]
+    with pytest.raises(CodecError, match=re.escape("Frame.cpu.used_cores: the key is absent")):
+        from_plain(frame.Frame, raw)
 
 
 @pytest.mark.parametrize(
@@ -109,25 +114,15 @@ def test_a_value_that_does_not_fit_is_named_by_its_path(change, path):
         from_plain(frame.Frame, raw)
 
 
-def test_an_absent_key_is_named_unless_it_may_not_apply():
-    raw = to_plain(make_frame())
-    del raw["cpu"]["used_cores"]
-    with pytest.raises(CodecError, match=re.escape("Frame.cpu.used_cores: the key is absent")):
-        from_plain(frame.Frame, raw)
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_json_has_no_nan(value):
     with pytest.raises(ValueError, match="JSON"):
         encode(make_cpu(used_cores=value))
 
 
-def test_a_reading_has_no_truth_value():
+def test_zero_is_known_and_missing_is_not_and_has_no_truth_value():
     with pytest.raises(TypeError):
         bool(Missing("not read"))
-
-
-def test_zero_is_known_and_missing_is_not():
     assert is_known(0)
     assert not is_known(Missing("x"))
     assert not is_known(NOT_APPLICABLE)
@@ -185,12 +180,6 @@ def test_clean_text_keeps_ordinary_text(text):
     assert units.clean_text(text) == text
 
 
-def test_a_frame_is_one_line_of_json_with_its_schema_first():
-    line = encode(make_frame())
-    assert json.loads(line)["schema"] == "tpmon.frame/1"
-    assert line.startswith('{"schema":"tpmon.frame/1"')
-
-
 UNPRINTABLE = ("\u061c", "\u00ad", "\u180e", "\U000e0041", "\u202e", "\ue000", "\ud800")
 
 
@@ -212,13 +201,6 @@ REFUSED = Missing("permission denied")
 
 def at(seconds: float, **fields):
     return make_frame(taken_ns=int(seconds * SECOND), **fields)
-
-
-def test_an_empty_window_has_no_last_frame():
-    window = Window()
-    assert (len(window), window.pulses(), list(window)) == (0, (), [])
-    with pytest.raises(IndexError):
-        window.last()
 
 
 def test_frames_are_kept_for_a_minute_pulses_for_ten_and_one_earlier_frame_in_ten_seconds_for_the_minutes_before():
@@ -253,13 +235,6 @@ def test_the_spans_are_time_and_not_a_number_of_frames(gaps):
         assert [p.taken_ns for p in pulses] == sorted(p.taken_ns for p in pulses)
         assert len(window) == sum(pulses[-1].taken_ns - p.taken_ns <= 60 * SECOND for p in pulses)
     assert window.last().taken_ns == int(now * SECOND)
-
-
-def test_a_stop_of_an_hour_leaves_the_new_frame_alone():
-    window = Window()
-    window.append(at(1))
-    window.append(at(3601))
-    assert len(window) == len(window.pulses()) == 1
 
 
 def test_a_pulse_takes_the_figures_of_its_frame():
@@ -298,8 +273,13 @@ def test_a_pulse_of_what_could_not_be_read_is_missing_and_not_zero():
     assert isinstance(pulse_of(empty).shm_ratio, Missing)
 
 
-def test_values_are_one_figure_of_every_pulse_oldest_first():
+def test_values_are_one_figure_of_every_pulse_and_a_stop_of_an_hour_leaves_the_new_frame_alone():
     window = Window()
+    assert (len(window), window.pulses(), list(window)) == (0, (), [])
+    with pytest.raises(IndexError):
+        window.last()
     for second in range(3):
         window.append(at(second, cpu=make_cpu(runnable=float(second) if second else REFUSED)))
-    assert window.values(lambda pulse: pulse.runnable) == (REFUSED, 1.0, 2.0)
+    assert window.values(lambda pulse: pulse.runnable) == (REFUSED, 1.0, 2.0), "oldest first"
+    window.append(at(3601))
+    assert len(window) == len(window.pulses()) == 1

@@ -156,9 +156,11 @@ def test_a_figure_worth_a_look_stays_in_the_lowest_pane(frame, words):
     assert "!" in "\n".join(lines)
 
 
-def test_a_low_pane_keeps_use_demand_memory_and_loader_and_counts_marks():
+def test_gauges_are_the_same_for_every_frame_and_a_low_pane_keeps_four_and_counts_marks():
     labels = [line.split()[0] for line in texts_of(cpu_lines(make_frame(), height=5))[1:]]
     assert labels == ["used", "runnable", "memory", "loader"]
+    unread = make_frame(cpu=make_cpu(runnable=DENIED, pool=DENIED), loader=())
+    assert [one.label for one in list_gauges(unread, [])] == [one.label for one in list_gauges(make_frame(), [])]
     frame = make_frame(cpu=make_cpu(throttled_ratio=0.5), memory=make_memory(oom_kills=1, shm=FULL_SHM))
     assert "! 2 more, key 2" in texts_of(cpu_lines(frame, height=3))[0]
     assert "more" not in texts_of(cpu_lines(frame, height=12))[0]
@@ -176,12 +178,6 @@ def test_a_history_spans_a_minute_however_narrow_and_its_columns_keep_their_puls
     after = {group[0].taken_ns: tuple(group) for group in thin(pulses, 10)[:-1]}
     assert all(after.get(start, group) == group for start, group in before.items())
     assert len(set(before) & set(after)) >= 7
-
-
-def test_gauges_are_the_same_for_every_frame():
-    healthy = [gauge.label for gauge in list_gauges(make_frame(), [])]
-    unread = make_frame(cpu=make_cpu(runnable=DENIED, pool=DENIED), loader=())
-    assert [gauge.label for gauge in list_gauges(unread, [])] == healthy
 
 
 def test_a_long_reason_goes_on_in_the_next_line():
