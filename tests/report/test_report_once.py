@@ -47,11 +47,27 @@ def text_of(frame: Frame) -> str:
     return " ".join(" ".join(write_once(frame)).split())
 
 
-def test_once_says_who_and_the_facts_first():
+def test_once_says_who_and_the_facts_first_and_each_figure_where_it_belongs():
     lines = write_once(full_frame())
     assert lines[:1] == ["verdict  none: not judged"]
     assert (lines[1], lines[2].split()[0][:12]) == ("job      4211", "a_long_name_"), "a long name is not cut"
     assert any(line.startswith("facts    2 workers · 51 % of 8 CPUs") for line in lines[:9])
+    text = text_of(full_frame())
+    for words in (
+        "2 ranks of 8, 12 workers",
+        "asked for 4301",
+        "6 not on this host",
+        "budget 8 CPUs (affinity 0-7), used 4.10 CPUs, runnable 4.20 threads",
+        "largest pool 33 busy threads of worker 4300, 14.20 runnable, libgomp.so.1",
+        "pools / budget 7.10x",
+        "waiting share 82 %",
+        "used 2.6G, limit 16.0G (cgroup memory.max)",
+        "2 x NVIDIA H100 80GB HBM3, driver 570.124.06, CUDA 12.8",
+        "STALE: last answer 14 s ago; Xid 79",
+        "others launcher 4200",
+        "epoch 3 step 1230 loss 2.151",
+    ):
+        assert words in text
 
 
 OMP_4 = make_process(environment=(EnvironmentSetting("NCCL_DEBUG", "INFO"), EnvironmentSetting("OMP_NUM_THREADS", "4")))
@@ -116,25 +132,6 @@ def test_once_says(fields, words):
     assert text.count("first reading") <= 1 + len(fields.get("loader", ()))
 
 
-def test_once_says_each_figure_where_it_belongs():
-    text = text_of(full_frame())
-    for words in (
-        "2 ranks of 8, 12 workers",
-        "asked for 4301",
-        "6 not on this host",
-        "budget 8 CPUs (affinity 0-7), used 4.10 CPUs, runnable 4.20 threads",
-        "largest pool 33 busy threads of worker 4300, 14.20 runnable, libgomp.so.1",
-        "pools / budget 7.10x",
-        "waiting share 82 %",
-        "used 2.6G, limit 16.0G (cgroup memory.max)",
-        "2 x NVIDIA H100 80GB HBM3, driver 570.124.06, CUDA 12.8",
-        "STALE: last answer 14 s ago; Xid 79",
-        "others launcher 4200",
-        "epoch 3 step 1230 loss 2.151",
-    ):
-        assert words in text
-
-
 def test_once_puts_ranks_in_order_and_the_busiest_workers_first():
     lines = write_once(full_frame())
     words = [line.split() for line in lines if len(line.split()) > 3]
@@ -150,9 +147,10 @@ def test_once_puts_ranks_in_order_and_the_busiest_workers_first():
     ("fields", "cells"),
     [
         ({"cpu_pct": Missing("first reading"), "runnable": Missing("first reading")}, {4: "?", 6: "?"}),
-        ({"runnable": 0.4, "waiting": 0.3}, {7: "-"}),
+        ({"runnable": 0.4, "waiting": 0.2}, {7: "-"}),
+        ({"runnable": 0.5, "waiting": 0.25}, {7: "50"}),
     ],
-    ids=["not read", "hardly a thread has no waiting share"],
+    ids=["not read", "hardly a thread has no waiting share", "half a thread has one"],
 )
 def test_a_cell_is_a_sign_where_there_is_no_figure(fields, cells):
     lines = write_once(make_frame(processes=(make_process(**fields),)))

@@ -41,11 +41,12 @@ def test_plain_says_who_and_the_facts_at_once_or_once_there_are_rates():
     assert (attached.split()[1], facts[:15]) == ("attached:", "03:07:42 facts:")
 
 
-def test_plain_says_nothing_while_nothing_changes_but_a_heartbeat_a_minute():
+def test_plain_says_nothing_while_nothing_changes_but_a_heartbeat_a_minute_and_a_new_day():
     lines = said([at(i) for i in range(300)])
     beats = [line for line in lines if "no change" in line]
     assert len(lines) == 2 + len(beats)
     assert [line.split()[0] for line in beats] == ["03:08:41", "03:09:41", "03:10:41", "03:11:41"]
+    assert "03:07:36 date: 2026-03-15" in said([at(0), at(86_400 - 5)])
 
 
 @pytest.mark.parametrize(
@@ -87,10 +88,15 @@ def test_plain_gathers_changes_into_few_lines():
     assert 1 <= len(changes) <= 300 / QUIET_S
 
 
+CONTEXT, WORK = (GpuProcess(4211, used * GIB, Missing("no sample"), True) for used in (1, 60))
+STRAY = make_gpu(0, sm_pct=96.0, processes=(CONTEXT,))
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"gpus": (make_gpu(0, sm_pct=12.0),)}, "GPU busy fell from 96 % to 12 %"),
+        ({"gpus": (STRAY, make_gpu(3, sm_pct=12.0, processes=(WORK,)))}, "GPU busy fell from 96 % to 12 %"),
         ({"cpu": make_cpu(runnable=14.2)}, "threads runnable rose from 4.2 to 14.2"),
         ({"cpu": make_cpu(run_delay_ratio=0.82)}, "thread time waiting for a CPU rose from 2.0 % to 82 %"),
         ({"loader": (make_loader(empty_ratio=0.9),)}, "readings without a ready batch rose from 0 % to 90 %"),
@@ -101,14 +107,6 @@ def test_plain_follows_each_figure(fields, words):
     before = {"gpus": (make_gpu(0),)}
     frames = [at(i, **(before if i < 31 else {**before, **fields})) for i in range(40)]
     assert any(line.split(" ", 1)[1].startswith(words) for line in said(frames)[2:])
-
-
-def test_plain_leaves_the_card_of_a_stray_context_to_its_users():
-    context, work = (GpuProcess(4211, used * GIB, Missing("no sample"), True) for used in (1, 60))
-    stray = make_gpu(0, sm_pct=96.0, processes=(context,))
-    own = (make_gpu(3, sm_pct=96.0, processes=(work,)), make_gpu(3, sm_pct=12.0, processes=(work,)))
-    lines = said([at(i, gpus=(stray, own[i >= 31])) for i in range(40)])
-    assert any("GPU busy fell from 96 % to 12 %" in line for line in lines)
 
 
 def test_plain_says_events_notes_and_states_and_the_end_once():
@@ -159,12 +157,6 @@ def test_plain_counts_a_crowd_of_events():
     lines = [line for line in said(frames) if " process: " in line]
     assert len([line for line in lines if "born" in line]) == 2 * MOST_EVENTS
     assert f"process: {1000 - MOST_EVENTS} more events, not named" in lines[MOST_EVENTS]
-
-
-def test_plain_says_a_new_day():
-    later = 86_400 - 5
-    lines = said([at(0), at(later)])
-    assert "03:07:36 date: 2026-03-15" in lines
 
 
 def test_plain_is_words_alone():

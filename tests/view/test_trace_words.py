@@ -24,12 +24,10 @@ def row(rank, path: str) -> TraceRankRow:
     return TraceRankRow(rank, path, 1.0, 1.0, 0.0, 0.0, 0.0, UNKNOWN, UNKNOWN)
 
 
-def test_the_file_stands_where_the_rank_is_not_known_or_not_the_only_one():
+def test_the_file_stands_where_the_rank_does_not_tell_and_long_names_that_begin_alike_still_differ():
     rows = [row(0, "/a/x.pt.trace.json.gz"), row(0, "/a/y.json"), row(1, "/a/z.json"), row(UNKNOWN, "/a/cpu.json")]
     assert list(name_ranks(rows).values()) == ["0 x", "0 y", "1", "cpu"]
 
-
-def test_long_names_that_begin_alike_still_differ():
     paths = [f"/logs/{'a_very_long_name_of_a_run' * 2}_{letter}.pt.trace.json" for letter in "ab"]
     named = list(name_files(paths).values())
     assert all(len(name) <= 20 for name in named)

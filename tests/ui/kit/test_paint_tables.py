@@ -34,16 +34,13 @@ from tpmon.view.ranks import order_ranks, state_ink, write_role, write_state
 # Cells
 
 
-def test_wide_characters_take_two_cells():
+def test_wide_characters_take_two_cells_and_a_line_is_cut_in_the_span_that_crosses_the_edge():
     assert count_cells("\u8a13\u7df4") == 4
     assert layout.cut("\u8a13\u7df4.py", 5) == "\u8a13\u7df4\u2026"
     assert layout.cut("\u8a13\u7df4.py", 4) == "\u8a13\u2026"
     assert count_cells(layout.pad("\u8a13", 5)) == count_cells(layout.pad_left("\u8a13", 5)) == 5
     assert layout.cut_front("/a/long/path.log", 9) == "\u2026path.log"
     assert layout.cut("train", 0) == ""
-
-
-def test_a_line_is_cut_in_the_span_that_crosses_the_edge():
     line = (("abc", Ink.DIM), ("", Ink.BAD), ("def", Ink.DIM), ("ghi", Ink.BAD))
     assert layout.fit_line(line, 9) == (("abcdef", Ink.DIM), ("ghi", Ink.BAD))
     assert layout.fit_line(line, 5) == (("abcd\u2026", Ink.DIM),)
@@ -132,12 +129,9 @@ def ranks_in_order(frame):
     return [rank.row.rank for rank in order_ranks(frame)]
 
 
-def test_the_worst_rank_comes_first():
+def test_the_worst_rank_comes_first_and_a_frozen_one_that_says_so():
     odd = {1: {"cpu_pct": 3.0}, 2: {"state": "S"}, 3: {"state": "S"}, 4: {"state": "T"}, 5: {"state": "Z"}}
     assert ranks_in_order(job_of(6, odd, waits_s={2: 26.0, 3: 1900.0})) == [5, 4, 3, 2, 1, 0]
-
-
-def test_a_frozen_rank_comes_before_the_others_and_says_so():
     frame = job_of(3, {2: {"state": "S", "frozen": Freezer(2, "/train", "/sys/fs/cgroup/train")}})
     first, _, last = frame.processes
     assert ranks_in_order(frame) == [2, 0, 1]
@@ -169,15 +163,6 @@ def test_a_pane_without_a_living_rank_says_so_first(width):
     early = make_frame(ranks=(), processes=(), facts="no rank yet \u00b7 99 % of 2 CPUs")
     for frame in (one_left, early):
         assert "no rank left" not in "".join(texts_of(paint_ranks(make_view(frame), Size(width, 6), focused=False)))
-
-
-def test_hardly_a_thread_has_no_waiting_share():
-    def waiting(runnable):
-        process = make_process(4211, runnable=runnable, waiting=runnable / 2)
-        return paint_ranks(make_view(make_frame(processes=(process,))), Size(80, 6), focused=False)[2]
-
-    assert "   50" in text_of(waiting(0.5))
-    assert "50" not in text_of(waiting(0.4))
 
 
 # Workers

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.frames import make_finding, make_frame, make_target, make_view
 from tests.goldens import capture_views
+from tests.painted import join
 from tests.ui.monitor import key_checks_capture, key_checks_job, key_checks_stacks
 from tests.ui.monitor.driving import drive
 from tpmon.model.frame import TargetState
@@ -38,13 +39,14 @@ def all_views() -> Iterator[ViewState]:
         yield make_view(frame, overlay=overlay, zoom=zoom, focus=focus, filter_text=text, interval_s=interval_s)
 
 
-def test_each_row_has_an_id_words_something_to_do_and_a_check():
+def test_each_row_has_an_id_words_in_the_docs_too_something_to_do_and_a_check():
     assert len({key.id for key in KEYS}) == len(KEYS)
     assert {key.id for key in KEYS} == set(monitor_keys.USES) == set(CHECKS)
     assert {key.id for key in trace_keys.TRACE_KEYS} == set(trace_keys.USES)
     for key in KEYS:
         word, priority = key.footer
         assert (bool(key.help), bool(key.section), priority > 0) == (True, True, bool(word)), key.id
+    assert DOCS.read_text() == keys_markdown(), "run: python -m tpmon.ui.monitor.keys > docs/keys.md"
 
 
 def test_plus_and_minus_mean_one_thing_over_a_capture_too_its_steps():
@@ -62,13 +64,6 @@ def test_plus_and_minus_mean_one_thing_over_a_capture_too_its_steps():
         if ids & {"capture-more", "capture-fewer", "capture-kind", "capture-ranks"}:
             assert not ids & {"slower", "faster"}
     assert met >= {"capture-more", "capture-fewer", "capture-ranks", "capture-go", "slower", "faster"}
-
-
-def test_the_help_over_the_plan_of_a_capture_fits_the_common_screen():
-    for update in (capture_views.offered(cuda=True), capture_views.priced(), capture_views.recording()):
-        for behind in (Overlay.CAPTURE, Overlay.NONE):
-            view = make_view(make_frame(verdict=make_finding()), overlay=Overlay.HELP, behind=behind, capture=update)
-            assert page_of(view, Size(80, 24), keys_shown(view))[1] == 0
 
 
 def test_a_key_that_does_nothing_says_why():
@@ -101,7 +96,7 @@ def names_shown(view):
     return {name for key in keys_shown(view) for name in key.keys}
 
 
-def test_keys_that_cannot_work_are_not_shown():
+def test_keys_that_cannot_work_are_not_shown_and_help_lists_what_works_below_it_but_the_footer_does_not():
     assert "esc" not in names_shown(make_view())
     zoomed = make_view(zoom=Pane.GPUS, focus=Pane.GPUS)
     assert not names_shown(zoomed) & {"s", "S", "P", "M", "T", "/", "e"}
@@ -111,28 +106,33 @@ def test_keys_that_cannot_work_are_not_shown():
     assert names_shown(make_view(make_frame())) >= {"+", "-"}
     ended = make_frame(target=make_target(state=TargetState.ENDED, ended="exit 0"))
     assert not names_shown(make_view(ended)) & {"+", "-"}
+    priorities = {key.keys[0]: key.priority for key in keys_shown(make_view(overlay=Overlay.HELP))}
+    assert (priorities["s"], priorities["esc"] > 0, priorities["q"] > 0) == (0, True, True)
 
 
-def test_help_lists_what_works_below_it_but_the_footer_does_not():
-    shown = {key.keys[0]: key for key in keys_shown(make_view(overlay=Overlay.HELP))}
-    assert shown["s"].priority == 0
-    assert shown["esc"].priority > 0
-    assert shown["q"].priority > 0
+JUDGED = make_frame(verdict=make_finding())
+HELPED = [
+    *(
+        {"frame": frame, "filter_text": "x"}
+        for frame in (make_frame(), JUDGED, make_frame(verdict=make_finding(try_=Missing("?"))))
+    ),
+    *(
+        {"frame": JUDGED, "behind": behind, "capture": capture}
+        for behind in (Overlay.CAPTURE, Overlay.NONE)
+        for capture in (capture_views.offered(cuda=True), capture_views.priced(), capture_views.recording())
+    ),
+]
+"""Views below a help, over the plan of a capture too."""
 
 
-def test_docs_are_written_from_the_table():
-    assert DOCS.read_text() == keys_markdown(), "run: python -m tpmon.ui.monitor.keys > docs/keys.md"
-
-
-@pytest.mark.parametrize("fields", [{}, {"verdict": make_finding()}, {"verdict": make_finding(try_=Missing("?"))}])
+@pytest.mark.parametrize("fields", HELPED)
 def test_all_keys_of_the_help_fit_the_common_screen(fields):
-    view = make_view(make_frame(**fields), overlay=Overlay.HELP, filter_text="x")
+    view = make_view(**fields, overlay=Overlay.HELP)
     keys = keys_shown(view)
-    text = "\n".join("".join(t for t, _ in line) for line in paint_screen(view, Size(80, 24), keys))
+    text = join(paint_screen(view, Size(80, 24), keys))
     assert page_of(view, Size(80, 24), keys)[1] == 0, "nothing to scroll to"
     assert "lines 1" not in text
-    for key in keys:
-        assert f" {key.keys[0]} " in text, key
+    assert [key.keys[0] for key in keys if f" {key.keys[0]} " not in text] == []
 
 
 @pytest.mark.parametrize("key_id", [row.id for row in KEYS])

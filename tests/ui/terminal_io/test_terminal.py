@@ -115,16 +115,10 @@ def test_facts_name_the_job_the_host_and_the_time():
     ]
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """Stand in an empty folder without a home."""
+def test_without_a_home_a_crash_is_told_and_written_nowhere_and_no_configuration_is_read(tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setattr("os.path.expanduser", lambda path: path)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_a_crash_without_a_home_is_told_and_written_nowhere(here):
     try:
         raise ZeroDivisionError("seen")
     except ZeroDivisionError as error:
@@ -132,12 +126,9 @@ def test_a_crash_without_a_home_is_told_and_written_nowhere(here):
     assert said.startswith("Traceback")
     assert "tpmon: bug: ZeroDivisionError: seen" in said
     assert said.endswith("Try: copy the lines above; no report file: no home folder is known.")
-    assert list(here.iterdir()) == []
-
-
-def test_a_configuration_without_a_home_is_none(here):
+    assert list(tmp_path.iterdir()) == []
     path = config_path({})
-    file = here / path
+    file = tmp_path / path
     file.parent.mkdir(parents=True)
     file.write_text("interval = 5\n")
     assert read_file(path) == {}

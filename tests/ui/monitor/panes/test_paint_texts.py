@@ -386,14 +386,12 @@ def test_that_ranks_compiled_again_is_said_for_ten_minutes_where_there_is_room()
     assert "compiled again" not in text_of(replace(view, events=(old,)), 200)
 
 
-def test_the_bar_has_a_cell_for_each_share_and_the_width_asked_for():
+def test_the_bar_has_a_cell_for_each_share_and_the_pulse_keeps_the_longest_step():
     bar = split_bar(make_pace(**split_of(50.0)), 20)
     assert len(bar) == 20
     assert bar.count("█") == 10
     assert split_bar(make_pace(data_pct=Missing("no")), 20) == ""
 
-
-def test_the_pulse_keeps_the_longest_step():
     frame = with_hooks(make_frame(), make_hook(pace=make_pace(slowest_ms=333.0)))
     assert pulse_of(frame).step_ms == 333.0
     assert isinstance(pulse_of(make_frame()).step_ms, Missing)
