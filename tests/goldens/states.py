@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tests.frames import make_pulses
-from tests.goldens import judged_jobs
 from tests.goldens.gpu_node import eight_gpus, eight_gpus_events
 from tests.goldens.hooked_job import hooked, hooked_events, stall
+from tests.goldens.judged_jobs import compute_bound, hung, hung_events, oversubscribed, starting, undecided
 from tests.goldens.playing import hold, play
 from tests.goldens.recorded_job import data_bound, data_bound_events, data_bound_history
+from tests.goldens.rule_jobs import gpu_throttled, memory_growth, straggler
 from tests.goldens.small_jobs import attach_event, ended, ended_events, no_workers, two_ranks, two_ranks_events
 from tests.goldens.unreadable_job import other_user
 from tpmon.model.frame import Event, Frame, Pulse
@@ -25,18 +26,18 @@ STATES: dict[str, tuple[Callable[[], Frame], Callable[[], tuple[Event, ...]]]] =
     "two-ranks": (two_ranks, two_ranks_events),
     "eight-gpus": (eight_gpus, eight_gpus_events),
     "no-workers": (no_workers, attach_event),
-    "oversubscribed": (judged_jobs.oversubscribed, attach_event),
+    "oversubscribed": (oversubscribed, attach_event),
     "ended": (lambda: play([*hold(two_ranks(), 30), ended()]).frame, ended_events),
     "other-user": (lambda: play([other_user()]).frame, attach_event),
     "data-bound": (data_bound, data_bound_events),
-    "hung": (judged_jobs.hung, judged_jobs.hung_events),
-    "compute-bound": (judged_jobs.compute_bound, eight_gpus_events),
-    "undecided": (judged_jobs.undecided, attach_event),
-    "starting": (judged_jobs.starting, attach_event),
+    "hung": (hung, hung_events),
+    "compute-bound": (compute_bound, eight_gpus_events),
+    "undecided": (undecided, attach_event),
+    "starting": (starting, attach_event),
     "hooked": (hooked, hooked_events),
-    "gpu-throttled": (judged_jobs.gpu_throttled, eight_gpus_events),
-    "straggler": (judged_jobs.straggler, attach_event),
-    "memory-growth": (judged_jobs.memory_growth, attach_event),
+    "gpu-throttled": (gpu_throttled, eight_gpus_events),
+    "straggler": (straggler, attach_event),
+    "memory-growth": (memory_growth, attach_event),
 }
 NARROW = ("gpu-throttled", "straggler", "memory-growth")
 """Situations that are painted for a side pane only."""
