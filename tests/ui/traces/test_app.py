@@ -320,35 +320,24 @@ def test_every_key_beside_a_comparison_does_what_it_says():
     assert "against" in used
 
 
+NOISE = "1.21x (95 %: 1.20 to 1.22)"
+FEW = "fewer than 3 steps in one of them"
+UNTOLD = ("world size", "batch, shapes and types (not recorded: record_shapes=True)")
+
+
+def no_help(ratio, low, high):
+    return {"helped": False, "ratio": ratio, "ratio_low": low, "ratio_high": high}
+
+
 @pytest.mark.parametrize(
     ("changes", "word", "beside", "ink"),
     [
-        ({"unchecked": ()}, "IT HELPED", "1.21x (95 %: 1.20 to 1.22)", Ink.GOOD),
-        (
-            {"helped": False, "ratio": 0.8, "ratio_low": 0.7, "ratio_high": 0.9},
-            "! SLOWER",
-            "0.80x (95 %: 0.70 to 0.90)",
-            Ink.WARN,
-        ),
-        (
-            {"helped": False, "ratio": 1.1, "ratio_low": 0.9, "ratio_high": 1.2},
-            "NO DIFFERENCE",
-            "1.10x (95 %: 0.90 to 1.20)",
-            Ink.STRONG,
-        ),
-        ({"helped": False, "target": 1.5}, "FASTER, SHORT OF 1.5x", "1.21x (95 %: 1.20 to 1.22)", Ink.STRONG),
-        (
-            {"helped": Missing("fewer than 3 steps in one of them"), "ratio_low": Missing("few")},
-            "! NO ANSWER",
-            "fewer than 3 steps in one of them",
-            Ink.WARN,
-        ),
-        (
-            {"unchecked": ("world size", "batch, shapes and types (not recorded: record_shapes=True)")},
-            "IT HELPED?",
-            "1.21x (95 %: 1.20 to 1.22)",
-            Ink.STRONG,
-        ),
+        ({"unchecked": ()}, "IT HELPED", NOISE, Ink.GOOD),
+        (no_help(0.8, 0.7, 0.9), "! SLOWER", "0.80x (95 %: 0.70 to 0.90)", Ink.WARN),
+        (no_help(1.1, 0.9, 1.2), "NO DIFFERENCE", "1.10x (95 %: 0.90 to 1.20)", Ink.STRONG),
+        ({"helped": False, "target": 1.5}, "FASTER, SHORT OF 1.5x", NOISE, Ink.STRONG),
+        ({"helped": Missing(FEW), "ratio_low": Missing("few")}, "! NO ANSWER", FEW, Ink.WARN),
+        ({"unchecked": UNTOLD}, "IT HELPED?", NOISE, Ink.STRONG),
         ({"helped": Missing("no steps are marked")}, "! NO ANSWER", "no steps are marked", Ink.WARN),
     ],
 )

@@ -1,11 +1,10 @@
-"""What a tab is made of: tables of any result, rows as filtered and sorted, n/a with its reason; and its pictures."""
+"""What a tab is made of: tables of any result, rows as filtered and sorted, n/a with its reason; at every size."""
 
 from dataclasses import fields, replace
 
 import pytest
 
 from tests.goldens import trace_views
-from tests.goldens.pictures import write_text
 from tests.goldens.trace_views import make_run
 from tests.painted import join, texts_of
 from tests.painted import text_of as line_text
@@ -176,21 +175,6 @@ def test_a_tab_without_data_says_why(run, tab, words):
 @pytest.mark.parametrize(("pct", "cells"), [(0, 0), (50, 5), (100, 10), (400, 10), (-3, 0)])
 def test_a_bar_stays_in_its_place(pct, cells):
     assert len(bar(pct, 10)) == cells
-
-
-LISTED = list(trace_views.list_trace_pictures())
-
-
-@pytest.mark.parametrize("picture", LISTED, ids=lambda picture: picture.name)
-def test_the_picture_is_what_is_painted(picture):
-    painted = write_text(trace_views.paint_picture(picture))
-    assert painted == trace_views.picture_path(picture).read_text(encoding="utf-8"), "run: make goldens"
-    if picture.changes.get("ascii_only"):
-        assert painted.isascii()
-
-
-def test_no_file_is_left_over():
-    assert {path.name for path in trace_views.FOLDER.iterdir()} == {f"{one.name}.txt" for one in LISTED}
 
 
 @pytest.mark.parametrize("run", ["one", "ranks", "cpu", "pair", "refused", *trace_views.SNAPSHOTS])

@@ -31,6 +31,10 @@ def stacks_view(update, **fields):
     return make_view(make_frame(), overlay=Overlay.STACKS, dump=update, **fields)
 
 
+def looked(look, world_size=2, **fields):
+    return stacks_view(dump_views.make_update(look, world_size=world_size), **fields)
+
+
 def error(kind, reason="because", rank=1, role=Role.RANK):
     return DumpError(HOST, 4000 + rank, role, rank, NOT_APPLICABLE, kind, reason)
 
@@ -67,14 +71,8 @@ SAID = {
     "its age grows": (LATER, "1m12s ago"),
     "its age stands while paused": (replace(LATER, paused_ns=NOW_NS), "12 s ago"),
     "no record of collectives": (stacks_view(dump_views.hung_once()), "~number 18204|stopped nothing"),
-    "the milliseconds of a stop": (
-        stacks_view(dump_views.make_update(STOPPED, world_size=1)),
-        "stopped the job 3.4 ms|py-spy 1.23 s of CPU",
-    ),
-    "nothing to try for a process that ended": (
-        stacks_view(dump_views.make_update(GONE, world_size=2)),
-        "! not read: rank 1: it ended|~Try:",
-    ),
+    "the milliseconds of a stop": (looked(STOPPED, 1), "stopped the job 3.4 ms|py-spy 1.23 s of CPU"),
+    "nothing to try for a process that ended": (looked(GONE), "! not read: rank 1: it ended|~Try:"),
     "one worker alone": (stacks_view(dump_views.one_worker()), ONE_WORKER),
     "other threads in one row": (
         stacks_view(dump_views.hung_once()),
@@ -82,7 +80,7 @@ SAID = {
     ),
     "other threads opened": (stacks_view(dump_views.hung_once(), stacks=OPENED), "8x pt_nccl_watchdg of ranks 8-15"),
     "many waits of one group": (
-        stacks_view(dump_views.make_update(make_round(*WAITS), world_size=9)),
+        looked(make_round(*WAITS), 9),
         "blocked in a read of /data/6 on NFS (/data), blocked in a read of /data/0|5 more waits",
     ),
 }
@@ -103,14 +101,14 @@ SAID = {
 )
 def test_each_kind_of_refusal_says_what_to_do(kind, tip):
     look = make_round(make_rank(0), errors=[error(kind)])
-    said = text_of(stacks_view(dump_views.make_update(look, world_size=2)))
+    said = text_of(looked(look))
     assert "! not read: rank 1: because" in said
     assert tip in said
 
 
 def test_a_stop_is_offered_neither_with_readonly_nor_after_one_nor_while_a_dump_runs():
     look = make_round(make_rank(0), errors=[error(ErrorKind.FAILED)])
-    view = stacks_view(dump_views.make_update(look, world_size=2), readonly=True)
+    view = looked(look, readonly=True)
     assert "Try: again" in text_of(view)
     assert "R reads" not in text_of(view)
     assert "R" not in {key.keys[0] for key in keys_shown(view)}
@@ -201,7 +199,7 @@ def test_a_group_of_five_hundred_threads_and_five_hundred_groups_are_painted():
     native = [make_native(n, f"pool-{n}") for n in range(500)]
     many = [make_rank(n, frames=(StackFrame(f"step_{n}", "/run/a.py", n + 1),)) for n in range(500)]
     for processes in ([make_rank(0, *native)], many):
-        view = stacks_view(dump_views.make_update(make_round(*processes), world_size=500))
+        view = looked(make_round(*processes), 500)
         for width, height in ((200, 50), (40, 30), (20, 5)):
             assert text_of(view, width, height)
         last = state.action_walk(view, Move.LAST, 5)
@@ -263,24 +261,19 @@ def test_the_price_counts_whom_it_is_of():
     assert requests.say_next_price(make_view(Missing("no reading"))) == ""
 
 
+SAMPLED_ALL = sample_view(sample_views.ended())
 SOME = sample_views.make_update(make_reading(make_sampled(0), asked=9, ended=2))
 SAMPLED_LATER = sample_view(sample_views.ended(), now_ns=NOW_NS + 60 * 10**9)
 SAMPLED = {
     "while it runs no price": (sample_view(sample_views.running()), "sampling: 4 of 10 s|f end|~f samples"),
     "the job ended": (replace(sample_view(sample_views.running()), frame=OVER), "~sampling:|~f end|~f samples"),
     "the job ended at its price": (replace(sample_view(), frame=OVER), "the job has ended: no stack is left to sample"),
-    "lost samples and lateness": (
-        sample_view(sample_views.ended()),
-        "! lost: 5 of 605 samples gave no stack; py-spy was up to 0.4 s late",
-    ),
+    "lost samples and lateness": (SAMPLED_ALL, "! lost: 5 of 605 samples gave no stack; py-spy was up to 0.4 s late"),
     "nothing lost": (sample_view(sample_views.make_update(make_reading(make_sampled(0)))), "~lost"),
     "without a turn, and ended": (sample_view(SOME), "no turn for 8 more yet|2 of 9 processes ended meanwhile"),
     "its age grows": (SAMPLED_LATER, "1m03s ago"),
     "its age stands while paused": (replace(SAMPLED_LATER, paused_ns=NOW_NS), "3.0 s ago"),
-    "other threads that wait": (
-        sample_view(sample_views.ended()),
-        "other threads of rank 0: 200 samples, 100 % in frames that wait",
-    ),
+    "other threads that wait": (SAMPLED_ALL, "other threads of rank 0: 200 samples, 100 % in frames that wait"),
 }
 
 
@@ -303,7 +296,7 @@ def test_without_stacks_nothing_is_offered_that_samples():
 
 
 def test_your_own_code_stands_out_and_all_lines_can_be_scrolled_to():
-    view = sample_view(sample_views.ended())
+    view = SAMPLED_ALL
     inks = {text: ink for line in paint_screen(view, Size(120, 60)) for text, ink in line}
     assert next(ink for text, ink in inks.items() if "decode data.py:88" in text) is Ink.STRONG
     assert next(ink for text, ink in inks.items() if "poll connection.py" in text) is Ink.DIM
