@@ -4,25 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from tests.frames import (
-    GIB,
-    MIB,
-    NOW,
-    make_ages,
-    make_cpu,
-    make_driver,
-    make_event,
-    make_frame,
-    make_gpu,
-    make_loader,
-    make_memory,
-    make_output,
-    make_own_cost,
-    make_process,
-    make_rank,
-    make_target,
-    make_worker,
-)
+from tests import frames
+from tests.frames import GIB, MIB, NOW
 from tests.goldens.small_jobs import make_launcher, with_facts
 from tpmon.model.frame import Event, EventKind, Frame
 from tpmon.model.gpu import GpuProcess, ThrottleShare
@@ -40,7 +23,7 @@ def eight_gpus() -> Frame:
     for n in range(8):
         pid = 51_200 + n
         ranks.append(
-            make_process(
+            frames.make_process(
                 pid,
                 parent=51_100,
                 rank=8 + n,
@@ -54,10 +37,10 @@ def eight_gpus() -> Frame:
                 started=NOW - timedelta(hours=51, minutes=12),
             )
         )
-        rows.append(make_rank(pid, rank=8 + n, local_rank=n, gpu=n, where="running"))
+        rows.append(frames.make_rank(pid, rank=8 + n, local_rank=n, gpu=n, where="running"))
         hot = n == 3
         cards.append(
-            make_gpu(
+            frames.make_gpu(
                 n,
                 sm_pct=99.0 if hot else 95.0 + n % 3,
                 sm_active_pct=81.0 - n % 2,
@@ -73,7 +56,7 @@ def eight_gpus() -> Frame:
         for w in range(16):
             busy = (w * 7 + n * 3) % 11
             workers.append(
-                make_worker(
+                frames.make_worker(
                     52_000 + 16 * n + w,
                     w,
                     pid,
@@ -89,8 +72,8 @@ def eight_gpus() -> Frame:
                 )
             )
     return with_facts(
-        make_frame(
-            target=make_target(
+        frames.make_frame(
+            target=frames.make_target(
                 pid=51_100,
                 asked_pid=51_100,
                 script="pretrain_vision.py",
@@ -101,10 +84,10 @@ def eight_gpus() -> Frame:
                 torch_version="2.9.1+cu128",
                 start=NOW - timedelta(hours=51, minutes=13),
             ),
-            ages_s=make_ages(cpu=0.2, threads=0.2, gpu=0.4),
+            ages_s=frames.make_ages(cpu=0.2, threads=0.2, gpu=0.4),
             processes=(make_launcher(51_100), *ranks, *workers),
             ranks=tuple(rows),
-            cpu=make_cpu(
+            cpu=frames.make_cpu(
                 budget_cores=96.0,
                 budget_reason="affinity 0-95 (Slurm), no quota",
                 used_cores=41.8,
@@ -118,7 +101,7 @@ def eight_gpus() -> Frame:
                 host_load=52.0,
                 psi_some_pct=Missing("this kernel has no PSI"),
             ),
-            memory=make_memory(
+            memory=frames.make_memory(
                 rss_bytes=384 * GIB,
                 anon_bytes=171 * GIB,
                 used_bytes=214 * GIB,
@@ -130,10 +113,11 @@ def eight_gpus() -> Frame:
                 shm=ShmSample("/dev/shm", 31 * GIB, 1007 * GIB),
             ),
             loader=tuple(
-                make_loader(51_200 + n, 16, rank=8 + n, ready_batches=28.0 + n, pin_thread=True) for n in range(8)
+                frames.make_loader(51_200 + n, 16, rank=8 + n, ready_batches=28.0 + n, pin_thread=True)
+                for n in range(8)
             ),
             output=(
-                make_output(
+                frames.make_output(
                     51_200,
                     path="/lustre/home/usr/runs/2026-03-12_vitl/log/rank_8.out",
                     lines=(
@@ -144,9 +128,9 @@ def eight_gpus() -> Frame:
                     last_write_age_s=1.0,
                 ),
             ),
-            driver=make_driver(),
+            driver=frames.make_driver(),
             gpus=tuple(cards),
-            self_=make_own_cost(cpu_pct=2.1, rss_bytes=47 * MIB, children_rss_bytes=29 * MIB),
+            self_=frames.make_own_cost(cpu_pct=2.1, rss_bytes=47 * MIB, children_rss_bytes=29 * MIB),
         )
     )
 
@@ -154,6 +138,6 @@ def eight_gpus() -> Frame:
 def eight_gpus_events() -> tuple[Event, ...]:
     """What happened on the node."""
     return (
-        make_event("attached to pid 51100: 8 ranks, 128 workers, 8 GPUs", 1900, EventKind.ATTACH),
-        make_event("GPU 3: thermal (software) began to hold the clocks down", 412, EventKind.GPU),
+        frames.make_event("attached to pid 51100: 8 ranks, 128 workers, 8 GPUs", 1900, EventKind.ATTACH),
+        frames.make_event("GPU 3: thermal (software) began to hold the clocks down", 412, EventKind.GPU),
     )

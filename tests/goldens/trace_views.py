@@ -214,7 +214,7 @@ class TracePicture:
     changes: dict[str, Any] = field(default_factory=dict)
 
 
-def list_trace_pictures() -> Iterator[TracePicture]:
+def list_pictures() -> Iterator[TracePicture]:
     """Return all pictures of traces."""
     for size in SIZES:
         at = f"{size.width}x{size.height}"

@@ -7,18 +7,7 @@ import types
 from dataclasses import replace
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from tests.frames import (
-    GIB,
-    make_ages,
-    make_cpu,
-    make_driver,
-    make_gpu,
-    make_loader,
-    make_memory,
-    make_own_cost,
-    make_rank,
-    make_target,
-)
+from tests import frames
 from tests.goldens.small_jobs import two_ranks, with_facts
 from tpmon.model.frame import Frame
 from tpmon.model.host import WorkerQueue
@@ -69,7 +58,7 @@ def other_user() -> Frame:
     plain = two_ranks()
     processes = tuple(refuse(process) for process in plain.processes)
     cards = (
-        make_gpu(
+        frames.make_gpu(
             0,
             name="NVIDIA A10G",
             sm_pct=Missing("no sample in the driver's buffer"),
@@ -84,7 +73,7 @@ def other_user() -> Frame:
     return with_facts(
         replace(
             plain,
-            target=make_target(
+            target=frames.make_target(
                 pid=4200,
                 asked_pid=4200,
                 user="grace",
@@ -95,10 +84,10 @@ def other_user() -> Frame:
                 local_ranks=2,
                 rank_source="parentage and threads",
             ),
-            ages_s=make_ages(gpu=14.0, io=DENIED),
+            ages_s=frames.make_ages(gpu=14.0, io=DENIED),
             processes=processes,
             ranks=tuple(
-                make_rank(
+                frames.make_rank(
                     pid,
                     gpu=Missing("no card lists this process"),
                     **dict.fromkeys(("rank", "local_rank"), NO_ENVIRONMENT),
@@ -107,21 +96,21 @@ def other_user() -> Frame:
                 for pid in (4211, 4212)
             ),
             cpu=replace(
-                without_readings(make_cpu(), BLANK),
+                without_readings(frames.make_cpu(), BLANK),
                 budget_cores=Missing("control group outside our namespace"),
                 budget_reason="control group outside our namespace",
                 psi_some_pct=NO_PSI,
                 **dict.fromkeys(("psi_of_host", "budget_by"), NOT_APPLICABLE),
                 host_cores=2,
             ),
-            memory=make_memory(
+            memory=frames.make_memory(
                 psi_some_pct=NO_PSI,
-                host_available_bytes=20 * GIB,
+                host_available_bytes=20 * frames.GIB,
                 **dict.fromkeys(_BYTES, DENIED),
                 **dict.fromkeys(("anon_growth_bytes_s", "refault_bytes_s", "major_faults_s"), BLANK),
             ),
             loader=(
-                make_loader(
+                frames.make_loader(
                     4211,
                     rank=NO_ENVIRONMENT,
                     ready_batches=DENIED,
@@ -134,8 +123,8 @@ def other_user() -> Frame:
             output=(),
             network=Missing("no permission"),
             sockets=Missing("no permission"),
-            driver=make_driver(cuda_version=Missing("not read yet")),
+            driver=frames.make_driver(cuda_version=Missing("not read yet")),
             gpus=cards,
-            self_=make_own_cost(cpu_pct=BLANK),
+            self_=frames.make_own_cost(cpu_pct=BLANK),
         )
     )

@@ -36,7 +36,7 @@ def main() -> None:
     _remove_others(pictures.FRAMES, map(pictures.frame_path, STATES))
     _remove_others(pictures.PICTURES, map(pictures.picture_path, listed))
     trace_views.FOLDER.mkdir(exist_ok=True)
-    traces = list(trace_views.list_trace_pictures())
+    traces = list(trace_views.list_pictures())
     for one in traces:
         _write(trace_views.picture_path(one), pictures.write_text(trace_views.paint_picture(one)))
     _remove_others(trace_views.FOLDER, map(trace_views.picture_path, traces))

@@ -214,27 +214,17 @@ def with_dump(request: DumpRequest, reading: CollectivesReading | None = None) -
     return DumpUpdate(state, dump, awaits_records=reading is None)
 
 
-def test_the_looks_are_done_when_the_records_that_the_job_keeps_are_read_too():
+@pytest.mark.parametrize("overtaken", [False, True])
+def test_the_looks_are_done_when_the_records_are_read_too_or_another_dump_came_before_them(overtaken):
     def ask(look, request):
         look(with_dump(request))
         assert not look.done.is_set()
         assert look.records() is NOT_APPLICABLE
-        look(with_dump(request, RECORDS))
+        look(update(DumpRequest(Asker.KEY), running=True) if overtaken else with_dump(request, RECORDS))
 
     look = begin_look(ask)
     assert look.done.is_set()
-    assert look.records() == RECORDS
-
-
-def test_records_that_another_dump_came_before_are_not_waited_for():
-    def ask(look, request):
-        look(with_dump(request))
-        look(update(DumpRequest(Asker.KEY), running=True))
-
-    look = begin_look(ask)
-    assert look.done.is_set()
-    assert look.records() is NOT_APPLICABLE
-    assert len(look.rounds()) == 2
+    assert (look.records(), len(look.rounds())) == (NOT_APPLICABLE if overtaken else RECORDS, 2)
 
 
 def test_looks_that_do_not_come_are_given_up_and_said():

@@ -8,23 +8,15 @@ import pytest
 from tests.frames import make_cpu, make_frame, make_gpu, make_loader, make_process, make_target
 from tests.goldens.unreadable_job import without_readings
 from tests.paces import make_hook, make_pace, with_hooks
-from tests.reports import full_frame
+from tests.reports import at, full_frame, said
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.host import NetworkSample
 from tpmon.model.known import Missing
 from tpmon.model.process import EnvironmentSetting, Role
-from tpmon.model.text.job_words import (
-    format_ms,
-    is_evaluating,
-    is_stalled,
-    say_rate,
-    say_samples,
-    say_split,
-    state_facts,
-)
+from tpmon.model.text import job_words
 from tpmon.report.blocks import write_unread
 from tpmon.report.once import write_once
-from tpmon.report.plain import FIGURES, PlainReport
+from tpmon.report.plain import FIGURES
 from tpmon.view.layout import WIDTH, lay_phrases, to_ascii
 
 
@@ -55,11 +47,27 @@ def text_of(frame: Frame) -> str:
     return " ".join(" ".join(write_once(frame)).split())
 
 
-def test_once_says_who_and_the_facts_first():
+def test_once_says_who_and_the_facts_first_and_each_figure_where_it_belongs():
     lines = write_once(full_frame())
     assert lines[:1] == ["verdict  none: not judged"]
     assert (lines[1], lines[2].split()[0][:12]) == ("job      4211", "a_long_name_"), "a long name is not cut"
     assert any(line.startswith("facts    2 workers · 51 % of 8 CPUs") for line in lines[:9])
+    text = text_of(full_frame())
+    for words in (
+        "2 ranks of 8, 12 workers",
+        "asked for 4301",
+        "6 not on this host",
+        "budget 8 CPUs (affinity 0-7), used 4.10 CPUs, runnable 4.20 threads",
+        "largest pool 33 busy threads of worker 4300, 14.20 runnable, libgomp.so.1",
+        "pools / budget 7.10x",
+        "waiting share 82 %",
+        "used 2.6G, limit 16.0G (cgroup memory.max)",
+        "2 x NVIDIA H100 80GB HBM3, driver 570.124.06, CUDA 12.8",
+        "STALE: last answer 14 s ago; Xid 79",
+        "others launcher 4200",
+        "epoch 3 step 1230 loss 2.151",
+    ):
+        assert words in text
 
 
 OMP_4 = make_process(environment=(EnvironmentSetting("NCCL_DEBUG", "INFO"), EnvironmentSetting("OMP_NUM_THREADS", "4")))
@@ -124,25 +132,6 @@ def test_once_says(fields, words):
     assert text.count("first reading") <= 1 + len(fields.get("loader", ()))
 
 
-def test_once_says_each_figure_where_it_belongs():
-    text = text_of(full_frame())
-    for words in (
-        "2 ranks of 8, 12 workers",
-        "asked for 4301",
-        "6 not on this host",
-        "budget 8 CPUs (affinity 0-7), used 4.10 CPUs, runnable 4.20 threads",
-        "largest pool 33 busy threads of worker 4300, 14.20 runnable, libgomp.so.1",
-        "pools / budget 7.10x",
-        "waiting share 82 %",
-        "used 2.6G, limit 16.0G (cgroup memory.max)",
-        "2 x NVIDIA H100 80GB HBM3, driver 570.124.06, CUDA 12.8",
-        "STALE: last answer 14 s ago; Xid 79",
-        "others launcher 4200",
-        "epoch 3 step 1230 loss 2.151",
-    ):
-        assert words in text
-
-
 def test_once_puts_ranks_in_order_and_the_busiest_workers_first():
     lines = write_once(full_frame())
     words = [line.split() for line in lines if len(line.split()) > 3]
@@ -158,9 +147,10 @@ def test_once_puts_ranks_in_order_and_the_busiest_workers_first():
     ("fields", "cells"),
     [
         ({"cpu_pct": Missing("first reading"), "runnable": Missing("first reading")}, {4: "?", 6: "?"}),
-        ({"runnable": 0.4, "waiting": 0.3}, {7: "-"}),
+        ({"runnable": 0.4, "waiting": 0.2}, {7: "-"}),
+        ({"runnable": 0.5, "waiting": 0.25}, {7: "50"}),
     ],
-    ids=["not read", "hardly a thread has no waiting share"],
+    ids=["not read", "hardly a thread has no waiting share", "half a thread has one"],
 )
 def test_a_cell_is_a_sign_where_there_is_no_figure(fields, cells):
     lines = write_once(make_frame(processes=(make_process(**fields),)))
@@ -168,60 +158,43 @@ def test_a_cell_is_a_sign_where_there_is_no_figure(fields, cells):
     assert {place: row[place] for place in cells} == cells
 
 
-def test_phrases_are_not_torn():
+def test_phrases_are_not_torn_and_many_reasons_are_counted():
     lines = lay_phrases("label", [f"phrase number {i} stays whole" for i in range(8)])
     assert lines[0].startswith("label    phrase number 0 stays whole, phrase")
     assert all(line.rstrip(",").endswith("stays whole") for line in lines)
-
-
-def test_many_reasons_are_counted():
     cells = tuple(make_process(cpu_pct=Missing(f"reason {i}")) for i in range(20))
     apart = ("ranks", "steps", "hook", "gpus", "driver", "stacks", "ages_s")
     assert " ".join(write_unread(make_frame(processes=cells), apart)).endswith("for 11 more reasons")
-
-
-SECOND = 1_000_000_000
 
 
 def hooked(**fields: Any) -> Frame:
     return with_hooks(make_frame(), make_hook(pace=make_pace(**fields)))
 
 
-def test_once_says_rates_times_and_split():
+def test_once_says_rates_times_and_split_or_why_there_are_no_steps():
     text = text_of(hooked())
     assert "steps 2,840 by rank 0, 4.00 steps/s, a step ends batch after update, samples 128" in text
     assert "step times p50 248 ms p95 270 ms p99 312 ms longest" in text
     assert "data 20 %, forward 24 %, backward 46 %, optimizer 8.0 %, other 2.0 %" in text
-
-
-def test_once_says_why_there_are_no_steps():
-    text = text_of(make_frame())
-    assert "steps (no hook in the training process)" in text
-    assert "steps/s" not in text
+    without = text_of(make_frame())
+    assert "steps (no hook in the training process)" in without
+    assert "steps/s" not in without
 
 
 def test_the_facts_begin_with_the_steps():
     frame = hooked()
-    facts = state_facts(1, 2, frame.cpu, frame.gpus, steps=frame.steps)
+    facts = job_words.state_facts(1, 2, frame.cpu, frame.gpus, steps=frame.steps)
     assert facts.startswith("4.00 steps/s · 128 samples/s · 2 workers")
     stalled = make_pace(step_age_s=840.0)
-    assert state_facts(1, 2, frame.cpu, frame.gpus, steps=stalled).startswith("no step for 14m00s · 2 workers")
-    assert "step" not in state_facts(1, 2, frame.cpu, frame.gpus)
+    assert job_words.state_facts(1, 2, frame.cpu, frame.gpus, steps=stalled).startswith(
+        "no step for 14m00s · 2 workers"
+    )
+    assert "step" not in job_words.state_facts(1, 2, frame.cpu, frame.gpus)
 
 
-def test_plain_says_when_the_rate_of_steps_changes():
-    report = PlainReport()
-    frame = hooked()
-    lines = []
-    for second in range(80):
-        rate = 4.0 if second < 40 else 2.0
-        pace = make_pace(rate_hz=rate)
-        now = replace(with_hooks(frame, make_hook(pace=pace)), taken_ns=frame.taken_ns + second * SECOND, events=())
-        lines += report.read(now)
-    assert any("steps a second fell from 4 to 2" in line for line in lines)
-
-
-def test_without_a_hook_plain_follows_no_step():
+def test_plain_says_when_the_rate_of_steps_changes_and_without_a_hook_follows_none():
+    frames = [with_hooks(at(n), make_hook(pace=make_pace(rate_hz=4.0 if n < 40 else 2.0))) for n in range(80)]
+    assert any("steps a second fell from 4 to 2" in line for line in said(frames))
     figures = [one for one in FIGURES if "step" in one.name]
     assert len(figures) == 2
     assert all(isinstance(one.read(make_frame()), Missing) for one in figures)
@@ -239,25 +212,25 @@ def test_without_a_hook_plain_follows_no_step():
     ],
 )
 def test_a_rate_is_said_as_a_person_says_it(fields, words):
-    assert say_rate(make_pace(**fields)) == words
+    assert job_words.say_rate(make_pace(**fields)) == words
 
 
 def test_a_long_step_is_no_stall_where_steps_are_long():
-    assert not is_stalled(make_pace(longest_ms=30_000.0, step_age_s=100.0))
-    assert is_stalled(make_pace(longest_ms=300.0, step_age_s=10.5))
-    assert not is_stalled(make_pace(longest_ms=300.0, step_age_s=9.0))
-    assert is_evaluating(make_pace(eval_pct=60.0))
+    assert not job_words.is_stalled(make_pace(longest_ms=30_000.0, step_age_s=100.0))
+    assert job_words.is_stalled(make_pace(longest_ms=300.0, step_age_s=10.5))
+    assert not job_words.is_stalled(make_pace(longest_ms=300.0, step_age_s=9.0))
+    assert job_words.is_evaluating(make_pace(eval_pct=60.0))
 
 
 def test_what_is_not_known_is_left_out():
-    assert say_samples(make_pace(samples_hz=Missing("no"))) == ""
-    assert say_samples(make_pace(samples_hz=256.0, ranks=2)) == "256 samples/s, sum of 2 ranks"
+    assert job_words.say_samples(make_pace(samples_hz=Missing("no"))) == ""
+    assert job_words.say_samples(make_pace(samples_hz=256.0, ranks=2)) == "256 samples/s, sum of 2 ranks"
     nothing = dict.fromkeys(("data_pct", "forward_pct", "backward_pct", "optimizer_pct", "other_pct"), Missing("none"))
-    assert say_split(make_pace(**nothing)) == ""
+    assert job_words.say_split(make_pace(**nothing)) == ""
 
 
 @pytest.mark.parametrize(
     ("ms", "words"), [(0.42, "0.42 ms"), (4.2, "4.2 ms"), (311.4, "311 ms"), (4120.0, "4.1 s"), (64_000.0, "1m04s")]
 )
 def test_times_are_written_with_two_or_three_figures(ms, words):
-    assert format_ms(ms) == words
+    assert job_words.format_ms(ms) == words

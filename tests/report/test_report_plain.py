@@ -1,11 +1,16 @@
 """The log of a session as text: what it says at once, when it repeats itself, and what it holds back."""
 
+from dataclasses import replace
+from datetime import timedelta, timezone
+
 import pytest
 
 from tests.frames import (
     GIB,
+    NOW,
     make_cpu,
     make_event,
+    make_evidence,
     make_finding,
     make_frame,
     make_gpu,
@@ -17,65 +22,54 @@ from tests.frames import (
 from tests.reports import at, full_frame, said
 from tpmon.model.frame import EventKind, TargetState
 from tpmon.model.gpu import GpuProcess
-from tpmon.model.known import Missing
+from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Freezer, Tracer
-from tpmon.model.verdict import Kind
+from tpmon.model.text.job_words import say_since, say_value, shorten
+from tpmon.model.verdict import Kind, SinceIs
+from tpmon.report.once import write_check, write_once, write_verdict
 from tpmon.report.plain import HEARTBEAT_S, HOLD_S, MOST_EVENTS, QUIET_S, write_status
 
 
-def test_plain_says_who_and_the_facts_at_once():
+def test_plain_says_who_and_the_facts_at_once_or_once_there_are_rates():
     first, facts = said([at(0)])
     assert first == (
         "03:07:41 attached: 4211 train.py, 1 rank, 2 workers, user usr, host node-07, up 12m00s, 2026-03-14"
     )
     assert facts == "03:07:41 facts: 2 workers, 51 % of 8 CPUs, 4.2 runnable on 8 CPUs"
-
-
-def test_plain_waits_with_the_facts_until_there_are_rates():
     nothing = make_cpu(used_cores=Missing("first reading"), runnable=Missing("first reading"))
-    lines = said([at(0, cpu=nothing), at(1), at(2)])
-    assert [line.split()[1] for line in lines] == ["attached:", "facts:"]
-    assert lines[1].startswith("03:07:42 facts:")
+    attached, facts = said([at(0, cpu=nothing), at(1), at(2)])
+    assert (attached.split()[1], facts[:15]) == ("attached:", "03:07:42 facts:")
 
 
-def test_plain_says_nothing_while_nothing_changes_but_a_heartbeat_a_minute():
+def test_plain_says_nothing_while_nothing_changes_but_a_heartbeat_a_minute_and_a_new_day():
     lines = said([at(i) for i in range(300)])
     beats = [line for line in lines if "no change" in line]
     assert len(lines) == 2 + len(beats)
     assert [line.split()[0] for line in beats] == ["03:08:41", "03:09:41", "03:10:41", "03:11:41"]
+    assert "03:07:36 date: 2026-03-15" in said([at(0), at(86_400 - 5)])
 
 
 @pytest.mark.parametrize(
-    ("used", "seconds"),
+    ("fields", "seconds", "changes"),
     [
-        (lambda i: {"used_cores": 4.1 + (i % 5) * 0.4, "runnable": 4.0 + (i % 3)}, 50),
-        (lambda i: {"used_cores": 0.1 if 35 < i < 34 + int(HOLD_S) else 4.1}, 55),
-    ],
-    ids=["noise", "what passes within the hold"],
-)
-def test_plain_does_not_say(used, seconds):
-    assert len(said([at(i, cpu=make_cpu(**used(i))) for i in range(seconds)])) == 2
-
-
-@pytest.mark.parametrize(
-    ("fields", "seconds", "words"),
-    [
+        (lambda i: {"cpu": make_cpu(used_cores=4.1 + (i % 5) * 0.4, runnable=4.0 + (i % 3))}, 50, []),
+        (lambda i: {"cpu": make_cpu(used_cores=0.1 if 35 < i < 34 + int(HOLD_S) else 4.1)}, 55, []),
         (
             lambda i: {"cpu": make_cpu(used_cores=0.8 if i >= 40 else 4.1)},
             90,
-            "03:08:26 CPU used of the budget fell from 51 % to 10 %",
+            ["03:08:26 CPU used of the budget fell from 51 % to 10 %"],
         ),
         (
             lambda i: {"gpus": (make_gpu(0),) if i < 40 else Missing("NVML does not answer")},
             60,
-            "03:08:26 GPU busy no longer read, NVML does not answer",
+            ["03:08:26 GPU busy no longer read, NVML does not answer"],
         ),
     ],
-    ids=["a change that stays", "a figure that can no longer be read"],
+    ids=["noise", "what passes within the hold", "a change that stays", "a figure that can no longer be read"],
 )
-def test_plain_says_once(fields, seconds, words):
+def test_plain_says_once_what_changes_and_stays(fields, seconds, changes):
     lines = said([at(i, **fields(i)) for i in range(seconds)])[2:]
-    assert [line.split(". Now")[0] for line in lines if "no change" not in line] == [words]
+    assert [line.split(". Now")[0] for line in lines if "no change" not in line] == changes
 
 
 def test_plain_gathers_changes_into_few_lines():
@@ -84,10 +78,15 @@ def test_plain_gathers_changes_into_few_lines():
     assert 1 <= len(changes) <= 300 / QUIET_S
 
 
+CONTEXT, WORK = (GpuProcess(4211, used * GIB, Missing("no sample"), True) for used in (1, 60))
+STRAY = make_gpu(0, sm_pct=96.0, processes=(CONTEXT,))
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"gpus": (make_gpu(0, sm_pct=12.0),)}, "GPU busy fell from 96 % to 12 %"),
+        ({"gpus": (STRAY, make_gpu(3, sm_pct=12.0, processes=(WORK,)))}, "GPU busy fell from 96 % to 12 %"),
         ({"cpu": make_cpu(runnable=14.2)}, "threads runnable rose from 4.2 to 14.2"),
         ({"cpu": make_cpu(run_delay_ratio=0.82)}, "thread time waiting for a CPU rose from 2.0 % to 82 %"),
         ({"loader": (make_loader(empty_ratio=0.9),)}, "readings without a ready batch rose from 0 % to 90 %"),
@@ -100,15 +99,7 @@ def test_plain_follows_each_figure(fields, words):
     assert any(line.split(" ", 1)[1].startswith(words) for line in said(frames)[2:])
 
 
-def test_plain_leaves_the_card_of_a_stray_context_to_its_users():
-    context, work = (GpuProcess(4211, used * GIB, Missing("no sample"), True) for used in (1, 60))
-    stray = make_gpu(0, sm_pct=96.0, processes=(context,))
-    own = (make_gpu(3, sm_pct=96.0, processes=(work,)), make_gpu(3, sm_pct=12.0, processes=(work,)))
-    lines = said([at(i, gpus=(stray, own[i >= 31])) for i in range(40)])
-    assert any("GPU busy fell from 96 % to 12 %" in line for line in lines)
-
-
-def test_plain_says_events_notes_and_states():
+def test_plain_says_events_notes_and_states_and_the_end_once():
     stopped = make_target(state=TargetState.STOPPED)
     ended = make_target(state=TargetState.ENDED, ended="exit 0")
     lines = said(
@@ -130,16 +121,18 @@ def test_plain_says_events_notes_and_states():
         "no longer: CUDA_LAUNCH_BLOCKING=1: every kernel launch waits",
         "ended: exit 0",
     ]
+    event = make_event("the job ended: exit 0", 0, EventKind.ENDED)
+    assert said([at(0), at(1, target=ended, events=(event,))])[2:] == ["03:07:41 ended: the job ended: exit 0"]
+
+
+FROZEN = Freezer(1, "/train", "/sys/fs/cgroup/freezer/train")
 
 
 @pytest.mark.parametrize(
     ("fields", "until"),
     [
         ({"state": "T"}, "SIGCONT"),
-        (
-            {"state": "D", "frozen": Freezer(1, "/train", "/sys/fs/cgroup/freezer/train")},
-            "it is thawed (frozen by control group /train)",
-        ),
+        ({"state": "D", "frozen": FROZEN}, "it is thawed (frozen by control group /train)"),
         ({"state": "t", "tracer": Tracer(913, "gdb", "gdb -p 4211")}, "it is let go (held by a debugger, gdb (913))"),
     ],
 )
@@ -149,12 +142,6 @@ def test_plain_says_what_lets_a_stopped_job_go_on(fields, until):
     assert any(line.endswith(f"stopped: no process of the job may run until {until}") for line in lines)
 
 
-def test_plain_says_the_end_once():
-    event = make_event("the job ended: exit 0", 0, EventKind.ENDED)
-    ended = at(1, target=make_target(state=TargetState.ENDED, ended="exit 0"), events=(event,))
-    assert said([at(0), ended])[2:] == ["03:07:41 ended: the job ended: exit 0"]
-
-
 def test_plain_counts_a_crowd_of_events():
     frames = [at(i, events=tuple(make_event(f"worker {n} born") for n in range(100))) for i in range(11)]
     lines = [line for line in said(frames) if " process: " in line]
@@ -162,23 +149,11 @@ def test_plain_counts_a_crowd_of_events():
     assert f"process: {1000 - MOST_EVENTS} more events, not named" in lines[MOST_EVENTS]
 
 
-def test_plain_says_a_new_day():
-    later = 86_400 - 5
-    lines = said([at(0), at(later)])
-    assert "03:07:36 date: 2026-03-15" in lines
-
-
 def test_plain_is_words_alone():
     for line in said([full_frame(), at(1, events=(make_event("x"),)), at(HEARTBEAT_S + 2)]):
         assert line[:8].replace(":", "").isdigit()
         assert "·" not in line
         assert not any(0x2500 <= ord(char) < 0x2600 or ord(char) < 0x20 for char in line)
-
-
-def test_plain_once_is_one_line():
-    assert write_status(make_frame()) == (
-        "03:07:41 4211 train.py, 1 rank, 2 workers: 2 workers, 51 % of 8 CPUs, 4.2 runnable on 8 CPUs"
-    )
 
 
 @pytest.mark.parametrize("word", ["also", "may be"])
@@ -192,3 +167,148 @@ def test_a_note_that_becomes_the_verdict_does_not_go_away(word):
     assert not any("no longer" in line for line in lines)
     gone = said(frames + [at(5 + i, verdict=make_finding()) for i in range(10)])
     assert sum(f"no longer: {word} comms-bound (straggler)" in line for line in gone) == 1
+
+
+def test_once_begins_with_the_verdict_and_what_to_try_and_in_full_nothing_is_left_out():
+    finding = make_finding(
+        try_="do this:\nfirst  # two blanks",
+        evidence=tuple(make_evidence(f"reading {n}") for n in range(7)),
+        against=(make_evidence("prefetch", value=Missing(""), text="3 of 4", age_s=Missing("never")),),
+        ruled_out=tuple(f"cause number {n} (looked at)" for n in range(12)),
+        unknown=("NCCL wait (no hook)",),
+    )
+    lines = write_once(make_frame(verdict=finding))
+    assert lines[:6] == [
+        "verdict  DATA-BOUND, cpu-transform, confidence high, since 03:02 (5 min), onset in the history,",
+        "         costs 58 % (54 to 62)",
+        "         the loop waits for a batch 58 % of the time while 4 workers compute transforms",
+        "try      do this:",
+        "         first  # two blanks",
+        "         Ceiling: 2.4x if all of it goes away",
+    ]
+    text = "\n".join(lines)
+    assert "evidence reading 0: 82 % (loader pipes, 200 looks, 0.1 s old)" in text
+    assert "         and 2 more" in text
+    assert "against  prefetch: 3 of 4 (loader pipes, 200 looks, age ? never)" in text
+    assert "(+10 more)" in text
+    assert "unknown  NCCL wait (no hook)" in text
+    unsure = make_frame(verdict=replace(finding, ceiling=Missing("the share is not known")))
+    text = " ".join(" ".join(write_verdict(unsure)).split())
+    assert [words for words in (*finding.ruled_out, *(f"reading {n}:" for n in range(7))) if words not in text] == []
+    assert "Ceiling: ? the share is not known" in text
+    assert "more" not in text
+    assert "Ceiling" not in "".join(write_verdict(unsure, full=False))
+
+
+@pytest.mark.parametrize(
+    ("finding", "line"),
+    [
+        (Missing("not judged"), "no verdict: not judged"),
+        (
+            make_finding(try_=NOT_APPLICABLE, summary="it waits"),
+            "data-bound (cpu-transform), confidence high, since 03:02 (5 min), onset in the history: it waits",
+        ),
+        (
+            make_finding(
+                kind=Kind.HUNG,
+                cause="lock",
+                since=NOW - timedelta(hours=3, minutes=12),
+                since_is=SinceIs.LOWER_BOUND,
+                since_source="last log write 23:55:41",
+                summary="it waits",
+                try_="dump it:\npaste",
+            ),
+            "hung (lock), confidence high, at least 3h12m (last log write 23:55:41): it waits. Try: dump it:",
+        ),
+        (
+            make_finding(kind=Kind.NOT_ENOUGH_EVIDENCE, cause=NOT_APPLICABLE, summary="looking", try_=NOT_APPLICABLE),
+            "not-enough-evidence: looking",
+        ),
+    ],
+)
+def test_a_verdict_in_one_line(finding, line):
+    assert write_check(make_frame(verdict=finding)) == line
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "words"),
+    [
+        (58.0, "%", "58 %"),
+        (1.94, "CPUs", "1.94 CPUs"),
+        (14.23, "threads", "14.2 threads"),
+        (1500.0, "files/s", "1500 files/s"),
+        (7.05, "x", "7.05x"),
+        (3 << 30, "bytes", "3.0G"),
+        (2.5e6, "bytes/s", "2.4M/s"),
+        (94.0, "s", "1m34s"),
+        (3.0, "", "3"),
+        (Missing("no driver"), "%", "? no driver"),
+    ],
+)
+def test_evidence_carries_its_unit(value, unit, words):
+    assert say_value(make_evidence(value=value, unit=unit)) == words
+
+
+@pytest.mark.parametrize(
+    ("ago", "words"),
+    [
+        (timedelta(seconds=7), "since 03:07:34 (7 s)"),
+        (timedelta(seconds=47), "since 03:06:54 (40 s)"),
+        (timedelta(minutes=26, seconds=50), "since 02:40 (26 min)"),
+        (timedelta(hours=3, minutes=12), "since Mar 13 23:55 (3h12m)"),
+        (timedelta(seconds=-2), "since 03:07:43"),
+    ],
+)
+def test_since_is_a_time_of_day_and_a_coarse_span(ago, words):
+    assert say_since(make_finding(since=NOW - ago), NOW) == words
+    other_zone = (NOW - ago).astimezone(timezone(timedelta(hours=9)))
+    assert say_since(make_finding(since=other_zone), NOW) == words
+
+
+def test_lists_are_shortened_honestly():
+    texts = ("aaaa", "bbbb", "cccc", "dddd")
+    assert shorten(texts, 22) == "aaaa, bbbb, cccc, dddd"
+    assert shorten(texts, 19) == "aaaa (+3 more)"
+    assert shorten(texts, 21) == "aaaa, bbbb (+2 more)"
+    assert shorten(texts, 13) == "aa… (+3 more)"
+    assert shorten(texts[:1], 1) == "aaaa"
+    assert shorten((), 10) == ""
+
+
+def test_plain_says_another_kind_or_cause_and_nothing_else_of_the_verdict():
+    undecided = make_finding(kind=Kind.NOT_ENOUGH_EVIDENCE, cause=NOT_APPLICABLE, summary="looking")
+    event = make_event("verdict: data-bound (cpu-transform)", kind=EventKind.VERDICT)
+    frames = [at(0, verdict=Missing("not judged")), at(1, verdict=undecided), at(2, verdict=make_finding())]
+    frames += [at(3, verdict=make_finding(summary="another number"), events=(event,))]
+    frames += [at(4, verdict=make_finding(cause="pin")), at(5, verdict=undecided)]
+    lines = [line for line in said(frames) if "verdict" in line]
+    assert [" ".join(line.split()[:4]) for line in lines] == [
+        "03:07:43 verdict: data-bound (cpu-transform),",
+        "03:07:45 verdict: data-bound (pin),",
+        "03:07:46 verdict: not-enough-evidence: looking.",
+    ]
+    assert lines[0].endswith("for each rank")
+    lines = [line for line in said([at(n, verdict=undecided) for n in range(40)]) if "verdict" in line]
+    assert [line.split()[0] for line in lines] == ["03:07:56"], "that there is none is said after a while"
+
+
+def test_the_status_is_one_line_and_it_and_the_heartbeat_name_the_verdict():
+    assert write_status(make_frame()) == (
+        "03:07:41 4211 train.py, 1 rank, 2 workers: 2 workers, 51 % of 8 CPUs, 4.2 runnable on 8 CPUs"
+    )
+    lines = said([at(n, verdict=make_finding()) for n in range(70)])
+    assert "no change: data-bound (cpu-transform); 2 workers" in lines[-1]
+    assert "1 rank, 2 workers: data-bound (cpu-transform); 2 workers" in write_status(at(0, verdict=make_finding()))
+
+
+def test_a_note_is_said_once_whatever_its_figures_do_and_by_check_and_diagnose_too():
+    def waits(pct):
+        return (f"other-tenants: the job waits {pct} % of 1.{pct % 10} CPUs",)
+
+    frames = [at(n, notes=waits(70 + n % 9) if n % 4 else ()) for n in range(30)]
+    frames += [at(30 + n) for n in range(10)]
+    lines = [line for line in said(frames) if "other-tenants" in line]
+    assert [line.split(": ")[0] for line in lines] == ["03:07:42 note", "03:08:15 no longer"]
+    beside = at(0, verdict=make_finding(), notes=("other-tenants: others use the CPUs",))
+    assert write_check(beside).endswith(". Note: other-tenants: others use the CPUs")
+    assert any("note" in line and "other-tenants" in line for line in write_verdict(beside))

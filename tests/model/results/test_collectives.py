@@ -112,7 +112,7 @@ def test_gloo_names_no_members_and_the_world_is_taken_from_the_job():
     assert (found.cause, found.unread) == (CollectiveCause.TRANSFER, ())
 
 
-def test_calls_that_do_not_fit_come_before_all_else():
+def test_calls_that_do_not_fit_come_before_all_else_the_first_of_them_where_the_members_are_known():
     odd = make_group(17, 18, [make_call(18, "broadcast")])
     (found,) = judge(*in_step(range(3)), make_record(3, odd)).findings
     assert found.cause is CollectiveCause.MISMATCH
@@ -121,8 +121,6 @@ def test_calls_that_do_not_fit_come_before_all_else():
         "all_reduce number 18 of default_pg does not fit: ranks 0-2 called all_reduce, rank 3 called broadcast"
     )
 
-
-def test_the_first_call_that_does_not_fit_is_named_where_the_members_are_known():
     def calls(second, third):
         return [make_call(17, second), make_call(18, third)]
 

@@ -23,10 +23,12 @@ def busy(**fields):
     return make_cpu(**(plain | proof | fields))
 
 
-def test_the_example_of_the_guide():
+def test_the_example_of_the_guide_and_that_no_rank_is_left_before_all_else():
     line = state_facts(1, 4, busy(), (make_gpu(sm_pct=41.0),))
     expected = "GPU 41 % busy · 4 workers · 99 % of 2 CPUs · 14.2 runnable on 2 CPUs (pool 7.1x, waiting 82 %)"
     assert line == expected
+    line = state_facts(0, 2, busy(), (make_gpu(sm_pct=41.0),), had_ranks=True)
+    assert line.startswith("no rank left · GPU 41 % busy · 2 workers · ")
 
 
 CPU_WORDS = [
@@ -69,9 +71,8 @@ def test_ranks_and_workers_are_counted(ranks, workers, had, words):
     assert state_facts(ranks, workers, IDLE, NO_DRIVER, had_ranks=had) == words
 
 
-def test_that_no_rank_is_left_comes_before_all_else():
-    line = state_facts(0, 2, busy(), (make_gpu(sm_pct=41.0),), had_ranks=True)
-    assert line.startswith("no rank left · GPU 41 % busy · 2 workers · ")
+STRAY = make_gpu(0, sm_pct=3.0, processes=(GpuProcess(4211, GIB // 2, REFUSED, True),))
+OWN = make_gpu(3, sm_pct=97.0, processes=(GpuProcess(4211, 60 * GIB, 97.0, True),))
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,7 @@ def test_that_no_rank_is_left_comes_before_all_else():
         ((make_gpu(0, sm_pct=20.0), make_gpu(1, sm_pct=80.0)), "2 GPUs 50 % busy (20 to 80)"),
         ((make_gpu(0, sm_pct=20.0), make_gpu(1, sm_pct=99.0, pids=())), "GPU 20 % busy"),
         ((make_gpu(0, sm_pct=20.0), make_gpu(1, sm_pct=REFUSED)), "GPU 20 % busy"),
+        ((STRAY, OWN), "GPU 97 % busy"),
         ((make_gpu(sm_pct=REFUSED),), ""),
         ((make_gpu(pids=REFUSED),), ""),
         ((make_gpu(pids=()),), ""),
@@ -91,15 +93,9 @@ def test_that_no_rank_is_left_comes_before_all_else():
         (NO_DRIVER, ""),
     ],
 )
-def test_the_cards_of_the_job_alone_are_counted(gpus, words):
+def test_the_cards_that_the_job_computes_on_alone_are_counted(gpus, words):
     line = state_facts(1, 0, IDLE, gpus)
     assert line == (f"{words} · no loader workers" if words else "no loader workers")
-
-
-def test_a_card_with_a_context_of_the_job_only_is_not_counted():
-    stray = make_gpu(0, sm_pct=3.0, processes=(GpuProcess(4211, GIB // 2, REFUSED, True),))
-    own = make_gpu(3, sm_pct=97.0, processes=(GpuProcess(4211, 60 * GIB, 97.0, True),))
-    assert state_facts(1, 0, IDLE, (stray, own)) == "GPU 97 % busy · no loader workers"
 
 
 @given(
@@ -141,9 +137,5 @@ def test_nccl_that_logs_every_collective_is_a_tax_and_its_start_is_none(parts, t
     settings = (EnvironmentSetting("NCCL_DEBUG", "INFO"), EnvironmentSetting("NCCL_DEBUG_SUBSYS", parts))
     assert bool(list_taxes(settings)) == taxed
     assert not list_taxes((EnvironmentSetting("NCCL_DEBUG", "WARN"), EnvironmentSetting("NCCL_DEBUG_SUBSYS", parts)))
-
-
-def test_taxes_come_in_one_order_whatever_the_environment_has():
-    settings = (EnvironmentSetting("NCCL_DEBUG", "TRACE"), EnvironmentSetting("CUDA_LAUNCH_BLOCKING", "1"))
-    assert [line.partition("=")[0] for line in list_taxes(settings)] == ["CUDA_LAUNCH_BLOCKING", "NCCL_DEBUG"]
-    assert list_taxes(()) == ()
+    both = (EnvironmentSetting("NCCL_DEBUG", "TRACE"), EnvironmentSetting("CUDA_LAUNCH_BLOCKING", "1"))
+    assert [line.partition("=")[0] for line in list_taxes(both)] == ["CUDA_LAUNCH_BLOCKING", "NCCL_DEBUG"]

@@ -47,13 +47,14 @@ def test_a_secret_is_hidden_as_one_word_of_a_command_line(secret):
     assert shown.endswith("--lr 3")
 
 
-def test_a_word_of_several_lines_is_hidden_to_its_end():
+def test_a_word_of_several_lines_is_hidden_to_its_end_and_before_its_text_is_cut():
     assert hide_words(("x", "--password", f"a\n{S}", "--api-key=b\nc", "3")) == (
         *("x", "--password", "***", "--api-key=***", "3"),
     )
     assert hide_words(("python", "-c", f"import os\ntoken = '{S}'\n")) == (
         *("python", "-c", "import os\ntoken = ***\n"),
     )
+    assert S[:4] not in admit_text("x" * 40 + f" password={S}", 56)
 
 
 @pytest.mark.parametrize("secret", EVERY, ids=named)
@@ -125,14 +126,11 @@ def test_a_name_is_rated_by_its_words(rating, names):
     assert {name: rate_name(name) for name in names.split()} == dict.fromkeys(names.split(), rating)
 
 
-def test_lines_between_those_of_a_key_stay():
+def test_lines_between_those_of_a_key_stay_and_one_that_never_ends_hides_no_log_for_ever():
     lines = ["-----BEGIN PRIVATE KEY-----", PEM[0], "step 3 loss 2.1", PEM[4], "-----END PRIVATE KEY-----", "done"]
     shown = hide_lines(lines)
     assert (shown[2], shown[-1]) == ("step 3 loss 2.1", "done")
     assert all(HIDDEN in shown[at] for at in (1, 3))
-
-
-def test_a_key_that_never_ends_hides_no_log_for_ever():
     redactor = Redactor()
     redactor.feed("-----BEGIN PRIVATE KEY-----")
     for _ in range(200):
@@ -155,19 +153,16 @@ def test_a_variable_is_hidden_where_its_value_tells(name, value, shown):
     assert _parse_local(name, value).value == shown
 
 
-def test_a_secret_is_hidden_before_its_text_is_cut():
-    assert S[:4] not in admit_text("x" * 40 + f" password={S}", 56)
+UNITS = (
+    *("a", "key=", '"', "=", "password ", "(token, ", "curl -u ", "http://", "a@", "a:", "%3D", "<token ", "{"),
+    *("-----BEGIN ", HEX32, "aB3/", "\x1b[", "name=token ", "echo a ", "--token ", "a.b-", "é", '{"token":'),
+    *("pod/", "token\x1f", "aaaa:bbbb", "eyJaaaaaaaa.", "password='", "\\", "AUTH ", "login(", "_Z"),
+)
 
 
 @pytest.mark.parametrize(
-    "unit",
-    [
-        *("a", "key=", '"', "=", "password ", "(token, ", "curl -u ", "http://", "a@", "a:", "%3D", "<token ", "{"),
-        *("-----BEGIN ", HEX32, "aB3/", "\x1b[", "name=token ", "echo a ", "--token ", "a.b-", "é", '{"token":'),
-        *("pod/", "token\x1f", "aaaa:bbbb", "eyJaaaaaaaa.", "password='", "\\", "AUTH ", "login(", "_Z"),
-    ],
+    "unit", ["password a@b:aaaa=(token, '{<curl -u ", *(pytest.param(unit, marks=pytest.mark.long) for unit in UNITS)]
 )
-@pytest.mark.long
 def test_hostile_lines_take_no_longer_than_they_are_long(unit):
     """A pattern that tries every way would take hours for these."""
     long = unit * (100_000 // len(unit))
@@ -177,10 +172,6 @@ def test_hostile_lines_take_no_longer_than_they_are_long(unit):
     )
     done = subprocess.run([sys.executable, "-c", code], input=long, text=True, check=False, timeout=120)
     assert done.returncode == 0
-
-
-def test_a_hostile_text_takes_no_longer_than_it_is_long():
-    test_hostile_lines_take_no_longer_than_they_are_long("password a@b:aaaa=(token, '{<curl -u ")
 
 
 @given(st.text("abk=ey:-/@ '\"tokn.1\\,|>%(){}\x1f\n", max_size=60))

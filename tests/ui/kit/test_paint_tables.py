@@ -22,76 +22,47 @@ from tpmon.model.gpu import GpuState, ThrottleShare
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Freezer, Outcome, Role
 from tpmon.model.units import count_cells
-from tpmon.ui.kit.ink import STYLES, line_to_ascii
+from tpmon.ui.kit.ink import line_to_ascii
 from tpmon.ui.monitor.layout import Wish, paint_screen, rows_of, share_height
 from tpmon.ui.monitor.panes.tables import paint_gpus, paint_ranks, paint_workers, select_workers
 from tpmon.ui.monitor.state import Pane, SortBy
+from tpmon.view import layout
 from tpmon.view.cards import card_ink, order_cards, summarize_cards, write_throttle
-from tpmon.view.layout import (
-    LEVELS,
-    Column,
-    Ink,
-    Item,
-    Size,
-    Table,
-    cut,
-    cut_front,
-    fit_line,
-    justify,
-    pad,
-    pad_left,
-    paint_rule,
-    show,
-    show_pair,
-    spark,
-    window_of,
-    wrap,
-    wrap_words,
-)
+from tpmon.view.layout import Column, Ink, Item, Size, Table
 from tpmon.view.ranks import order_ranks, state_ink, write_role, write_state
 
 # Cells
 
 
-def test_wide_characters_take_two_cells():
+def test_wide_characters_take_two_cells_and_a_line_is_cut_in_the_span_that_crosses_the_edge():
     assert count_cells("\u8a13\u7df4") == 4
-    assert cut("\u8a13\u7df4.py", 5) == "\u8a13\u7df4\u2026"
-    assert cut("\u8a13\u7df4.py", 4) == "\u8a13\u2026"
-    assert count_cells(pad("\u8a13", 5)) == count_cells(pad_left("\u8a13", 5)) == 5
-    assert cut_front("/a/long/path.log", 9) == "\u2026path.log"
-    assert cut("train", 0) == ""
-
-
-def test_a_line_is_cut_in_the_span_that_crosses_the_edge():
+    assert layout.cut("\u8a13\u7df4.py", 5) == "\u8a13\u7df4\u2026"
+    assert layout.cut("\u8a13\u7df4.py", 4) == "\u8a13\u2026"
+    assert count_cells(layout.pad("\u8a13", 5)) == count_cells(layout.pad_left("\u8a13", 5)) == 5
+    assert layout.cut_front("/a/long/path.log", 9) == "\u2026path.log"
+    assert layout.cut("train", 0) == ""
     line = (("abc", Ink.DIM), ("", Ink.BAD), ("def", Ink.DIM), ("ghi", Ink.BAD))
-    assert fit_line(line, 9) == (("abcdef", Ink.DIM), ("ghi", Ink.BAD))
-    assert fit_line(line, 5) == (("abcd\u2026", Ink.DIM),)
-    assert fit_line(line, 0) == ()
+    assert layout.fit_line(line, 9) == (("abcdef", Ink.DIM), ("ghi", Ink.BAD))
+    assert layout.fit_line(line, 5) == (("abcd\u2026", Ink.DIM),)
+    assert layout.fit_line(line, 0) == ()
 
 
 def test_wrapping_prefers_to_break_between_pieces():
-    assert wrap(["one two", "three", "four"], 14, " | ") == ["one two", "three | four"]
-    assert wrap(["one two three", "four"], 8, " | ") == ["one two", "three", "four"]
-    assert wrap_words("unbreakable words", 6) == ["unbre\u2026", "words"]
-
-
-# Ink
-
-
-def test_every_ink_has_a_style():
-    assert set(STYLES) == set(Ink)
+    assert layout.wrap(["one two", "three", "four"], 14, " | ") == ["one two", "three | four"]
+    assert layout.wrap(["one two three", "four"], 8, " | ") == ["one two", "three", "four"]
+    assert layout.wrap_words("unbreakable words", 6) == ["unbre\u2026", "words"]
 
 
 def test_a_spark_shows_zero_gaps_and_full_scale():
-    assert spark([0.0, 0.001, 50.0, 100.0, 400.0], 5, 100.0) == "\u2581\u2582\u2585\u2588\u2588"
-    assert spark([1.0, Missing("gap"), 1.0], 4, 1.0) == " \u2588 \u2588"
-    assert spark([0.5], 3, 0.0) == "  \u2582"
+    assert layout.spark([0.0, 0.001, 50.0, 100.0, 400.0], 5, 100.0) == "\u2581\u2582\u2585\u2588\u2588"
+    assert layout.spark([1.0, Missing("gap"), 1.0], 4, 1.0) == " \u2588 \u2588"
+    assert layout.spark([0.5], 3, 0.0) == "  \u2582"
 
 
 def test_ascii_keeps_the_cells():
     line = (("\u2500 \u00b7 \u8a13\u2026", Ink.PLAIN), ("plain", Ink.BAD))
     assert line_to_ascii(line) == (("- | ??~", Ink.PLAIN), ("plain", Ink.BAD))
-    assert text_of(line_to_ascii(((LEVELS, Ink.PLAIN),))) == "_.:-=+*#"
+    assert text_of(line_to_ascii(((layout.LEVELS, Ink.PLAIN),))) == "_.:-=+*#"
 
 
 # Tables
@@ -106,37 +77,33 @@ def make_table(width):
     return Table(columns, width)
 
 
-def test_columns_go_by_need_and_one_takes_the_rest():
+def test_columns_go_by_need_one_takes_the_rest_a_marked_cell_has_its_ink_and_the_cursor_the_line():
     assert text_of(make_table(30).paint_head()) == "   PID name                CPU"
     assert text_of(make_table(30).paint_row(7)) == "     7 row 7                 7"
     assert text_of(make_table(17).paint_head()) == "   PID  CPU"
     assert text_of(make_table(3).paint_head()) == "  \u2026"
-
-
-def test_a_marked_cell_has_its_own_ink_and_the_cursor_takes_the_line():
     assert make_table(18).paint_row(9) == (("     9 row 9  ", Ink.PLAIN), ("hot!", Ink.WARN))
     assert make_table(20).paint_row(9, cursor=True) == ((">    9 row 9    hot!", Ink.CURSOR),)
 
 
 def test_unread_and_inapplicable_look_different():
-    assert show(Missing("no"), str) == "?"
-    assert show(NOT_APPLICABLE, str) == "-"
-    assert show_pair(1, Missing("no"), str) == "1/?"
-    assert show_pair(Missing("no"), Missing("no"), str) == "?"
+    assert layout.show(Missing("no"), str) == "?"
+    assert layout.show(NOT_APPLICABLE, str) == "-"
+    assert layout.show_pair(1, Missing("no"), str) == "1/?"
+    assert layout.show_pair(Missing("no"), Missing("no"), str) == "?"
 
 
-def test_a_rule_keeps_the_needed_detail():
+def test_a_rule_and_a_line_of_pieces_drop_what_is_needed_least():
     details = [Item(5, "nice to know"), Item(0, "12 more")]
-    assert text_of(paint_rule("1 ranks", details, 40)).startswith("\u2500\u2500 1 ranks  nice to know  12 more \u2500")
-    assert "12 more" in text_of(paint_rule("1 ranks 0-1 of 2", details, 24))
-    assert text_of(paint_rule("1 ranks", [], 30, focused=True)).startswith("\u2550\u2550 1 ranks \u2550")
-
-
-def test_a_line_of_pieces_drops_the_least_needed():
+    assert text_of(layout.paint_rule("1 ranks", details, 40)).startswith(
+        "\u2500\u2500 1 ranks  nice to know  12 more \u2500"
+    )
+    assert "12 more" in text_of(layout.paint_rule("1 ranks 0-1 of 2", details, 24))
+    assert text_of(layout.paint_rule("1 ranks", [], 30, focused=True)).startswith("\u2550\u2550 1 ranks \u2550")
     left, right = [Item(1, "left"), Item(9, "luxury")], [Item(2, "right")]
-    assert text_of(justify(left, right, 30)) == " left  luxury           right"
-    assert text_of(justify(left, right, 16)) == " left     right"
-    assert text_of(justify([Item(1, "LIVE 1 s")], [Item(0, "DATA-BOUND")], 20, 1)) == " LIVE 1 s DATA-BOUND"
+    assert text_of(layout.justify(left, right, 30)) == " left  luxury           right"
+    assert text_of(layout.justify(left, right, 16)) == " left     right"
+    assert text_of(layout.justify([Item(1, "LIVE 1 s")], [Item(0, "DATA-BOUND")], 20, 1)) == " LIVE 1 s DATA-BOUND"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +111,7 @@ def test_a_line_of_pieces_drops_the_least_needed():
     [(NOT_APPLICABLE, (0, 3)), (10, (0, 3)), (12, (0, 3)), (13, (1, 4)), (19, (7, 10)), (99, (0, 3))],
 )
 def test_the_page_holds_the_cursor(cursor, window):
-    assert window_of(list(range(10, 20)), cursor, 3) == window
+    assert layout.window_of(list(range(10, 20)), cursor, 3) == window
 
 
 # Ranks
@@ -162,12 +129,9 @@ def ranks_in_order(frame):
     return [rank.row.rank for rank in order_ranks(frame)]
 
 
-def test_the_worst_rank_comes_first():
+def test_the_worst_rank_comes_first_and_a_frozen_one_that_says_so():
     odd = {1: {"cpu_pct": 3.0}, 2: {"state": "S"}, 3: {"state": "S"}, 4: {"state": "T"}, 5: {"state": "Z"}}
     assert ranks_in_order(job_of(6, odd, waits_s={2: 26.0, 3: 1900.0})) == [5, 4, 3, 2, 1, 0]
-
-
-def test_a_frozen_rank_comes_before_the_others_and_says_so():
     frame = job_of(3, {2: {"state": "S", "frozen": Freezer(2, "/train", "/sys/fs/cgroup/train")}})
     first, _, last = frame.processes
     assert ranks_in_order(frame) == [2, 0, 1]
@@ -199,15 +163,6 @@ def test_a_pane_without_a_living_rank_says_so_first(width):
     early = make_frame(ranks=(), processes=(), facts="no rank yet \u00b7 99 % of 2 CPUs")
     for frame in (one_left, early):
         assert "no rank left" not in "".join(texts_of(paint_ranks(make_view(frame), Size(width, 6), focused=False)))
-
-
-def test_hardly_a_thread_has_no_waiting_share():
-    def waiting(runnable):
-        process = make_process(4211, runnable=runnable, waiting=runnable / 2)
-        return paint_ranks(make_view(make_frame(processes=(process,))), Size(80, 6), focused=False)[2]
-
-    assert "   50" in text_of(waiting(0.5))
-    assert "50" not in text_of(waiting(0.4))
 
 
 # Workers
@@ -255,7 +210,7 @@ def test_roles_are_told_in_full_and_short():
     assert write_role(make_process(1, rank=4)) == "rank 4"
 
 
-def test_the_cursor_walks_what_is_shown():
+def test_the_cursor_walks_what_is_shown_and_is_in_the_focused_pane_only():
     view = make_view(workers_frame(), focus=Pane.WORKERS)
     assert rows_of(view) == (202, 201, 203, 50)
     assert rows_of(replace(view, filter_text="nfs")) == (202,)
@@ -263,10 +218,7 @@ def test_the_cursor_walks_what_is_shown():
     assert rows_of(replace(view, zoom=Pane.RANKS)) == (4211,)
     assert rows_of(replace(view, focus=Pane.EVENTS)) == ()
     assert rows_of(make_view(Missing("not yet"))) == ()
-
-
-def test_the_cursor_is_in_the_focused_pane_only():
-    view = make_view(workers_frame(), cursor_pid=201)
+    view = replace(view, cursor_pid=201)
     assert any(line.startswith(">") for line in texts_of(paint_screen(view, Size(100, 40))))
     elsewhere = replace(view, focus=Pane.RANKS)
     assert not any(line.startswith(">") for line in texts_of(paint_screen(elsewhere, Size(100, 40))))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from tests.frames import make_event, make_finding
 from tests.ui.monitor.driving import JOB, Checks, paste
 from tpmon.errors import ExitCode
-from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.model.known import NOT_APPLICABLE
 from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor import layout as panes
 from tpmon.ui.monitor.app import MESSAGE_SECONDS
@@ -28,7 +28,14 @@ PRESSED = (
     ("quit", ("q",), lambda s: (s.app.return_code, s.app.is_running), (ExitCode.OK, False)),
     ("interrupt", ("slash", "ctrl+c"), lambda s: (s.app.return_code, s.app.is_running), (ExitCode.OK, False)),
     ("faster", ("minus", "minus", "minus"), lambda s: s.intervals, [0.5]),
+    ("focus-next", ("tab",), lambda s: s.view.focus, Pane.GPUS),
+    ("focus-next", ("tab", "tab"), lambda s: s.view.focus, Pane.RANKS),
     ("focus-previous", ("shift+tab",), lambda s: s.view.focus, Pane.CPU),
+    ("zoom-close", ("2", "escape"), lambda s: s.view.zoom, NOT_APPLICABLE),
+    ("details", ("j", "enter"), lambda s: (s.view.overlay, str(s.view.cursor_pid) in s.text), (Overlay.DETAILS, True)),
+    ("details", ("enter",), lambda s: s.view.overlay, Overlay.NONE),
+    ("environment", ("e",), lambda s: (s.view.overlay, "OMP_NUM_THREADS" in s.text), (Overlay.ENVIRONMENT, True)),
+    ("environment", ("enter", "e"), lambda s: s.view.overlay, Overlay.ENVIRONMENT),
     ("open-pane", ("tab", "enter"), lambda s: s.view.zoom, Pane.GPUS),
     ("down", ("down", "j"), place, 1),
     ("up", ("j", "j", "j", "up", "k"), place, 0),
@@ -38,6 +45,8 @@ PRESSED = (
     ("first", ("G", "home"), place, 0),
     ("last", ("g", "G"), place, 2),
     ("last", ("g", "end"), place, 2),
+    ("sort", ("s",), lambda s: (s.view.sort, *rows(s)), (SortBy.MEMORY, 4221, 4223, 4222)),
+    ("reverse", ("S",), rows, (4221, 4223, 4222)),
     ("sort-cpu", ("M", "P"), lambda s: s.view.sort, SortBy.CPU),
     ("sort-memory", ("M",), lambda s: rows(s)[0], 4221),
     ("sort-time", ("T",), lambda s: s.view.sort, SortBy.TIME),
@@ -131,47 +140,6 @@ async def _(s):
     assert "3 workers" in s.text
 
 
-@CHECKS.of("focus-next")
-async def _(s):
-    await s.press("tab")
-    assert s.view.focus is Pane.GPUS
-    await s.press("tab", "tab")
-    assert s.view.focus is Pane.RANKS
-
-
-@CHECKS.of("details")
-async def _(s):
-    await s.press("j", "enter")
-    assert s.view.overlay is Overlay.DETAILS
-    assert str(s.view.cursor_pid) in s.text
-    await s.press("enter")
-    assert s.view.overlay is Overlay.NONE
-
-
-@CHECKS.of("environment")
-async def _(s):
-    await s.press("e")
-    assert s.view.overlay is Overlay.ENVIRONMENT
-    assert "OMP_NUM_THREADS" in s.text
-    await s.press("enter", "e")
-    assert s.view.overlay is Overlay.ENVIRONMENT, "one opens over the other"
-
-
-@CHECKS.of("sort")
-async def _(s):
-    before = rows(s)
-    await s.press("s")
-    assert s.view.sort is SortBy.MEMORY
-    assert rows(s) != before
-
-
-@CHECKS.of("reverse")
-async def _(s):
-    before = rows(s)
-    await s.press("S")
-    assert rows(s) == before[::-1]
-
-
 @CHECKS.of("filter")
 async def _(s):
     await s.press("tab", "slash")
@@ -182,14 +150,6 @@ async def _(s):
     s.app.post_message(paste("\n"))
     await s.pilot.pause()
     assert s.view.filter_text == "4222"
-
-
-@CHECKS.of("zoom-close")
-async def _(s):
-    await s.press("2")
-    assert is_known(s.view.zoom)
-    await s.press("escape")
-    assert not is_known(s.view.zoom)
 
 
 @CHECKS.of("copy-try")

@@ -19,6 +19,7 @@ from tpmon.model.results.doctor import Update
 from tpmon.model.verdict import Kind
 from tpmon.probe.job.events import Changes, Departure
 from tpmon.ui.kit.canvas import Canvas, ink_styles
+from tpmon.ui.kit.ink import STYLES
 from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor import layout as panes
 from tpmon.ui.monitor.controls import EVENT_LIMIT, EVERYDAY_KEPT, Notice, is_everyday, keep_newest, turns_bad
@@ -67,13 +68,6 @@ async def test_a_paused_picture_takes_a_dump_of_the_key_alone(s):
 
 
 @driven()
-async def test_q_ends_the_screen_at_once_while_a_dump_is_read(s):
-    await s.get(dump_views.hung_running(), "d")
-    await s.press("q")
-    assert (s.app.return_code, s.app.is_running) == (ExitCode.OK, False)
-
-
-@driven()
 async def test_a_job_that_has_ended_is_not_asked_and_its_last_stacks_stay(s):
     await s.send_result(dump_views.hung_once())
     await s.send(replace(JOB, target=make_target(state=TargetState.ENDED, ended="exit 1")))
@@ -84,31 +78,30 @@ async def test_a_job_that_has_ended_is_not_asked_and_its_last_stacks_stay(s):
 
 
 @driven()
-async def test_a_refused_dump_says_why(s):
+async def test_a_refused_dump_says_why_and_q_ends_the_screen_while_another_is_read(s):
     await s.press("d")
     refused = dump_views.make_update(running=False, refused="no process to read")
     await s.send_result(refused)
     assert "! no process to read" in s.text
     assert is_known(s.view.dump)
+    await s.send_result(dump_views.hung_running())
+    await s.press("q")
+    assert (s.app.return_code, s.app.is_running) == (ExitCode.OK, False), "at once"
 
 
 @driven()
-async def test_a_burst_of_dump_states_is_painted_once(s):
-    await s.press("6")
-    before = s.painted
-    await s.send_result(*[dump_views.hung_running()] * 40, dump_views.hung_once())
-    assert "7 of 8 ranks wait" in s.text
-    assert s.painted - before <= 3
-
-
-@driven()
-async def test_a_burst_is_painted_once_and_loses_no_event(s):
+async def test_a_burst_of_frames_or_of_dump_states_is_painted_once_and_loses_no_event(s):
     before = s.painted
     frames = [replace(JOB, facts=f"burst {n}", events=(make_event(f"event {n}"),)) for n in range(50)]
     await s.send(*frames)
     assert "burst 49" in s.text
     assert s.painted - before <= 3
     assert [event.text for event in s.view.events][-50:] == [f"event {n}" for n in range(50)]
+    await s.press("6")
+    before = s.painted
+    await s.send_result(*[dump_views.hung_running()] * 40, dump_views.hung_once())
+    assert "7 of 8 ranks wait" in s.text
+    assert s.painted - before <= 3
 
 
 @driven()
@@ -226,13 +219,14 @@ async def test_a_row_is_as_wide_as_the_screen_whatever_stands_in_it(s):
         assert sum(segment.cell_length for segment in strip) == 41
 
 
-def test_without_colour_only_bold_and_reverse_are_left():
+def test_every_ink_has_a_style_and_without_colour_only_bold_and_reverse_are_left():
     for ink, style in ink_styles(colour=False).items():
         assert style.color is None
         assert style.bgcolor is None
         assert not style.dim
         assert style.reverse or ink is not Ink.CURSOR
     assert any(style.color for style in ink_styles(colour=True).values())
+    assert set(STYLES) == set(Ink)
 
 
 def test_the_bell_is_for_a_verdict_that_turns_bad():
@@ -253,46 +247,30 @@ def _gone(*statuses: int) -> tuple[Departure, ...]:
     return tuple(Departure(member, status) for member, status in zip(WORKERS, statuses, strict=False))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        Changes(born=WORKERS, gone=_gone(*[0] * 8)),
-        Changes(gone=_gone(*[0] * 8)),
-        Changes(born=WORKERS[:1]),
-        Changes(born=tuple(replace(one, role=Role.COMPILE) for one in WORKERS)),
-    ],
+EVERYDAY = (
+    Changes(born=WORKERS, gone=_gone(*[0] * 8)),
+    Changes(gone=_gone(*[0] * 8)),
+    Changes(born=WORKERS[:1]),
+    Changes(born=tuple(replace(one, role=Role.COMPILE) for one in WORKERS)),
 )
-def test_what_happens_to_workers_is_of_every_day(changes):
+KILLED = (
+    Changes(gone=_gone(*[9] * 8)),
+    Changes(gone=_gone(9)),
+    Changes(gone=(Departure(replace(WORKERS[0], role=Role.COMPILE), 9),)),
+)
+OTHERS = tuple(
+    Changes(born, tuple(Departure(member, 9) for member in gone))
+    for members in (
+        [replace(one, role=role, label="worker.py") for one in WORKERS] for role in (Role.RANK, Role.LAUNCHER)
+    )
+    for born, gone in ((members, members), ((), members), ((), members[:1]), (members, ()))
+)
+
+
+@pytest.mark.parametrize(("changes", "everyday"), [(one, one in EVERYDAY) for one in (*EVERYDAY, *KILLED, *OTHERS)])
+def test_what_happens_to_workers_is_of_every_day_unless_they_are_killed_or_are_no_workers(changes, everyday):
     lines = describe_changes(changes)
-    assert lines
-    assert all(is_everyday(make_event(line)) for line in lines)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        Changes(gone=_gone(*[9] * 8)),
-        Changes(gone=_gone(9)),
-        Changes(gone=(Departure(replace(WORKERS[0], role=Role.COMPILE), 9),)),
-    ],
-)
-def test_a_worker_that_was_killed_is_not(changes):
-    assert not any(is_everyday(make_event(line)) for line in describe_changes(changes))
-
-
-@pytest.mark.parametrize("role", [Role.RANK, Role.LAUNCHER])
-def test_what_happens_to_ranks_and_launchers_is_not(role):
-    members = tuple(replace(one, role=role, label="worker.py") for one in WORKERS)
-    ends = tuple(Departure(member, 9) for member in members)
-    for changes in (
-        Changes(born=members, gone=ends),
-        Changes(gone=ends),
-        Changes(gone=ends[:1]),
-        Changes(born=members),
-    ):
-        lines = describe_changes(changes)
-        assert lines
-        assert not any(is_everyday(make_event(line)) for line in lines)
+    assert {is_everyday(make_event(line)) for line in lines} == {everyday}
 
 
 def test_the_newest_of_each_sort_stay_in_their_order():

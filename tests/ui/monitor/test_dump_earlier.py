@@ -7,15 +7,13 @@ import pytest
 from tests.dumps import DECODE, IN_LOCK, inner, make_rank, make_round
 from tests.frames import make_frame, make_view
 from tests.goldens import dump_views
+from tests.painted import screen_of
 from tests.probe.spy.test_dump_service import Bench
 from tpmon.judge.dumps.hot import fold_state
 from tpmon.model.dump import Asker, Dump, DumpRequest, DumpState, Motion
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.probe.spy import dump
 from tpmon.ui.kit.keys import Overlay
-from tpmon.ui.monitor.keys import keys_shown
-from tpmon.ui.monitor.layout import paint_screen
-from tpmon.view.layout import Size
 
 MS = 10**6
 
@@ -102,6 +100,5 @@ def test_the_screen_names_the_look_that_it_compares_with():
     earlier = dump_views.look_at(dump_views.hung_processes(), 20.0)
     update = replace(once, state=replace(once.state, earlier=earlier))
     view = make_view(make_frame(), overlay=Overlay.STACKS, dump=update)
-    lines = paint_screen(view, Size(80, 24), keys_shown(view))
-    said = ["".join(text for text, _ in line).strip() for line in lines]
-    assert "last log write 02:41:27, 26m02s before · CPU since the dump of 03:07:21" in said
+    said = screen_of(view, 80, 24)
+    assert " last log write 02:41:27, 26m02s before · CPU since the dump of 03:07:21\n" in said

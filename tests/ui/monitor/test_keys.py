@@ -1,4 +1,4 @@
-"""The table of keys: complete, unambiguous, honest about what works, and the source of docs/keys.md."""
+"""The table of keys: complete, unambiguous, honest about what works; and the pure actions, which leave no bounds."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -6,23 +6,28 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.frames import make_finding, make_frame, make_target, make_view
 from tests.goldens import capture_views
+from tests.painted import join
 from tests.ui.monitor import key_checks_capture, key_checks_job, key_checks_stacks
 from tests.ui.monitor.driving import drive
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.capture import CaptureChoice, CaptureStage
-from tpmon.ui.kit.keys import ByDigit, Effect, Move, Overlay
+from tpmon.ui.kit.keys import FILTER_LIMIT, ByDigit, Effect, Move, Overlay, action_filter_type
 from tpmon.ui.monitor import keys as monitor_keys
+from tpmon.ui.monitor import state as actions
 from tpmon.ui.monitor.keys import KEYS, Demand, keys_markdown, keys_shown, say_unused
 from tpmon.ui.monitor.layout import page_of, paint_screen
-from tpmon.ui.monitor.state import INTERVALS_S, Pane, ViewState
+from tpmon.ui.monitor.state import INTERVALS_S, Pane, SortBy, ViewState
 from tpmon.ui.traces import keys as trace_keys
 from tpmon.view.layout import Size
 
 DOCS = Path(__file__).parents[3] / "docs" / "keys.md"
+CHECKS = {**key_checks_job.CHECKS, **key_checks_stacks.CHECKS, **key_checks_capture.CHECKS}
 
 
 def all_views() -> Iterator[ViewState]:
@@ -34,22 +39,17 @@ def all_views() -> Iterator[ViewState]:
         yield make_view(frame, overlay=overlay, zoom=zoom, focus=focus, filter_text=text, interval_s=interval_s)
 
 
-def test_ids_are_unique():
+def test_each_row_has_an_id_words_in_the_docs_too_something_to_do_and_a_check():
     assert len({key.id for key in KEYS}) == len(KEYS)
-
-
-def test_each_row_has_words_and_something_to_do():
-    assert {key.id for key in KEYS} == set(monitor_keys.USES)
+    assert {key.id for key in KEYS} == set(monitor_keys.USES) == set(CHECKS)
     assert {key.id for key in trace_keys.TRACE_KEYS} == set(trace_keys.USES)
+    for key in KEYS:
+        word, priority = key.footer
+        assert (bool(key.help), bool(key.section), priority > 0) == (True, True, bool(word)), key.id
+    assert DOCS.read_text() == keys_markdown(), "run: python -m tpmon.ui.monitor.keys > docs/keys.md"
 
 
-def test_no_key_means_two_things_at_once():
-    for view in all_views():
-        names = [name for key in KEYS if key.when.holds(view) for name in key.keys]
-        assert len(set(names)) == len(names), view
-
-
-def test_nor_over_a_capture_where_plus_and_minus_mean_its_steps():
+def test_plus_and_minus_mean_one_thing_over_a_capture_too_its_steps():
     every = [capture_views.offered(choice=CaptureChoice(steps=steps)) for steps in (1, 5, 1_000)]
     met = set()
     for update, stage, overlay, behind, interval_s in product(
@@ -66,13 +66,6 @@ def test_nor_over_a_capture_where_plus_and_minus_mean_its_steps():
     assert met >= {"capture-more", "capture-fewer", "capture-ranks", "capture-go", "slower", "faster"}
 
 
-def test_the_help_over_the_plan_of_a_capture_fits_the_common_screen():
-    for update in (capture_views.offered(cuda=True), capture_views.priced(), capture_views.recording()):
-        for behind in (Overlay.CAPTURE, Overlay.NONE):
-            view = make_view(make_frame(verdict=make_finding()), overlay=Overlay.HELP, behind=behind, capture=update)
-            assert page_of(view, Size(80, 24), keys_shown(view))[1] == 0
-
-
 def test_a_key_that_does_nothing_says_why():
     view = make_view()
     assert say_unused(" ", view) == "space has no meaning, ? shows the keys"
@@ -84,77 +77,148 @@ def test_a_key_that_does_nothing_says_why():
     assert say_unused("d", ended) == "d has nothing to do: the job has ended"
 
 
-def test_whatever_is_shown_does_something():
+def test_no_key_means_two_things_at_once_and_whatever_is_shown_does_something():
     for view in all_views():
-        for key in KEYS:
-            if not key.when.holds(view) or isinstance(key.deed, (Effect, Move)):
-                continue
+        works = [key for key in KEYS if key.when.holds(view)]
+        names = [name for key in works for name in key.keys]
+        assert len(set(names)) == len(names), view
+        for key in works:
             if isinstance(key.deed, Demand):
                 after, request = key.deed.make(view, (4211,))
                 assert is_known(request) or after != view, (key.id, view)
-                continue
-            if isinstance(key.deed, ByDigit):
+            elif isinstance(key.deed, ByDigit):
                 assert all(key.deed.act(view, pane) != view for pane in Pane)
-            elif key.id != "sort-cpu":  # already sorted so
+            elif not isinstance(key.deed, (Effect, Move)) and key.id != "sort-cpu":  # already sorted so
                 assert key.deed(view) != view, (key.id, view)
 
 
-def test_keys_that_cannot_work_are_not_shown():
-    plain = {name for key in keys_shown(make_view()) for name in key.keys}
-    assert "esc" not in plain
-    zoomed = {name for key in keys_shown(make_view(zoom=Pane.GPUS, focus=Pane.GPUS)) for name in key.keys}
-    assert not zoomed & {"s", "S", "P", "M", "T", "/", "e"}
-    typing = {name for key in keys_shown(make_view(overlay=Overlay.FILTER)) for name in key.keys}
-    assert typing == {"enter", "esc", "ctrl-c", "ctrl-z", "ctrl-l"}
-    waiting = {name for key in keys_shown(make_view(Missing("waiting"))) for name in key.keys}
-    assert "y" not in waiting
-    assert "+" not in {name for key in keys_shown(make_view(interval_s=INTERVALS_S[-1])) for name in key.keys}
+def names_shown(view):
+    return {name for key in keys_shown(view) for name in key.keys}
 
 
-def test_help_lists_what_works_below_it_but_the_footer_does_not():
-    shown = {key.keys[0]: key for key in keys_shown(make_view(overlay=Overlay.HELP))}
-    assert shown["s"].priority == 0
-    assert shown["esc"].priority > 0
-    assert shown["q"].priority > 0
+def test_keys_that_cannot_work_are_not_shown_and_help_lists_what_works_below_it_but_the_footer_does_not():
+    assert "esc" not in names_shown(make_view())
+    zoomed = make_view(zoom=Pane.GPUS, focus=Pane.GPUS)
+    assert not names_shown(zoomed) & {"s", "S", "P", "M", "T", "/", "e"}
+    assert names_shown(make_view(overlay=Overlay.FILTER)) == {"enter", "esc", "ctrl-c", "ctrl-z", "ctrl-l"}
+    assert "y" not in names_shown(make_view(Missing("waiting")))
+    assert "+" not in names_shown(make_view(interval_s=INTERVALS_S[-1]))
+    assert names_shown(make_view(make_frame())) >= {"+", "-"}
+    ended = make_frame(target=make_target(state=TargetState.ENDED, ended="exit 0"))
+    assert not names_shown(make_view(ended)) & {"+", "-"}
+    priorities = {key.keys[0]: key.priority for key in keys_shown(make_view(overlay=Overlay.HELP))}
+    assert (priorities["s"], priorities["esc"] > 0, priorities["q"] > 0) == (0, True, True)
 
 
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.id)
-def test_every_key_says_what_it_does(key):
-    assert key.help
-    assert key.section
-    word, priority = key.footer
-    assert (priority > 0) == bool(word)
+JUDGED = make_frame(verdict=make_finding())
+HELPED = [
+    *(
+        {"frame": frame, "filter_text": "x"}
+        for frame in (make_frame(), JUDGED, make_frame(verdict=make_finding(try_=Missing("?"))))
+    ),
+    *(
+        {"frame": JUDGED, "behind": behind, "capture": capture}
+        for behind in (Overlay.CAPTURE, Overlay.NONE)
+        for capture in (capture_views.offered(cuda=True), capture_views.priced(), capture_views.recording())
+    ),
+]
+"""Views below a help, over the plan of a capture too."""
 
 
-def test_docs_are_written_from_the_table():
-    assert DOCS.read_text() == keys_markdown(), "run: python -m tpmon.ui.monitor.keys > docs/keys.md"
-
-
-@pytest.mark.parametrize("fields", [{}, {"verdict": make_finding()}, {"verdict": make_finding(try_=Missing("?"))}])
+@pytest.mark.parametrize("fields", HELPED)
 def test_all_keys_of_the_help_fit_the_common_screen(fields):
-    view = make_view(make_frame(**fields), overlay=Overlay.HELP, filter_text="x")
+    view = make_view(**fields, overlay=Overlay.HELP)
     keys = keys_shown(view)
-    text = "\n".join("".join(t for t, _ in line) for line in paint_screen(view, Size(80, 24), keys))
+    text = join(paint_screen(view, Size(80, 24), keys))
     assert page_of(view, Size(80, 24), keys)[1] == 0, "nothing to scroll to"
     assert "lines 1" not in text
-    for key in keys:
-        assert f" {key.keys[0]} " in text, key
-
-
-def test_the_interval_is_offered_while_the_job_is_there():
-    pace = {"+", "-"}
-    assert pace <= {name for key in keys_shown(make_view(make_frame())) for name in key.keys}
-    ended = make_frame(target=make_target(state=TargetState.ENDED, ended="exit 0"))
-    assert not pace & {name for key in keys_shown(make_view(ended)) for name in key.keys}
-
-
-CHECKS = {**key_checks_job.CHECKS, **key_checks_stacks.CHECKS, **key_checks_capture.CHECKS}
-
-
-def test_every_key_of_the_table_has_a_check():
-    assert set(CHECKS) == {row.id for row in KEYS}
+    assert [key.keys[0] for key in keys if f" {key.keys[0]} " not in text] == []
 
 
 @pytest.mark.parametrize("key_id", [row.id for row in KEYS])
 def test_key(key_id):
     drive(CHECKS[key_id])
+
+
+ROWS = (11, 12, 13, 14)
+
+
+@pytest.mark.parametrize(
+    ("start", "move", "end"),
+    [
+        (NOT_APPLICABLE, Move.DOWN, 11),
+        (NOT_APPLICABLE, Move.LAST, 14),
+        (11, Move.DOWN, 12),
+        (11, Move.UP, 11),
+        (14, Move.DOWN, 14),
+        (11, Move.PAGE_DOWN, 13),
+        (13, Move.PAGE_UP, 11),
+        (12, Move.PAGE_UP, 11),
+        (12, Move.LAST, 14),
+        (13, Move.FIRST, 11),
+        (99, Move.DOWN, 11),
+    ],
+)
+def test_the_cursor_walks_the_rows(start, move, end):
+    view = actions.action_move(make_view(cursor_pid=start), move, ROWS, page=2, scroll_limit=0)
+    assert view.cursor_pid == end
+
+
+def test_an_overlay_scrolls_and_leaves_the_cursor():
+    view = make_view(cursor_pid=12, overlay=Overlay.DETAILS)
+    down = actions.action_move(view, Move.PAGE_DOWN, ROWS, page=7, scroll_limit=10)
+    assert (down.scroll, down.cursor_pid) == (7, 12)
+    assert actions.action_move(down, Move.PAGE_DOWN, ROWS, page=7, scroll_limit=10).scroll == 10
+    assert actions.action_move(down, Move.FIRST, ROWS, page=7, scroll_limit=10).scroll == 0
+
+
+@given(st.lists(st.sampled_from(Move), max_size=20), st.integers(0, 6), st.integers(1, 9), st.integers(0, 30))
+def test_moves_never_leave_the_rows_or_the_text(moves, count, page, limit):
+    view, rows = make_view(), tuple(range(100, 100 + count))
+    for move in moves:
+        view = actions.action_move(view, move, rows, page, limit)
+        assert not is_known(view.cursor_pid) or view.cursor_pid in rows
+        assert 0 <= view.scroll <= limit
+
+
+def test_the_cursor_takes_the_row_of_a_process_that_left():
+    view = make_view(cursor_pid=12)
+    assert actions.keep_cursor(view, (11, 13, 14), ROWS).cursor_pid == 13
+    assert actions.keep_cursor(view, (14, 12), ROWS).cursor_pid == 12
+    assert actions.keep_cursor(make_view(cursor_pid=14), (11,), ROWS).cursor_pid == 11
+    assert actions.keep_cursor(view, (), ROWS).cursor_pid == NOT_APPLICABLE
+    details = replace(view, overlay=Overlay.DETAILS)
+    assert actions.keep_cursor(details, (11,), ROWS) == details, "they stay open"
+
+
+def test_zoom_returns_and_tab_moves_it():
+    view = actions.action_zoom(make_view(), Pane.EVENTS)
+    assert (view.zoom, view.focus) == (Pane.EVENTS, Pane.EVENTS)
+    assert actions.action_focus(view, 1).zoom == Pane.RANKS
+    assert actions.action_zoom(view, Pane.EVENTS).zoom is NOT_APPLICABLE
+    assert actions.action_focus(make_view(focus=Pane.RANKS), -1).focus == Pane.EVENTS
+
+
+def test_sorting_goes_round_and_starts_with_the_largest():
+    view = make_view(sort_reversed=True)
+    seen = []
+    for _ in SortBy:
+        view = actions.action_sort_next(view)
+        seen.append(view.sort)
+        assert not view.sort_reversed
+    assert set(seen) == set(SortBy)
+    assert view.sort is make_view().sort
+
+
+def test_a_filter_takes_one_clean_line_of_bounded_length():
+    typed = action_filter_type(make_view(overlay=Overlay.FILTER), "a\x1b[31mb\nsecond line")
+    assert typed.filter_text == "a?[31mb"
+    long = action_filter_type(typed, "x" * 1000)
+    assert len(long.filter_text) == FILTER_LIMIT
+    assert action_filter_type(typed, "\n").filter_text == typed.filter_text
+
+
+def test_an_interval_between_those_of_the_keys_goes_to_the_next():
+    view = make_view(interval_s=0.7)  # a value of -i
+    assert actions.action_slower(view).interval_s == 1.0
+    assert actions.action_faster(view).interval_s == 0.5

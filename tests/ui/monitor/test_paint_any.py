@@ -44,6 +44,7 @@ DUMPS = (
 SAMPLES = (sample_views.running(), sample_views.ended(), sample_views.denied(), sample_views.refused())
 NUMBERS = st.floats(0, 1e15) | st.sampled_from([0.0, 0.5, 99.96, 1e4])
 COUNTS = st.integers(0, 1 << 50)
+OFFERS = {NotApplicable: st.just(NOT_APPLICABLE), float: NUMBERS, int: COUNTS, str: TEXTS, bool: st.booleans()}
 
 
 def _shaken(draw: st.DrawFn, value: Any) -> Any:
@@ -54,18 +55,7 @@ def _shaken(draw: st.DrawFn, value: Any) -> Any:
         options = get_args(hints[one.name])
         if Missing not in options or draw(st.integers(0, 3)) != 0:
             continue
-        offers = [REASONS]
-        if NotApplicable in options:
-            offers.append(st.just(NOT_APPLICABLE))
-        if float in options:
-            offers.append(NUMBERS)
-        elif int in options:
-            offers.append(COUNTS)
-        elif str in options:
-            offers.append(TEXTS)
-        elif bool in options:
-            offers.append(st.booleans())
-        changes[one.name] = draw(st.one_of(offers))
+        changes[one.name] = draw(st.one_of(REASONS, *(OFFERS[kind] for kind in options if kind in OFFERS)))
     return replace(value, **changes)
 
 
@@ -99,9 +89,7 @@ def cards(draw, index):
         ),
         pids=draw(st.one_of(REASONS, st.lists(st.integers(1, 9999), max_size=20).map(tuple))),
         processes=draw(
-            st.one_of(
-                REASONS, st.lists(st.builds(GpuProcess, st.integers(1, 9), COUNTS, REASONS, st.booleans())).map(tuple)
-            )
+            REASONS | st.lists(st.builds(GpuProcess, st.integers(1, 9), COUNTS, REASONS, st.booleans())).map(tuple)
         ),
     )
     return _shaken(draw, plain)
@@ -164,10 +152,8 @@ def any_frame(draw):
             for n in range(draw(st.integers(0, 2)))
         ),
         network=draw(
-            st.one_of(
-                REASONS,
-                st.tuples(st.builds(NetworkSample, TEXTS, TEXTS, st.booleans(), NUMBERS, NUMBERS, REASONS, REASONS)),
-            )
+            REASONS
+            | st.tuples(st.builds(NetworkSample, TEXTS, TEXTS, st.booleans(), NUMBERS, NUMBERS, REASONS, REASONS))
         ),
         gpus=draw(st.one_of(REASONS, st.just(known_cards))),
         driver=draw(st.one_of(REASONS, st.just(frames.make_driver()))),

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.goldens.trace_views import make_run
+from tests.painted import join, texts_of
 from tests.ui.traces.trace_driven import Driven, drive, stop_and_go
 from tpmon.model.known import Missing, is_known
 from tpmon.model.results.trace_tables import CodePlace
@@ -14,23 +15,21 @@ from tpmon.ui.traces.layout import page_of_trace, paint_trace
 from tpmon.ui.traces.snapshots import SnapshotSubject
 from tpmon.ui.traces.state import SnapshotTab
 from tpmon.ui.traces.tabs import list_blocks
-from tpmon.view.blocks import Paragraph, Sheet
+from tpmon.view.blocks import Paragraph
 from tpmon.view.layout import Size
 from tpmon.view.snapshot import find_frame, say_lost
 
 OWN = "/home/me/train.py"
 
 
-def file_of(run: str):
-    return make_run(run).subject.report.files[0]
-
-
 def paragraphs(view) -> list[Paragraph]:
     return [block for block in list_blocks(view) if isinstance(block, Paragraph)]
 
 
-def sheets(view) -> list[Sheet]:
-    return [block for block in list_blocks(view) if isinstance(block, Sheet)]
+def subject_of(run: str, **changes) -> SnapshotSubject:
+    """Return a snapshot whose file holds something else."""
+    report = make_run(run).subject.report
+    return SnapshotSubject(replace(report, files=(replace(report.files[0], **changes),)))
 
 
 async def walk_tabs(d: Driven) -> None:
@@ -128,55 +127,33 @@ def test_several_snapshots_are_walked_like_ranks():
     key = find_trace_key(">", view)
     after = key.deed(view)
     assert after.file == 1
-    text = "".join(text for line in paint_trace(after, Size(100, 30)) for text, _ink in line)
+    text = join(paint_trace(after, Size(100, 30)))
     assert "2 of 2" in text
     assert "6.0M allocated" in text
 
 
-async def open_frame(d: Driven) -> None:
-    lent: list[tuple[str, ...]] = []
-    d.app.lend = lambda command: lent.append(tuple(command)) or ""  # type: ignore[method-assign]
-    await d.press("4", "enter", "o")
-    await d.until(lambda: "cannot open" in d.text)
-    assert "cannot open /home/me/train.py:10 here" in d.text
-    assert lent == []
-
-
 def test_a_frame_whose_file_is_not_here_says_so(monkeypatch):
     monkeypatch.setenv("EDITOR", "env")
+    lent: list[tuple[str, ...]] = []
+
+    async def open_frame(d: Driven) -> None:
+        d.app.lend = lambda command: lent.append(tuple(command)) or ""  # type: ignore[method-assign]
+        await d.press("4", "enter", "o")
+        await d.until(lambda: "cannot open /home/me/train.py:10 here" in d.text)
+
     drive("snapshot", open_frame, size=(160, 40), place=find_frame)
+    assert lent == []
 
 
 # What the tabs hold
 
 
 def test_the_card_that_failed_is_named_before_one_that_holds_more():
-    report = make_run("cards").subject.report
-    (file,) = report.files
-    failed, other = file.devices
+    failed, other = make_run("cards").subject.report.files[0].devices
     large = replace(other, pieces=replace(other.pieces, reserved_bytes=1 << 40))
-    subject = SnapshotSubject(replace(report, files=(replace(file, devices=(failed, large)),)))
+    subject = subject_of("cards", devices=(failed, large))
     assert subject.head(0).brief == "GPU 0"
     assert subject.answer(0, SnapshotTab.LIVE).word == "! OOM, 900M asked"
-
-
-@pytest.mark.parametrize(
-    ("run", "tab", "words"),
-    [
-        ("bare", SnapshotTab.PEAK, "GPU 0: no history"),
-        ("bare", SnapshotTab.OOM, "GPU 0: no history"),
-        ("held-nothing", SnapshotTab.OVERVIEW, "the allocator held nothing"),
-        ("held-nothing", SnapshotTab.LIVE, "the allocator held nothing"),
-        ("held-nothing", SnapshotTab.OOM, "the allocator held nothing"),
-    ],
-)
-def test_a_tab_without_data_says_why(run, tab, words):
-    view = make_run(run).view(80, tab=tab)
-    block = list_blocks(view)[0]
-    assert isinstance(block, Paragraph)
-    assert block.label == "n/a"
-    assert words in block.text
-    assert not view.subject.has_data(0, tab)
 
 
 def test_a_stack_that_was_not_recorded_says_so():
@@ -190,29 +167,25 @@ def test_a_stack_that_was_not_recorded_says_so():
 
 
 def test_what_was_lost_is_said():
-    report = make_run("snapshot").subject.report
-    file = report.files[0]
-    lost = replace(file, lost=replace(file.lost, events=2))
-    subject = SnapshotSubject(replace(report, files=(lost,)))
+    lost = replace(make_run("snapshot").subject.report.files[0].lost, events=2)
+    subject = subject_of("snapshot", lost=lost)
     view = replace(make_run("snapshot").view(80), subject=subject)
-    assert say_lost(lost.lost) == "could not be read: 2 events"
+    assert say_lost(lost) == "could not be read: 2 events"
     assert ("lost", "could not be read: 2 events") in [(one.label, one.text) for one in paragraphs(view)]
     assert "! not whole" in [item.text for item in subject.head(0).right]
 
 
 def test_a_long_stack_is_walked_to_its_end():
-    report = make_run("snapshot").subject.report
-    (device,) = report.files[0].devices
+    (device,) = make_run("snapshot").subject.report.files[0].devices
     frames = tuple(f"/a/b.py:{number} f{number}" for number in range(40))
     long = replace(device.live[0], frames=frames, line=frames[7])
-    file = replace(report.files[0], devices=(replace(device, live=(long,)),))
-    base = make_run("snapshot").view(80, tab=SnapshotTab.LIVE)
-    view = replace(base, subject=SnapshotSubject(replace(report, files=(file,))))
+    subject = subject_of("snapshot", devices=(replace(device, live=(long,)),))
+    view = replace(make_run("snapshot").view(80, tab=SnapshotTab.LIVE), subject=subject)
     key = find_trace_key("enter", view)
     opened = key.deed(view)
     for scroll, seen in ((opened.scroll, ">b.py:7 "), (999, ">b.py:39 ")):
         lines = paint_trace(replace(opened, scroll=scroll), Size(80, 24), trace_keys_shown(opened))
-        assert any("".join(text for text, _ink in line).startswith(seen) for line in lines)
+        assert any(line.startswith(seen) for line in texts_of(lines))
     assert page_of_trace(opened, Size(80, 24), trace_keys_shown(opened))[0] > 10
 
 

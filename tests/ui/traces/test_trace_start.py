@@ -51,7 +51,7 @@ def traces(tmp_path):
     return after, build_gpu_run(0, 1, 2000.0).write(tmp_path / "before.json", {})
 
 
-def test_a_comparison_opens_the_screen_of_the_trace_after(drawn, start, traces):
+def test_a_comparison_opens_the_screen_of_the_trace_after_which_puts_operators_together(drawn, start, traces):
     after, before = traces
     assert start(after, against=before, target="1.5x") == 0
     ((subject, controls),) = drawn
@@ -62,6 +62,8 @@ def test_a_comparison_opens_the_screen_of_the_trace_after(drawn, start, traces):
     assert subject.comparison.summary.startswith("faster, but less than the 1.5x hoped for")
     assert is_known(controls.look(0, 0, WHOLE, 40)), "the strip is of the trace after"
     assert is_known(controls.find_line(0, "aten::addmm")) or controls.find_line(0, "aten::addmm").reason
+    assert {row.group for row in controls.group(0, Grouping.LINES)} == {"train.py(88): train"}
+    assert controls.group(0, Grouping.SHAPES) == ()
 
 
 def test_a_snapshot_opens_a_screen_without_a_timeline(drawn, start, tmp_path):
@@ -105,17 +107,20 @@ def test_text_is_what_it_was_where_it_is_asked_for(drawn, start, traces, tmp_pat
 def test_what_cannot_be_compared_is_refused_before_anything_is_drawn(drawn, start, traces, tmp_path):
     after, before = traces
     snapshot = training().write(tmp_path / "s.pickle")
-    for files, given in (
-        ((after, before), {"against": before}),
-        ((after,), {"against": before, "target": "fast"}),
-        ((after,), {"target": "2x"}),
-        ((snapshot,), {"against": before}),
-        ((after,), {"against": snapshot}),
-        ((after,), {"against": str(tmp_path / "none.json")}),
-        ((after, snapshot), {}),
+    for files, given, words in (
+        ((after, before), {"against": before}, ""),
+        ((after,), {"against": before, "target": "fast"}, ""),
+        ((after,), {"target": "2x"}, ""),
+        ((snapshot,), {"against": before}, f"--against compares traces, and {snapshot} is a memory snapshot"),
+        ((snapshot,), {"table": "patterns"}, f"--table is for traces, and {snapshot} is a memory snapshot"),
+        ((snapshot,), {"target": "2x"}, f"--target is for traces, and {snapshot} is a memory snapshot"),
+        ((after,), {"against": snapshot}, ""),
+        ((after,), {"against": str(tmp_path / "none.json")}, ""),
+        ((after, snapshot), {}, ""),
     ):
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError) as refused:
             start(*files, **given)
+        assert refused.value.what == (words or refused.value.what)
     assert drawn == []
 
 
@@ -142,25 +147,6 @@ def test_a_flag_with_nothing_in_it_is_refused_and_not_taken_for_none(drawn, star
     assert refused.value.what.startswith(f"--{key.replace('_', '-')} takes ")
     assert refused.value.what.endswith(", found ''")
     assert drawn == []
-
-
-def test_a_snapshot_is_refused_what_it_cannot_have_in_one_clear_line_each(start, traces, tmp_path):
-    snapshot = training().write(tmp_path / "s.pickle")
-    with pytest.raises(UsageError) as refused:
-        start(snapshot, against=traces[0])
-    assert refused.value.what == f"--against compares traces, and {snapshot} is a memory snapshot"
-    for key, value in (("table", "patterns"), ("target", "2x")):
-        with pytest.raises(UsageError) as refused:
-            start(snapshot, **{key: value})
-        assert refused.value.what == f"--{key} is for traces, and {snapshot} is a memory snapshot"
-
-
-def test_the_screen_puts_operators_together_when_it_is_asked_to(drawn, start, traces):
-    assert start(traces[0]) == 0
-    ((_subject, controls),) = drawn
-    lines = controls.group(0, Grouping.LINES)
-    assert {row.group for row in lines} == {"train.py(88): train"}
-    assert controls.group(0, Grouping.SHAPES) == ()
 
 
 def test_the_json_has_the_tables_that_text_makes_on_request(traces, capfd):

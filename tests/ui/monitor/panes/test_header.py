@@ -1,30 +1,44 @@
-"""The lines that never leave the screen say who, in which state, how old, and what works."""
+"""The lines that never leave the screen say who, in which state, how old, on which day, and what works."""
 
 from dataclasses import replace
+from datetime import timedelta, timezone
 
 import pytest
 
 from tests.frames import (
     GIB,
+    NOW,
     NOW_NS,
     make_ages,
     make_cpu,
+    make_event,
+    make_finding,
     make_frame,
     make_gpu,
     make_memory,
     make_own_cost,
+    make_process,
     make_rank,
     make_target,
     make_view,
 )
-from tests.painted import text_of
-from tpmon.model.frame import TargetState
+from tests.goldens import dump_views
+from tests.painted import text_of, texts_of
+from tpmon.model.dump import Asker
+from tpmon.model.frame import EventKind, TargetState
 from tpmon.model.gpu import GpuProcess, GpuState
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.ui.kit.keys import KeyHelp, paint_footer
-from tpmon.ui.monitor.alerts import tell_most
-from tpmon.ui.monitor.panes.header import describe_end, name_state, paint_header, paint_notes
-from tpmon.view.layout import Ink
+from tpmon.model.units import count_cells
+from tpmon.ui.kit.keys import KeyHelp, Overlay, paint_footer
+from tpmon.ui.monitor.alerts import say_moment, say_moment_and_age, say_moments, tell_most
+from tpmon.ui.monitor.keys import keys_shown
+from tpmon.ui.monitor.layout import paint_screen
+from tpmon.ui.monitor.panes.events import paint_events
+from tpmon.ui.monitor.panes.header import describe_end, name_state, paint_facts, paint_header, paint_notes
+from tpmon.ui.monitor.panes.overlays import describe_process
+from tpmon.ui.monitor.panes.stacks import paint_hint
+from tpmon.ui.monitor.state import Pane
+from tpmon.view.layout import Ink, Size
 from tpmon.view.ranks import name_ranks
 
 SECOND = 10**9
@@ -50,25 +64,18 @@ def test_the_state_word_follows_the_view():
     assert name_state(make_view(Missing("x"))).text == "WAITING"
 
 
-def test_a_paused_view_does_not_age():
-    frame = make_frame(ages_s=make_ages(gpu=0.5))
-    view = make_view(frame, paused_ns=NOW_NS + SECOND, now_ns=NOW_NS + 600 * SECOND)
-    assert "old" not in text_of(paint_header(view, 200))
-    assert "gpu 1.5 s" in text_of(paint_header(view, 200))
+def header_of(width=200, ages=None, **seen):
+    return paint_header(make_view(make_frame(ages_s=make_ages(**ages)), **seen), width)
 
 
 def test_an_old_group_is_named_with_a_sign_and_a_warning_ink():
-    view = make_view(make_frame(ages_s=make_ages(gpu=14.0)))
     for width in (40, 80, 200):
-        assert [ink for text, ink in paint_header(view, width) if "! gpu 14 s old" in text] == [Ink.WARN]
-
-
-def test_threads_of_quiet_processes_may_be_five_intervals_old():
-    def header(age_s):
-        return text_of(paint_header(make_view(make_frame(ages_s=make_ages(threads=age_s))), 200))
-
-    assert "old" not in header(5.0)
-    assert "! threads 7.2 s old" in header(7.0)
+        assert [ink for text, ink in header_of(width, {"gpu": 14.0}) if "! gpu 14 s old" in text] == [Ink.WARN]
+    assert "old" not in text_of(header_of(ages={"threads": 5.0})), "quiet processes have five intervals"
+    assert "! threads 7.2 s old" in text_of(header_of(ages={"threads": 7.0}))
+    paused = text_of(header_of(ages={"gpu": 0.5}, paused_ns=NOW_NS + SECOND, now_ns=NOW_NS + 600 * SECOND))
+    assert "old" not in paused
+    assert "gpu 1.5 s" in paused
 
 
 def test_the_header_says_what_tpmon_does_to_the_job():
@@ -154,3 +161,84 @@ STRANGE = make_gpu(2, xids=(79,), pids=())
 )
 def test_the_one_fact_is_the_worst(fields, fact, ink):
     assert tell_most(replace(CALM, **fields)) == (fact, ink)
+
+
+WEEKEND_S = 53 * 3600
+LATER_NS = NOW_NS + WEEKEND_S * 10**9
+EVENTS = (
+    make_event("verdict: balanced", 4 * 3600, EventKind.VERDICT),
+    make_event("rank 1 (4212) gone: SIGKILL", 1),
+    make_event("job ended: exit 137", 1, EventKind.ENDED),
+)
+ENDED = make_frame(
+    target=make_target(state=TargetState.ENDED, ended="exit 137 (SIGKILL; OOM killer)"), verdict=make_finding()
+)
+
+
+def screen(view, width, height=30):
+    lines = texts_of(paint_screen(view, Size(width, height), keys_shown(view)))
+    assert all(count_cells(line) <= width for line in lines)
+    return "\n".join(lines)
+
+
+def test_a_moment_has_its_date_where_that_is_not_the_date_of_now():
+    today, yesterday = NOW - timedelta(hours=3), NOW - timedelta(hours=4)
+    view = make_view()
+    assert say_moment(view, today) == "00:07:41"
+    assert say_moment(view, yesterday) == "Mar 13 23:07"
+    assert say_moment(view, today.astimezone(timezone(timedelta(hours=9)))) == "00:07:41", "in one zone"
+    assert say_moments(view, (today, yesterday)) == ["00:07:41    ", "Mar 13 23:07"]
+    assert say_moments(view, ()) == []
+    later = make_view(now_ns=LATER_NS)
+    assert say_moment(later, NOW) == "Mar 14 03:07", "the last Frame is older than what is seen"
+    assert say_moment(replace(later, paused_ns=NOW_NS), NOW) == "03:07:41", "a picture stands still"
+    assert say_moment(make_view(Missing("not yet")), NOW) == "03:07:41"
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "words"),
+    [
+        (3599, "02:07:42"),
+        (3600, "02:07:41 (1h00m ago)"),
+        (4 * 3600, "Mar 13 23:07 (4h00m ago)"),
+        (WEEKEND_S, "Mar 11 22:07 (2d05h ago)"),
+    ],
+)
+def test_an_age_stands_from_an_hour_on(ago_s, words):
+    view = make_view(now_ns=NOW_NS)
+    assert say_moment_and_age(view, NOW - timedelta(seconds=ago_s)) == words
+
+
+def test_the_end_of_a_job_says_on_which_day_and_how_long_ago():
+    view = make_view(ENDED, events=EVENTS, now_ns=LATER_NS)
+    told = texts_of(paint_facts(view, 80, 3))[0]
+    assert told == " ENDED Mar 14 03:07 (2d05h ago)  exit 137 (SIGKILL; OOM killer)"
+    narrow = texts_of(paint_facts(view, 40, 3))
+    assert narrow[:2] == [" ENDED Mar 14 03:07 exit 137 (SIGKILL;", " OOM killer)"]
+    assert texts_of([paint_header(view, 100)])[0].rstrip().endswith("Mar 14 03:07")
+    for width in (200, 80, 40, 20):
+        screen(view, width)
+
+
+def test_events_and_verdicts_say_on_which_day_they_were():
+    view = make_view(ENDED, events=EVENTS)
+    lines = screen(replace(view, zoom=Pane.EVENTS), 80).splitlines()
+    assert " 03:07:40     process  rank 1 (4212) gone: SIGKILL" in [line.rstrip() for line in lines]
+    assert " Mar 13 23:07 verdict  balanced" in [line.rstrip() for line in lines]
+    assert " Mar 13 23:07 verdict: balanced" in texts_of(paint_events(view, Size(40, 12), focused=False))
+    assert "Mar 13 23:07 verdict: balanced" in screen(replace(view, overlay=Overlay.VERDICT), 80, 60)
+    later = screen(make_view(ENDED, events=EVENTS, now_ns=LATER_NS, zoom=Pane.EVENTS), 80)
+    assert " Mar 14 03:07 process  rank 1 (4212) gone: SIGKILL" in later
+
+
+def test_the_hint_of_the_stacks_and_the_start_of_a_process_say_on_which_day_they_were():
+    view = make_view(dump=dump_views.hung_three_looks(Asker.WATCH))
+    assert texts_of(paint_hint(view, 120))[0].startswith(" d: stacks of 03:07:39, read by the hang watch: ")
+    later = replace(view, now_ns=LATER_NS)
+    head = " d: stacks of Mar 14 03:07 (2d05h ago), read by the hang watch: 7 of 8"
+    assert texts_of(paint_hint(later, 120))[0].startswith(head)
+    assert texts_of(paint_hint(later, 40))[0].startswith(" d: stacks of Mar 14 03:07, read by the")
+    assert "Mar 14 03:07" in screen(replace(later, overlay=Overlay.STACKS), 80)
+
+    old = make_process(started=NOW - timedelta(days=3))
+    assert ("started", "Mar 11 03:07, 3d00h ago") in describe_process(make_frame(), old)

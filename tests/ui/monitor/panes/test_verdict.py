@@ -16,16 +16,7 @@ from tpmon.model.units import count_cells
 from tpmon.model.verdict import BEFORE_THE_END, IN_WORDS, TABLE, Confidence, Kind, SinceIs
 from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor.layout import paint_screen
-from tpmon.ui.monitor.panes.verdict import (
-    fit_widths,
-    kind_ink,
-    paint_evidence,
-    paint_headline,
-    paint_try,
-    paint_verdict,
-    paint_verdict_in_full,
-    share_lines,
-)
+from tpmon.ui.monitor.panes import verdict
 from tpmon.ui.monitor.state import Pane
 from tpmon.view.layout import Ink, Size
 
@@ -52,7 +43,7 @@ def screen(finding, width, height, **fields):
 
 def block(finding, width=100, most=30, **fields):
     frame = judged(finding, **fields)
-    return texts_of(paint_verdict(make_any_view(frame), frame, finding, width, most))
+    return texts_of(verdict.paint_verdict(make_any_view(frame), frame, finding, width, most))
 
 
 def test_the_smallest_screen_has_the_word_in_a_line_of_its_own():
@@ -97,14 +88,18 @@ def test_the_smallest_screen_keeps_the_word_above_what_a_key_asked_for(what):
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.kind.value)
-def test_severity_is_a_sign_and_an_ink(row):
+def test_severity_is_a_sign_and_an_ink_and_the_smallest_screen_keeps_state_and_word(row):
     sign, ink = {0: ("", Ink.GOOD), 10: ("! ", Ink.WARN), 11: ("? ", Ink.STRONG), 12: ("!! ", Ink.BAD)}[row.exit_code]
     finding = make_finding(kind=row.kind)
-    first = paint_headline(judged(finding), finding, 80)[0]
+    first = verdict.paint_headline(judged(finding), finding, 80)[0]
     assert first[1] == (f"{sign}{row.kind.value.upper()}", ink)
-    assert kind_ink(finding) is ink
+    assert verdict.kind_ink(finding) is ink
     for width in (20, 24):
         assert row.kind.value.upper() in screen(finding, width, 5)[1]
+    cause = row.causes[0] if row.causes else NOT_APPLICABLE
+    lines = screen(make_finding(kind=row.kind, cause=cause), 20, 5, overlay=Overlay.VERDICT)
+    assert lines[0].split()[:3] == ["LIVE", "1", "s"]
+    assert row.kind.value.upper()[:15] in lines[1] + lines[2]
 
 
 def test_the_first_line_says_what_is_known():
@@ -114,7 +109,7 @@ def test_the_first_line_says_what_is_known():
     assert block(nothing)[0] == " ? NOT-ENOUGH-EVIDENCE", "neither confidence nor since"
     assert "cause ? no stacks" in block(make_finding(cause=Missing("no stacks")))[0]
     failed = make_finding(kind=Kind.IDLE, cause="failed")
-    assert paint_headline(judged(failed), failed, 80)[0][1] == ("! IDLE", Ink.WARN), "the sign of a fault"
+    assert verdict.paint_headline(judged(failed), failed, 80)[0][1] == ("! IDLE", Ink.WARN), "the sign of a fault"
 
 
 def test_what_to_try_keeps_its_lines_and_says_its_ceiling():
@@ -124,12 +119,15 @@ def test_what_to_try_keeps_its_lines_and_says_its_ceiling():
     assert not any("Ceiling" in line for line in block(make_finding(ceiling=Missing("unknown share"))))
 
 
-def test_a_word_longer_than_the_line_is_broken_and_not_cut():
+def test_a_word_longer_than_the_line_is_broken_and_a_text_that_is_cut_ends_in_a_mark():
     long = "DataLoader(num_workers=8,persistent_workers=True,prefetch_factor=4)"
     assert long in "".join(line.strip() for line in block(make_finding(try_=long), width=40))
+    lines = block(make_finding(summary="word " * 60, try_="step " * 60), width=40, most=6)
+    assert len(lines) == 6
+    assert sum(line.endswith("…") for line in lines) == 2
 
 
-def test_evidence_has_value_history_source_and_age():
+def test_evidence_has_value_history_source_and_age_which_grows_while_nothing_comes():
     finding = make_finding(
         evidence=(
             make_evidence("runnable", value=4.2, unit="threads", source="/proc schedstat"),
@@ -143,12 +141,7 @@ def test_evidence_has_value_history_source_and_age():
     assert next(line for line in lines if "stack" in line).endswith("py-spy, 4.2 s")
     assert next(line for line in lines if "GPU busy" in line).endswith("NVML, age ?")
     assert "? no driver" in "\n".join(lines)
-
-
-def test_ages_of_evidence_grow_while_nothing_comes():
-    frame = judged(make_finding())
-    old = make_any_view(frame, now_ns=NOW_NS + 30 * 10**9)
-    assert any(line.endswith("200 looks, 30 s") for line in texts_of(paint_screen(old, Size(120, 40))))
+    assert any(line.endswith("200 looks, 30 s") for line in screen(make_finding(), 120, 40, now_ns=NOW_NS + 30 * 10**9))
 
 
 def test_what_does_not_fit_is_counted():
@@ -169,7 +162,7 @@ def test_what_does_not_fit_is_counted():
     whole = block(finding, width=80, most=60)
     assert " - reading against" in "\n".join(whole)
     assert not any("more, v" in line for line in whole)
-    full = "\n".join(texts_of(paint_verdict_in_full(make_any_view(judged(finding)), 80)))
+    full = "\n".join(texts_of(verdict.paint_verdict_in_full(make_any_view(judged(finding)), 80)))
     assert all(text in full for text in ruled_out)
 
 
@@ -223,19 +216,12 @@ def test_two_lists_that_share_a_narrow_line_are_counted(width):
     assert shared(short).split() == ["-", "not:", "swap", "?", "unknown:", "steps"]
 
 
-def test_a_cut_text_ends_in_a_mark():
-    finding = make_finding(summary="word " * 60, try_="step " * 60)
-    lines = block(finding, width=40, most=6)
-    assert len(lines) == 6
-    assert sum(line.endswith("…") for line in lines) == 2
-
-
 @given(st.integers(1, 40), st.lists(st.integers(0, 12), min_size=8, max_size=8))
 def test_parts_never_take_more_lines_than_there_are(most, counts):
     names = ("head", "summary", "try", "evidence", "both", "ruled out", "unknown", "facts")
     wanted = dict(zip(names, counts, strict=True)) | {"head": max(1, counts[0])}
     wanted |= {"ruled out": 1, "unknown": 1, "both": 1} if counts[4] else {"both": 0}
-    given_ = share_lines(wanted, most)
+    given_ = verdict.share_lines(wanted, most)
     assert sum(given_.values()) <= most
     assert given_["head"] >= 1
     assert all(given_[name] <= wanted[name] for name in names)
@@ -251,7 +237,7 @@ def test_the_full_verdict_names_the_verdicts_before_it():
     )
     view = make_any_view(judged(HUNG, notes=("power-limited",)), events=events)
     for width in (30, 80, 200):
-        text = " ".join(" ".join(texts_of(paint_verdict_in_full(view, width))).split())
+        text = " ".join(" ".join(texts_of(verdict.paint_verdict_in_full(view, width))).split())
         assert "power-limited" in text
         assert text.index("03:06:01 verdict: hung") < text.index("03:02:41 verdict: balanced")
         assert "rank 1" not in text.partition("verdicts so far")[2]
@@ -263,7 +249,7 @@ def test_the_history_of_a_share_is_drawn_to_the_whole():
     row = make_evidence("used of the limit", value=25.0, unit="%")
     pulses = tuple(replace(p, memory_bytes=used // 2 if n < 15 else used) for n, p in enumerate(make_pulses(frame, 20)))
     view = make_any_view(frame, pulses=pulses)
-    line = texts_of([paint_evidence(view, row, "+", fit_widths((row,), 120), 120)])[0]
+    line = texts_of([verdict.paint_evidence(view, row, "+", verdict.fit_widths((row,), 120), 120)])[0]
     assert "▂" in line
     assert "▃" in line
     assert not set("▄▅▆▇█") & set(line)
@@ -276,14 +262,6 @@ def test_a_low_screen_says_what_to_try_before_the_notes(width, height):
     assert find_wrong("!! HUNG|~power-limited|Try: dump the stacks", text) == []
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.kind.value)
-def test_the_smallest_screen_keeps_the_state_over_the_verdict(row):
-    cause = row.causes[0] if row.causes else NOT_APPLICABLE
-    lines = screen(make_finding(kind=row.kind, cause=cause), 20, 5, overlay=Overlay.VERDICT)
-    assert lines[0].split()[:3] == ["LIVE", "1", "s"]
-    assert row.kind.value.upper()[:15] in lines[1] + lines[2]
-
-
 PASTED = (
     "give each worker one thread:\ndef one_thread(worker_id):\n    cv2.setNumThreads(0)  # where cv2 is used at all"
 )
@@ -292,12 +270,12 @@ PASTED = (
 @pytest.mark.parametrize("width", [40, 80])
 def test_code_keeps_what_it_is_indented_by_in_every_part_of_a_line(width):
     finding = make_finding(try_=PASTED, also_try=(PASTED,))
-    lines = texts_of(paint_try(finding, width))
+    lines = texts_of(verdict.paint_try(finding, width))
     place = next(n for n, line in enumerate(lines) if "def one_thread" in line)
     at = lines[place].index("def")
     assert lines[place + 1][at:].startswith("    cv2.set")
     if width == 40:
         assert lines[place + 2][at:].startswith("    ")
-    full = texts_of(paint_verdict_in_full(make_any_view(make_frame(verdict=finding)), width))
+    full = texts_of(verdict.paint_verdict_in_full(make_any_view(make_frame(verdict=finding)), width))
     also = next(n for n, line in enumerate(full) if "def one_thread" in line and n > full.index(" also try"))
     assert full[also + 1].index("cv2") == full[also].index("def") + 4

@@ -4,12 +4,13 @@ import re
 
 import pytest
 
-from tests.goldens import pictures
+from tests.goldens import pictures, trace_views
 from tests.goldens.states import STATES
 from tpmon.model.codec import decode
 from tpmon.model.frame import Frame
 
-LISTED = list(pictures.list_pictures())
+LISTED = {module: list(module.list_pictures()) for module in (pictures, trace_views)}
+PAINTED = [(module, picture) for module, listed in LISTED.items() for picture in listed]
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -19,10 +20,10 @@ def test_the_frame_file_is_what_the_builder_builds(state):
     assert pictures.encode_state(state) == pictures.encode(decode(Frame, text)) + "\n"
 
 
-@pytest.mark.parametrize("picture", LISTED, ids=lambda picture: picture.name)
-def test_the_picture_is_what_is_painted(picture):
-    painted = pictures.write_text(pictures.paint_picture(picture))
-    assert painted == pictures.picture_path(picture).read_text(encoding="utf-8")
+@pytest.mark.parametrize(("module", "picture"), PAINTED, ids=[picture.name for _, picture in PAINTED])
+def test_the_picture_is_what_is_painted(module, picture):
+    painted = pictures.write_text(module.paint_picture(picture))
+    assert painted == module.picture_path(picture).read_text(encoding="utf-8"), "run: make goldens"
     if picture.changes.get("ascii_only"):
         assert painted.isascii()
 
@@ -36,7 +37,8 @@ def test_no_golden_has_a_verdict_that_was_written_by_hand():
 
 def test_no_file_is_left_over():
     assert {path.name for path in pictures.FRAMES.iterdir()} == {f"{state}.json" for state in STATES}
-    assert {path.name for path in pictures.PICTURES.iterdir()} == {f"{one.name}.txt" for one in LISTED}
+    for module, folder in ((pictures, pictures.PICTURES), (trace_views, trace_views.FOLDER)):
+        assert {path.name for path in folder.iterdir()} == {f"{one.name}.txt" for one in LISTED[module]}
 
 
 def test_the_screens_page_shows_the_pictures():
