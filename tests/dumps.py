@@ -148,7 +148,6 @@ def fold(*processes: ProcessLook, world: int | None = None, **more: Any) -> Dump
 
 
 def rounds(*looks: list[ProcessLook], every_s: float = 5.0, world: int = 4) -> Dump:
-    """Fold several looks at a job, ``every_s`` seconds apart."""
     made = [make_round(*processes, at_s=number * every_s) for number, processes in enumerate(looks)]
     return fold_rounds(made, DumpOrigin(1, "train.py", world))
 

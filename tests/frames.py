@@ -91,7 +91,6 @@ def make_process(pid: int = 4211, **fields: Any) -> ProcessSample:
 
 
 def make_worker(pid: int = 4221, worker: int = 0, rank_pid: int = 4211, **fields: Any) -> ProcessSample:
-    """Build one DataLoader worker of the rank ``rank_pid``."""
     plain = {
         "parent": rank_pid,
         "role": Role.WORKER,
@@ -371,7 +370,6 @@ def make_finding(**fields: Any) -> Finding:
 
 
 def make_event(text: str, ago_s: float = 0.0, kind: EventKind = EventKind.PROCESS) -> Event:
-    """Build one event ``ago_s`` seconds before NOW."""
     return Event(time=NOW - timedelta(seconds=ago_s), kind=kind, text=text)
 
 
@@ -447,11 +445,9 @@ def make_view(frame: Frame | Missing | None = None, **fields: Any) -> ViewState:
 
 
 def set_all(frame: Frame, **fields: Any) -> Frame:
-    """Change the readings of all processes of a Frame."""
     return replace(frame, processes=tuple(replace(one, **fields) for one in frame.processes))
 
 
 def later(frame: Frame, seconds: float, **fields: Any) -> Frame:
-    """Take the same so many seconds later."""
     taken, taken_ns = frame.taken + timedelta(seconds=seconds), frame.taken_ns + round(seconds * 1e9)
     return replace(frame, taken=taken, taken_ns=taken_ns, **fields)

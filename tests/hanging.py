@@ -124,7 +124,6 @@ def run(frames: Sequence[Frame], older: int = 0, **watch: Any) -> list[Judgement
 
 
 def remember(frames: Sequence[Frame], **watch: Any) -> WatchedTime:
-    """Return what the watch remembers of Frames."""
     watched = WatchedTime(**watch)
     for frame in frames:
         watched = observe(watched, frame)
@@ -143,12 +142,10 @@ def said(frames: Sequence[Frame], **watch: Any) -> tuple[Kind, Applicable[str]]:
 
 
 def died(name: str, how: str = "SIGKILL", pid: int = 4444, parent: int = 4000) -> dict[str, Any]:
-    """Return the field of a job of which a child is dead."""
     return {"dead": (DeadChild(pid, parent, name, how),)}
 
 
 def expect(cause: str, frames: Sequence[Frame], *words: str, **watch: Any) -> Finding:
-    """Check that a job hangs, why, and what is said of it."""
     finding = conclude(frames, **watch)
     assert (finding.kind, finding.cause) == (Kind.HUNG, cause)
     for text in words:
@@ -191,7 +188,6 @@ class Job:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def frames(self, seconds: int) -> list[Frame]:
-        """Build so many seconds of it."""
         frames = stand(*self.looks, **{"seconds": seconds, "log_age_s": None, **self.fields})
         stacks = self.stacks
         if stacks is None:
@@ -219,7 +215,6 @@ def job(name: str, *looks: ProcessLook, says: Mapping[int, str], **more: Any) ->
 
 
 def sample_all(frames: Sequence[Frame], stacks: Mapping[int, Sequence[tuple[StackFrame, ...]]]) -> list[Frame]:
-    """Put slices of several processes, by PID, into the same Frames."""
     each = [sample(frames, pid, *those) for pid, those in stacks.items()]
     return [
         replace(row[0], stacks=tuple(one for frame in row for one in frame.stacks)) for row in zip(*each, strict=True)

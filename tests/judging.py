@@ -81,7 +81,6 @@ def make_looks(pid: int = 4211, looks: int = 10, **parts: int) -> MainThreadSamp
 
 
 def scene_of(frame: Frame, phases: Sequence[RankPhases] = (), seconds: int = 12) -> Scene:
-    """See a Frame that was held for ``seconds``."""
     return see(hold(frame, seconds), {one.pid: one for one in phases})
 
 

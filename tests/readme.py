@@ -49,7 +49,6 @@ PICTURES: dict[str, Callable[[], list[str]]] = {
 
 
 def write_page(path: Path) -> str:
-    """Return a page with its pictures of today."""
     return BLOCK.sub(
         lambda found: found[1] + found[2] + "\n".join(PICTURES[found[1]]()), path.read_text(encoding="utf-8")
     )

@@ -36,7 +36,6 @@ class Service:
 
 
 def make_records(dump_ns: int, *records: RankRecord) -> DumpRecords:
-    """Return what was read of the records of a job for a dump."""
     return DumpRecords(dump_ns, CollectivesReading(records, (), ()))
 
 
@@ -99,6 +98,5 @@ class Sink:
 
 
 def dump_state(**fields) -> DumpState:
-    """Return the state of a dump of the key that has begun."""
     begun = DumpState(DumpRequest(Asker.KEY), (), answered=0, asked=2, running=True, refused="")
     return replace(begun, **fields)

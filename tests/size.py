@@ -164,7 +164,6 @@ def read_tree(root: Path) -> list[File]:
 
 
 def read_revision(root: Path, revision: str) -> list[File]:
-    """Measure the files of a commit."""
     listed = git(root, "ls-tree", "-r", "-z", revision, "--", *ROOMS).decode().split("\0")
     blobs = {
         path: head.split()[2] for head, _, path in (one.partition("\t") for one in listed if one) if is_counted(path)

@@ -50,7 +50,6 @@ def result() -> CaptureResult:
 
 
 def summary() -> TraceSummary:
-    """Return what the trace says in one look."""
     nothing = Missing("no device events")
     rows = [
         OperatorRow(name, calls, self_us * 1.2, self_us, NOT_APPLICABLE, NOT_APPLICABLE)
@@ -74,7 +73,6 @@ def summary() -> TraceSummary:
 
 
 def asked() -> CaptureUpdate:
-    """Return it while nothing is known yet."""
     return CaptureUpdate(CaptureStage.ASKED, "reads what is known of its price")
 
 
@@ -146,7 +144,6 @@ def dear() -> CaptureUpdate:
 
 
 def recording(step: int = 2) -> CaptureUpdate:
-    """Return it while the run records."""
     return replace(priced(), stage=CaptureStage.RECORDING, line=f"recording step {step} of 5")
 
 
@@ -163,6 +160,5 @@ def done() -> CaptureUpdate:
 
 
 def cancelled() -> CaptureUpdate:
-    """Return it as one that was taken back."""
     line = "capture cancelled: nobody waits for it any more"
     return replace(recording(), stage=CaptureStage.ENDED, line=line)

@@ -160,14 +160,12 @@ def torn() -> DumpUpdate:
 
 
 def one_worker() -> DumpUpdate:
-    """A dump of one loader worker alone."""
     worker = make_worker(0, 1, frames=WORKER_READS, state="D", waits_on=NFS)
     request = DumpRequest(Asker.KEY, pids=(worker.pid,))
     return make_update(look_at([worker], 1.0), request=request)
 
 
 def mark_of(update: DumpUpdate, rank: int) -> int:
-    """Return the mark of the group of a rank's main thread."""
     assert is_known(update.dump)
     for group, stack in zip(update.dump.groups, update.stacks, strict=True):
         first = group.threads[0]

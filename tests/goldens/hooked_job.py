@@ -27,7 +27,6 @@ RATE_HZ = 3.21
 
 
 def _read_hooks(at_s: int) -> tuple[HookSample, HookSample]:
-    """Return what the two hooks tell in this second."""
     count = 12_480 - round(RATE_HZ * (SECONDS - 1 - at_s))
     one = make_pace(4211, rate_hz=RATE_HZ, samples_hz=102.7, count=count, own_ms=217.0, timed=186, **SHARES, **TIMES)
     other = replace(one, pid=4212, rank=1, own_ms=292.0, p50_ms=309.0)
@@ -52,7 +51,6 @@ def hooked() -> Frame:
 
 
 def hooked_events() -> tuple[Event, ...]:
-    """How the verdict came about."""
     return (
         make_event("attached to pid 4200: 2 ranks, 4 loader workers", SECONDS - 1, EventKind.ATTACH),
         *_hooked().events,

@@ -189,7 +189,6 @@ def hung() -> Frame:
 
 
 def hung_events() -> tuple[Event, ...]:
-    """What tpmon saw after it was attached to the hang."""
     return (make_event("attached to pid 51100: 8 ranks, 128 loader workers", 34, EventKind.ATTACH), *_hung().events)
 
 

@@ -146,12 +146,10 @@ def list_pictures() -> Iterator[Picture]:
 
 
 def frame_path(state: str) -> Path:
-    """Return the file of a situation's Frame."""
     return FRAMES / f"{state}.json"
 
 
 def picture_path(picture: Picture) -> Path:
-    """Return the file of a picture."""
     return PICTURES / f"{picture.name}.txt"
 
 
@@ -161,12 +159,10 @@ def encode_state(state: str) -> str:
 
 
 def load_frame(state: str) -> Frame:
-    """Read the Frame of a situation from its file."""
     return decode(Frame, frame_path(state).read_text(encoding="utf-8"))
 
 
 def view_of(picture: Picture) -> ViewState:
-    """Return the view that a picture is painted from."""
     if picture.state == WAITING:
         return replace(make_view(Missing("looking for the job around pid 4211")), **picture.changes)
     frame = load_frame(picture.state)

@@ -44,7 +44,6 @@ def move(lines: Iterable[str], names: dict[str, str]) -> str:
 
 
 def main() -> None:
-    """Write the recording."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("frames", type=Path)
     parser.add_argument("--last", type=int, required=True, help="end with this Frame")

@@ -18,7 +18,6 @@ RECORDING = Path(__file__).parent / "recorded_job.jsonl.xz"
 
 @cache
 def read_recording() -> tuple[Frame, ...]:
-    """Read the Frames, oldest first."""
     with lzma.open(RECORDING, "rt", encoding="utf-8") as lines:
         return tuple(decode(Frame, line) for line in lines)
 
@@ -29,15 +28,12 @@ def _data_bound() -> Played:
 
 
 def data_bound() -> Frame:
-    """Return the last Frame of the recording with its verdict."""
     return _data_bound().frame
 
 
 def data_bound_events() -> tuple[Event, ...]:
-    """Return what tpmon told meanwhile."""
     return _data_bound().events
 
 
 def data_bound_history() -> tuple[Pulse, ...]:
-    """Return the figures of the recording, a second each."""
     return tuple(map(pulse_of, read_recording()))

@@ -64,7 +64,6 @@ def start(command: Sequence[str], folder: Path | None = None) -> Iterator[Traini
 
 @contextmanager
 def train(way: str, device: str = "cuda") -> Iterator[Training]:
-    """Train in one of the ways of ``gpu_train.py``."""
     with start([sys.executable, str(HERE / "gpu_train.py"), way, "--device", device]) as one:
         time.sleep(SETTLE_S)
         yield one

@@ -29,8 +29,6 @@ PR_SET_DUMPABLE = 4
 
 
 class Samples(Dataset):
-    """Hand out rows, each after a short look away."""
-
     def __init__(self, rows: int) -> None:
         self.rows = rows
 

@@ -12,8 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Module(lightning.LightningModule):
-    """A linear model, ten milliseconds a step."""
-
     def __init__(self) -> None:
         super().__init__()
         self.net = torch.nn.Linear(8, 1)

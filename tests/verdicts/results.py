@@ -70,7 +70,6 @@ def append(path: Path, one: Result | Gain) -> None:
 
 
 def read(path: Path) -> tuple[list[Result], list[Gain]]:
-    """Read the file back; nothing where there is none."""
     results: list[Result] = []
     gains: list[Gain] = []
     for line in path.read_text().splitlines() if path.exists() else ():
@@ -133,7 +132,6 @@ def write_confusion(results: Iterable[Result]) -> list[str]:
 
 
 def write_gains(gains: Iterable[Gain]) -> list[str]:
-    """Return a line for each remedy that was applied."""
     lines = [
         "| program | remedy | advised | steps/s before | after | gain | ceiling stated | within 2x |",
         "|---|---|---|---|---|---|---|---|",

@@ -55,17 +55,14 @@ class WindowResult:
 
     @property
     def shown_holds(self) -> bool:
-        """Tell whether the interval on the screen holds the truth."""
         return self.shown is not None and self.shown[0] <= self.truth <= self.shown[1]
 
     @property
     def holds(self) -> bool:
-        """Tell whether the interval holds the truth."""
         return self.low <= self.truth <= self.high
 
 
 def truth_between(first: TruthNow, last: TruthNow) -> float:
-    """Return the share of waiting between two readings, in percent."""
     return 100 * (last.waited_ns - first.waited_ns) / max(1, last.taken_ns - first.taken_ns)
 
 
@@ -113,7 +110,6 @@ def follow(running: Running, windows: int) -> tuple[list[WindowResult | None], l
 
 
 def print_share(share: float, windows: int, seed: int) -> None:
-    """Run the program with one share and print a line for each window and a summary."""
     with run_program(ROW, seed, "--share", str(share / 100), seconds=windows * WINDOW_S + 120) as running:
         time.sleep(SETTLE_S)
         results, every, traced = follow(running, windows)
