@@ -46,20 +46,16 @@ class HangingMount:
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert self._server.stdout is not None
         self.ready = self._server.stdout.readline() == "ready\n"
 
     def hold(self, at: str = "") -> None:
         """Answer no request from now on, or from the read on that comes as far as ``at`` bytes."""
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
         self._server.stdin.write(f"hold {at}\n")
         self._server.stdin.flush()
         assert self._server.stdout.readline() == "held\n"
 
     def await_reached(self) -> None:
         """Wait for the read from which on none is answered."""
-        assert self._server.stdout is not None
         assert self._server.stdout.readline() == "reached\n"
 
     def close(self) -> None:

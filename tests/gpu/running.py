@@ -32,7 +32,6 @@ class Training:
 
     def hear(self, word: str) -> list[str]:
         """Return the words after ``word`` on the line that begins with it; what others print is left out."""
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             first, *rest = line.split() or [""]
             if first == word:

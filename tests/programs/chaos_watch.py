@@ -60,7 +60,6 @@ class Watch:
         self._reader.start()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
         for line in self._process.stdout:
             with self._news:
                 self.frames.append(json.loads(line))
@@ -95,7 +94,6 @@ class Watch:
         """Wait until tpmon ends by itself; returns its exit status and complaints."""
         status = self._process.wait(90)
         self._reader.join(10)
-        assert self._process.stderr is not None
         return status, self._process.stderr.read()
 
     def interrupt(self) -> tuple[int, str]:

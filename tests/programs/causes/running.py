@@ -214,7 +214,6 @@ def attach(pid: int, *flags: str) -> Iterator[Iterable[str]]:
     process = subprocess.Popen(
         [*TPMON, "attach", str(pid), "--json", *flags], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
-    assert process.stdout is not None
     try:
         yield process.stdout
     finally:
