@@ -55,6 +55,7 @@ class Watch:
         self._news = threading.Condition()
         self.pid = process.pid
         self.frames: list[Document] = []
+        self.came_s: list[float] = []
         self._ended = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -62,6 +63,7 @@ class Watch:
     def _read(self) -> None:
         for line in self._process.stdout:
             with self._news:
+                self.came_s.append(time.monotonic())
                 self.frames.append(json.loads(line))
                 self._news.notify_all()
         with self._news:
