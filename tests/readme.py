@@ -42,7 +42,7 @@ def write_record() -> list[str]:
 
 PICTURES: dict[str, Callable[[], list[str]]] = {
     "a data-bound job": lambda: read_golden("data-bound.80x24"),
-    "the verdict of a hang": lambda: write_verdict(hung(), full=False)[:3],
+    "the verdict of a hang": lambda: write_verdict(hung().frame, full=False)[:3],
     "the stacks of a hang": cut_stacks,
     "the records of a hang": write_record,
 }
