@@ -9,16 +9,7 @@ from random import Random
 import pytest
 
 from tests.budget import measure
-from tests.budget.harm_estimate import (
-    Measured,
-    Pair,
-    Window,
-    draw_pairs,
-    estimate,
-    is_counted,
-    list_placebo,
-    list_tpmon,
-)
+from tests.budget.bench_harm import Measured, Pair, Window, draw_pairs, estimate, is_counted, list_placebo, list_tpmon
 
 
 def make_pairs(random: Random, count: int, tpmon: float, placebo: float = 1.0) -> list[Pair]:

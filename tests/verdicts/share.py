@@ -18,13 +18,14 @@ from dataclasses import dataclass
 
 from tests.programs.causes.running import Running, TruthNow, attach, run_program
 from tests.programs.causes.table import Label, Row
-from tests.verdicts.tracing import count_tracers
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.stacks.profile import read_phases
 from tpmon.model.codec import decode
 from tpmon.model.frame import Frame
 from tpmon.model.known import is_known, known_or
 from tpmon.model.verdict import Kind
+from tpmon.probe.base.procread import read_table
+from tpmon.probe.job.job import find_descendants
 
 ROW = Row("chosen_share", Label(Kind.DATA_BOUND))
 SETTLE_S = 15.0
@@ -89,6 +90,18 @@ def read_shown(frame: Frame) -> tuple[float, float] | None:
         return None
     low, high = verdict.share_low_pct, verdict.share_high_pct
     return (low, high) if is_known(low) and is_known(high) else None
+
+
+def count_tracers(pid: int) -> int:
+    """Count which processes of a job are traced: a tracer stops a process, which tpmon must not do."""
+    traced = 0
+    for one in [pid, *find_descendants(pid, read_table())]:
+        try:
+            with open(f"/proc/{one}/status") as file:
+                traced += any(line.startswith("TracerPid:") and line.split()[1] != "0" for line in file)
+        except OSError:  # it ended meanwhile
+            continue
+    return traced
 
 
 def follow(running: Running, windows: int) -> tuple[list[WindowResult | None], list[Reading], int]:
