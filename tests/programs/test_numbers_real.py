@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs.conftest import run_program
 from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon.model.known import is_known
@@ -28,12 +29,11 @@ HERE = Path(__file__).parent
 
 
 @contextmanager
-def running(*words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+def running(*words: str) -> Iterator[subprocess.Popen[str]]:
     """Run a program of this folder, and kill it with all that it started: a fork server outlives its rank."""
     with subprocess.Popen(
         [sys.executable, *words],
         cwd=HERE,
-        env={**os.environ, **environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -155,10 +155,10 @@ def test_new_workers_of_each_epoch_are_followed_counted_and_told(tmp_path):
         loaders = frames[-1].loader
         return bool(loaders) and loaders[0].births >= 4 and is_known(loaders[0].ready_batches)
 
-    with running("epochs_train.py", str(tmp_path / "store"), RANK="0", LOCAL_RANK="0", WORLD_SIZE="1") as process:
-        assert process.stdout.readline()
-        with closing(Collector(find_job(process.pid))) as collector:
-            wait_until(has_enough, every_s=0.25)
+    place = ("RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=0")
+    command = ("env", *place, sys.executable, "job_train.py", "--ready", "{ready}", "--epoch", "30")
+    with run_program(command, tmp_path / "ready", 1) as process, closing(Collector(find_job(process.pid))) as collector:
+        wait_until(has_enough, every_s=0.25)
     (sample,) = frames[-1].loader
     assert (sample.rank, sample.pid) == (0, process.pid)
     assert sample.births >= 4

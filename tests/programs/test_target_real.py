@@ -48,8 +48,7 @@ def test_a_killed_worker_and_what_follows_are_told(tmp_path: Path) -> None:
 
 
 def test_a_hundred_short_lived_children_a_second_leave_nothing_behind(tmp_path: Path) -> None:
-    command = (PYTHON, "job_churn.py", "--ready", "{ready}", "--seconds", "300")
-    with run_program(command, tmp_path / "ready", 1) as program:
+    with run_program((PYTHON, *TRAIN, "--workers", "0", "--children", "100"), tmp_path / "ready", 1) as program:
         membership = Membership(find_job(program.pid))
         now_ns = time.monotonic_ns()
         membership.refresh(now_ns)
