@@ -10,11 +10,8 @@ from tests.hangs.programs import HANGS, Culprit, Trees
 from tests.hangs.results import Result
 from tests.programs.causes.running import ROOT, TPMON, Running, Verdict, watch
 from tests.programs.hangs.table import AliveRow, Row
-from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 
 OLD_S = 15.0
-ALIVE_S = 150.0
-"""How long a slow program is watched: a loop that goes round in one place is called hung after 120 s."""
 MORE_S = 20.0
 """How much longer it is watched, to tell late from never."""
 STEADY = 4
@@ -24,11 +21,9 @@ ENDED = "the program ended"
 WRONG_FOLD = "fold names another rank or line"
 
 
-def look(row: Row, seed: int, old_s: float, trees: Trees, limit_s: Applicable[float] = NOT_APPLICABLE) -> Result:
-    """Attach until the verdict is right and stays so, or the time is over; of an old hang 15 s count.
-
-    ``limit_s`` takes the place of these times.
-    """
+def look(row: Row, seed: int, old_s: float, trees: Trees) -> Result:
+    """Attach until the verdict is right and stays so, or the time is over; of an old hang 15 s count."""
+    limit_s = OLD_S if old_s else row.fresh_s
     right: list[Verdict] = []
 
     def is_right(verdict: Verdict) -> bool:
@@ -38,8 +33,6 @@ def look(row: Row, seed: int, old_s: float, trees: Trees, limit_s: Applicable[fl
             right.append(verdict)
         return len(right) >= STEADY
 
-    if not is_known(limit_s):
-        limit_s = OLD_S if old_s else row.fresh_s
     verdicts, _ = watch(trees.seen.pid, limit_s + MORE_S, is_right)
     culprits = trees.read_culprits()
     misses = list(find_misses(row, culprits, verdicts[-1]))
@@ -63,9 +56,9 @@ def look(row: Row, seed: int, old_s: float, trees: Trees, limit_s: Applicable[fl
     )
 
 
-def watch_alive(row: AliveRow, seed: int, trees: Trees, seconds: float = ALIVE_S) -> Result:
+def watch_alive(row: AliveRow, seed: int, trees: Trees) -> Result:
     """Follow a slow program, of which no reading may say that it hangs."""
-    verdicts, _ = watch(trees.seen.pid, seconds)
+    verdicts, _ = watch(trees.seen.pid, row.watch_s)
     accused = tuple(dict.fromkeys(str(one) for one in verdicts if one.accuses))
     alarms = list_false_alarms(verdicts)[:1]
     if not trees.seen.is_running() and row.folder == HANGS:
