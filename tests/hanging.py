@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tests import any_windows
-from tests.dumps import make_round, make_thread
+from tests.dumps import add_run, make_round, make_thread
 from tests.frames import NOW, NOW_NS, make_frame, make_output, make_process, make_target
 from tests.judging import SECOND, follow
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import Judgement
 from tpmon.judge.watch.tracker import WatchedTime, observe
-from tpmon.model.dump import DeadChild, ProcessLook, ProcessToll, ThreadLook
+from tpmon.model.dump import DeadChild, ProcessLook, ThreadLook
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import ProcessSample, Role, ThreadGroup, ThreadKind
@@ -31,29 +31,6 @@ UNREAD = Missing("not permitted")
 LOCK = "lock or queue (futex)"
 JUDGED = 30
 """How many of the newest Frames are judged: more than any hysteresis takes."""
-
-
-def add_run(look: ProcessLook, seconds: float) -> ProcessLook:
-    """Let the threads that run, state R, use a CPU for ``seconds`` more; half in the kernel where that is known.
-
-    A toll grows by the same CPU, and by what it holds of faults and bytes for each second.
-    """
-
-    def run(thread: ThreadLook) -> ThreadLook:
-        if thread.state != "R" or not is_known(thread.run_ns):
-            return thread
-        used_ns = round(seconds * 1e9)
-        inside = thread.kernel_ns + used_ns // 2 if is_known(thread.kernel_ns) else thread.kernel_ns
-        return replace(thread, run_ns=thread.run_ns + used_ns, kernel_ns=inside)
-
-    toll = look.toll
-    if is_known(toll):
-        toll = ProcessToll(
-            round(toll.cpu_ns * (1 + seconds)),
-            round(toll.faults * (1 + seconds)),
-            round(toll.moved_bytes * (1 + seconds)),
-        )
-    return replace(look, threads=tuple(map(run, look.threads)), toll=toll)
 
 
 def sample_of(look: ProcessLook, unchanged_s: float) -> ProcessSample:

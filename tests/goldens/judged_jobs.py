@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.any_windows import make_slice
+from tests.dumps import add_run
 from tests.frames import GIB, NOW_NS, make_ages, make_event, make_loader, make_memory, make_output, make_worker
 from tests.goldens import dump_views
 from tests.goldens.gpu_node import eight_gpus
@@ -165,7 +166,7 @@ def hung() -> Played:
     ]
     for at_s in LOOKS_AT_S:
         ago_s = LOOKS_AT_S[-1] - at_s + 3.0
-        look = dump_views.look_at(dump_views.spinning(dump_views.hung_processes(), at_s), ago_s)
+        look = dump_views.look_at([add_run(one, at_s) for one in dump_views.hung_processes()], ago_s)
         at = len(frames) - 1 - round(ago_s)
         frames[at] = replace(frames[at], rounds=(replace(look, taken_ns=NOW_NS - round(ago_s) * SECOND),))
     return play(frames)
