@@ -95,6 +95,5 @@ def reading(
 
 
 def one_missing() -> list[RankRecord]:
-    """Build records in which rank 3 has not called what the others wait in."""
     waiting = [make_record(rank, make_group(17, 18)) for rank in (0, 1, 2)]
     return [*waiting, make_record(3, make_group(17, 17))]

@@ -165,7 +165,6 @@ def make_round(*processes: ProcessLook, at_s: float = 0.0, host: str = HOST, err
 
 
 def fold(*processes: ProcessLook, world: int | None = None, **more: Any) -> Dump:
-    """Fold one look; ``world`` is as many ranks as there are unless it says otherwise."""
     ranks = sum(one.role is Role.RANK for one in processes)
     return fold_rounds([make_round(*processes, **more)], DumpOrigin(1, "train.py", world or ranks))
 

@@ -406,7 +406,6 @@ make_driver = partial(replace, Driver(driver_version="570.124.06", cuda_version=
 
 
 def make_pulses(frame: Frame, count: int = 60) -> tuple[Pulse, ...]:
-    """Build a flat history of ``count`` seconds that ends at ``frame``."""
     last = pulse_of(frame)
     return tuple(replace(last, taken_ns=last.taken_ns - (count - 1 - i) * 1_000_000_000) for i in range(count))
 

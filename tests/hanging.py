@@ -133,7 +133,6 @@ def expect(cause: str, frames: Sequence[Frame], *words: str, **watch: Any) -> Fi
 
 
 def sample(frames: Sequence[Frame], pid: int, *stacks: tuple[StackFrame, ...], every: int = 10) -> list[Frame]:
-    """Put slices of stack samples into Frames: every ten seconds one that saw ``stacks``."""
     return [
         replace(frame, stacks=(make_slice(frame, pid, stacks, float(every)),) if number % every == 3 else ())
         for number, frame in enumerate(frames)
@@ -216,7 +215,6 @@ def read(pid: int = 4000, last: int = 0, **fields: Any) -> Change:
 
 
 def beside(*processes: ProcessSample) -> Change:
-    """Let processes be read that were not looked at."""
     return lambda frames: [replace(one, processes=(*one.processes, *processes)) for one in frames]
 
 

@@ -33,7 +33,6 @@ def cut_stacks() -> list[str]:
 
 
 def write_record() -> list[str]:
-    """Write what ranks recorded of their collectives, as ``tpmon dump`` does."""
     dump = hung_recorded().dump
     assert is_known(dump)
     assert is_known(dump.collectives)

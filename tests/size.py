@@ -130,7 +130,6 @@ def list_rows(files: Sequence[File]) -> list[Row]:
 
 
 def format_table(rows: Sequence[Row]) -> str:
-    """Write rows below each other, the numbers to the right."""
     head = ["", "files", "lines", *KINDS, "longest file", "longest function", "largest folder"]
     table = [head, *(row.cells() for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]

@@ -31,7 +31,6 @@ PATH = "/runs/a/node7-4200-rank0-step412.pt.trace.json.gz"
 
 
 def result() -> CaptureResult:
-    """Return what came of it: five steps of one rank."""
     nothing = Missing("the trace does not say it")
     rank = RankCapture(4211, 0, CaptureState.VERIFIED, "", 412, 5, 34.0, 12.0, 13.1, 12.05)
     file = CapturedFile(PATH, PATH, 0, 412, 5, 7_612, 0, 301_000, CaptureKind.TRACE)

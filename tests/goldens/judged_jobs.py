@@ -208,7 +208,6 @@ def hung_events() -> tuple[Event, ...]:
 
 
 def compute_bound() -> Frame:
-    """Eight cards at work: the healthy end."""
     plain = replace(eight_gpus(), ages_s=make_ages(gpu=0.4, stacks=1.2))
     cards = tuple(
         replace(
@@ -235,7 +234,6 @@ def undecided() -> Frame:
 
 
 def starting() -> Frame:
-    """Two ranks that still compile."""
     compiles = {stack("main train compile_wrapper convert codecache"): 38}
     plain = two_ranks()
     cpu = replace(plain.cpu, used_cores=1.9, runnable=1.95, demand_ratio=0.98, run_delay_ratio=0.03)

@@ -49,7 +49,6 @@ def _write_size(size: Size) -> str:
 
 
 def _list_stacks() -> Iterator[Picture]:
-    """Yield the stacks: of a hung node, while they are read, of jobs that cannot be read."""
     over = {"overlay": Overlay.STACKS}
     hung = dump_views.hung_three_looks()
     for size in SIZES:
@@ -77,7 +76,6 @@ def _list_stacks() -> Iterator[Picture]:
 
 
 def _list_samples() -> Iterator[Picture]:
-    """Yield the hot functions: their price, while they come, at the end, and why there are none."""
     over = {"overlay": Overlay.SAMPLE}
     ended = sample_views.ended()
     for size in SIZES:
@@ -89,7 +87,6 @@ def _list_samples() -> Iterator[Picture]:
 
 
 def _list_captures() -> Iterator[Picture]:
-    """Yield a capture: none, its plan, its price, while it records, and its ends."""
     over = {"overlay": Overlay.CAPTURE}
     for size in SIZES:
         priced, done = capture_views.priced(), capture_views.done()
@@ -171,7 +168,6 @@ def view_of(picture: Picture) -> ViewState:
 
 
 def paint_picture(picture: Picture) -> list[Line]:
-    """Paint a picture with the keys that work in its view."""
     view = view_of(picture)
     return paint_screen(view, picture.size, keys_shown(view))
 

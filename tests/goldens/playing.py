@@ -29,7 +29,6 @@ def play(frames: Sequence[Frame]) -> Played:
 
 
 def replay(frames: Sequence[Frame]) -> Played:
-    """Judge Frames as they were taken."""
     judged = list(follow(frames, Standing(watch=WatchedTime(may_ask=True))))
     told = tuple(event for one in judged for event in one.frame.events)
     return Played(replace(judged[-1].frame, stacks=()), told)

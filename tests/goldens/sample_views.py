@@ -45,12 +45,10 @@ def sampled_job(share: int) -> SampleReading:
 
 
 def running() -> SampleUpdate:
-    """Four of ten seconds are sampled."""
     return make_update(sampled_job(80), running=True)
 
 
 def ended() -> SampleUpdate:
-    """All ten seconds are sampled."""
     return make_update(sampled_job(200))
 
 

@@ -27,7 +27,6 @@ from tpmon.model.text.job_words import list_taxes, state_facts
 
 
 def with_facts(frame: Frame) -> Frame:
-    """Add the facts line that the session adds."""
     roles = [process.role for process in frame.processes]
     ranks, workers = roles.count(Role.RANK), roles.count(Role.WORKER)
     target = replace(frame.target, local_ranks=ranks, local_workers=workers)

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.hangs.looking import look, watch_alive
+from tests.hangs.judging import look, watch_alive
 from tests.hangs.programs import Trees, start_trees
 from tests.hangs.results import Result
 from tests.programs.causes.running import CannotBeMadeError

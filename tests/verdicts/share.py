@@ -36,8 +36,6 @@ LONG_WINDOWS = 8
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Hold one Frame and the program's own figures of the same moment."""
-
     frame: Frame
     truth: TruthNow
 

@@ -80,7 +80,6 @@ class Session:
         await self.pilot.pause()
 
     async def get(self, result: Result, *keys: str) -> None:
-        """Press keys, and send what comes of them."""
         await self.press(*keys)
         await self.send_result(result)
 
