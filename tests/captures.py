@@ -95,7 +95,6 @@ def judge_pairs(events: Sequence[Event]) -> list[str]:
 
 
 def parse_conditions(head: bytes, tail: bytes) -> Known[Conditions]:
-    """Parse the conditions out of the beginning or the end of a trace, as tpmon does."""
     block = find_block(head) or find_block(tail)
     return Missing("the trace does not say it") if block is None else to_conditions(block.told)
 

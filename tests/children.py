@@ -52,13 +52,11 @@ class Child:
         self.pid = self.process.pid
 
     def say(self, word: str) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(word + "\n")
         self.process.stdin.flush()
 
     def hear(self) -> str:
         """Wait for a line; "" when the child is gone."""
-        assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def kill(self) -> None:

@@ -50,7 +50,6 @@ def make_entry(
 
 
 def make_raw(entries: Iterable[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
-    """Build a whole dump of gloo."""
     return {
         "version": "2.10",
         "pg_config": {"": {"name": "", "desc": "", "ranks": "[]"}},
@@ -60,7 +59,6 @@ def make_raw(entries: Iterable[Mapping[str, Any]], **fields: Any) -> dict[str, A
 
 
 def make_call(sequence: int, name: str = "all_reduce", ago_s: float = 60.0, **fields: Any) -> CollectiveCall:
-    """Build one call of ``ago_s`` seconds ago."""
     plain = CollectiveCall(
         sequence=sequence,
         name=name,
@@ -93,11 +91,9 @@ def make_record(rank: int, *groups: GroupRecord, **fields: Any) -> RankRecord:
 def reading(
     *records: RankRecord, ras: Sequence[RasReport] = (), notes: Sequence[SourceNote] = ()
 ) -> CollectivesReading:
-    """Gather what was read of the collectives of a job."""
     return CollectivesReading(tuple(records), tuple(ras), tuple(notes))
 
 
 def one_missing() -> list[RankRecord]:
-    """Build records in which rank 3 has not called what the others wait in."""
     waiting = [make_record(rank, make_group(17, 18)) for rank in (0, 1, 2)]
     return [*waiting, make_record(3, make_group(17, 17))]

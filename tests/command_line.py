@@ -60,6 +60,5 @@ def start(*arguments: str, before: Sequence[str] = (), **options: Any) -> subpro
 def start_training() -> subprocess.Popen[bytes]:
     """Start a Python process that has loaded torch and waits."""
     training = subprocess.Popen([sys.executable, "-c", TRAINING], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert training.stdout is not None
     assert training.stdout.readline() == b"ready\n"
     return training

@@ -153,7 +153,6 @@ def sampling_works() -> None:
 
 @pytest.fixture(scope="session")
 def hung_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
-    """Start programs that hang, and tpmon beside each."""
     from tests.hangs.beside import Beside
 
     beside = Beside(tmp_path_factory.mktemp("hung"))

@@ -10,7 +10,7 @@ from typing import Any
 from tests.frames import NOW, NOW_NS
 from tests.waits import read_words, wait_of
 from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
-from tpmon.model.dump import Dump, DumpError, DumpRound, ProcessLook, ThreadLook, WaitKind, WaitTarget
+from tpmon.model.dump import Dump, DumpError, DumpRound, ProcessLook, ProcessToll, ThreadLook, WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
@@ -128,6 +128,29 @@ def make_worker(rank: int, worker: int, **fields: Any) -> ProcessLook:
     )
 
 
+def add_run(look: ProcessLook, seconds: float) -> ProcessLook:
+    """Let the threads that run, state R, use a CPU for ``seconds`` more; half in the kernel where that is known.
+
+    A toll grows by the same CPU, and by what it holds of faults and bytes for each second.
+    """
+
+    def run(thread: ThreadLook) -> ThreadLook:
+        if thread.state != "R" or not is_known(thread.run_ns):
+            return thread
+        used_ns = round(seconds * 1e9)
+        inside = thread.kernel_ns + used_ns // 2 if is_known(thread.kernel_ns) else thread.kernel_ns
+        return replace(thread, run_ns=thread.run_ns + used_ns, kernel_ns=inside)
+
+    toll = look.toll
+    if is_known(toll):
+        toll = ProcessToll(
+            round(toll.cpu_ns * (1 + seconds)),
+            round(toll.faults * (1 + seconds)),
+            round(toll.moved_bytes * (1 + seconds)),
+        )
+    return replace(look, threads=tuple(map(run, look.threads)), toll=toll)
+
+
 def make_round(*processes: ProcessLook, at_s: float = 0.0, host: str = HOST, errors: Iterable[DumpError] = ()):
     """Build one look, ``at_s`` seconds after the first."""
     return DumpRound(
@@ -142,13 +165,11 @@ def make_round(*processes: ProcessLook, at_s: float = 0.0, host: str = HOST, err
 
 
 def fold(*processes: ProcessLook, world: int | None = None, **more: Any) -> Dump:
-    """Fold one look; ``world`` is as many ranks as there are unless it says otherwise."""
     ranks = sum(one.role is Role.RANK for one in processes)
     return fold_rounds([make_round(*processes, **more)], DumpOrigin(1, "train.py", world or ranks))
 
 
 def rounds(*looks: list[ProcessLook], every_s: float = 5.0, world: int = 4) -> Dump:
-    """Fold several looks at a job, ``every_s`` seconds apart."""
     made = [make_round(*processes, at_s=number * every_s) for number, processes in enumerate(looks)]
     return fold_rounds(made, DumpOrigin(1, "train.py", world))
 

@@ -94,7 +94,6 @@ class FakeNvml:
 
     @classmethod
     def fail_all(cls, code: int, *starts: str) -> dict[str, int]:
-        """Return failures of all calls whose names start so."""
         return {name: code for name in dir(cls) if name.startswith(starts or "nvml")}
 
     def _index_of(self, card: FakeCard | int) -> int:

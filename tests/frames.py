@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 from tests.waits import read_words
@@ -91,7 +92,6 @@ def make_process(pid: int = 4211, **fields: Any) -> ProcessSample:
 
 
 def make_worker(pid: int = 4221, worker: int = 0, rank_pid: int = 4211, **fields: Any) -> ProcessSample:
-    """Build one DataLoader worker of the rank ``rank_pid``."""
     plain = {
         "parent": rank_pid,
         "role": Role.WORKER,
@@ -236,11 +236,8 @@ _MEMORY = MemorySample(
     host_total_bytes=32 * GIB,
     shm=ShmSample(path="/dev/shm", used_bytes=120 * MIB, total_bytes=4 * GIB),
 )
-
-
-def make_memory(**fields: Any) -> MemorySample:
-    """Build the memory group of a job in a control group with a 16 GiB limit."""
-    return replace(_MEMORY, **fields)
+make_memory = partial(replace, _MEMORY)
+"""Build the memory group of a job in a control group with a 16 GiB limit."""
 
 
 _LOADER = LoaderSample(
@@ -302,19 +299,13 @@ _TARGET = Target(
     outcome=NOT_APPLICABLE,
     rank_source="environment",
 )
-
-
-def make_target(**fields: Any) -> Target:
-    """Build the job around rank 4211: one rank, no launcher."""
-    return replace(_TARGET, **fields)
+make_target = partial(replace, _TARGET)
+"""Build the job around rank 4211: one rank, no launcher."""
 
 
 _AGES = Ages(cpu=0.1, threads=0.1, io=0.1, memory=0.1, gpu=NO_DRIVER, stacks=Missing("not sampled"), hook=NO_STEPS)
-
-
-def make_ages(**fields: Any) -> Ages:
-    """Build ages of a session that keeps up."""
-    return replace(_AGES, **fields)
+make_ages = partial(replace, _AGES)
+"""Build ages of a session that keeps up."""
 
 
 _OWN_COST = OwnCost(
@@ -326,10 +317,7 @@ _OWN_COST = OwnCost(
     tick_ms=6.0,
     shedding=False,
 )
-
-
-def make_own_cost(**fields: Any) -> OwnCost:
-    return replace(_OWN_COST, **fields)
+make_own_cost = partial(replace, _OWN_COST)
 
 
 _EVIDENCE = Evidence(name="", value=82.0, unit="%", text="", source="loader pipes, 200 looks", age_s=0.1)
@@ -363,15 +351,11 @@ _FINDING = Finding(
     card=NOT_APPLICABLE,
     where=NOT_APPLICABLE,
 )
-
-
-def make_finding(**fields: Any) -> Finding:
-    """Build the verdict that transforms in the loader workers hold the run, five minutes old."""
-    return replace(_FINDING, **fields)
+make_finding = partial(replace, _FINDING)
+"""Build the verdict that transforms in the loader workers hold the run, five minutes old."""
 
 
 def make_event(text: str, ago_s: float = 0.0, kind: EventKind = EventKind.PROCESS) -> Event:
-    """Build one event ``ago_s`` seconds before NOW."""
     return Event(time=NOW - timedelta(seconds=ago_s), kind=kind, text=text)
 
 
@@ -414,19 +398,14 @@ _FRAME = Frame(
     events=(make_event("attached to pid 4211", 60, EventKind.ATTACH),),
     self_=make_own_cost(),
 )
+make_frame = partial(replace, _FRAME)
+"""Build one Frame: one rank, two loader workers, 8 cores, no GPU driver."""
 
 
-def make_frame(**fields: Any) -> Frame:
-    """Build one Frame: one rank, two loader workers, 8 cores, no GPU driver."""
-    return replace(_FRAME, **fields)
-
-
-def make_driver(**fields: Any) -> Driver:
-    return replace(Driver(driver_version="570.124.06", cuda_version="12.8"), **fields)
+make_driver = partial(replace, Driver(driver_version="570.124.06", cuda_version="12.8"))
 
 
 def make_pulses(frame: Frame, count: int = 60) -> tuple[Pulse, ...]:
-    """Build a flat history of ``count`` seconds that ends at ``frame``."""
     last = pulse_of(frame)
     return tuple(replace(last, taken_ns=last.taken_ns - (count - 1 - i) * 1_000_000_000) for i in range(count))
 
@@ -447,11 +426,9 @@ def make_view(frame: Frame | Missing | None = None, **fields: Any) -> ViewState:
 
 
 def set_all(frame: Frame, **fields: Any) -> Frame:
-    """Change the readings of all processes of a Frame."""
     return replace(frame, processes=tuple(replace(one, **fields) for one in frame.processes))
 
 
 def later(frame: Frame, seconds: float, **fields: Any) -> Frame:
-    """Take the same so many seconds later."""
     taken, taken_ns = frame.taken + timedelta(seconds=seconds), frame.taken_ns + round(seconds * 1e9)
     return replace(frame, taken=taken, taken_ns=taken_ns, **fields)

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from tests import any_windows
-from tests.dumps import make_round, make_thread
+from tests.dumps import add_run, make_round, make_thread
 from tests.frames import NOW, NOW_NS, make_frame, make_output, make_process, make_target
 from tests.judging import SECOND, follow
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import Judgement
 from tpmon.judge.watch.tracker import WatchedTime, observe
-from tpmon.model.dump import DeadChild, ProcessLook, ProcessToll, ThreadLook
+from tpmon.model.dump import DeadChild, ProcessLook, ThreadLook
 from tpmon.model.frame import Frame
-from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import ProcessSample, Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame, StackSlice
 from tpmon.model.verdict import Finding, Kind
@@ -27,31 +27,10 @@ from tpmon.model.waits import RUNNING
 LOOKS_AT_S = (0.0, 3.0, 6.0)
 """When the looks end, seconds after the first."""
 
+UNREAD = Missing("not permitted")
+LOCK = "lock or queue (futex)"
 JUDGED = 30
 """How many of the newest Frames are judged: more than any hysteresis takes."""
-
-
-def add_run(look: ProcessLook, seconds: float) -> ProcessLook:
-    """Let the threads that run, state R, use a CPU for ``seconds`` more; half in the kernel where that is known.
-
-    A toll grows by the same CPU, and by what it holds of faults and bytes for each second.
-    """
-
-    def run(thread: ThreadLook) -> ThreadLook:
-        if thread.state != "R" or not is_known(thread.run_ns):
-            return thread
-        used_ns = round(seconds * 1e9)
-        inside = thread.kernel_ns + used_ns // 2 if is_known(thread.kernel_ns) else thread.kernel_ns
-        return replace(thread, run_ns=thread.run_ns + used_ns, kernel_ns=inside)
-
-    toll = look.toll
-    if is_known(toll):
-        toll = ProcessToll(
-            round(toll.cpu_ns * (1 + seconds)),
-            round(toll.faults * (1 + seconds)),
-            round(toll.moved_bytes * (1 + seconds)),
-        )
-    return replace(look, threads=tuple(map(run, look.threads)), toll=toll)
 
 
 def sample_of(look: ProcessLook, unchanged_s: float) -> ProcessSample:
@@ -124,7 +103,6 @@ def run(frames: Sequence[Frame], older: int = 0, **watch: Any) -> list[Judgement
 
 
 def remember(frames: Sequence[Frame], **watch: Any) -> WatchedTime:
-    """Return what the watch remembers of Frames."""
     watched = WatchedTime(**watch)
     for frame in frames:
         watched = observe(watched, frame)
@@ -143,12 +121,10 @@ def said(frames: Sequence[Frame], **watch: Any) -> tuple[Kind, Applicable[str]]:
 
 
 def died(name: str, how: str = "SIGKILL", pid: int = 4444, parent: int = 4000) -> dict[str, Any]:
-    """Return the field of a job of which a child is dead; all but git and TensorBoard run Python."""
     return {"dead": (DeadChild(pid, parent, name, how, name not in ("git", "tensorboard")),)}
 
 
 def expect(cause: str, frames: Sequence[Frame], *words: str, **watch: Any) -> Finding:
-    """Check that a job hangs, why, and what is said of it."""
     finding = conclude(frames, **watch)
     assert (finding.kind, finding.cause) == (Kind.HUNG, cause)
     for text in words:
@@ -157,7 +133,6 @@ def expect(cause: str, frames: Sequence[Frame], *words: str, **watch: Any) -> Fi
 
 
 def sample(frames: Sequence[Frame], pid: int, *stacks: tuple[StackFrame, ...], every: int = 10) -> list[Frame]:
-    """Put slices of stack samples into Frames: every ten seconds one that saw ``stacks``."""
     return [
         replace(frame, stacks=(make_slice(frame, pid, stacks, float(every)),) if number % every == 3 else ())
         for number, frame in enumerate(frames)
@@ -191,7 +166,6 @@ class Job:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def frames(self, seconds: int) -> list[Frame]:
-        """Build so many seconds of it."""
         frames = stand(*self.looks, **{"seconds": seconds, "log_age_s": None, **self.fields})
         stacks = self.stacks
         if stacks is None:
@@ -219,7 +193,6 @@ def job(name: str, *looks: ProcessLook, says: Mapping[int, str], **more: Any) ->
 
 
 def sample_all(frames: Sequence[Frame], stacks: Mapping[int, Sequence[tuple[StackFrame, ...]]]) -> list[Frame]:
-    """Put slices of several processes, by PID, into the same Frames."""
     each = [sample(frames, pid, *those) for pid, those in stacks.items()]
     return [
         replace(row[0], stacks=tuple(one for frame in row for one in frame.stacks)) for row in zip(*each, strict=True)
@@ -242,7 +215,6 @@ def read(pid: int = 4000, last: int = 0, **fields: Any) -> Change:
 
 
 def beside(*processes: ProcessSample) -> Change:
-    """Let processes be read that were not looked at."""
     return lambda frames: [replace(one, processes=(*one.processes, *processes)) for one in frames]
 
 
@@ -262,6 +234,21 @@ def see(*rounds: Sequence[ProcessLook]) -> Change:
 def see_moves(used_s: float, one: ProcessLook, two: ProcessLook, *others: ProcessLook) -> Change:
     """Let a process be seen at two places in turn, with ``used_s`` of CPU between two looks."""
     return see(*((*others, add_run(look, n * used_s)) for n, look in enumerate((two, one, two))))
+
+
+def quiet_rank(**fields):
+    """Build a rank that has waited for 90 s: longer than a wait of which no stack tells may last."""
+    plain = {
+        "state": "S",
+        "cpu_pct": 0.0,
+        "runnable": 0.01,
+        "waiting": 0.0,
+        "busy_threads": 0,
+        "waits_for": LOCK,
+        "waits_unchanged_s": 90.0,
+        "thread_groups": (ThreadGroup(ThreadKind.MAIN, 1, 0.0), ThreadGroup(ThreadKind.COMM, 3, 0.01)),
+    }
+    return make_process(**{**plain, **fields})
 
 
 def thread(tid: int, frames: tuple[StackFrame, ...], **fields: Any) -> ThreadLook:

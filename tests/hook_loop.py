@@ -97,7 +97,6 @@ class Loop:
         return [time / MS for time in (one.eval_data_ns, one.eval_forward_ns, one.eval_other_ns)]
 
     def records(self) -> list[tuple[int, ...]]:
-        assert self.steps.pages is not None
         return wire.parse_records(self.steps.pages.page, 0, 1024)[1]
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
+from tests.frames import later
 from tpmon.judge.answers.result import Answer, Suspicion
 from tpmon.judge.features.snapshot import Scene, see
 from tpmon.judge.hysteresis import Standing
@@ -20,13 +20,13 @@ from tpmon.model.verdict import Finding, Kind
 SECOND = 1_000_000_000
 
 
+def line_up(seconds: Sequence[Frame]) -> list[Frame]:
+    """Put Frames one second apart, the last of them when it was taken."""
+    return [later(one, i + 1 - len(seconds)) for i, one in enumerate(seconds)]
+
+
 def hold(frame: Frame, seconds: int = 12) -> list[Frame]:
-    return [
-        replace(
-            frame, taken=frame.taken - timedelta(seconds=seconds - i), taken_ns=frame.taken_ns - (seconds - i) * SECOND
-        )
-        for i in range(seconds + 1)
-    ]
+    return line_up([frame] * (seconds + 1))
 
 
 def follow(frames: Sequence[Frame], standing: Standing | None = None, begin: int = 0) -> Iterator[Judgement]:
@@ -81,7 +81,6 @@ def make_looks(pid: int = 4211, looks: int = 10, **parts: int) -> MainThreadSamp
 
 
 def scene_of(frame: Frame, phases: Sequence[RankPhases] = (), seconds: int = 12) -> Scene:
-    """See a Frame that was held for ``seconds``."""
     return see(hold(frame, seconds), {one.pid: one for one in phases})
 
 

@@ -33,7 +33,6 @@ def cut_stacks() -> list[str]:
 
 
 def write_record() -> list[str]:
-    """Write what ranks recorded of their collectives, as ``tpmon dump`` does."""
     dump = hung_recorded().dump
     assert is_known(dump)
     assert is_known(dump.collectives)
@@ -42,14 +41,13 @@ def write_record() -> list[str]:
 
 PICTURES: dict[str, Callable[[], list[str]]] = {
     "a data-bound job": lambda: read_golden("data-bound.80x24"),
-    "the verdict of a hang": lambda: write_verdict(hung(), full=False)[:3],
+    "the verdict of a hang": lambda: write_verdict(hung().frame, full=False)[:3],
     "the stacks of a hang": cut_stacks,
     "the records of a hang": write_record,
 }
 
 
 def write_page(path: Path) -> str:
-    """Return a page with its pictures of today."""
     return BLOCK.sub(
         lambda found: found[1] + found[2] + "\n".join(PICTURES[found[1]]()), path.read_text(encoding="utf-8")
     )

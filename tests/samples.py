@@ -16,7 +16,6 @@ from tpmon.model.stacks import StackCount, StackFrame
 
 
 def count(tid: int, frames: tuple[StackFrame, ...], samples: int, thread: str = "MainThread") -> StackCount:
-    """Build one stack that was seen ``samples`` times."""
     return StackCount(tid, thread, frames, samples)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import io
 import os
 import subprocess
 import sys
+import tarfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -128,7 +130,6 @@ def list_rows(files: Sequence[File]) -> list[Row]:
 
 
 def format_table(rows: Sequence[Row]) -> str:
-    """Write rows below each other, the numbers to the right."""
     head = ["", "files", "lines", *KINDS, "longest file", "longest function", "largest folder"]
     table = [head, *(row.cells() for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -152,8 +153,8 @@ def compare(before: Sequence[Row], now: Sequence[Row]) -> list[str]:
     ]
 
 
-def git(root: Path, *arguments: str, given: str = "") -> bytes:
-    return subprocess.run(["git", *arguments], cwd=root, input=given.encode(), capture_output=True, check=True).stdout
+def git(root: Path, *arguments: str) -> bytes:
+    return subprocess.run(["git", *arguments], cwd=root, capture_output=True, check=True).stdout
 
 
 def read_tree(root: Path) -> list[File]:
@@ -164,19 +165,9 @@ def read_tree(root: Path) -> list[File]:
 
 
 def read_revision(root: Path, revision: str) -> list[File]:
-    """Measure the files of a commit."""
-    listed = git(root, "ls-tree", "-r", "-z", revision, "--", *ROOMS).decode().split("\0")
-    blobs = {
-        path: head.split()[2] for head, _, path in (one.partition("\t") for one in listed if one) if is_counted(path)
-    }
-    stream = git(root, "cat-file", "--batch", given="\n".join(blobs.values()) + "\n")
-    files, at = [], 0
-    for path in blobs:
-        end = stream.index(b"\n", at)
-        size = int(stream[at:end].split()[2])
-        files.append(measure_file(path, stream[end + 1 : end + 1 + size].decode("utf-8", "replace")))
-        at = end + 1 + size + 1
-    return keep(files)
+    with tarfile.open(fileobj=io.BytesIO(git(root, "archive", revision))) as tree:
+        found = [one for one in tree if one.isfile() and one.name.startswith(ROOMS) and is_counted(one.name)]
+        return keep(measure_file(one.name, tree.extractfile(one).read().decode("utf-8", "replace")) for one in found)
 
 
 def is_counted(path: str) -> bool:

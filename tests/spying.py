@@ -27,7 +27,6 @@ class BrokenSpy:
     kind: ErrorKind
 
     def put(self, folder: Path) -> None:
-        """Make that program, or none."""
         if self.text is not None:
             (folder / "py-spy").write_text(f"#!/bin/sh\n{self.text}\n")
             (folder / "py-spy").chmod(0o755)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
-from tests.frames import NOW, make_cpu, make_frame, make_loader, make_process, make_worker
-from tests.judging import SECOND, make_looks
+from tests.frames import make_cpu, make_frame, make_loader, make_process, make_worker
+from tests.judging import line_up, make_looks
 from tests.waits import wait_of
 from tpmon.judge.features.snapshot import Scene, see
 from tpmon.model.frame import Frame
@@ -92,15 +90,6 @@ def make_second(
         "cpu": make_cpu(**({"runnable": demand, "used_cores": demand} | (cpu or {}))),
     }
     return make_frame(**(plain | (frame or {})))
-
-
-def line_up(seconds: Sequence[Frame]) -> list[Frame]:
-    """Put Frames one second apart, the last of them now."""
-    last = len(seconds) - 1
-    return [
-        replace(one, taken=NOW - timedelta(seconds=last - i), taken_ns=one.taken_ns - (last - i) * SECOND)
-        for i, one in enumerate(seconds)
-    ]
 
 
 def starve(wait: float, kinds: Sequence[dict[str, Any]], *, seconds: int = 20, **more: Any) -> Scene:

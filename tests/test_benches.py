@@ -14,16 +14,7 @@ from random import Random
 import pytest
 
 from tests.budget import measure
-from tests.budget.harm_estimate import (
-    Measured,
-    Pair,
-    Window,
-    draw_pairs,
-    estimate,
-    is_counted,
-    list_placebo,
-    list_tpmon,
-)
+from tests.budget.bench_harm import Measured, Pair, Window, draw_pairs, estimate, is_counted, list_placebo, list_tpmon
 from tests.fake_nvml import FakeNvml
 from tests.frameworks.faults import Fault
 from tests.frameworks.hooked.matrix import ROWS as HOOKED

@@ -11,7 +11,5 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="no torch in
 
 def read_torch_version() -> str:
     """Return what ``torch.__version__`` is: pip's own record may lack the build, "+cu130" or "+cpu"."""
-    spec = find_spec("torch")
-    assert spec is not None
-    assert spec.origin is not None
-    return str(runpy.run_path(str(Path(spec.origin).with_name("version.py")))["__version__"])
+    version = Path(find_spec("torch").origin).with_name("version.py")
+    return str(runpy.run_path(str(version))["__version__"])

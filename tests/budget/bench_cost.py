@@ -49,7 +49,6 @@ def start_tree(processes: int, threads: int, waking: int) -> subprocess.Popen[by
     command = [sys.executable, str(HERE / "tree_program.py"), "--processes", str(processes)]
     command += ["--threads", str(threads), "--waking", str(waking), "--torch"]
     tree = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert tree.stdout is not None
     tree.stdout.readline()
     return tree
 

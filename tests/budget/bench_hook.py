@@ -301,7 +301,6 @@ def run_loop(name: str, rounds: int, bench: str = "bench_hook") -> dict[str, flo
 
 
 def rows() -> Iterator[str]:
-    """Measure all and write the table line by line."""
     yield f"One reading of the clock: {measure_clock():.0f} ns; the promises are for {CLOCK_NS:.0f} ns.\n"
     yield "| the hook | promise | measured |"
     yield "|---|---|---|"

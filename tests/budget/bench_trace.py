@@ -112,7 +112,6 @@ def make_step(number: int) -> list[dict[str, Any]]:
 
 
 def read_events(path: str) -> tuple[str, list[dict[str, Any]]]:
-    """Return the part before the events of a trace, and its events."""
     data = Path(path).read_bytes()
     whole = json.loads(gzip.decompress(data) if path.endswith(".gz") else data, strict=False)
     events = whole.pop("traceEvents")
@@ -204,7 +203,6 @@ def compare(path: Path, label: str, promise: tuple[float, int | None], runs: int
 
 
 def rows(sizes: list[int], runs: int, given: str, beside: str) -> Iterator[str]:
-    """Measure tiled traces and write the table line by line."""
     with tempfile.TemporaryDirectory() as directory:
         for size in sizes:
             path = Path(directory) / f"rank0_{size}.pt.trace.json"

@@ -178,7 +178,6 @@ def cost_of(started: int, wait: Callable[[], object], received: Callable[[], int
 
 
 def run_cpu_seconds(command: Sequence[str], env: Mapping[str, str] | None = None) -> float:
-    """Run a command to its end and return its user + system CPU seconds."""
     with subprocess.Popen(
         list(command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(env or {})
     ) as process:

@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,8 +20,7 @@ from pathlib import Path
 
 from tests.frameworks.faults import Fault
 from tests.frameworks.table import FRAMEWORKS, ROWS, Row
-from tests.programs.causes import limits
-from tests.programs.causes.running import SCRATCH, TRUTH, CannotBeMadeError, Running, diagnose, end_tree
+from tests.programs.causes.running import CannotBeMadeError, Running, diagnose, start_program
 from tpmon.probe.base.procread import read_table
 from tpmon.probe.job.job import find_descendants
 
@@ -54,30 +52,14 @@ def read_versions(python: str, names: Sequence[str]) -> dict[str, str]:
 @contextmanager
 def run_row(row: Row, python: str) -> Iterator[Running]:
     """Start a program with its fault, wait for its first steps, and end it with all that it started."""
-    with tempfile.TemporaryDirectory(prefix="tpmon-frameworks-", dir=SCRATCH) as folder:
-        steps_file, log = Path(folder, "steps"), Path(folder, "output.log")
-        steps_file.write_bytes(bytes(TRUTH.size))
-        program = [python, str(HERE / f"{row.framework.program}.py"), "--fault", row.fault.value]
-        options = ["--seconds", str(SECONDS), "--steps-file", str(steps_file), "--folder", f"{folder}/run"]
-        unset = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                row.fault.wrap([*program, *options], sorted(os.sched_getaffinity(0))),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**unset, "TMPDIR": folder, **row.fault.environment},
-            )
-        try:
-            running = Running(process, steps_file, log)
-            running.wait_until_ready()
-            time.sleep(SETTLE_S if row.fault is Fault.HEALTHY else 0)
-            if row.fault is Fault.STOPPED_WORKER:
-                stop_worker(running.pid)
-            yield running
-        finally:
-            end_tree(process)
-            limits.sweep()
+    program = [python, str(HERE / f"{row.framework.program}.py"), "--fault", row.fault.value]
+    command = row.fault.wrap(program, sorted(os.sched_getaffinity(0)))
+    with start_program(command, 0, seconds=SECONDS, environment=row.fault.environment) as running:
+        running.wait_until_ready()
+        time.sleep(SETTLE_S if row.fault is Fault.HEALTHY else 0)
+        if row.fault is Fault.STOPPED_WORKER:
+            stop_worker(running.pid)
+        yield running
 
 
 def stop_worker(pid: int) -> None:
@@ -130,6 +112,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="programs or faults, separated by commas")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every program ends and is swept up
+    os.environ.pop("OMP_NUM_THREADS", None)
     versions = read_versions(options.python, sorted({"torch", *(name for one in FRAMEWORKS for name in one.packages)}))
     left_out = []
     for framework in FRAMEWORKS:

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +17,9 @@ import torch
 from faults import POOL_THREADS, QUOTA_CORES, READ_MS, Fault
 
 sys.path.append(str(Path(__file__).parents[1] / "programs" / "causes"))
-from limits import RefusedError, enter_cpu_quota
-from loop import CANNOT, READY_STEPS, Truth, take_cpu_ms
+from limits import enter_cpu_quota
+from loop import READY_STEPS, Truth, blur, take_cpu_ms  # noqa: F401  # blur: for lightning_fit
+from loop import Program as Loop
 from slow_fs import mount_slow_fs
 from store import fetch, start_store
 
@@ -30,25 +32,18 @@ class Program:
         parser.add_argument("--fault", type=Fault, default=Fault.HEALTHY, choices=list(Fault))
         parser.add_argument("--seconds", type=int, default=180, help="end so long after the start")
         parser.add_argument("--steps-file", default="", help="count steps there")
-        parser.add_argument("--folder", default=".", help="data and checkpoints go there")
+        parser.add_argument("--seed", help="taken as by other programs, and not used")
         options = parser.parse_args()
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
         signal.alarm(options.seconds)
         self.fault: Fault = options.fault
-        self.folder = Path(options.folder)
+        self.folder = Path(tempfile.mkdtemp())
+        """Data and checkpoints go there."""
         self.truth = Truth(options.steps_file)
         if self.fault is Fault.POOL:
             torch.set_num_threads(POOL_THREADS)
         if self.fault is Fault.QUOTA:
-            self.attempt(lambda: enter_cpu_quota(QUOTA_CORES))
-
-    def attempt(self, act: Callable[[], object]) -> object:
-        """Do what the machine may refuse; end with the reason where it does."""
-        try:
-            return act()
-        except (RefusedError, OSError) as error:
-            print(f"skip: {error}", file=sys.stderr, flush=True)
-            sys.exit(CANNOT)
+            Loop.make(enter_cpu_quota, QUOTA_CORES)
 
     def note_step(self) -> None:
         self.truth.note(0)
@@ -60,8 +55,8 @@ class Program:
         if self.fault is Fault.SLOW_STORE:
             return Store(start_store(sample_bytes, READ_MS), sample_bytes)
         if self.fault is Fault.SLOW_FUSE:
-            place = self.attempt(lambda: mount_slow_fs(sample_bytes, READ_MS / 2, FUSE_MB_S))
-            return Files(str(place), sample_bytes)  # the open and the read are late, half each
+            place = Loop.make(mount_slow_fs, sample_bytes, READ_MS / 2, FUSE_MB_S)
+            return Files(place, sample_bytes)  # the open and the read are late, half each
         return None
 
     def count_rounds(self, step: Callable[[], object], one_round: Callable[[], object], batch: int) -> int:
@@ -72,14 +67,7 @@ class Program:
         return max(1, round(self.fault.load_steps * step_ms / batch / round_ms))
 
 
-class Source:
-    """Give the bytes of sample ``index``."""
-
-    def read(self, index: int) -> bytearray:
-        raise NotImplementedError
-
-
-class Store(Source):
+class Store:
     """Ask a store over TCP, each worker over one connection."""
 
     def __init__(self, port: int, sample_bytes: int) -> None:
@@ -93,7 +81,7 @@ class Store(Source):
         return fetch(self.connection, self.sample_bytes)
 
 
-class Files(Source):
+class Files:
     def __init__(self, place: str, sample_bytes: int) -> None:
         self.place = place
         self.sample_bytes = sample_bytes
@@ -101,6 +89,10 @@ class Files(Source):
     def read(self, index: int) -> bytearray:
         with open(os.path.join(self.place, str(index)), "rb", buffering=0) as file:
             return bytearray(file.read(self.sample_bytes))
+
+
+Source = Store | Files
+"""What gives the bytes of sample ``index``."""
 
 
 def take_ms(work: Callable[[], object], tries: int = 4) -> float:

@@ -31,7 +31,6 @@ PATH = "/runs/a/node7-4200-rank0-step412.pt.trace.json.gz"
 
 
 def result() -> CaptureResult:
-    """Return what came of it: five steps of one rank."""
     nothing = Missing("the trace does not say it")
     rank = RankCapture(4211, 0, CaptureState.VERIFIED, "", 412, 5, 34.0, 12.0, 13.1, 12.05)
     file = CapturedFile(PATH, PATH, 0, 412, 5, 7_612, 0, 301_000, CaptureKind.TRACE)
@@ -50,7 +49,6 @@ def result() -> CaptureResult:
 
 
 def summary() -> TraceSummary:
-    """Return what the trace says in one look."""
     nothing = Missing("no device events")
     rows = [
         OperatorRow(name, calls, self_us * 1.2, self_us, NOT_APPLICABLE, NOT_APPLICABLE)
@@ -74,7 +72,6 @@ def summary() -> TraceSummary:
 
 
 def asked() -> CaptureUpdate:
-    """Return it while nothing is known yet."""
     return CaptureUpdate(CaptureStage.ASKED, "reads what is known of its price")
 
 
@@ -146,7 +143,6 @@ def dear() -> CaptureUpdate:
 
 
 def recording(step: int = 2) -> CaptureUpdate:
-    """Return it while the run records."""
     return replace(priced(), stage=CaptureStage.RECORDING, line=f"recording step {step} of 5")
 
 
@@ -163,6 +159,5 @@ def done() -> CaptureUpdate:
 
 
 def cancelled() -> CaptureUpdate:
-    """Return it as one that was taken back."""
     line = "capture cancelled: nobody waits for it any more"
     return replace(recording(), stage=CaptureStage.ENDED, line=line)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tests.collectives import make_call, make_group, make_record
-from tests.dumps import NFS, SITE, WORKER_READS, make_native, make_rank, make_round, make_thread, make_worker
-from tests.frames import NOW, NOW_NS
+from tests.dumps import NFS, SITE, WORKER_READS, add_run, make_native, make_rank, make_round, make_thread, make_worker
+from tests.frames import NOW
 from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.judge.dumps.hot import add_records, build_tree, show_stacks
 from tpmon.model.dump import Asker, DumpError, DumpRequest, DumpRound, DumpState, ErrorKind, ProcessLook
@@ -62,13 +62,8 @@ def make_update(
 
 def look_at(processes: Sequence[ProcessLook], ago_s: float, errors: Sequence[DumpError] = ()) -> DumpRound:
     """Build one look at processes of the hung node, ``ago_s`` before its picture."""
-    one = make_round(*processes, errors=errors, host=NODE)
-    return replace(
-        one,
-        taken=NOW - timedelta(seconds=ago_s),
-        taken_ns=NOW_NS - round(ago_s * 1e9),
-        spy_cpu_ms=27.0 * max(1, len(processes)),
-    )
+    one = make_round(*processes, errors=errors, host=NODE, at_s=-ago_s)
+    return replace(one, spy_cpu_ms=27.0 * max(1, len(processes)))
 
 
 def hung_processes() -> list[ProcessLook]:
@@ -93,20 +88,6 @@ def hung_processes() -> list[ProcessLook]:
     return found
 
 
-def spinning(processes: Sequence[ProcessLook], seconds: float) -> list[ProcessLook]:
-    """Let the threads that run use a CPU for ``seconds``."""
-    return [
-        replace(
-            process,
-            threads=tuple(
-                replace(one, run_ns=one.run_ns + round(seconds * 1e9)) if one.state == "R" else one
-                for one in process.threads
-            ),
-        )
-        for process in processes
-    ]
-
-
 def hung_once() -> DumpUpdate:
     """One look at the hung node, twelve seconds ago."""
     return make_update(look_at(hung_processes(), 12.0), last_write=LAST_WRITE)
@@ -123,7 +104,7 @@ def hung_recorded() -> DumpUpdate:
 
 def hung_three_looks(asker: Asker = Asker.KEY) -> DumpUpdate:
     """Three looks at the hung node, the last two seconds ago."""
-    looks = [look_at(spinning(hung_processes(), 10.0 - ago), 2.0 + ago) for ago in (10.0, 5.0, 0.0)]
+    looks = [look_at([add_run(one, 10.0 - ago) for one in hung_processes()], 2.0 + ago) for ago in (10.0, 5.0, 0.0)]
     return make_update(*looks, last_write=LAST_WRITE, request=DumpRequest(asker, rounds=3))
 
 
@@ -160,14 +141,12 @@ def torn() -> DumpUpdate:
 
 
 def one_worker() -> DumpUpdate:
-    """A dump of one loader worker alone."""
     worker = make_worker(0, 1, frames=WORKER_READS, state="D", waits_on=NFS)
     request = DumpRequest(Asker.KEY, pids=(worker.pid,))
     return make_update(look_at([worker], 1.0), request=request)
 
 
 def mark_of(update: DumpUpdate, rank: int) -> int:
-    """Return the mark of the group of a rank's main thread."""
     assert is_known(update.dump)
     for group, stack in zip(update.dump.groups, update.stacks, strict=True):
         first = group.threads[0]

@@ -136,7 +136,6 @@ def eight_gpus() -> Frame:
 
 
 def eight_gpus_events() -> tuple[Event, ...]:
-    """What happened on the node."""
     return (
         frames.make_event("attached to pid 51100: 8 ranks, 128 workers, 8 GPUs", 1900, EventKind.ATTACH),
         frames.make_event("GPU 3: thermal (software) began to hold the clocks down", 412, EventKind.GPU),

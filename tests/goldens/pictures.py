@@ -49,7 +49,6 @@ def _write_size(size: Size) -> str:
 
 
 def _list_stacks() -> Iterator[Picture]:
-    """Yield the stacks: of a hung node, while they are read, of jobs that cannot be read."""
     over = {"overlay": Overlay.STACKS}
     hung = dump_views.hung_three_looks()
     for size in SIZES:
@@ -77,7 +76,6 @@ def _list_stacks() -> Iterator[Picture]:
 
 
 def _list_samples() -> Iterator[Picture]:
-    """Yield the hot functions: their price, while they come, at the end, and why there are none."""
     over = {"overlay": Overlay.SAMPLE}
     ended = sample_views.ended()
     for size in SIZES:
@@ -89,7 +87,6 @@ def _list_samples() -> Iterator[Picture]:
 
 
 def _list_captures() -> Iterator[Picture]:
-    """Yield a capture: none, its plan, its price, while it records, and its ends."""
     over = {"overlay": Overlay.CAPTURE}
     for size in SIZES:
         priced, done = capture_views.priced(), capture_views.done()
@@ -146,12 +143,10 @@ def list_pictures() -> Iterator[Picture]:
 
 
 def frame_path(state: str) -> Path:
-    """Return the file of a situation's Frame."""
     return FRAMES / f"{state}.json"
 
 
 def picture_path(picture: Picture) -> Path:
-    """Return the file of a picture."""
     return PICTURES / f"{picture.name}.txt"
 
 
@@ -161,12 +156,10 @@ def encode_state(state: str) -> str:
 
 
 def load_frame(state: str) -> Frame:
-    """Read the Frame of a situation from its file."""
     return decode(Frame, frame_path(state).read_text(encoding="utf-8"))
 
 
 def view_of(picture: Picture) -> ViewState:
-    """Return the view that a picture is painted from."""
     if picture.state == WAITING:
         return replace(make_view(Missing("looking for the job around pid 4211")), **picture.changes)
     frame = load_frame(picture.state)
@@ -175,7 +168,6 @@ def view_of(picture: Picture) -> ViewState:
 
 
 def paint_picture(picture: Picture) -> list[Line]:
-    """Paint a picture with the keys that work in its view."""
     view = view_of(picture)
     return paint_screen(view, picture.size, keys_shown(view))
 

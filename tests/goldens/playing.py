@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 
-from tests.judging import SECOND
+from tests.judging import follow, line_up
 from tpmon.judge.hysteresis import Standing
-from tpmon.judge.judge import judge
 from tpmon.judge.watch.tracker import WatchedTime
 from tpmon.model.frame import Event, Frame
 from tpmon.model.known import known_or
 from tpmon.model.stacks import StackSlice
 
 SLICE_EVERY_S = 4
-WINDOW_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +25,18 @@ class Played:
 
 def play(frames: Sequence[Frame]) -> Played:
     """Judge Frames a second apart, the last of them taken when it says."""
-    last = len(frames) - 1
-    return replay([_place(one, last - at) for at, one in enumerate(frames)])
+    return replay(list(map(_place_slices, line_up(frames))))
 
 
 def replay(frames: Sequence[Frame]) -> Played:
-    """Judge Frames as they were taken."""
-    standing, told = Standing(watch=WatchedTime(may_ask=True)), list[Event]()
-    for at in range(len(frames)):
-        judged = judge(frames[max(0, at + 1 - WINDOW_S) : at + 1], standing)
-        standing = judged.standing
-        told.extend(judged.frame.events)
-    return Played(replace(judged.frame, stacks=()), tuple(told))
+    judged = list(follow(frames, Standing(watch=WatchedTime(may_ask=True))))
+    told = tuple(event for one in judged for event in one.frame.events)
+    return Played(replace(judged[-1].frame, stacks=()), told)
 
 
-def _place(frame: Frame, ago_s: int) -> Frame:
-    taken, taken_ns = frame.taken - timedelta(seconds=ago_s), frame.taken_ns - ago_s * SECOND
-    slices = tuple(replace(one, ended=taken, ended_ns=taken_ns) for one in known_or(frame.stacks, ()))
-    stacks = slices if slices or frame.stacks == () else frame.stacks
-    return replace(frame, taken=taken, taken_ns=taken_ns, stacks=stacks)
+def _place_slices(frame: Frame) -> Frame:
+    slices = tuple(replace(one, ended=frame.taken, ended_ns=frame.taken_ns) for one in known_or(frame.stacks, ()))
+    return replace(frame, stacks=slices) if slices else frame
 
 
 def hold(frame: Frame, seconds: int, slices: Sequence[StackSlice] = ()) -> list[Frame]:

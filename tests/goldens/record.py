@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tests.frames import NOW, NOW_NS
-from tests.goldens.recorded_job import RECORDING
+from tests.goldens.judged_jobs import RECORDING
 from tpmon.model.codec import decode, encode
 from tpmon.model.frame import EventKind, Frame
 from tpmon.model.known import Missing
@@ -44,7 +44,6 @@ def move(lines: Iterable[str], names: dict[str, str]) -> str:
 
 
 def main() -> None:
-    """Write the recording."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("frames", type=Path)
     parser.add_argument("--last", type=int, required=True, help="end with this Frame")

@@ -21,7 +21,6 @@ FEEDER = (StackFrame("_feed", "/env/lib/python3.11/multiprocessing/queues.py", 2
 
 
 def make_update(reading: SampleReading, *, running: bool = False) -> SampleUpdate:
-    """Build what the session hands to the screen."""
     hot = hot_functions(reading, DumpOrigin(4200, "train.py", 2))
     return SampleUpdate(SampleState(reading.request, reading, running, ""), hot)
 
@@ -46,12 +45,10 @@ def sampled_job(share: int) -> SampleReading:
 
 
 def running() -> SampleUpdate:
-    """Four of ten seconds are sampled."""
     return make_update(sampled_job(80), running=True)
 
 
 def ended() -> SampleUpdate:
-    """All ten seconds are sampled."""
     return make_update(sampled_job(200))
 
 

@@ -27,7 +27,6 @@ from tpmon.model.text.job_words import list_taxes, state_facts
 
 
 def with_facts(frame: Frame) -> Frame:
-    """Add the facts line that the session adds."""
     roles = [process.role for process in frame.processes]
     ranks, workers = roles.count(Role.RANK), roles.count(Role.WORKER)
     target = replace(frame.target, local_ranks=ranks, local_workers=workers)
@@ -35,7 +34,6 @@ def with_facts(frame: Frame) -> Frame:
 
 
 def make_launcher(pid: int, **fields: object) -> ProcessSample:
-    """Build the torchrun above the ranks."""
     plain = {
         "role": Role.LAUNCHER,
         "rank": NOT_APPLICABLE,
@@ -113,7 +111,6 @@ def two_ranks() -> Frame:
 
 
 def two_ranks_events() -> tuple[Event, ...]:
-    """What happened to the two ranks."""
     return (
         make_event("attached to pid 4200 (asked for 4211): 2 ranks, 4 workers", 660, EventKind.ATTACH),
         make_event("4 workers ended, 4 started (4300 4301 4310 4311)", 215),
@@ -146,7 +143,6 @@ def no_workers() -> Frame:
 
 
 def make_compiler(pid: int, rank_pid: int) -> ProcessSample:
-    """Build one process that compiles kernels for a rank."""
     return make_process(
         pid,
         parent=rank_pid,
@@ -266,7 +262,6 @@ def ended() -> Frame:
 
 
 def ended_events() -> tuple[Event, ...]:
-    """How the two ranks ended."""
     return (
         *two_ranks_events(),
         make_event("rank 1 (4212) killed: SIGKILL", 2),
@@ -275,5 +270,4 @@ def ended_events() -> tuple[Event, ...]:
 
 
 def attach_event() -> tuple[Event, ...]:
-    """Only the attaching."""
     return (make_event("attached to pid 4200", 1, EventKind.ATTACH),)

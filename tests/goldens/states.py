@@ -11,12 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tests.frames import make_pulses
+from tests.goldens import judged_jobs as judged
 from tests.goldens.gpu_node import eight_gpus, eight_gpus_events
-from tests.goldens.hooked_job import hooked, hooked_events, stall
-from tests.goldens.judged_jobs import compute_bound, hung, hung_events, oversubscribed, starting, undecided
 from tests.goldens.playing import hold, play
-from tests.goldens.recorded_job import data_bound, data_bound_events, data_bound_history
-from tests.goldens.rule_jobs import gpu_throttled, memory_growth, straggler
 from tests.goldens.small_jobs import attach_event, ended, ended_events, no_workers, two_ranks, two_ranks_events
 from tests.goldens.unreadable_job import other_user
 from tpmon.model.frame import Event, Frame, Pulse
@@ -26,18 +23,18 @@ STATES: dict[str, tuple[Callable[[], Frame], Callable[[], tuple[Event, ...]]]] =
     "two-ranks": (two_ranks, two_ranks_events),
     "eight-gpus": (eight_gpus, eight_gpus_events),
     "no-workers": (no_workers, attach_event),
-    "oversubscribed": (oversubscribed, attach_event),
+    "oversubscribed": (judged.oversubscribed, attach_event),
     "ended": (lambda: play([*hold(two_ranks(), 30), ended()]).frame, ended_events),
     "other-user": (lambda: play([other_user()]).frame, attach_event),
-    "data-bound": (data_bound, data_bound_events),
-    "hung": (hung, hung_events),
-    "compute-bound": (compute_bound, eight_gpus_events),
-    "undecided": (undecided, attach_event),
-    "starting": (starting, attach_event),
-    "hooked": (hooked, hooked_events),
-    "gpu-throttled": (gpu_throttled, eight_gpus_events),
-    "straggler": (straggler, attach_event),
-    "memory-growth": (memory_growth, attach_event),
+    "data-bound": (lambda: judged.data_bound().frame, lambda: judged.data_bound().events),
+    "hung": (lambda: judged.hung().frame, judged.hung_events),
+    "compute-bound": (judged.compute_bound, eight_gpus_events),
+    "undecided": (judged.undecided, attach_event),
+    "starting": (judged.starting, attach_event),
+    "hooked": (lambda: judged.hooked().frame, judged.hooked_events),
+    "gpu-throttled": (judged.gpu_throttled, eight_gpus_events),
+    "straggler": (judged.straggler, attach_event),
+    "memory-growth": (judged.memory_growth, attach_event),
 }
 NARROW = ("gpu-throttled", "straggler", "memory-growth")
 """Situations that are painted for a side pane only."""
@@ -45,7 +42,7 @@ NARROW = ("gpu-throttled", "straggler", "memory-growth")
 
 def history_of(state: str, frame: Frame) -> tuple[Pulse, ...]:
     """Return the history of a situation: what was recorded, else a wave that ends at its Frame."""
-    return data_bound_history() if state == "data-bound" else shape_history(frame)
+    return judged.data_bound_history() if state == "data-bound" else shape_history(frame)
 
 
 def shape_history(frame: Frame) -> tuple[Pulse, ...]:
@@ -66,7 +63,7 @@ def shape_history(frame: Frame) -> tuple[Pulse, ...]:
         )
         for second, pulse in enumerate(make_pulses(frame, 120))
     )
-    return stall(waves)
+    return judged.stall(waves)
 
 
 def _scale(value: float | Missing, factor: float) -> float | Missing:

@@ -115,20 +115,16 @@ class Run:
 
     @property
     def report(self) -> TraceReport:
-        """Return the analysis of traces."""
         assert isinstance(self.subject, TraceSubject)
         return self.subject.report
 
     def look(self, file: int, lane: int, stretch: Stretch, cells: int) -> Applicable[Timeline]:
-        """Return a stretch of the timeline of a file."""
         return self.timelines[file].look(lane, stretch, cells) if self.timelines else NOT_APPLICABLE
 
     def group(self, file: int, grouping: Grouping) -> Applicable[tuple[OperatorGroupRow, ...]]:
-        """Return the operators of a file by shapes or by line."""
         return group_operators(self.findings[file], grouping.value) if self.findings else NOT_APPLICABLE
 
     def view(self, width: int, **changes: Any) -> TraceView:
-        """Return a view of it with the timeline that goes with it."""
         blank = replace(begin_view(self.subject, ascii_only=False), tab=self.subject.tabs[0])
         view = replace(blank, **changes)
         looked = self.look(view.file, view.lane, view.stretch, room_for_time(width))
@@ -258,7 +254,6 @@ def list_pictures() -> Iterator[TracePicture]:
 
 
 def picture_path(picture: TracePicture) -> Path:
-    """Return the file of a picture."""
     return FOLDER / f"{picture.name}.txt"
 
 

@@ -25,7 +25,6 @@ def _remove_others(folder: Path, kept: Iterable[Path]) -> None:
 
 
 def main() -> None:
-    """Write what has changed and remove what is no longer painted."""
     pictures.FRAMES.mkdir(exist_ok=True)
     pictures.PICTURES.mkdir(exist_ok=True)
     for state in STATES:

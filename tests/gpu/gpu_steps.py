@@ -55,18 +55,14 @@ class Clock:
         return event
 
     def wait_for(self, stamp: Any) -> None:
-        """Wait until the device came to a stamp."""
         if self.is_cuda:
             stamp.synchronize()
 
     def measure_ms(self, first: Any, last: Any) -> float:
-        """Return the device's time between two stamps that it passed."""
         return float(first.elapsed_time(last) if self.is_cuda else (last - first) * 1e3)
 
 
 class Ones(Dataset):
-    """Hand out a sample of a batch in its share of a known time."""
-
     def __init__(self, seconds: float) -> None:
         self.sample_s = seconds / BATCH
 

@@ -46,8 +46,6 @@ MOST_SECONDS = 240
 
 
 class Slow(Dataset):
-    """Make a small batch in ``LOADER_S``."""
-
     def __len__(self) -> int:
         return 1 << 30
 

@@ -32,7 +32,6 @@ class Training:
 
     def hear(self, word: str) -> list[str]:
         """Return the words after ``word`` on the line that begins with it; what others print is left out."""
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             first, *rest = line.split() or [""]
             if first == word:
@@ -64,7 +63,6 @@ def start(command: Sequence[str], folder: Path | None = None) -> Iterator[Traini
 
 @contextmanager
 def train(way: str, device: str = "cuda") -> Iterator[Training]:
-    """Train in one of the ways of ``gpu_train.py``."""
     with start([sys.executable, str(HERE / "gpu_train.py"), way, "--device", device]) as one:
         time.sleep(SETTLE_S)
         yield one

@@ -9,14 +9,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-from tests.hangs.looking import look, watch_alive
+from tests.hangs.judging import look, watch_alive
 from tests.hangs.programs import Trees, start_trees
 from tests.hangs.results import Result
 from tests.programs.causes.running import CannotBeMadeError
 from tests.programs.hangs.table import AliveRow, Row
+from tpmon.model.known import known_or
+from tpmon.probe.host.machine import parse_meminfo
 
 MORE_S = 1200.0
 """How long a program lives beyond the time that it hangs: starting, and waiting for its turn."""
@@ -132,11 +134,7 @@ class Abreast:
 
 def count_room() -> int:
     """Return how many hung programs fit into the free memory beside each other, three processes each."""
-    free = 0.0
-    with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free = float(line.split()[1]) * 1024
+    free = known_or(parse_meminfo(Path("/proc/meminfo").read_bytes(), b"MemAvailable"), 0)
     return max(2, int(free * SPARE_RATIO / (3 * PROCESS_BYTES)))
 
 

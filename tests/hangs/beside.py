@@ -8,17 +8,14 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
-from tests.hangs.looking import look, watch_alive
-from tests.hangs.programs import Trees, start_trees
-from tests.hangs.results import Result, read
-from tests.programs.causes.running import CannotBeMadeError
-from tests.programs.hangs.table import ALIVE_ROWS, ROWS, AliveRow, Row
-from tests.verdicts.results import append
+from tests.hangs.abreast import Abreast
+from tests.hangs.results import Result
+from tests.programs.hangs.table import ALIVE_ROWS, ROWS
+from tests.verdicts.results import append, read
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("lock_held", "blocked_fifo", "missing_rank", "slow_step")
@@ -42,7 +39,7 @@ class Beside:
 
     def wait_for(self, name: str) -> Result:
         self._process.wait(LIFE_S)
-        found = {one.name: one for one in read(self._path)}
+        found = {one.name: one for one in read(self._path, Result)}
         assert name in found, self._log.read_text()
         return found[name]
 
@@ -51,28 +48,11 @@ class Beside:
         self._process.wait()
 
 
-def _look(row: Row | AliveRow, trees: Trees) -> Result:
-    try:
-        trees.wait_until_ready()
-    except CannotBeMadeError as error:
-        return Result(row.name, SEED, 0.0, "", (), -1.0, (), "", skipped=str(error))
-    if isinstance(row, Row):
-        return look(row, SEED, 0.0, trees, CROWDED_S)
-    return watch_alive(row, SEED, trees, SLOW_S)
-
-
-def _end(*_: object) -> NoReturn:
-    raise SystemExit(1)
-
-
 def main(path: Path) -> None:
-    signal.signal(signal.SIGTERM, _end)
-    rows = [row for row in (*ROWS, *ALIVE_ROWS) if row.name in NAMES]
-    with ThreadPoolExecutor(len(rows)) as pool, ExitStack() as stack:
-        started = [(row, stack.enter_context(start_trees(row, SEED, LIFE_S))) for row in rows]
-        looks = [pool.submit(_look, row, trees) for row, trees in started]
-        for one in looks:
-            append(path, one.result())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    rows = [replace(row, fresh_s=CROWDED_S) for row in ROWS if row.name in NAMES]
+    slow = [replace(row, watch_s=SLOW_S) for row in ALIVE_ROWS if row.name in NAMES]
+    Abreast(len(NAMES), len(NAMES), 0, 0.0, partial(append, path)).run([(row, SEED) for row in (*rows, *slow)])
 
 
 if __name__ == "__main__":

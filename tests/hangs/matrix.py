@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.hangs.abreast import Abreast, Run, count_cores, count_room
-from tests.hangs.results import Result, read, write_table
+from tests.hangs.results import Result, write_table
 from tests.programs.hangs.table import ALIVE_ROWS, ROWS, AliveRow, Row
-from tests.verdicts.results import append
+from tests.verdicts.results import append, read
 
 GROUPS: dict[str, Sequence[Row | AliveRow]] = {"hung": ROWS, "alive": ALIVE_ROWS}
 """What ``--only`` takes besides names of programs."""
@@ -92,10 +92,10 @@ def main() -> int:
         abreast = Abreast(
             options.jobs, options.cores, options.at_once, options.old, lambda one: tell(options.results, one)
         )
-        abreast.run(plan(rows, read(options.results), options))
+        abreast.run(plan(rows, read(options.results, Result), options))
         failed = abreast.failed
     names = {row.name for row in rows}
-    results = [one for one in read(options.results) if one.name in names]
+    results = [one for one in read(options.results, Result) if one.name in names]
     print("\n".join(["", *write_table(results)]))
     return int(failed > 0 or any(one.misses for one in results))
 

@@ -57,8 +57,6 @@ def read_culprits(running: Running) -> tuple[Culprit, ...]:
 
 
 class Hanging(Running):
-    """Hold a running program that blames somebody when it hangs."""
-
     start_s = START_S
 
     def is_ready(self) -> bool:

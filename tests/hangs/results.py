@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from tests.programs.hangs.table import ALIVE_ROWS, ROWS, AliveRow, Row
+from tests.programs.hangs.table import ALIVE_ROWS, ROWS
+from tests.verdicts.results import share
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +37,6 @@ class Result:
         return not self.misses and not self.skipped
 
 
-def read(path: Path) -> list[Result]:
-    if not path.exists():
-        return []
-    results = []
-    for line in path.read_text().splitlines():
-        fields = json.loads(line)
-        del fields["type"]
-        lists = ("misses", "earlier", "left_out")
-        fields |= {name: tuple(fields.get(name, ())) for name in lists}
-        results.append(Result(**fields))
-    return results
-
-
 def write_table(results: Iterable[Result]) -> list[str]:
     """Return a line for each program that hangs: label, right of all fresh and old runs, what was said."""
     listed = list(results)
@@ -61,20 +47,12 @@ def write_table(results: Iterable[Result]) -> list[str]:
     for row in ROWS:
         mine = [one for one in listed if one.name == row.name]
         if mine:
-            lines.append(f"| {row.name} | {_label(row)} | {_describe(mine)} |")
+            lines.append(f"| {row.name} | {row.label} | {_describe(mine)} |")
     alive = [(row, [one for one in listed if one.name == row.name]) for row in ALIVE_ROWS]
     if any(mine for _, mine in alive):
         lines += ["", "| slow, but alive | never called hung | last verdicts |", "|---|---|---|"]
         lines += [f"| {row.name} | {_describe_alive(mine)} |" for row, mine in alive if mine]
     return lines
-
-
-def _label(row: Row | AliveRow) -> str:
-    return str(row.label) if isinstance(row, Row) else "not hung"
-
-
-def _share(results: Sequence[Result]) -> str:
-    return f"{sum(one.right for one in results)}/{len(results)}" if results else "-"
 
 
 def _seconds(results: Sequence[Result]) -> str:
@@ -93,7 +71,7 @@ def _describe(mine: Sequence[Result]) -> str:
     if not made:
         return f"- | - | - | - | not made here: {mine[0].skipped} | -"
     fresh, old = ([one for one in made if (one.old_s > 0) is is_old] for is_old in (False, True))
-    cells = [_share(fresh), _seconds(fresh), _share(old), _seconds(old)]
+    cells = [share(fresh), _seconds(fresh), share(old), _seconds(old)]
     cells += [_count(one.said for one in made), _count(miss for one in made for miss in one.misses)]
     return " | ".join(cells)
 
@@ -103,4 +81,4 @@ def _describe_alive(mine: Sequence[Result]) -> str:
     if not made:
         return f"- | not made here: {mine[0].skipped}"
     alarms = [miss for one in made for miss in one.misses]
-    return f"{_share(made)} | {_count(one.said for one in made)}{''.join(f'; {alarm}' for alarm in alarms)}"
+    return f"{share(made)} | {_count(one.said for one in made)}{''.join(f'; {alarm}' for alarm in alarms)}"

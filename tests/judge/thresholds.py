@@ -77,7 +77,6 @@ def find_names(tree: ast.Module) -> list[str]:
 
 
 def read_program() -> dict[str, Threshold]:
-    """Return every threshold by ``module.NAME``."""
     found = {}
     for stem, path in MODULES.items():
         module = importlib.import_module(f"tpmon.{stem}")
@@ -125,7 +124,6 @@ def write_lines() -> Iterator[str]:
 
 
 def write_page() -> str:
-    """Return docs/thresholds.md."""
     return "\n".join(write_lines()) + "\n"
 
 

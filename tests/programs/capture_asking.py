@@ -60,7 +60,6 @@ def ask(number: int, kind: int = w.KIND_CAPTURE, folder: str = FOLDER, **words: 
 
 
 def told() -> dict[str, object]:
-    """Return what the hook says of the request that it took last."""
     told = w.parse_progress(HOOK.steps.pages.page)
     return {
         "number": told.request,
@@ -73,7 +72,6 @@ def told() -> dict[str, object]:
 
 
 def count(number: int) -> dict[str, object]:
-    """Count in the one file of a capture what it is to hold."""
     (name,) = [one for one in os.listdir(FOLDER) if one.startswith(f"cap{number}-")]
     path = os.path.join(FOLDER, name)
     found = read_told(path)

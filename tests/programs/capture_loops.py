@@ -216,37 +216,6 @@ def forked() -> dict[str, object]:
     return {"children": children, "told": told()}
 
 
-def broken() -> dict[str, object]:
-    """Each method of what captures raises in turn: the loop goes on, and tpmon is told."""
-    from tpmon.hook.capture import capture as module
-
-    report = {}
-    plain = train(12)
-    source = "def fail(*args):\n    raise ZeroDivisionError('broken on purpose')"
-    made: dict[str, object] = {}
-    exec(compile(source, module.__file__, "exec"), made)  # an error of the hook's own file
-    fail = made["fail"]
-    for at, name in enumerate(["_take", "_advance", "_begin", "_finish", "_hear", "_position", "_publish"]):
-        HOOK.mailbox.capture = None
-        original = getattr(module.Capture, name)
-
-        capture(100 + at * 10, kind=w.KIND_PROBE)
-        setattr(module.Capture, name, fail)
-        ask(101 + at * 10)
-
-        def second(step: int, number: int = 102 + at * 10) -> None:
-            if step == 4:
-                ask(number)
-
-        losses = train(12, second)
-        setattr(module.Capture, name, original)
-        on = torch._C._autograd._profiler_enabled()
-        report[name] = [losses == plain, on, HOOK.steps.problem]
-        HOOK.mailbox.capture.guard.take_back()
-    HOOK.mailbox.capture = None
-    return report
-
-
 def compiled() -> dict[str, object]:
     """A model that is compiled in the first steps alone, with and without captures."""
     graphs = torch._dynamo.utils.counters["stats"]
@@ -319,9 +288,7 @@ for alone in (compiled, repeated, quiet):
         print(json.dumps({**alone(), "problem": tpmon.hook.problem()}))
         sys.exit()
 train(5)
-REPORT = {
-    one.__name__: one() for one in (exact, without_a_loader, requests, hostile, places, foreign, nested, forked, broken)
-}
+REPORT = {one.__name__: one() for one in (exact, without_a_loader, requests, hostile, places, foreign, nested, forked)}
 REPORT["problem"] = tpmon.hook.problem()
 if "--leave" in sys.argv:
     capture(200, kind=w.KIND_PROBE)

@@ -37,7 +37,6 @@ def started(command: Sequence[str], **options: object) -> Iterator[subprocess.Po
     """Start a command, wait until it says "ready", and kill it with all that it started."""
     with start(command, **options) as job:
         try:
-            assert job.stdout is not None
             assert "ready\n" in iter(job.stdout.readline, ""), "it did not start"
             yield job
         finally:

@@ -55,14 +55,15 @@ class Watch:
         self._news = threading.Condition()
         self.pid = process.pid
         self.frames: list[Document] = []
+        self.came_s: list[float] = []
         self._ended = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
         for line in self._process.stdout:
             with self._news:
+                self.came_s.append(time.monotonic())
                 self.frames.append(json.loads(line))
                 self._news.notify_all()
         with self._news:
@@ -95,7 +96,6 @@ class Watch:
         """Wait until tpmon ends by itself; returns its exit status and complaints."""
         status = self._process.wait(90)
         self._reader.join(10)
-        assert self._process.stderr is not None
         return status, self._process.stderr.read()
 
     def interrupt(self) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""Raise errors of the hook's own within it: at a line of it, or at the first of a function that is guarded.
+"""Raise errors of the hook's own within it: at a line of it, or at the first of a function that is guarded; list what it left.
 
 Imports neither torch nor the hook, so that a program may do so in any order after it.
 """
@@ -6,6 +6,7 @@ Imports neither torch nor the hook, so that a program may do so in any order aft
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -117,3 +118,30 @@ def break_in(where: str) -> None:
 def watch_entries(note: Callable[[str], None]) -> None:
     """Call ``note`` with each function of the hook that is entered while none of it runs in that thread."""
     MADE["watch_entries"](HERE, note)
+
+
+def list_patched() -> list[object]:
+    """Return what torch has at each place that the hook puts something into."""
+    import torch
+    from torch.autograd.profiler import profile
+    from torch.optim import optimizer
+    from torch.utils.data import dataloader
+
+    return [
+        dataloader._BaseDataLoaderIter.__next__,
+        torch.autograd._engine_run_backward,
+        torch.autograd.graph._engine_run_backward,
+        torch.amp.GradScaler.update,
+        profile.__enter__,
+        profile.__exit__,
+        list(optimizer._global_optimizer_post_hooks),
+    ]
+
+
+def list_links() -> list[str]:
+    """Return what the descriptors of this process are."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the folder itself
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return found

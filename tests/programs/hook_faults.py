@@ -17,12 +17,11 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 
 import torch
-from torch.optim import optimizer as optimizers
-from torch.utils.data import DataLoader, TensorDataset, dataloader
+from torch.utils.data import DataLoader, TensorDataset
 
 import tpmon.hook
 from tests.programs.capture_asking import FOLDER, ask
-from tests.programs.hook_breaking import GUARDED, HERE, MADE, Line, find_file, find_guarded
+from tests.programs.hook_breaking import GUARDED, HERE, MADE, Line, find_file, find_guarded, list_links, list_patched
 from tpmon.hook.bus import wire_capture as w
 from tpmon.hook.installation import HOOK
 
@@ -172,20 +171,6 @@ def without_loader() -> list[float]:
 LEFT = "left behind"
 
 
-def places() -> list[object]:
-    from torch.autograd.profiler import profile
-
-    return [
-        dataloader._BaseDataLoaderIter.__next__,
-        torch.autograd._engine_run_backward,
-        torch.autograd.graph._engine_run_backward,
-        torch.amp.GradScaler.update,
-        profile.__enter__,
-        profile.__exit__,
-        list(optimizers._global_optimizer_post_hooks),
-    ]
-
-
 def run(scenario: Callable[[], list[float]]) -> list[float]:
     HOOK.mailbox.capture = None
     tpmon.hook.install()
@@ -199,7 +184,7 @@ def look(scenario: Callable[[], list[float]], losses: list[float], before: list[
         tpmon.hook.install()
         tpmon.hook.uninstall()
     left = [name for name in os.listdir(FOLDER) if ".part" in name]
-    open_ = count_open() - OPEN.setdefault("before", 0)
+    open_ = sum("tpmon" in link for link in list_links()) - OPEN.setdefault("before", 0)
     OPEN["before"] += open_
     found = {
         "other losses": losses != PLAIN[scenario.__name__],
@@ -207,22 +192,11 @@ def look(scenario: Callable[[], list[float]], losses: list[float], before: list[
         "a thread runs": threading.active_count() != 1,
         f"{left} {LEFT}": bool(left),
         f"{open_} descriptors {LEFT}": bool(open_),
-        "a patch stays": places() != before,
+        "a patch stays": list_patched() != before,
     }
     for name in os.listdir(FOLDER):
         os.unlink(os.path.join(FOLDER, name))
     return [what for what, holds in found.items() if holds]
-
-
-def count_open() -> int:
-    return sum("tpmon" in link for link in map(read_link, os.listdir("/proc/self/fd")))
-
-
-def read_link(number: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{number}")
-    except OSError:
-        return ""
 
 
 SCENARIOS = (captured, evaluated, without_loader)
@@ -237,7 +211,7 @@ def main() -> None:
     tpmon.hook.uninstall()
     for scenario in SCENARIOS:
         PLAIN[scenario.__name__] = scenario()
-    before = places()
+    before = list_patched()
     wrong: list[str] = []
     numbers: dict[str, int] = {}
     seen: set[Line] = set()

@@ -19,6 +19,7 @@ if "--after" in sys.argv:
     import tpmon.hook
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from tests.programs.hook_breaking import list_links, list_patched
 from tpmon.hook.installation import HOOK
 
 COUNTED = (
@@ -217,7 +218,7 @@ def forked_rank() -> None:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        before = [name for name in links() if "tpmon" in name]
+        before = [name for name in list_links() if "tpmon" in name]
         train(DataLoader(DATA, batch_size=8))
         os.write(write, json.dumps([before, counts(), own_pid()]).encode())
         os._exit(0)
@@ -304,31 +305,9 @@ def own_pid() -> int:
     return wire.parse_header(HOOK.steps.pages.page).pid
 
 
-def links() -> list[str]:
-    found = []
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            found.append(os.readlink(f"/proc/self/fd/{number}"))
-        except OSError:
-            continue
-    return found
-
-
 def cycles(number: int) -> dict[str, object]:
-    from torch.optim import optimizer
-    from torch.utils.data import dataloader
-
-    def places():
-        return [
-            dataloader._BaseDataLoaderIter.__next__,
-            torch.autograd._engine_run_backward,
-            torch.autograd.graph._engine_run_backward,
-            torch.amp.GradScaler.update,
-            list(optimizer._global_optimizer_post_hooks),
-        ]
-
     tpmon.hook.uninstall()
-    before, open_before, threads_before = places(), len(links()), len(os.listdir("/proc/self/task"))
+    before, open_before, threads_before = list_patched(), len(list_links()), len(os.listdir("/proc/self/task"))
     steps = 0
     for _ in range(number):
         tpmon.hook.install()
@@ -336,8 +315,8 @@ def cycles(number: int) -> dict[str, object]:
         steps += HOOK.steps.steps
         tpmon.hook.uninstall()
     return {
-        "same": places() == before,
-        "descriptors": len(links()) - open_before,
+        "same": list_patched() == before,
+        "descriptors": len(list_links()) - open_before,
         "threads": len(os.listdir("/proc/self/task")) - threads_before,
         "steps": steps,
     }

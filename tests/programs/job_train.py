@@ -29,8 +29,6 @@ PR_SET_DUMPABLE = 4
 
 
 class Samples(Dataset):
-    """Hand out rows, each after a short look away."""
-
     def __init__(self, rows: int) -> None:
         self.rows = rows
 
@@ -61,9 +59,11 @@ def start_children(options: argparse.Namespace) -> None:
     """Start short-lived processes for ever; write of each its PID and when it was reaped."""
     with Path(options.ready, "children.log").open("w", buffering=1) as log:
         running: list[subprocess.Popen[bytes]] = []
+        due = time.monotonic()
         while True:
             running.append(subprocess.Popen(["/bin/sleep", "0.02"]))
-            time.sleep(1 / options.children)
+            due += 1 / options.children
+            time.sleep(max(0.0, due - time.monotonic()))
             for one in [one for one in running if one.poll() is not None]:
                 log.write(f"{one.pid} {time.monotonic_ns()}\n")
                 running.remove(one)
@@ -75,7 +75,7 @@ def train(rank: int, world: int, options: argparse.Namespace, store: str = "env:
     torch.set_num_threads(1)
     torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = options.look_s
     model: torch.nn.Module = torch.nn.Linear(8, 8)
-    if world > 1:
+    if world > 1 or "MASTER_ADDR" in os.environ:
         dist.init_process_group("gloo", rank=rank, world_size=world, init_method=store)
         model = torch.nn.parallel.DistributedDataParallel(model)
     if options.children:
@@ -84,7 +84,7 @@ def train(rank: int, world: int, options: argparse.Namespace, store: str = "env:
         Samples(2 * options.epoch),
         batch_size=2,
         num_workers=options.workers,
-        multiprocessing_context=options.context,
+        multiprocessing_context=options.context if options.workers else None,
         worker_init_fn=functools.partial(start_worker, options, rank),
     )
     end = time.monotonic() + options.seconds

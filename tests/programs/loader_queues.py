@@ -19,7 +19,6 @@ BODY = bytes(400)
 
 
 def die_with_parent() -> None:
-    """End when the parent does, and in bounded time."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.alarm(60)
 

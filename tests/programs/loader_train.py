@@ -21,8 +21,6 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Samples(Dataset):
-    """Make a batch of one sample in the time that the rank says."""
-
     def __init__(self, delay) -> None:
         self.delay = delay
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.hangs.programs import find_port
 from tests.programs.causes.running import end_tree
 from tests.programs.conftest import READY_S, TORCHRUN, start_logged
 from tests.waiting import wait_until
@@ -32,15 +32,9 @@ class Started:
     log: Path
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def commands(folder: Path) -> dict[str, tuple[tuple[str, ...], int]]:
     node = (*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1")
-    node += ("--master-port", str(free_port()))
+    node += ("--master-port", find_port())
     quiet = ("--load", "0.02")
 
     def train(name: str, *options: str) -> tuple[str, ...]:

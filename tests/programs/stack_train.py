@@ -17,8 +17,6 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Images(Dataset):
-    """Hand out one image after the time it takes to fetch it."""
-
     def __init__(self, fetch_s: float) -> None:
         self.fetch_s = fetch_s
 

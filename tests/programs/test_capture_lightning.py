@@ -48,7 +48,7 @@ def count_whole_updates(path: str) -> int:
 
 
 def test_a_lightning_run_is_recorded_by_kineto(python: str, tmp_path: Path) -> None:
-    command = [python, "-W", "ignore", str(HERE / "kineto_lightning.py")]
+    command = [python, "-W", "ignore", str(HERE / "capture_lightning.py")]
     with recorded_by_kineto(command, stderr=subprocess.DEVNULL) as job:
         code, told, said = capture(job.pid, "--steps", "3", "--out", str(tmp_path / "out"))
         assert (code, told["state"], told["backend"]) == (0, "done", FROM_KINETO), said

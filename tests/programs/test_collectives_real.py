@@ -31,7 +31,7 @@ PATIENCE_S = 120.0
 
 @contextmanager
 def hung(tmp_path: Path, *arguments: str, ranks: int = 2) -> Iterator[Program]:
-    command = (*TORCHRUN, "--standalone", "--nproc-per-node", str(ranks), "record_hang.py")
+    command = (*TORCHRUN, "--standalone", "--nproc-per-node", str(ranks), "rank_hang.py")
     with run_program((*command, "--ready", "{ready}", *arguments), tmp_path, ranks) as program:
         yield program
 
@@ -67,13 +67,13 @@ def check_missing(view: Collectives, source: RecordSource) -> CollectiveFinding:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     """Start a job with the debug server of torch, of which one rank never calls what the other waits in."""
-    with hung(tmp_path_factory.mktemp("served"), "--way", "server") as program:
+    with hung(tmp_path_factory.mktemp("served"), "--record", "server") as program:
         yield program
 
 
 def test_the_debug_server_of_torch_tells_which_rank_never_called(served: Program):
     found = check_missing(recorded(served), RecordSource.SERVER)
-    assert "record_hang.py" in found.summary, "the stack of the missing rank"
+    assert "rank_hang.py" in found.summary, "the stack of the missing rank"
     assert "gloo gives up in about 14m" in found.summary or "15m" in found.summary or found.waited_s < 2
     text = call("dump", str(served.pid)).stdout
     assert "calls    all_reduce number 4 of default_pg: 1 of 2 ranks waits in it" in text
@@ -94,7 +94,7 @@ def test_a_bundle_holds_what_was_read_after_its_last_look(served: Program, tmp_p
 
 @pytest.mark.long
 def test_a_call_that_does_not_fit_is_named_on_both_sides(tmp_path):
-    with hung(tmp_path, "--way", "server", "--fault", "mismatch") as program:
+    with hung(tmp_path, "--record", "server", "--fault", "mismatch") as program:
         (found,) = recorded(program).findings
         assert found.cause is CollectiveCause.MISMATCH
         assert found.sequence == 4
@@ -104,11 +104,11 @@ def test_a_call_that_does_not_fit_is_named_on_both_sides(tmp_path):
 @pytest.mark.long
 def test_files_that_torch_wrote_are_read_with_the_lines_of_the_calls(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", f"{tmp_path}/record_")
-    with hung(tmp_path, "--way", "file") as program:
+    with hung(tmp_path, "--record", "file") as program:
         view = recorded(program)
         check_missing(view, RecordSource.FILE)
         lines = {call.line.file for one in view.records for call in one.groups[0].calls if is_known(call.line)}
-        assert {path.rpartition("/")[2] for path in lines} == {"record_hang.py"}
+        assert {path.rpartition("/")[2] for path in lines} == {"rank_hang.py"}
         plain = load_plain((tmp_path / "record_0").read_bytes())
         assert isinstance(plain, dict)
         assert len(plain["entries"]) == 4
@@ -123,7 +123,7 @@ def test_files_that_torch_wrote_are_read_with_the_lines_of_the_calls(tmp_path, m
 def test_the_pipe_is_written_on_request_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", f"{tmp_path}/record_")
     monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", f"{tmp_path}/pipe_")
-    with hung(tmp_path, "--way", "pipe") as program:
+    with hung(tmp_path, "--record", "pipe") as program:
         view = dump(program.pid).collectives
         assert view.records == ()
         assert not (tmp_path / "record_0").exists(), "nobody asked for it"
@@ -139,7 +139,7 @@ def test_the_pipe_is_written_on_request_alone(tmp_path, monkeypatch):
 @pytest.mark.long
 def test_a_job_that_offers_nothing_is_told_what_it_could(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with hung(tmp_path) as program:
+    with hung(tmp_path, "--record", "none") as program:
         assert wait_until(lambda: is_known(dump(program.pid).collectives), PATIENCE_S)
         reading = read_collectives(find_job(program.pid), someone_waits=True)
         assert reading.records == ()

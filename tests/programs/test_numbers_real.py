@@ -27,12 +27,11 @@ HERE = Path(__file__).parent
 
 
 @contextmanager
-def running(*words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+def running(*words: str) -> Iterator[subprocess.Popen[str]]:
     """Run a program of this folder, and kill it with all that it started: a fork server outlives its rank."""
     with subprocess.Popen(
         [sys.executable, *words],
         cwd=HERE,
-        env={**os.environ, **environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

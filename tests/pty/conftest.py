@@ -74,7 +74,6 @@ class Terminal:
         return "\n".join(line.rstrip() for line in self.screen.display)
 
     def until(self, seen: str | Callable[[], bool]) -> None:
-        """Read until a text is on the screen or a condition holds."""
         check = seen if callable(seen) else lambda: seen in self.text()
         deadline = time.monotonic() + SECONDS
         while not check():
@@ -144,7 +143,6 @@ class Terminal:
 
 
 def open_shell(open_terminal, **changes):
-    """Start bash and wait for its prompt."""
     shell = open_terminal(command=["/bin/bash", "--norc", "--noprofile", "-i"], PS1="$ ", **changes)
     shell.until("$")
     return shell

@@ -53,7 +53,6 @@ def find_torch(version: str) -> tuple[str, str]:
 
 
 def install_torch(version: str, python: str, torch: str) -> None:
-    """Make ``.venv-VERSION`` with torch."""
     folder = ROOT / f".venv-{version}"
     subprocess.run([python, "-m", "venv", str(folder)], check=True)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -61,7 +60,6 @@ def install_torch(version: str, python: str, torch: str) -> None:
 
 
 def main() -> int:
-    """Print the table; 1 when a test failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--install", action="store_true", help="make .venv-3.x with torch where there is none")
     parser.add_argument("--torch", default="torch", help="what pip installs, such as torch==2.13.0")

@@ -98,7 +98,7 @@ def find_advice(remedy: str, document: dict[str, object]) -> str:
 
 def run_all(rows: list[Row], options: argparse.Namespace) -> None:
     """Run what is not in the results file yet, one program after the other, and tell each result."""
-    results, gains = read(options.results)
+    results, gains = read(options.results, Result), read(options.results, Gain)
     done = {(one.name, one.seed, one.busy) for one in results}
     gained = {(one.name, one.seed) for one in gains}
     for seed in range(options.seed, options.seed + options.runs):
@@ -135,8 +135,8 @@ def main() -> int:
     if not options.table:
         print(say_neighbours(), flush=True)
         run_all(rows, options)
-    results, gains = read(options.results)
-    results = [one for one in results if one.name in {row.name for row in rows}]
+    gains = read(options.results, Gain)
+    results = [one for one in read(options.results, Result) if one.name in {row.name for row in rows}]
     if results:
         print("\n".join(["", *write_table(results), "", *write_confusion(results)]))
     if gains:

@@ -6,10 +6,14 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from tests.programs.causes.table import ROWS, Row, find_row
+from tpmon.model.codec import decode, to_plain
+
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +68,19 @@ class Gain:
         return 0.5 <= self.ratio / self.ceiling_ratio <= 2.0 if self.ceiling_ratio else False
 
 
-def append(path: Path, one: Result | Gain) -> None:
+def append(path: Path, one: object) -> None:
     with path.open("a") as file:
-        file.write(json.dumps({"type": type(one).__name__, **asdict(one)}) + "\n")
+        file.write(json.dumps({"type": type(one).__name__, **to_plain(one)}) + "\n")
 
 
-def read(path: Path) -> tuple[list[Result], list[Gain]]:
-    """Read the file back; nothing where there is none."""
-    results: list[Result] = []
-    gains: list[Gain] = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        fields = json.loads(line)
-        if fields.pop("type") == "Gain":
-            gains.append(Gain(**fields))
-        else:
-            fields |= {"accused": tuple(fields["accused"]), "notes": tuple(fields["notes"])}
-            results.append(Result(**fields))
-    return results, gains
+def read(path: Path, kind: type[Kept]) -> list[Kept]:
+    """Read the results of one kind back; nothing where there is none."""
+    lines = path.read_text().splitlines() if path.exists() else ()
+    return [decode(kind, line) for line in lines if json.loads(line)["type"] == kind.__name__]
 
 
-def _share(results: Sequence[Result]) -> str:
+def share(results: Sequence[Any]) -> str:
+    """Say how many of some results are right."""
     return f"{sum(one.right for one in results)}/{len(results)}" if results else "-"
 
 
@@ -112,7 +109,7 @@ def _describe(row: Row, mine: Sequence[Result]) -> str:
     times = [one.right_after_s for one in made if one.right]
     idle, busy = ([one for one in made if one.busy is is_busy] for is_busy in (False, True))
     seconds = f"{statistics.median(times):.0f}" if times else "-"
-    return f"{_share(idle)} | {_share(busy)} | {', '.join(words)} | {seconds}"
+    return f"{share(idle)} | {share(busy)} | {', '.join(words)} | {seconds}"
 
 
 def write_confusion(results: Iterable[Result]) -> list[str]:
@@ -133,7 +130,6 @@ def write_confusion(results: Iterable[Result]) -> list[str]:
 
 
 def write_gains(gains: Iterable[Gain]) -> list[str]:
-    """Return a line for each remedy that was applied."""
     lines = [
         "| program | remedy | advised | steps/s before | after | gain | ceiling stated | within 2x |",
         "|---|---|---|---|---|---|---|---|",

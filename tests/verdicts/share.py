@@ -18,13 +18,14 @@ from dataclasses import dataclass
 
 from tests.programs.causes.running import Running, TruthNow, attach, run_program
 from tests.programs.causes.table import Label, Row
-from tests.verdicts.tracing import count_tracers
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.stacks.profile import read_phases
 from tpmon.model.codec import decode
 from tpmon.model.frame import Frame
 from tpmon.model.known import is_known, known_or
 from tpmon.model.verdict import Kind
+from tpmon.probe.base.procread import read_table
+from tpmon.probe.job.job import find_descendants
 
 ROW = Row("chosen_share", Label(Kind.DATA_BOUND))
 SETTLE_S = 15.0
@@ -35,8 +36,6 @@ LONG_WINDOWS = 8
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Hold one Frame and the program's own figures of the same moment."""
-
     frame: Frame
     truth: TruthNow
 
@@ -55,17 +54,14 @@ class WindowResult:
 
     @property
     def shown_holds(self) -> bool:
-        """Tell whether the interval on the screen holds the truth."""
         return self.shown is not None and self.shown[0] <= self.truth <= self.shown[1]
 
     @property
     def holds(self) -> bool:
-        """Tell whether the interval holds the truth."""
         return self.low <= self.truth <= self.high
 
 
 def truth_between(first: TruthNow, last: TruthNow) -> float:
-    """Return the share of waiting between two readings, in percent."""
     return 100 * (last.waited_ns - first.waited_ns) / max(1, last.taken_ns - first.taken_ns)
 
 
@@ -94,6 +90,18 @@ def read_shown(frame: Frame) -> tuple[float, float] | None:
     return (low, high) if is_known(low) and is_known(high) else None
 
 
+def count_tracers(pid: int) -> int:
+    """Count which processes of a job are traced: a tracer stops a process, which tpmon must not do."""
+    traced = 0
+    for one in [pid, *find_descendants(pid, read_table())]:
+        try:
+            with open(f"/proc/{one}/status") as file:
+                traced += any(line.startswith("TracerPid:") and line.split()[1] != "0" for line in file)
+        except OSError:  # it ended meanwhile
+            continue
+    return traced
+
+
 def follow(running: Running, windows: int) -> tuple[list[WindowResult | None], list[Reading], int]:
     """Attach once and compare window by window; also return every reading and how often a tracer was seen."""
     results: list[WindowResult | None] = []
@@ -113,7 +121,6 @@ def follow(running: Running, windows: int) -> tuple[list[WindowResult | None], l
 
 
 def print_share(share: float, windows: int, seed: int) -> None:
-    """Run the program with one share and print a line for each window and a summary."""
     with run_program(ROW, seed, "--share", str(share / 100), seconds=windows * WINDOW_S + 120) as running:
         time.sleep(SETTLE_S)
         results, every, traced = follow(running, windows)

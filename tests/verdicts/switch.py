@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 
-from tests.programs.causes.running import Running, attach, read_verdict, run_program
+from tests.programs.causes.running import Verdict, read_verdict, run_program
 from tests.programs.causes.table import HEALTHY, Label, Row
+from tests.programs.chaos_watch import Watch, watch
 from tpmon.judge.hysteresis import SETTLED_S
 from tpmon.model.verdict import Kind
 
@@ -40,29 +36,14 @@ LABELS = {
 }
 
 
-@dataclass
-class Stream:
-    """Follow ``tpmon attach --json`` in a thread: verdicts and verdict events with their times."""
-
-    lines: Iterable[str]
-    verdicts: list[tuple[float, str, str]] = field(default_factory=list)
-    events: list[tuple[float, str]] = field(default_factory=list)
-
-    def read(self) -> None:
-        with suppress(ValueError):  # it was closed
-            for line in self.lines:
-                now, frame = time.monotonic(), json.loads(line)
-                verdict = read_verdict(frame["verdict"], 0.0)
-                self.verdicts.append((now, verdict.kind, verdict.cause))
-                self.events += [(now, event["text"]) for event in frame["events"] if event["kind"] == "verdict"]
+def list_said(watched: Watch) -> list[Verdict]:
+    return [read_verdict(frame["verdict"], at_s) for at_s, frame in zip(watched.came_s, watched.frames, strict=False)]
 
 
-@contextmanager
-def streaming(running: Running) -> Iterator[Stream]:
-    with attach(running.pid) as lines:
-        stream = Stream(lines)
-        threading.Thread(target=stream.read, daemon=True).start()
-        yield stream
+def list_events(watched: Watch) -> list[tuple[float, str]]:
+    """Return when each verdict event came, and its text."""
+    came = zip(watched.came_s, watched.frames, strict=False)
+    return [(at_s, one["text"]) for at_s, frame in came for one in frame["events"] if one["kind"] == "verdict"]
 
 
 def print_switches(causes: list[str], seed: int) -> bool:
@@ -70,17 +51,19 @@ def print_switches(causes: list[str], seed: int) -> bool:
     fine = True
     seconds = (len(causes) + 1) * (FOLLOW_S + REST_S) + 120
     program = run_program(SWITCHING, seed, "--causes", ",".join(causes), seconds=seconds)
-    with program as running, streaming(running) as stream:
+    with program as running, watch(running.pid) as watched:
         for place, cause in enumerate(causes):
             changed = time.monotonic()
             if place:
                 os.kill(running.pid, signal.SIGUSR1)
             time.sleep(FOLLOW_S + REST_S)
             labels = LABELS[cause]
-            mine = [one for one in stream.verdicts if one[0] > changed]
-            first = next((at for at, *said in mine if any(label.fits(*said) for label in labels)), None)
-            events = [text for at, text in stream.events if at > changed]
-            last = " ".join(mine[-1][1:]) if mine else "nothing"
+            mine = [one for one in list_said(watched) if one.after_s > changed]
+            first = next(
+                (one.after_s for one in mine if any(label.fits(one.kind, one.cause) for label in labels)), None
+            )
+            events = [text for at, text in list_events(watched) if at > changed]
+            last = str(mine[-1]) if mine else "nothing"
             after = "never" if first is None else f"{first - changed:.1f} s"
             fine = fine and first is not None and first - changed <= FOLLOW_S
             fine = fine and (place == 0 or len(events) == 1)
@@ -97,16 +80,16 @@ def count_returns(said: list[str]) -> int:
 def print_borderline(share: float, seed: int) -> bool:
     """Watch a program near the threshold and print how often the verdict changed; tell whether it was steady."""
     program = run_program(BORDERLINE, seed, "--share", str(share), seconds=BORDERLINE_S + 120)
-    with program as running, streaming(running) as stream:
+    with program as running, watch(running.pid) as watched:
         time.sleep(BORDERLINE_S)
-    said = [" ".join(one[1:]) for one in stream.verdicts]
+    said = [str(one) for one in list_said(watched)]
     changes, returns = sum(a != b for a, b in itertools.pairwise(said)), count_returns(said)
     print(
         f"borderline {share:.0%}: {changes} changes, {returns} of them back, in {len(said)} readings: "
         f"{sorted(set(said))}"
     )
-    for at, text in stream.events:
-        print(f"  after {at - stream.verdicts[0][0]:.0f} s: {text}")
+    for at, text in list_events(watched):
+        print(f"  after {at - watched.came_s[0]:.0f} s: {text}")
     return returns == 0
 
 

@@ -31,7 +31,6 @@ before: list[float] = [0.0] * len(PHASES)
 
 
 def spend(phase: str, seconds: float) -> None:
-    """Sleep, and note for how long."""
     before = time.monotonic()
     time.sleep(seconds)
     if phase not in _clocked:

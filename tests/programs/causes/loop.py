@@ -92,16 +92,18 @@ class Program:
     def is_over(self) -> bool:
         return time.monotonic() >= self.deadline
 
-    def cannot(self, reason: str) -> None:
+    @staticmethod
+    def cannot(reason: str) -> None:
         print(f"skip: {reason}", file=sys.stderr, flush=True)
         sys.exit(CANNOT)
 
-    def make(self, what: Callable[..., Made], *arguments: object) -> Made:
+    @classmethod
+    def make(cls, what: Callable[..., Made], *arguments: object) -> Made:
         """Call what puts limits around this process or makes it a file system; end where that is not to be had."""
         try:
             return what(*arguments)
         except (RefusedError, OSError) as error:
-            self.cannot(str(error))
+            cls.cannot(str(error))
             raise
 
     def train(

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,7 @@ TRUTH = struct.Struct("=4q")
 SCRATCH = "/var/tmp"  # a real disk where /tmp is memory
 BURNER = "while True: pass"
 NOT_JUDGED = "not-judged"
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 class CannotBeMadeError(Exception):
@@ -110,7 +111,12 @@ def run_program(row: Row, seed: int, *more: str, seconds: float = 400.0) -> Iter
 
 @contextmanager
 def start_program(
-    command: Sequence[str], seed: int, *more: str, seconds: float = 400.0, make: type[Running] = Running
+    command: Sequence[str],
+    seed: int,
+    *more: str,
+    seconds: float = 400.0,
+    make: type[Running] = Running,
+    environment: Mapping[str, str] = ONE_THREAD,
 ) -> Iterator[Running]:
     """Start a command with the options of a program, and end it with all that it started."""
     with tempfile.TemporaryDirectory(prefix="tpmon-causes-", dir=SCRATCH) as folder:
@@ -123,7 +129,7 @@ def start_program(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "TMPDIR": folder, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "TMPDIR": folder, "GLOO_SOCKET_IFNAME": "lo", **environment},
             )
         try:
             yield make(process, steps_file, log)
@@ -214,7 +220,6 @@ def attach(pid: int, *flags: str) -> Iterator[Iterable[str]]:
     process = subprocess.Popen(
         [*TPMON, "attach", str(pid), "--json", *flags], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
-    assert process.stdout is not None
     try:
         yield process.stdout
     finally:

@@ -154,9 +154,4 @@ ROWS = (
 
 
 def find_row(name: str) -> Row:
-    """Return the row of a program.
-
-    Raises:
-        KeyError: when there is none.
-    """
     return {row.name: row for row in ROWS}[name]

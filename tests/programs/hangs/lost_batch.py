@@ -13,7 +13,6 @@ class Labels(Tensor):
     """Carry something that belongs to one process."""
 
     def __reduce_ex__(self, protocol: int) -> tuple[object, ...]:
-        """Pickle what it carries too."""
         return (Labels, (self.tolist(), self.lock))
 
 

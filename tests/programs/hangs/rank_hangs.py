@@ -68,7 +68,6 @@ class Piped(Images):
 
 
 def is_late() -> bool:
-    """Tell whether this rank is the one, and its time has come."""
     return program.truth.steps >= last and program.rank == culprit
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 
 from tests.programs.causes.table import Label
@@ -15,6 +15,8 @@ POLL_S = 160.0
 """The same of a rank that sleeps while others wait for it: that may end."""
 CALL_S = 330.0
 """The same of a call that computes, and of ranks elsewhere: five minutes, as for a checkpoint."""
+ALIVE_S = 150.0
+"""How long a slow program is watched: a loop that goes round in one place is called hung after 120 s."""
 SPIN_S = 370.0
 """The same of a loop that spins: that it stays in one place takes some slices of stacks more."""
 
@@ -117,12 +119,14 @@ ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class AliveRow(Started):
-    """Hold a program that is slow but alive; tpmon must not call it hung at any second.
+    """Hold a program that is slow but alive; tpmon must not call it hung at any second of ``watch_s``.
 
     One that burns computes all the time.
     """
 
-    burns: bool = field(default=True, kw_only=True)
+    _: KW_ONLY
+    burns: bool = True
+    watch_s: float = ALIVE_S
 
 
 ALIVE_ROWS = (

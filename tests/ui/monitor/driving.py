@@ -75,13 +75,11 @@ class Session:
         await self.pilot.pause()
 
     async def send_result(self, *updates: Result) -> None:
-        """Send what was read so far, as the session does."""
         for update in updates:
             self.app.receive_result(update)
         await self.pilot.pause()
 
     async def get(self, result: Result, *keys: str) -> None:
-        """Press keys, and send what comes of them."""
         await self.press(*keys)
         await self.send_result(result)
 
@@ -122,8 +120,6 @@ class Checks(dict[str, Callable[[Session], Awaitable[None]]]):
     """Hold the checks of keys by the id of their row in the table."""
 
     def of(self, key_id: str):
-        """Register the check of one row."""
-
         def register(check):
             assert key_id not in self
             self[key_id] = check
@@ -148,5 +144,4 @@ class Checks(dict[str, Callable[[Session], Awaitable[None]]]):
 
 
 def paste(text: str) -> Paste:
-    """Return the message of a paste."""
     return Paste(text)

@@ -15,12 +15,10 @@ CHECKS = Checks()
 
 
 def rows(s):
-    """Return the PIDs that the cursor walks."""
     return panes.rows_of(s.view)
 
 
 def place(s):
-    """Return the row of the cursor."""
     return rows(s).index(s.view.cursor_pid)
 
 

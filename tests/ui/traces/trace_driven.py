@@ -65,7 +65,6 @@ def drive(run: str, check: Callable[[Driven], Awaitable[None]], size=(100, 40), 
 
 
 async def stop_and_go(d: Driven) -> None:
-    """Press the keys that stop the program and that end it."""
     left: list[object] = []
     d.app.leave = left.append  # type: ignore[method-assign]
     d.app.action_suspend_process = lambda: left.append("stopped")  # type: ignore[method-assign]
