@@ -225,6 +225,13 @@ def make_slice(pid: int, rank: int, counts: Any) -> StackSlice:
     return StackSlice(pid, rank, frame.taken, frame.taken_ns, 4.0, 10.0, samples, stacks)
 
 
+def with_slice(frames: Sequence[Frame], taken: StackSlice, at: int = -1) -> list[Frame]:
+    """Put a slice of stacks that ends then into one of the Frames, by default the last."""
+    put = list(frames)
+    put[at] = replace(put[at], stacks=(replace(taken, ended=put[at].taken, ended_ns=put[at].taken_ns),))
+    return put
+
+
 def sample_stacks(frames: Sequence[Frame], taken: Sequence[StackSlice]) -> list[Frame]:
     """Put a slice of each rank into every fourth Frame; a Frame that was not permitted stays so."""
     return [

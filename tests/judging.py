@@ -7,7 +7,9 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from tpmon.judge.answers.result import Answer, Suspicion
+from tpmon.judge.advice.choose import Chosen, choose
+from tpmon.judge.advice.context import gather_facts, observe
+from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import Scene, see
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import Judgement, judge
@@ -83,6 +85,21 @@ def make_looks(pid: int = 4211, looks: int = 10, **parts: int) -> MainThreadSamp
 def scene_of(frame: Frame, phases: Sequence[RankPhases] = (), seconds: int = 12) -> Scene:
     """See a Frame that was held for ``seconds``."""
     return see(hold(frame, seconds), {one.pid: one for one in phases})
+
+
+def advise(scene: Scene, found: Suspicion) -> tuple[Chosen, ...]:
+    """Choose the remedies for what was found in a scene, as the judge does."""
+    return choose(found.kind, found.cause, observe(scene, found), gather_facts(scene, found))
+
+
+def doubts(answer: Answer, words: str) -> bool:
+    """Tell whether a rule could not tell, and says so in these words."""
+    return type(answer) is Unsure and words in answer.text
+
+
+def clears(answer: Answer, words: str) -> bool:
+    """Tell whether a rule found that its cause is not there, and says so in these words."""
+    return type(answer) is Cleared and words in answer.text
 
 
 def said(answer: Answer) -> tuple[Kind, Applicable[str]] | type[Answer]:

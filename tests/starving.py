@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from tests.frames import NOW, make_cpu, make_frame, make_loader, make_process, make_worker
+from tests.frames import NOW, make_cpu, make_frame, make_loader, make_memory, make_process, make_worker
 from tests.judging import SECOND, make_looks
 from tests.waits import wait_of
 from tpmon.judge.features.snapshot import Scene, see
@@ -106,3 +106,9 @@ def line_up(seconds: Sequence[Frame]) -> list[Frame]:
 def starve(wait: float, kinds: Sequence[dict[str, Any]], *, seconds: int = 20, **more: Any) -> Scene:
     """See a Window in which nothing changes."""
     return see(line_up([make_second(wait, kinds, **more)] * seconds))
+
+
+def thrash(wait: float = 0.9, **memory: Any) -> Scene:
+    """See a rank that waits for workers whose page cache is too small."""
+    fields = {"refault_bytes_s": 1.2e9, "major_faults_s": 150.0, "psi_some_pct": 28.0} | memory
+    return starve(wait, [THRASHES] * 2, frame={"memory": make_memory(**fields)})

@@ -77,15 +77,12 @@ def test_long_steps_do_not_hide_what_the_card_waits(length_s, later_s):
     assert find_starved(scene).share.ratio == pytest.approx(0.4, abs=0.1)
 
 
-def test_a_card_that_has_stopped_is_not_seen_by_what_it_did_before():
+def test_a_card_that_has_stopped_is_not_seen_by_what_it_did_before_and_one_pause_is_seen_over_the_plain_span():
     for length_s, work_s in ((5, 3), (12, 7)):
         scene = second_by_second(lambda t: (step(t, length_s, work_s if t < 40 else 0),))  # noqa: B023
         assert scene.gpus[0].busy_pct == 0
         again = second_by_second(lambda t: (step(t, length_s, work_s if t < 40 else length_s),))  # noqa: B023
         assert again.gpus[0].busy_pct == 100
-
-
-def test_one_pause_is_seen_over_the_plain_span():
     scene = second_by_second(lambda t: (make_gpu(sm_pct=0.0 if 40 <= t < 45 else 100.0),))
     assert scene.gpus[0].busy_pct == 100
 
@@ -102,13 +99,10 @@ def test_shares_do_not_change_with_the_unit_of_power_and_clock(scale):
     assert scaled.clock_ratio == pytest.approx(plain.clock_ratio)
 
 
-def test_a_mean_needs_half_of_its_readings():
+def test_a_mean_needs_half_of_its_readings_and_idle_is_not_told_of_seconds_that_were_not_read():
     assert mean_known([1.0, UNREAD, 3.0]) == 2.0
     assert mean_known([1.0, UNREAD, UNREAD]) is UNREAD
     assert mean_known([]) is NO_FRAMES
-
-
-def test_idle_is_not_told_of_seconds_that_were_not_read():
     scene = second_by_second(lambda t: (make_gpu(sm_pct=UNREAD if t % 3 else 40.0),))
     assert find_gpu_idle(scene.ranks[0], scene) is UNREAD
 
@@ -149,9 +143,7 @@ def test_the_work_of_a_container_that_is_not_listed_is_not_the_jobs():
     assert on(make_gpu(sm_pct=97.0, processes=most, lists_only=OWN_NAMESPACE)).gpus[0].busy_pct == 97.0
     # Outside of a container the driver lists everybody, and a share that was sampled low is the job's.
     assert on(make_gpu(sm_pct=97.0, processes=alone)).gpus[0].busy_pct == 97.0
-
-
-def test_a_driver_that_gives_nobody_a_share_of_a_busy_card_tells_of_no_others():
+    # A driver that gives nobody a share of a busy card tells of no others.
     alone = (GpuProcess(OURS, 8 * GIB, 0.0, True),)
     scene = on(make_gpu(sm_pct=98.0, processes=alone, lists_only=OWN_NAMESPACE))
     assert (scene.gpus[0].busy_pct, note_shared(scene)) == (98.0, "")
@@ -198,11 +190,14 @@ def test_a_figure_that_goes_missing_is_no_evidence(ours, theirs, busy, gone):
     assert not is_known(idle) or idle <= 1 - told[0] / 100 + 0.2
 
 
-def test_a_neighbour_or_a_screen_does_not_move_the_job():
+def test_a_neighbour_a_screen_or_a_slice_at_rest_does_not_move_the_job():
     assert gpus_move(on(listing(0.0, 86.0, sm_pct=86.0))) == ""
     assert gpus_move(on(make_gpu(sm_pct=3.0))) == ""
     assert gpus_move(on(make_gpu(sm_pct=8.0))) != ""
     assert not is_known(gpus_move(on(listing(UNREAD, UNREAD, sm_pct=86.0))))
+    assert gpus_move(on(slices(0.0))) == ""
+    assert gpus_move(on(slices(6.0))) == "the MIG slice of card 0 is active 6 %"
+    assert not is_known(gpus_move(on(slices(UNREAD))))
 
 
 def contexts(busy_pcts, own_pcts, gib):
@@ -242,11 +237,8 @@ def test_a_stray_context_on_the_card_of_another_rank_does_not_hide_that_a_rank_s
     scene = see(hold(make_frame(gpus=cards, processes=rows, loader=())))
     assert [card.pids for card in scene.gpus] == [(4211,), (4212,), (4213,), (4214,)]
     assert find_gpu_idle(scene.ranks[1], scene) == pytest.approx(0.65)
-
-
-def test_a_lost_card_is_no_stray_context():
     lost = replace(contexts((0.0, 0.0), (UNREAD, UNREAD), (60, 0.5))[1], state=GpuState.LOST)
-    assert [card.index for card in on(make_gpu(0), lost).gpus] == [0, 1]
+    assert [card.index for card in on(make_gpu(0), lost).gpus] == [0, 1], "no stray context"
 
 
 def test_of_cards_that_are_only_visible_more_than_ranks_none_is_judged():
@@ -363,12 +355,6 @@ def test_a_wait_beside_a_slice_needs_half_of_the_time_an_idle_slice_and_an_empty
     assert type(find_starved(scene_of(frame, [stacks]))) is Unsure
 
 
-def test_a_slice_at_rest_does_not_keep_a_hang_from_being_told():
-    assert gpus_move(on(slices(0.0))) == ""
-    assert gpus_move(on(slices(6.0))) == "the MIG slice of card 0 is active 6 %"
-    assert not is_known(gpus_move(on(slices(UNREAD))))
-
-
 # cards that cannot be read
 
 RANKS = (make_process(4211), make_process(4212, rank=1, local_rank=1))
@@ -385,7 +371,8 @@ def silence(index: int, age_s: float, **fields: Any) -> GpuSample:
 def watch(seconds: int, silent_s: int, log_every_s: int = 0, ranks: Any = RANKS, **card: Any) -> list[Frame]:
     """Make a job whose second card falls silent; ``silent_s`` may be longer than tpmon watches."""
     frames = []
-    for number, frame in enumerate(hold(make_frame(processes=ranks, loader=()), seconds)):
+    named = make_target(script="gpu_lost_hung.py")  # names that users give change nothing
+    for number, frame in enumerate(hold(make_frame(processes=ranks, loader=(), target=named), seconds)):
         age_s = silent_s - (seconds - number)
         second = silence(1, age_s, **{"pids": (4212,), **card}) if age_s > 3 else make_gpu(1, pids=(4212,))
         log_s = float(number % log_every_s) if log_every_s else 600.0 + number
@@ -436,12 +423,18 @@ def test_a_silent_card_is_a_sign(case):
         assert f"card 1 {'does' if 'state' in card else 'has'} not answer" in finding.summary
 
 
-def test_the_word_is_there_within_25_s_of_silence_and_nothing_healthy_stands_beside_it():
+def test_silence_is_told_within_25_s_and_an_xid_that_ends_a_card_at_once_and_nothing_healthy_beside_them():
     judged = run(watch(60, 25, 2))
     kinds = [one.frame.verdict.kind for one in judged]
     assert kinds[30] is Kind.COMPUTE_BOUND
     assert kinds[-12:] == [Kind.GPU_UNHEALTHY] * 12
     assert judged[-1].frame.verdict.summary == "card 1 has not answered the driver for 25 s, and the run goes on"
+    frames = watch(90, 0, 2)
+    told = [replace(one, gpus=(one.gpus[0], replace(one.gpus[1], xids=(79,)))) for one in frames[-3:]]
+    judged = run([*frames[:-3], *told])
+    assert judged[-4].frame.verdict.kind is Kind.COMPUTE_BOUND
+    assert judged[-1].frame.verdict.kind is Kind.GPU_UNHEALTHY
+    assert judged[-1].frame.verdict.summary == "card 1 reports: Xid 79"
 
 
 def test_a_sign_of_life_ends_a_lost_card_s_hang_at_once():
@@ -451,10 +444,13 @@ def test_a_sign_of_life_ends_a_lost_card_s_hang_at_once():
     assert conclude([*frames, fresh])[0].kind is Kind.GPU_UNHEALTHY
 
 
-def test_no_silence_is_a_hang_at_high_confidence_where_the_driver_does_not_call_the_card_lost():
+def test_no_silence_is_a_hang_at_high_confidence_where_the_driver_does_not_call_the_card_lost_and_a_refusal_is_none():
     assert conclude(watch(40, 35, 0, STANDING))[0].confidence is Confidence.MEDIUM
     assert conclude(watch(40, 35, 0, ONE_STANDS, **HELD))[0].confidence is not Confidence.HIGH
     assert conclude(watch(40, 35, 0, STANDING, state=GpuState.LOST))[0].confidence is Confidence.HIGH
+    finding, frame = conclude(watch(40, 35, 2, state=GpuState.REFUSED))
+    assert "answer" not in finding.summary
+    assert pick_exit_code(frame) != 12
 
 
 @pytest.mark.parametrize(("pids", "code"), [((4211, 4212), 0), ((4211, 4212, 9), 11)])
@@ -476,12 +472,6 @@ def test_a_dead_card_that_all_hold_open_who_have_one_of_their_own_is_not_theirs(
     assert any(note.startswith("silent: card 2") for note in frame.notes)
 
 
-def test_a_card_that_refuses_has_answered():
-    finding, frame = conclude(watch(40, 35, 2, state=GpuState.REFUSED))
-    assert "answer" not in finding.summary
-    assert pick_exit_code(frame) != 12
-
-
 def test_where_no_sign_of_life_can_be_read_that_there_is_none_is_no_hang():
     """A driver that is busy for 20 s beside ranks that spin, without stacks, log and hook."""
     frames = [
@@ -491,12 +481,6 @@ def test_where_no_sign_of_life_can_be_read_that_there_is_none_is_no_hang():
         for number, frame in enumerate(watch(40, 0, 2))
     ]
     assert conclude(frames)[0].kind is Kind.GPU_UNHEALTHY
-
-
-def test_names_that_users_give_change_nothing():
-    for script in ("train.py", "gpu_lost_hung.py"):
-        frames = [replace(one, target=make_target(script=script)) for one in watch(40, 24, 0, STANDING)]
-        assert conclude(frames)[0].cause == "gpu-lost"
 
 
 def test_an_open_silence_is_a_note_and_the_headline_where_nothing_else_is_found():
@@ -525,15 +509,6 @@ def test_the_facts_say_how_many_cards_answer(cards, fact):
     assert facts.split(" · no loader")[0] == fact
 
 
-def test_an_xid_that_ends_a_card_is_told_at_once_behind_a_healthy_verdict():
-    frames = watch(90, 0, 2)
-    told = [replace(one, gpus=(one.gpus[0], replace(one.gpus[1], xids=(79,)))) for one in frames[-3:]]
-    judged = run([*frames[:-3], *told])
-    assert judged[-4].frame.verdict.kind is Kind.COMPUTE_BOUND
-    assert judged[-1].frame.verdict.kind is Kind.GPU_UNHEALTHY
-    assert judged[-1].frame.verdict.summary == "card 1 reports: Xid 79"
-
-
 def test_a_rank_does_not_wait_five_minutes_for_a_silent_card():
     rank = make_rank(0, frames=ITEM, holds_gil=False, state="R", waits_for="running", wchan="0", call="")
     gpus = (silence(0, 60.0, pids=(rank.pid,)),)
@@ -548,14 +523,11 @@ def paint(frame: Frame, width: int, height: int) -> str:
     return "\n".join("".join(text for text, _ in line) for line in lines)
 
 
-def test_a_verdict_about_a_card_keeps_the_cards_on_a_small_screen():
+def test_a_verdict_about_a_card_keeps_the_cards_on_a_small_screen_and_a_rank_on_several_shows_them():
     finding, frame = conclude(watch(40, 24, 0, STANDING))
     assert finding.cause == "gpu-lost"
     assert "4 GPUs" in paint(frame, 40, 24)
     assert "GPU 1 STALE: last" in paint(frame, 80, 24)
-
-
-def test_a_rank_on_several_cards_shows_them():
     both = Missing("it uses several cards: 0, 1")
     listed = (GpuProcess(4211, 1 << 30, 90.0, True),)
     cards = (make_gpu(0, processes=listed), make_gpu(1, processes=listed))
