@@ -1,7 +1,6 @@
 """The job's cards over a span: steps of seconds, cards that others use too, cards that cannot be read."""
 
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +13,9 @@ from tests.frames import make_rank as make_row
 from tests.gpu_scenes import IN_MODEL, NO_GPM, UNREAD, held, on
 from tests.hanging import run, sample, stand
 from tests.judge.hang.test_devices import ITEM
-from tests.judging import SECOND, hold, make_phases, said, scene_of
+from tests.judging import hold, make_phases, said, scene_of
+from tests.painted import screen_of
+from tests.starving import line_up
 from tests.waits import wait_of
 from tpmon.commands.diagnose import pick_exit_code
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
@@ -36,18 +37,12 @@ from tpmon.model.text.job_words import state_facts
 from tpmon.model.verdict import Confidence, Finding, Kind
 from tpmon.probe.gpu.mapping import OWN_NAMESPACE
 from tpmon.report.once import write_once
-from tpmon.ui.monitor.layout import paint_screen
-from tpmon.view.layout import Size
 
 
 def second_by_second(cards_at, seconds=60, phases=None):
     """See one rank on the cards that ``cards_at`` makes of each second."""
-    frames = []
-    for t in range(seconds):
-        frame = make_frame(gpus=cards_at(t), processes=(make_process(),), loader=())
-        taken = frame.taken + timedelta(seconds=t)
-        frames.append(replace(frame, taken=taken, taken_ns=frame.taken_ns + t * SECOND))
-    return see(frames, {4211: make_phases(IN_MODEL if phases is None else phases)})
+    frames = [make_frame(gpus=cards_at(t), processes=(make_process(),), loader=()) for t in range(seconds)]
+    return see(line_up(frames), {4211: make_phases(IN_MODEL if phases is None else phases)})
 
 
 def step(t, length_s, work_s):
@@ -518,19 +513,14 @@ def test_a_rank_does_not_wait_five_minutes_for_a_silent_card():
     assert "may work" not in finding.summary
 
 
-def paint(frame: Frame, width: int, height: int) -> str:
-    lines = paint_screen(make_view(frame), Size(width, height))
-    return "\n".join("".join(text for text, _ in line) for line in lines)
-
-
 def test_a_verdict_about_a_card_keeps_the_cards_on_a_small_screen_and_a_rank_on_several_shows_them():
     finding, frame = conclude(watch(40, 24, 0, STANDING))
     assert finding.cause == "gpu-lost"
-    assert "4 GPUs" in paint(frame, 40, 24)
-    assert "GPU 1 STALE: last" in paint(frame, 80, 24)
+    assert "4 GPUs" in screen_of(make_view(frame), 40, 24)
+    assert "GPU 1 STALE: last" in screen_of(make_view(frame), 80, 24)
     both = Missing("it uses several cards: 0, 1")
     listed = (GpuProcess(4211, 1 << 30, 90.0, True),)
     cards = (make_gpu(0, processes=listed), make_gpu(1, processes=listed))
     frame = make_frame(gpus=cards, ranks=(make_row(gpu=both),))
-    assert " 0,1 " in paint(frame, 120, 40)
+    assert " 0,1 " in screen_of(make_view(frame), 120, 40)
     assert "0,1" in "\n".join(write_once(frame))
