@@ -61,7 +61,7 @@ def test_heat_that_costs_next_to_nothing_is_a_note_and_no_cause():
     assert note_held(on(make_gpu())) == ""
 
 
-def test_heat_does_not_answer_for_what_the_power_limit_took():
+def test_heat_does_not_answer_for_what_the_power_limit_took_but_does_beside_the_usual_application_clocks():
     both = (ThrottleShare("power cap", 98.0, "counter"), ThrottleShare("SW thermal", 7.0, "counter"))
     small = make_gpu(throttle_shares=both, power_w=690.0, sm_clock_mhz=1010.0)
     assert type(judge_thermal(on(small))) is Cleared
@@ -69,9 +69,6 @@ def test_heat_does_not_answer_for_what_the_power_limit_took():
     answer = judge_thermal(on(replace(small, throttle_shares=long)))
     assert answer.weight == pytest.approx(0.96 * (1 - 1010 / 1980) * 0.6)
     assert answer.summary.startswith("card 0 is held: a thermal reason, though the core has 29 C left")
-
-
-def test_heat_beside_the_usual_application_clocks_is_heat():
     both = (ThrottleShare("application clocks", 100.0, "bit"), ThrottleShare("SW thermal", 40.0, "bit"))
     answer = judge_thermal(on(make_gpu(throttle_shares=both, sm_clock_mhz=1680.0)))
     assert answer.weight == pytest.approx(0.96 * (1 - 1680 / 1980))
@@ -86,17 +83,13 @@ def test_seconds_of_heat_count_though_the_median_clock_is_high():
     assert 0.1 < answer.weight < 0.25
 
 
-def test_the_worst_card_is_named_with_its_rank():
+def test_the_worst_card_is_named_with_its_rank_and_one_that_several_ranks_hold_open_with_none():
     hot = held("SW thermal", 20.0)
     cards = (make_gpu(0, **hot, sm_clock_mhz=1500.0), make_gpu(1, **hot, sm_clock_mhz=900.0, pids=(4212,)))
     ranks = (make_process(4211), make_process(4212, rank=1))
     answer = judge_thermal(scene_of(make_frame(gpus=cards, processes=ranks)))
     assert (answer.card, answer.rank) == (1, 1)
-
-
-def test_a_card_that_several_ranks_hold_open_names_none_of_them():
-    """Only open device files tell, and CUDA opens every card that it may see."""
-    ranks = (make_process(4211), make_process(4212, rank=1))
+    # Only open device files tell, and CUDA opens every card that it may see.
     hot = {**held("SW thermal", 20.0), "sm_clock_mhz": 900.0, "pids_are_visible_only": True}
 
     def rank_on_card_1(*pids):
@@ -147,21 +140,14 @@ def test_only_a_cap_that_the_limit_does_not_explain_is_odd(name, card, guilty):
         assert answer.margin > 1
 
 
-def test_running_at_the_power_limit_is_a_note_and_no_fault():
-    scene = on(make_gpu(**held("power cap", 100.0), power_w=690.0, sm_clock_mhz=1500.0))
-    assert note_power_limited(scene).startswith("power-limited")
+def test_running_at_the_power_limit_and_a_full_memory_are_notes_and_no_faults():
+    limited = on(make_gpu(**held("power cap", 100.0), power_w=690.0, sm_clock_mhz=1500.0))
+    assert note_power_limited(limited).startswith("power-limited")
     assert note_power_limited(on(make_gpu())) == ""
-    for rule in rules_gpu.RULES:
-        answer = rule(scene)
-        assert not isinstance(answer, Suspicion) or answer.kind is Kind.COMPUTE_BOUND
-
-
-def test_a_full_card_memory_is_a_note_and_no_fault():
-    scene = on(make_gpu(memory_used_bytes=97, memory_total_bytes=100))
-    assert note_memory_full(scene).startswith("memory-full: card 0 has 97 %")
+    full = on(make_gpu(memory_used_bytes=97, memory_total_bytes=100))
+    assert note_memory_full(full).startswith("memory-full: card 0 has 97 %")
     assert note_memory_full(on(make_gpu(memory_total_bytes=UNREAD))) == ""
-    for rule in rules_gpu.RULES:
-        answer = rule(scene)
+    for answer in (rule(scene) for rule in rules_gpu.RULES for scene in (limited, full)):
         assert not isinstance(answer, Suspicion) or answer.kind is Kind.COMPUTE_BOUND
 
 
@@ -240,22 +226,23 @@ def test_a_card_is_unhealthy_by_its_own_report(name, card, guilty):
     assert not guilty or answer.kind is Kind.GPU_UNHEALTHY
 
 
-def test_a_fault_that_a_new_start_ends_is_a_note():
+def test_a_fault_that_a_new_start_ends_is_a_note_and_a_card_without_health_figures_is_not_called_well():
     assert note_xids(on(make_gpu(xids=(94, 137, 94)))) == (
         "xid: card 0 told Xid 94: a fault of the program, or one that it contained"
     )
     assert note_xids(on(make_gpu(xids=(137, 79)))) == ""
     assert judge_unhealthy(on(make_gpu(xids=(94, 95)))).summary == "card 0 reports: Xid 95"
+    silent = dict.fromkeys(("recovery_action", "remapped_rows_failed", "ecc_uncorrected"), UNREAD)
+    assert type(judge_unhealthy(on(make_gpu(**silent)))) is Unsure
+    older = judge_unhealthy(on(make_gpu(remapped_rows_failed=UNREAD, ecc_uncorrected=0)))
+    assert older.text.startswith("errors of the cards (none reported; remapped rows and retired pages were not")
 
 
-def test_uncorrected_errors_count_when_they_rise_while_tpmon_looks():
+def test_uncorrected_errors_count_when_they_rise_while_tpmon_looks_are_not_forgotten_and_older_ones_are_said():
     frames = hold(make_frame(gpus=(make_gpu(ecc_uncorrected=4),)))
     frames[-1] = replace(frames[-1], gpus=(make_gpu(ecc_uncorrected=6),))
     answer = judge_unhealthy(see(frames))
     assert "2 new uncorrected" in answer.summary
-
-
-def test_uncorrected_errors_are_not_forgotten_with_the_window():
     watch, frames = NO_WATCH, hold(make_frame(), 200)
     for i, one in enumerate(frames):
         frames[i] = replace(one, gpus=(make_gpu(ecc_uncorrected=4 if i < 20 else 7),))
@@ -266,19 +253,9 @@ def test_uncorrected_errors_are_not_forgotten_with_the_window():
     fresh = observe(watch, replace(frames[-1], gpus=(make_gpu(ecc_uncorrected=0),)))
     assert type(judge_unhealthy(on(make_gpu(ecc_uncorrected=0)))) is Cleared
     assert fresh.first_errors == ((make_gpu().uuid, 0),)
-
-
-def test_errors_from_before_attaching_are_said():
     cleared = judge_unhealthy(on(make_gpu(ecc_uncorrected=12)))
     assert cleared == Cleared("errors of the cards (none new; uncorrected memory errors from before: card 0: 12)")
     assert judge_unhealthy(on(make_gpu())) == Cleared("errors of the cards (none reported)")
-
-
-def test_a_card_without_health_figures_is_not_called_well():
-    silent = dict.fromkeys(("recovery_action", "remapped_rows_failed", "ecc_uncorrected"), UNREAD)
-    assert type(judge_unhealthy(on(make_gpu(**silent)))) is Unsure
-    older = judge_unhealthy(on(make_gpu(remapped_rows_failed=UNREAD, ecc_uncorrected=0)))
-    assert older.text.startswith("errors of the cards (none reported; remapped rows and retired pages were not")
 
 
 def test_idle_cards_that_are_only_visible_are_not_the_jobs():
