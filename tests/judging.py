@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from tests.frames import make_process
 from tpmon.judge.advice.choose import Chosen, choose
 from tpmon.judge.advice.context import gather_facts, observe
 from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure
@@ -15,8 +16,8 @@ from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import Judgement, judge
 from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases, share_of
 from tpmon.model.frame import Frame
-from tpmon.model.known import Applicable, is_known
-from tpmon.model.process import MainThreadSample
+from tpmon.model.known import Applicable, Missing, is_known
+from tpmon.model.process import MainThreadSample, ProcessSample, ThreadGroup, ThreadKind
 from tpmon.model.verdict import Finding, Kind
 
 SECOND = 1_000_000_000
@@ -104,3 +105,22 @@ def clears(answer: Answer, words: str) -> bool:
 
 def said(answer: Answer) -> tuple[Kind, Applicable[str]] | type[Answer]:
     return (answer.kind, answer.cause) if isinstance(answer, Suspicion) else type(answer)
+
+
+LOCK = "lock or queue (futex)"
+UNREAD = Missing("not permitted")
+
+
+def quiet_rank(**fields: Any) -> ProcessSample:
+    """Build a rank that has waited for 90 s: longer than a wait of which no stack tells may last."""
+    plain = {
+        "state": "S",
+        "cpu_pct": 0.0,
+        "runnable": 0.01,
+        "waiting": 0.0,
+        "busy_threads": 0,
+        "waits_for": LOCK,
+        "waits_unchanged_s": 90.0,
+        "thread_groups": (ThreadGroup(ThreadKind.MAIN, 1, 0.0), ThreadGroup(ThreadKind.COMM, 3, 0.01)),
+    }
+    return make_process(**{**plain, **fields})

@@ -10,10 +10,12 @@ from typing import Any
 from tests.frames import NOW, make_cpu, make_frame, make_loader, make_memory, make_process, make_worker
 from tests.judging import SECOND, make_looks
 from tests.waits import wait_of
-from tpmon.judge.features.snapshot import Scene, see
+from tpmon.judge.answers.result import Suspicion
+from tpmon.judge.features.snapshot import Rule, Scene, see
+from tpmon.judge.rules import data, loader, memory, python, storage
 from tpmon.model.frame import Frame
 from tpmon.model.host import WorkerQueue
-from tpmon.model.known import known_or
+from tpmon.model.known import Applicable, known_or
 from tpmon.model.process import ProcessSample
 
 WORKER_WAIT = "work from its rank (loader queue)"
@@ -112,3 +114,13 @@ def thrash(wait: float = 0.9, **memory: Any) -> Scene:
     """See a rank that waits for workers whose page cache is too small."""
     fields = {"refault_bytes_s": 1.2e9, "major_faults_s": 150.0, "psi_some_pct": 28.0} | memory
     return starve(wait, [THRASHES] * 2, frame={"memory": make_memory(**fields)})
+
+
+LOADER = (*data.RULES, *loader.RULES, *storage.RULES)
+ALL = (*LOADER, *memory.RULES, *python.RULES)
+"""Rules that a wait for data may come of."""
+
+
+def causes(scene: Scene, rules: Sequence[Rule] = LOADER) -> set[Applicable[str]]:
+    """Return the causes that rules suspect in a scene."""
+    return {one.cause for one in (rule(scene) for rule in rules) if isinstance(one, Suspicion)}

@@ -10,11 +10,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.any_windows import GONE, blank, fields_to_blank, likely_windows, make_slice, sample_stacks, values_of
-from tests.data_rules import ALL
 from tests.frames import make_cpu, make_frame, make_gpu, make_process, set_all
 from tests.judging import conclude, follow, make_looks
 from tests.phase_stacks import stack
-from tests.starving import COMPUTES, line_up, make_second
+from tests.starving import ALL, COMPUTES, line_up, make_second
 from tests.waits import wait_of
 from tpmon.judge.advice.choose import EXPLANATIONS
 from tpmon.judge.answers.result import Suspicion

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data_rules import ALL, NO_STACKS, causes
 from tests.frames import NOW, make_frame, make_gpu, make_process, make_rank
 from tests.judging import make_looks, make_phases
 from tests.paces import make_hook, make_pace, with_hooks
-from tests.starving import COMPUTES, IDLES, RANK, SLEEPS, line_up, make_second, starve
+from tests.starving import ALL, COMPUTES, IDLES, RANK, SLEEPS, causes, line_up, make_second, starve
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.data_wait import combine_wait, measure_share
@@ -35,6 +34,8 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
 from tpmon.model.verdict import Origin
+
+NO_STACKS = Missing("stacks: not permitted")
 
 
 def loads_itself(wait=0.6, parts=None, **more):

@@ -6,7 +6,6 @@ from datetime import timedelta
 import pytest
 
 from tests.any_windows import make_slice
-from tests.data_rules import LOADER
 from tests.frames import make_gpu
 from tests.judge.rules.test_lifecycle import make_end
 from tests.judging import advise, clears, doubts, make_looks, make_phases
@@ -16,6 +15,7 @@ from tests.starving import (
     DISTANT,
     IDLES,
     LINE,
+    LOADER,
     SLEEPS,
     SMALL_FILES,
     SOCKET,

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.any_windows import make_slice, with_slice
-from tests.data_rules import causes
 from tests.frames import make_frame, make_process, make_worker
 from tests.judging import advise, make_looks, make_phases
 from tests.phase_stacks import PYTHON_LIB, SITE
@@ -22,6 +21,7 @@ from tests.starving import (
     SMALL_FILES,
     SOCKET,
     THRASHES,
+    causes,
     line_up,
     make_second,
     starve,

@@ -1,16 +1,20 @@
 """Which pipes of a DataLoader are its queues, what looks at them tell, and that they take nothing from it."""
 
+import json
 import os
 import struct
 import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 
 import pytest
 
 from tests.children import child
-from tests.loaders import loader
 from tests.waiting import wait_until
 from tpmon.model.host import LoaderSample
 from tpmon.model.known import Missing, is_known
@@ -29,6 +33,23 @@ from tpmon.probe.loader.queues import (
     read_pipes,
     read_queue_pipes,
 )
+
+PROGRAM = Path(__file__).parents[2] / "programs" / "loader_queues.py"
+
+
+@contextmanager
+def loader(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[dict[str, object]]]]:
+    """Start the program, wait until its queues stand, and end it."""
+    process = subprocess.Popen(
+        [sys.executable, str(PROGRAM), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield process, json.loads(process.stdout.readline())
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
 
 
 def ends(*fds: int) -> dict[int, PipeEnds]:
