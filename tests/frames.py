@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 from tests.waits import read_words
@@ -236,11 +237,8 @@ _MEMORY = MemorySample(
     host_total_bytes=32 * GIB,
     shm=ShmSample(path="/dev/shm", used_bytes=120 * MIB, total_bytes=4 * GIB),
 )
-
-
-def make_memory(**fields: Any) -> MemorySample:
-    """Build the memory group of a job in a control group with a 16 GiB limit."""
-    return replace(_MEMORY, **fields)
+make_memory = partial(replace, _MEMORY)
+"""Build the memory group of a job in a control group with a 16 GiB limit."""
 
 
 _LOADER = LoaderSample(
@@ -302,19 +300,13 @@ _TARGET = Target(
     outcome=NOT_APPLICABLE,
     rank_source="environment",
 )
-
-
-def make_target(**fields: Any) -> Target:
-    """Build the job around rank 4211: one rank, no launcher."""
-    return replace(_TARGET, **fields)
+make_target = partial(replace, _TARGET)
+"""Build the job around rank 4211: one rank, no launcher."""
 
 
 _AGES = Ages(cpu=0.1, threads=0.1, io=0.1, memory=0.1, gpu=NO_DRIVER, stacks=Missing("not sampled"), hook=NO_HOOK)
-
-
-def make_ages(**fields: Any) -> Ages:
-    """Build ages of a session that keeps up."""
-    return replace(_AGES, **fields)
+make_ages = partial(replace, _AGES)
+"""Build ages of a session that keeps up."""
 
 
 _OWN_COST = OwnCost(
@@ -326,10 +318,7 @@ _OWN_COST = OwnCost(
     tick_ms=6.0,
     shedding=False,
 )
-
-
-def make_own_cost(**fields: Any) -> OwnCost:
-    return replace(_OWN_COST, **fields)
+make_own_cost = partial(replace, _OWN_COST)
 
 
 _EVIDENCE = Evidence(name="", value=82.0, unit="%", text="", source="loader pipes, 200 looks", age_s=0.1)
@@ -363,11 +352,8 @@ _FINDING = Finding(
     card=NOT_APPLICABLE,
     where=NOT_APPLICABLE,
 )
-
-
-def make_finding(**fields: Any) -> Finding:
-    """Build the verdict that transforms in the loader workers hold the run, five minutes old."""
-    return replace(_FINDING, **fields)
+make_finding = partial(replace, _FINDING)
+"""Build the verdict that transforms in the loader workers hold the run, five minutes old."""
 
 
 def make_event(text: str, ago_s: float = 0.0, kind: EventKind = EventKind.PROCESS) -> Event:
@@ -414,15 +400,11 @@ _FRAME = Frame(
     events=(make_event("attached to pid 4211", 60, EventKind.ATTACH),),
     self_=make_own_cost(),
 )
+make_frame = partial(replace, _FRAME)
+"""Build one Frame: one rank, two loader workers, 8 cores, no GPU driver."""
 
 
-def make_frame(**fields: Any) -> Frame:
-    """Build one Frame: one rank, two loader workers, 8 cores, no GPU driver."""
-    return replace(_FRAME, **fields)
-
-
-def make_driver(**fields: Any) -> Driver:
-    return replace(Driver(driver_version="570.124.06", cuda_version="12.8"), **fields)
+make_driver = partial(replace, Driver(driver_version="570.124.06", cuda_version="12.8"))
 
 
 def make_pulses(frame: Frame, count: int = 60) -> tuple[Pulse, ...]:
