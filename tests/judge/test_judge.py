@@ -239,7 +239,6 @@ def test_a_start_that_is_held_for_some_seconds_is_not_shown_beside_what_its_rule
 
 # real jobs that invite a wrong verdict
 
-TWO = {"budget_cores": 2.0}
 BUSY_ELSEWHERE = make_gpu(pids=(9999,), sm_pct=99.0)
 HIDDEN = "GPUs not visible from this shell (container or Slurm step)"
 UNSEEN_CARDS = {
@@ -290,7 +289,10 @@ def space(frame, count, interval_s):
     [
         (pool(1)[0], (Kind.OVERSUBSCRIBED, "rank-pool", Confidence.MEDIUM)),
         *(
-            (make_second(0.7, [kind] * 2, cpu=TWO, rank={"runnable": 0.3}), (Kind.DATA_BOUND, cause, Confidence.HIGH))
+            (
+                make_second(0.7, [kind] * 2, cpu=TWO_CPUS, rank={"runnable": 0.3}),
+                (Kind.DATA_BOUND, cause, Confidence.HIGH),
+            )
             for kind, cause in ((COMPUTES, "cpu-transform"), (DISK, "storage-bandwidth"), (SOCKET, "network-store"))
         ),
     ],
@@ -376,13 +378,10 @@ def test_a_card_that_fell_off_the_bus_is_of_the_rank_that_had_it_and_of_none_whe
     assert isinstance(judge_gpu_lost(see(line_up(alone))), Cleared), "a stranger's"
 
 
-def test_one_rank_here_is_alone_only_where_the_size_of_the_job_was_read():
+def test_one_rank_is_alone_only_where_the_size_of_the_job_was_read_and_two_told_by_one_source_each_have_one():
     unread = make_frame(target=make_target(world_size=Missing("environment: permission denied")))
     assert isinstance(judge_straggler(scene_of(unread)), Unsure)
     assert isinstance(judge_straggler(scene_of(make_frame())), Cleared)
-
-
-def test_two_ranks_told_by_one_source_each_are_not_told_by_two():
     comms = (ThreadGroup(ThreadKind.MAIN, 1, 0.5), ThreadGroup(ThreadKind.COMM, 2, 0.1))
     ranks = [make_process(pid, rank=pid - 11, thread_groups=comms) for pid in (11, 12, 13)]
     frame = make_frame(

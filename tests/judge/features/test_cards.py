@@ -452,15 +452,8 @@ def test_no_silence_is_a_hang_at_high_confidence_where_the_driver_does_not_call_
 def test_a_dead_card_that_all_hold_open_who_have_one_of_their_own_is_not_theirs(pids, code):
     """CUDA opens every card of the machine; the dead one is another's, unless somebody without a card holds it."""
     frames = [
-        replace(
-            frame,
-            gpus=(
-                make_gpu(0, pids=(4211,)),
-                make_gpu(1, pids=(4212,)),
-                silence(2, 60.0 + number, pids=pids, pids_are_visible_only=True),
-            ),
-        )
-        for number, frame in enumerate(watch(40, 0, 2))
+        replace(one, gpus=(*one.gpus, silence(2, 60.0 + number, pids=pids, pids_are_visible_only=True)))
+        for number, one in enumerate(watch(40, 0, 2))
     ]
     finding, frame = conclude(frames)
     assert (finding.kind is Kind.COMPUTE_BOUND, pick_exit_code(frame)) == (not code, code)

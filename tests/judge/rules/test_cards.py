@@ -61,7 +61,7 @@ def test_heat_that_costs_next_to_nothing_is_a_note_and_no_cause():
     assert note_held(on(make_gpu())) == ""
 
 
-def test_heat_does_not_answer_for_what_the_power_limit_took_but_does_beside_the_usual_application_clocks():
+def test_heat_answers_for_what_it_took_itself_and_by_the_second():
     both = (ThrottleShare("power cap", 98.0, "counter"), ThrottleShare("SW thermal", 7.0, "counter"))
     small = make_gpu(throttle_shares=both, power_w=690.0, sm_clock_mhz=1010.0)
     assert type(judge_thermal(on(small))) is Cleared
@@ -72,9 +72,6 @@ def test_heat_does_not_answer_for_what_the_power_limit_took_but_does_beside_the_
     both = (ThrottleShare("application clocks", 100.0, "bit"), ThrottleShare("SW thermal", 40.0, "bit"))
     answer = judge_thermal(on(make_gpu(throttle_shares=both, sm_clock_mhz=1680.0)))
     assert answer.weight == pytest.approx(0.96 * (1 - 1680 / 1980))
-
-
-def test_seconds_of_heat_count_though_the_median_clock_is_high():
     slow = make_frame(gpus=(make_gpu(**held("HW thermal", 30.0), sm_clock_mhz=990.0),))
     well = make_frame(gpus=(make_gpu(**held("HW thermal", 30.0)),))
     frames = [replace(one, gpus=(slow if i % 3 == 0 else well).gpus) for i, one in enumerate(hold(well))]
@@ -183,16 +180,13 @@ def test_a_downtrained_link_is_judged_under_load_by_what_goes_over_it(name, card
 GEN_3 = {"pcie_generation": 3, "pcie_generation_max": 4, "pcie_rx_bytes_s": 4e9}
 
 
-def test_copies_beside_kernels_make_no_slow_link():
+def test_copies_beside_kernels_make_no_slow_link_but_collectives_do_though_their_kernels_count_as_busy():
     full = judge_pcie(on(make_gpu(sm_pct=99.0, **GEN_3)))
     assert full.text.endswith("but copies cost at most 1.0 %)")
     ruined = {"pcie_width": 1, **dict.fromkeys(IDLE_LINKS, UNREAD)}
     assert type(judge_pcie(on(make_gpu(sm_pct=99.0, **ruined)))) is Cleared
     assert judge_pcie(on(make_gpu(sm_pct=90.0, **GEN_3))).weight == pytest.approx(0.1)
     assert judge_pcie(on(make_gpu(sm_pct=70.0, **GEN_3))).weight == pytest.approx(0.127, abs=0.001)
-
-
-def test_a_slow_link_is_felt_in_collectives_though_their_kernels_count_as_busy():
     cards = tuple(make_gpu(i, pids=(4211 + i,), sm_pct=99.0, **GEN_3) for i in range(2))
     ranks = tuple(make_process(4211 + i, rank=i) for i in range(2))
 
@@ -226,12 +220,14 @@ def test_a_card_is_unhealthy_by_its_own_report(name, card, guilty):
     assert not guilty or answer.kind is Kind.GPU_UNHEALTHY
 
 
-def test_a_fault_that_a_new_start_ends_is_a_note_and_a_card_without_health_figures_is_not_called_well():
+def test_a_fault_is_named_one_that_a_new_start_ends_a_note_and_a_card_without_health_figures_not_called_well():
     assert note_xids(on(make_gpu(xids=(94, 137, 94)))) == (
         "xid: card 0 told Xid 94: a fault of the program, or one that it contained"
     )
     assert note_xids(on(make_gpu(xids=(137, 79)))) == ""
     assert judge_unhealthy(on(make_gpu(xids=(94, 95)))).summary == "card 0 reports: Xid 95"
+    for action, words in ((1, "reset the GPU"), (2, "reboot the node"), (9, "recovery action 9")):
+        assert judge_unhealthy(on(make_gpu(recovery_action=action))).summary == f"card 0 reports: {words} wanted"
     silent = dict.fromkeys(("recovery_action", "remapped_rows_failed", "ecc_uncorrected"), UNREAD)
     assert type(judge_unhealthy(on(make_gpu(**silent)))) is Unsure
     older = judge_unhealthy(on(make_gpu(remapped_rows_failed=UNREAD, ecc_uncorrected=0)))
@@ -258,14 +254,11 @@ def test_uncorrected_errors_count_when_they_rise_while_tpmon_looks_are_not_forgo
     assert judge_unhealthy(on(make_gpu())) == Cleared("errors of the cards (none reported)")
 
 
-def test_idle_cards_that_are_only_visible_are_not_the_jobs():
+def test_an_idle_card_that_is_only_visible_is_not_the_jobs_and_one_that_answers_in_half_of_the_readings_is_not_read():
     used = make_gpu(0, pids_are_visible_only=True)
     unused = make_gpu(1, pids_are_visible_only=True, sm_pct=0.0)
     assert [card.index for card in on(used, unused).gpus] == [0]
     assert len(on(unused).gpus) == 1
-
-
-def test_a_card_that_answers_in_half_of_the_readings_only_is_not_read():
     frames = hold(make_frame(gpus=(make_gpu(sm_pct=UNREAD),)))
     frames[-1] = make_frame(gpus=(make_gpu(),))
     assert type(judge_gpu_compute(see(frames))) is Unsure
@@ -334,8 +327,3 @@ def test_a_reading_that_goes_missing_adds_no_source(card, phases, lost):
 def test_a_cool_card_is_not_called_hot(margin_c, reason, why):
     answer = judge_thermal(on(make_gpu(**held(reason, 40.0), sm_clock_mhz=1200.0, temperature_margin_c=margin_c)))
     assert answer.summary.partition(": ")[2].startswith(why)
-
-
-@pytest.mark.parametrize(("action", "words"), [(1, "reset the GPU"), (2, "reboot the node"), (9, "recovery action 9")])
-def test_what_a_card_asks_for_is_named(action, words):
-    assert judge_unhealthy(on(make_gpu(recovery_action=action))).summary == f"card 0 reports: {words} wanted"

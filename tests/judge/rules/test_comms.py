@@ -131,7 +131,7 @@ def test_all_waiting_with_busy_threads_or_a_busy_network_is_transfer():
     assert type(judge_transfer(by_stacks(waiting(0.5), waiting(0.5), network=(foreign,)))) is Cleared
 
 
-def test_on_crowded_cpus_ranks_wait_for_each_other_without_a_transfer_unless_bytes_moved():
+def test_on_crowded_cpus_ranks_wait_for_each_other_without_a_transfer_unless_bytes_moved_or_they_want_little():
     busy = {"comm_demand": 0.6, "cpu": SCARCE, "waits": 0.5}
     scene = by_stacks(waiting(0.5), waiting(0.55), **busy)
     assert type(judge_transfer(scene)) is Unsure
@@ -142,10 +142,7 @@ def test_on_crowded_cpus_ranks_wait_for_each_other_without_a_transfer_unless_byt
     assert said(answer) == (Kind.COMMS_BOUND, "transfer")
     assert answer.origins == {Origin.STACKS, Origin.PROC, Origin.NETWORK}
     assert type(judge_comms_unknown(scene)) is Unsure
-
-
-def test_ranks_that_want_little_do_not_wait_for_each_other_because_of_cpus():
-    """Measured: four ranks that are late in turn wake up at once on two CPUs, and wait 60 % of the little they want."""
+    # Measured: four ranks that are late in turn wake up at once on two CPUs, and wait 60 % of the little they want.
     scene = by_stacks(*[waiting(0.65)] * 4, cpu=SCARCE, waits=0.1)
     assert said(judge_comms_unknown(scene)) == (Kind.COMMS_BOUND, "unknown")
     unread = by_stacks(*[waiting(0.65)] * 4, cpu=SCARCE, waits=Missing("threads"))
@@ -339,7 +336,7 @@ def test_on_a_crowded_machine_more_cpu_time_tells_the_rank_that_has_more_to_do_b
     assert type(judge_straggler(by_looks(1, 4, processes=(unread, make_ranks(2)[1]), cpu=cpu))) is Cleared
 
 
-def test_who_has_less_to_do_waits_less_where_it_waits_for_a_cpu_too():
+def test_who_has_less_to_do_waits_less_where_it_waits_for_a_cpu_too_and_for_nobody_where_cpus_are_free():
     """Read beside one busy process: a rank with half of the other's work slept 0.25 to 0.44 of the time."""
     late = judge_straggler(crowded(0.71, 0.4, lock=3))
     assert said(late) == (Kind.COMMS_BOUND, "straggler")
@@ -348,10 +345,7 @@ def test_who_has_less_to_do_waits_less_where_it_waits_for_a_cpu_too():
     assert type(judge_straggler(crowded(0.71, 0.4, lock=2))) is Cleared
     unseen = replace(crowded(0.71, 0.4, lock=3).frame, gpus=Missing("nvidia-smi hangs"))
     assert type(judge_straggler(scene_of(unseen))) is Cleared
-
-
-def test_where_cpus_are_free_who_waits_little_waits_for_nobody():
-    """A rank that waits runs less: there the CPU time says nothing that the wait has not said."""
+    # A rank that waits runs less: there the CPU time says nothing that the wait has not said.
     frame = crowded(0.9, 0.5, lock=3).frame
     free = replace(frame, cpu=make_cpu(budget_cores=16.0, run_delay_ratio=0.02))
     assert type(judge_straggler(scene_of(free))) is Cleared

@@ -60,10 +60,16 @@ def test_a_card_that_is_not_full_is_not_called_so(name, card, kind):
     assert type(judge_gpu_compute(on(make_gpu(**card)))) is kind
 
 
-def test_one_starved_card_of_eight_is_enough_not_to_be_full():
+def test_one_starved_card_of_eight_is_enough_not_to_be_full_and_a_full_one_hides_a_loader_that_is_waited_for():
     cards = [make_gpu(i) for i in range(7)]
     assert said(judge_gpu_compute(on(*cards))) == (Kind.COMPUTE_BOUND, "gpu-compute")
     assert type(judge_gpu_compute(on(*cards, make_gpu(7, sm_pct=30.0)))) is Cleared
+    # 20 ms of queued kernels and 12 ms of loader: the GPU is full, and the wait is named as hidden.
+    phases = {Phase.DATA_WAIT: 0.6, Phase.FORWARD: 0.2, Phase.BACKWARD: 0.2}
+    scene = on(make_gpu(sm_pct=98.0), phases=phases)
+    answer = judge_gpu_compute(scene)
+    assert said(answer) == (Kind.COMPUTE_BOUND, "gpu-compute")
+    assert any(one.name == "hidden data wait" for one in answer.evidence)
 
 
 def test_without_cards_nothing_about_them_is_suspected():
@@ -72,15 +78,6 @@ def test_without_cards_nothing_about_them_is_suspected():
         assert type(rule(scene_of(make_frame(gpus=())))) is Cleared
         hidden = Missing("GPUs not visible from this shell (container or Slurm step)")
         assert type(rule(scene_of(make_frame(gpus=hidden)))) is Unsure
-
-
-def test_async_gpu_work_hides_a_loader_that_is_waited_for():
-    """20 ms of queued kernels and 12 ms of loader: the GPU is full, and the wait is named as hidden."""
-    phases = {Phase.DATA_WAIT: 0.6, Phase.FORWARD: 0.2, Phase.BACKWARD: 0.2}
-    scene = on(make_gpu(sm_pct=98.0), phases=phases)
-    answer = judge_gpu_compute(scene)
-    assert said(answer) == (Kind.COMPUTE_BOUND, "gpu-compute")
-    assert any(one.name == "hidden data wait" for one in answer.evidence)
 
 
 LAUNCHES = [
@@ -108,15 +105,12 @@ def test_launch_bound_needs_slack_and_a_host_that_works(name, card, phases, want
     assert said(judge_launch_bound(on(make_gpu(**card), phases=phases))) == wanted
 
 
-def test_a_main_thread_that_does_not_move_is_not_launching():
+def test_a_main_thread_that_does_not_move_is_not_launching_and_autograd_may_in_its_place():
     frame = make_frame(gpus=(make_gpu(**HOLLOW),), processes=(make_process(),))
     still = make_phases({Phase.FORWARD: 1.0}, distinct=1, unchanged_s=25.0)
     assert "does not move" in judge_launch_bound(scene_of(frame, [still])).text
     fresh = make_phases({Phase.FORWARD: 1.0}, distinct=1, unchanged_s=3.0)
     assert "why is not known yet" in judge_launch_bound(scene_of(frame, [fresh])).text
-
-
-def test_autograd_launches_in_the_main_threads_place():
     both = (ThreadGroup(ThreadKind.MAIN, 1, 0.45), ThreadGroup(ThreadKind.AUTOGRAD, 1, 0.5))
     alone = (ThreadGroup(ThreadKind.MAIN, 1, 0.45), ThreadGroup(ThreadKind.POOL, 8, 4.0))
     assert isinstance(judge_launch_bound(on(make_gpu(**HOLLOW), thread_groups=both)), Suspicion)

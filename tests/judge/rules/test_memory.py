@@ -133,10 +133,12 @@ def test_a_leak_lasts_and_has_an_end_in_sight(mb_s, seconds, memory, leak):
     assert isinstance(judge_leak(grow(mb_s, seconds=seconds, **memory)), expected)
 
 
-def test_a_cache_that_fills_and_stops_is_no_leak():
+def test_a_cache_that_fills_and_stops_is_no_leak_and_a_healthy_job_has_no_memory_trouble():
     filling = grow(40.0, seconds=25)
     rest = [replace(filling.history[-1])] * 40
     assert isinstance(judge_leak(see(line_up([*filling.history, *rest]))), Cleared)
+    scene = grow(0.0, workers=WORKERS)
+    assert all(isinstance(rule(scene), Cleared) for rule in RULES)
 
 
 def test_copies_grow_without_the_sum_of_rss_and_another_job_beside_many_workers_is_none():
@@ -236,11 +238,6 @@ def test_a_large_mount_is_told_when_two_steps_of_a_second_no_longer_fit():
     full = ShmSample("/dev/shm", 60 * MIB, 64 * MIB)
     scene = see(line_up([make_frame(processes=(RANK,), memory=make_memory(shm=full))] * 12))
     assert isinstance(judge_shm(scene), Cleared)
-
-
-def test_a_healthy_job_has_no_memory_trouble():
-    scene = grow(0.0, workers=WORKERS)
-    assert all(isinstance(rule(scene), Cleared) for rule in RULES)
 
 
 # memory of cards

@@ -119,7 +119,7 @@ def test_one_long_call_is_said_to_be_one():
     assert moving.summary.startswith("one thread runs Python for 100 %")
 
 
-def test_one_thread_whose_cpu_others_take_is_not_surely_the_cause():
+def test_one_thread_whose_cpu_others_take_is_not_surely_the_cause_nor_ruled_out_by_the_pool_of_the_other_half():
     taken = make_cpu(
         budget_cores=2.0, runnable=1.0, demand_ratio=0.5, run_delay_ratio=0.97, used_cores=0.03, host_used_cores=2.0
     )
@@ -127,6 +127,7 @@ def test_one_thread_whose_cpu_others_take_is_not_surely_the_cause():
     assert one.summary.endswith("its threads get 0.03 of the 1.0 CPUs that they want: other processes use the rest")
     assert rate_confidence(one, 60.0) is Confidence.LOW
     assert rate_confidence(judge_single_thread(alone(PYTHON)), 60.0) is Confidence.HIGH
+    assert doubts(judge_single_thread(alone(MIXED, run=4.2, busy=8, free=3.8)), "55 % outside of the step")
 
 
 MIXED = {Phase.OTHER: 0.55, Phase.FORWARD: 0.25, Phase.BACKWARD: 0.2}
@@ -149,10 +150,6 @@ INNOCENT = {
         Cleared,
     ),
 }
-
-
-def test_one_thread_is_not_ruled_out_by_the_pool_of_the_other_half():
-    assert doubts(judge_single_thread(alone(MIXED, run=4.2, busy=8, free=3.8)), "55 % outside of the step")
 
 
 MINE = ("hand_on", "/home/u/feed.py", 53)

@@ -82,22 +82,8 @@ def test_the_size_of_reads_tells_bytes_from_answers(size_kib, mb_s, cause):
     assert causes_of(disk(size_kib, mb_s)) == {cause}
 
 
-def test_small_reads_are_a_need_of_the_remedy():
-    assert Need.SMALL_READS in judge_storage_latency(starve(0.8, [SMALL_FILES] * 2)).observed
-    assert Need.SMALL_READS not in judge_storage_bandwidth(starve(0.8, [DISK] * 2)).observed
-    network = judge_storage_latency(starve(0.8, [SMALL_FILES] * 2)).observed
-    assert {Need.NETWORK_WAIT, Need.WORKERS_IO_WAIT} <= network
-
-
-def test_network_file_systems_are_far_away_only_when_their_reads_are_neither_small_nor_fast():
-    assert causes_of(SMALL_FILES) == {"storage-latency"}
-    assert causes_of(LINE) == {"storage-bandwidth"}
-    assert causes_of(DISTANT) == {"network-store"}
+def test_what_no_counter_shows_may_still_be_a_store_and_a_disk_whose_reads_are_hidden_is_unknown_not_slow():
     assert causes_of({**DISTANT, "read_calls_s": GONE}) == {"network-store"}
-
-
-def test_recv_is_a_store_though_no_counter_shows_it_and_a_disk_whose_reads_are_hidden_is_unknown_not_slow():
-    assert causes_of(SOCKET) == {"network-store"}
     polls = {**SOCKET, "waits_for": "poll"}
     connected = SocketSample(2, 0.1, 0.1, 0, 0)
     assert causes_of(polls, frame={"sockets": connected}) == {"network-store"}
@@ -112,12 +98,16 @@ def test_recv_is_a_store_though_no_counter_shows_it_and_a_disk_whose_reads_are_h
     assert isinstance(judge_storage_latency(scene), Cleared)
 
 
-def test_mapped_files_are_measured_by_their_faults_and_reads_that_were_not_counted_have_no_size():
+def test_mapped_files_are_measured_by_their_faults_reads_that_were_not_counted_have_no_size_and_small_ones_are_a_need():
     reads = measure_reads(find_starved(starve(0.8, [THRASHES] * 2)))
     assert reads.mean_bytes == pytest.approx(540e6 / 80)
     assert "faults" in reads.source
     reads = measure_reads(find_starved(starve(0.8, [{**DISK, "read_calls_s": 0.0}] * 2)))
     assert not is_known(reads.mean_bytes)
+    assert Need.SMALL_READS in judge_storage_latency(starve(0.8, [SMALL_FILES] * 2)).observed
+    assert Need.SMALL_READS not in judge_storage_bandwidth(starve(0.8, [DISK] * 2)).observed
+    network = judge_storage_latency(starve(0.8, [SMALL_FILES] * 2)).observed
+    assert {Need.NETWORK_WAIT, Need.WORKERS_IO_WAIT} <= network
 
 
 # Thrashed: refaults and major faults, or stalls for memory.
@@ -229,16 +219,13 @@ def test_few_large_reads_or_reads_that_were_not_counted_behind_slow_opens_are_ma
     assert {Origin.PROC, Origin.STACKS} <= small.origins
 
 
-def test_opens_are_nothing_where_no_wait_fits_or_bytes_come_fast():
+def test_opens_are_nothing_where_no_wait_fits_bytes_come_fast_or_few_stacks_tell_of_them():
     computing = fed(COMPUTES, 40)
     assert isinstance(judge_storage_latency(computing), Cleared)
     fast = fed({**LINE, "asked_read_bytes_s": 90e6}, 40)
     assert isinstance(judge_storage_bandwidth(fast), Suspicion)
     assert Need.SMALL_READS not in judge_storage_bandwidth(fast).observed
     assert causes(fed(SOCKET, 40), RULES) == {"network-store"}
-
-
-def test_a_few_stacks_and_those_of_waiting_for_work_are_no_share():
     assert not is_known(find_open_share(fed(DISTANT, 5, loading=5)))
     assert find_open_share(fed(DISTANT, 20, idle=500)) == 0.5
     assert not is_known(find_open_share(see(line_up([make_second(0.8, [DISTANT] * 2)] * 20))))
