@@ -141,7 +141,7 @@ def test_remedies_that_come_and_go_are_no_event():
 MANY = make_finding(also_try=("if it is so: do this:\nfirst\nsecond", "do that: third"))
 
 
-def test_the_next_remedies_are_a_list_in_json_and_absent_where_there_are_none_and_only_the_whole_text_says_them():
+def test_the_next_remedies_are_a_list_in_json_and_only_the_whole_text_says_them():
     assert to_plain(MANY)["also_try"] == ["if it is so: do this:\nfirst\nsecond", "do that: third"]
     assert decode(Finding, encode(MANY)) == MANY
     assert "also_try" not in to_plain(make_finding())

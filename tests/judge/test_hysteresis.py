@@ -84,7 +84,7 @@ def test_a_stated_cause_stays_for_a_while_after_it_was_last_seen_until_another_i
     assert changes(stated) == [DATA, POOL]
 
 
-def test_a_heavier_cause_takes_over_once_it_stays_ahead_and_two_of_nearly_the_same_weight_do_not_take_turns():
+def test_a_heavier_cause_takes_over_once_it_stays_ahead_and_equals_do_not_take_turns():
     both = [suspect(DATA, 0.3), suspect(PYTHON, 0.6)]
     stated, _ = run([[suspect(DATA, 0.3)]] * 8 + [both] * 12)
     change = stated[8:].index(PYTHON)
@@ -243,7 +243,7 @@ def test_what_flickered_is_stated_again_once_it_lasts():
     assert DAMPED_S < 80
 
 
-def test_a_verdict_is_settled_once_it_has_stood_alone_or_beside_an_old_cause_for_a_minute_and_so_is_that_there_is_none():
+def test_a_verdict_is_settled_once_it_has_stood_for_a_minute_and_so_is_that_there_is_none():
     _, standing = run([[suspect(DATA)]] * int(RISE_S + SETTLED_S))
     assert not is_settled(standing, standing.judged_ns)
     _, standing = run([[suspect(DATA)]] * 3, standing)

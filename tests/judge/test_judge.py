@@ -171,7 +171,7 @@ def test_a_large_job_is_judged_every_third_second_and_its_end_at_once():
     assert (after.kind, after.cause) == (Kind.IDLE, "finished")
 
 
-def test_a_settled_verdict_is_judged_every_second_second_and_a_change_after_it_is_told_as_soon_as_after_any_other():
+def test_a_settled_verdict_is_judged_every_second_second_and_a_change_told_as_soon_as_ever():
     judged = run(starved(COMPUTES, seconds=110))
     settled = [one.settled for one in judged]
     begun = settled.index(True)
@@ -360,7 +360,7 @@ def test_workers_that_went_with_a_validation_are_not_dead_ones():
     assert isinstance(judge_dead_worker(see(line_up(frames))), Cleared)
 
 
-def test_a_card_that_fell_off_the_bus_is_of_the_rank_that_had_it_and_of_none_where_every_rank_held_it_open():
+def test_a_card_that_fell_off_the_bus_is_of_the_rank_that_alone_held_it():
     gone = make_gpu(1, state=GpuState.LOST, pids=Missing("the card does not answer"))
     job = (make_process(4211), make_process(4212, rank=1))
 
@@ -378,7 +378,7 @@ def test_a_card_that_fell_off_the_bus_is_of_the_rank_that_had_it_and_of_none_whe
     assert isinstance(judge_gpu_lost(see(line_up(alone))), Cleared), "a stranger's"
 
 
-def test_one_rank_is_alone_only_where_the_size_of_the_job_was_read_and_two_told_by_one_source_each_have_one():
+def test_a_lone_rank_has_no_straggler_and_two_ranks_told_by_one_source_each_have_one_source():
     unread = make_frame(target=make_target(world_size=Missing("environment: permission denied")))
     assert isinstance(judge_straggler(scene_of(unread)), Unsure)
     assert isinstance(judge_straggler(scene_of(make_frame())), Cleared)

@@ -214,7 +214,7 @@ def test_a_healthy_run_is_no_surer_where_nobody_knows_who_has_its_cpus(name):
     assert any("taken away" in words for words in blind.unknown)
 
 
-def test_a_figure_that_clears_everybody_asks_for_no_other_but_without_stacks_a_healthy_run_may_be_in_a_validation():
+def test_a_figure_that_clears_everybody_asks_for_no_other_but_for_stacks():
     free = held(run_delay_ratio=0.02, used_cores=1.0)
     assert conclude(free).confidence is Confidence.HIGH
     blind = conclude([blank(one, "cpu", "used_cores") for one in free])

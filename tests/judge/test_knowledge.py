@@ -54,7 +54,7 @@ def test_a_row_that_does_not_fit_says_where_and_why(row, told):
     assert str(raised.value).startswith(f"x.toml: wait: {told}")
 
 
-def test_a_file_is_read_when_a_row_is_looked_for_in_it_and_a_row_is_made_once_and_says_which_keys_it_lacks():
+def test_a_file_is_read_when_a_row_is_looked_for_a_row_made_once_and_what_it_lacks_said():
     done: list[str] = []
     table = LazyTable(
         [lambda: done.append("one") or {"a": EXPLAINED}, lambda: done.append("two") or {"b": {}}],

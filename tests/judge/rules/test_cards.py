@@ -220,7 +220,7 @@ def test_a_card_is_unhealthy_by_its_own_report(name, card, guilty):
     assert not guilty or answer.kind is Kind.GPU_UNHEALTHY
 
 
-def test_a_fault_is_named_one_that_a_new_start_ends_a_note_and_a_card_without_health_figures_not_called_well():
+def test_a_fault_is_named_unless_a_new_start_ends_it_and_no_figures_are_no_health():
     assert note_xids(on(make_gpu(xids=(94, 137, 94)))) == (
         "xid: card 0 told Xid 94: a fault of the program, or one that it contained"
     )
@@ -234,7 +234,7 @@ def test_a_fault_is_named_one_that_a_new_start_ends_a_note_and_a_card_without_he
     assert older.text.startswith("errors of the cards (none reported; remapped rows and retired pages were not")
 
 
-def test_uncorrected_errors_count_when_they_rise_while_tpmon_looks_are_not_forgotten_and_older_ones_are_said():
+def test_uncorrected_errors_count_when_they_rise_while_tpmon_looks_and_are_not_forgotten():
     frames = hold(make_frame(gpus=(make_gpu(ecc_uncorrected=4),)))
     frames[-1] = replace(frames[-1], gpus=(make_gpu(ecc_uncorrected=6),))
     answer = judge_unhealthy(see(frames))
@@ -254,7 +254,7 @@ def test_uncorrected_errors_count_when_they_rise_while_tpmon_looks_are_not_forgo
     assert judge_unhealthy(on(make_gpu())) == Cleared("errors of the cards (none reported)")
 
 
-def test_an_idle_card_that_is_only_visible_is_not_the_jobs_and_one_that_answers_in_half_of_the_readings_is_not_read():
+def test_a_card_that_is_idle_and_only_visible_or_rarely_answers_is_not_judged():
     used = make_gpu(0, pids_are_visible_only=True)
     unused = make_gpu(1, pids_are_visible_only=True, sm_pct=0.0)
     assert [card.index for card in on(used, unused).gpus] == [0]

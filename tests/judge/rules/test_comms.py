@@ -131,7 +131,7 @@ def test_all_waiting_with_busy_threads_or_a_busy_network_is_transfer():
     assert type(judge_transfer(by_stacks(waiting(0.5), waiting(0.5), network=(foreign,)))) is Cleared
 
 
-def test_on_crowded_cpus_ranks_wait_for_each_other_without_a_transfer_unless_bytes_moved_or_they_want_little():
+def test_on_crowded_cpus_waits_of_ranks_are_no_transfer_unless_bytes_moved_or_they_want_little():
     busy = {"comm_demand": 0.6, "cpu": SCARCE, "waits": 0.5}
     scene = by_stacks(waiting(0.5), waiting(0.55), **busy)
     assert type(judge_transfer(scene)) is Unsure
@@ -299,7 +299,7 @@ def locked(*phases, stays=0.0):
     return scene_of(frame, known)
 
 
-def test_a_lock_counts_for_a_collective_only_within_one_or_within_backward_and_not_one_that_it_stays_in():
+def test_a_lock_counts_for_a_collective_only_within_one_or_within_backward_that_goes_on():
     backward, own = {Phase.BACKWARD: 1.0}, {Phase.OTHER: 1.0}
     assert [wait.ratio for wait in find_waits(locked(backward, backward))] == [1.0, 1.0]
     waits = find_waits(locked(own, backward))

@@ -67,7 +67,7 @@ def test_the_measured_sweep_is_judged_as_it_was_felt(threads, pool, delay, guilt
         assert answer.margin > 1
 
 
-def test_pools_that_spin_do_not_wait_and_those_of_workers_of_ranks_and_of_too_many_ranks_are_told_apart():
+def test_pools_that_spin_do_not_wait_and_it_is_told_whose_others_are():
     scene = see(window(oversubscription=4.0, run_delay_ratio=0.1))
     assert isinstance(judge_oversubscription(scene), Cleared)
     rank = make_process(busy_threads=1, runnable=0.5)
@@ -287,7 +287,7 @@ def share(cpus, count=8, kind=CROWDED, **cpu):
     return starve(0.8, [{**kind, "allowed_cpus": cpus}] * count, cpu=CPU | cpu)
 
 
-def test_workers_that_share_the_one_cpu_of_their_parent_or_wait_for_cpus_that_nobody_uses_are_not_too_few():
+def test_workers_that_share_the_one_cpu_of_their_parent_are_not_too_few():
     scene = share("0")
     found = judge_worker_affinity(scene)
     assert (found.kind, found.cause) == (Kind.DATA_BOUND, "worker-affinity")

@@ -119,7 +119,7 @@ def pinned(pin, kinds, phases=None):
     return see(line_up([second] * 12), {RANK: phases} if phases else {})
 
 
-def test_a_busy_pin_thread_sets_the_pace_when_the_workers_have_no_work_and_a_lock_behind_it_tells_data_when_they_are_late():
+def test_behind_a_pin_thread_its_work_or_late_workers_set_the_pace():
     scene = pinned(0.97, [IDLES] * 2)
     assert causes(scene) == {"pin"}
     assert Need.PIN_THREAD_BUSY in judge_pin(scene).observed
@@ -229,7 +229,7 @@ def test_each_rank_is_held_against_its_own_card():
     assert one.summary.startswith("rank 3")
 
 
-def test_stacks_and_looks_are_pooled_each_counts_as_a_source_and_what_stacks_alone_see_keeps_their_interval():
+def test_stacks_and_looks_are_pooled_and_what_stacks_alone_see_keeps_their_interval():
     stacks = make_phases({Phase.DATA_WAIT: 0.5, Phase.FORWARD: 0.5}, parts={DataPart.QUEUE: 0.4, DataPart.COPY: 0.1})
     looks = measure_share(0.4, 100)
     both = combine_wait(looks, stacks)

@@ -60,7 +60,7 @@ def test_a_card_that_is_not_full_is_not_called_so(name, card, kind):
     assert type(judge_gpu_compute(on(make_gpu(**card)))) is kind
 
 
-def test_one_starved_card_of_eight_is_enough_not_to_be_full_and_a_full_one_hides_a_loader_that_is_waited_for():
+def test_one_starved_card_of_eight_is_not_full_and_a_full_one_hides_a_loader_that_is_waited_for():
     cards = [make_gpu(i) for i in range(7)]
     assert said(judge_gpu_compute(on(*cards))) == (Kind.COMPUTE_BOUND, "gpu-compute")
     assert type(judge_gpu_compute(on(*cards, make_gpu(7, sm_pct=30.0)))) is Cleared
@@ -165,7 +165,7 @@ def sync_scene(card, ratios, needs, parts=None, proven=None):
     return scene_of(frame, [phases])
 
 
-def test_a_synchronise_costs_only_where_the_gpu_runs_empty_gains_no_more_than_its_own_time_and_is_open_on_a_hollow_card():
+def test_a_synchronise_costs_its_own_time_at_most_and_only_where_the_gpu_runs_empty():
     ratios = {Phase.SYNC: 0.5, Phase.FORWARD: 0.5}
     empty = judge_explicit_sync(sync_scene({"sm_pct": 55.0}, ratios, [Need.SYNC_IN_STACK]))
     assert said(empty) == (Kind.SYNC_BOUND, "explicit")
@@ -237,7 +237,7 @@ def test_copies_and_the_allocator_are_told_from_explicit_synchronising_each_by_i
     assert judge_implicit_sync(scene) == Cleared("implicit synchronising (6.0 % of samples)")
 
 
-def test_a_card_that_is_busy_and_tells_nothing_more_is_the_limit_at_low_confidence_of_a_run_that_gives_a_sign_of_life():
+def test_a_card_that_is_busy_and_tells_nothing_more_is_the_limit_at_low_confidence():
     for unread in ({"power_w": UNREAD}, {"power_limit_w": UNREAD}, {"power_w": 300.0, "sm_clock_mhz": UNREAD}):
         answer = judge_gpu_compute(on(make_gpu(**{**NO_GPM, **unread})))
         assert said(answer) == (Kind.COMPUTE_BOUND, "gpu")
@@ -342,7 +342,7 @@ def test_a_collective_that_synchronises_over_a_full_card_is_no_wait_for_ranks():
     assert [one.ratio for one in waits] == pytest.approx([0.35 / 0.65] * 2)
 
 
-def test_a_card_that_never_runs_empty_and_is_neither_full_nor_hollow_is_bound_by_its_kernels_unless_ranks_exchange():
+def test_a_card_neither_full_nor_hollow_nor_empty_is_bound_by_its_kernels_unless_ranks_exchange():
     answer = judge_gpu_compute(on(make_gpu(**NO_GPM, sm_pct=97.0, power_w=300.0)))
     assert said(answer) == (Kind.COMPUTE_BOUND, "gpu")
     assert "never empty" in answer.summary
@@ -414,7 +414,7 @@ def test_who_lowers_a_clock_is_told_from_what_the_card_shares(card, need):
         assert need in answer.observed
 
 
-def test_a_slow_link_that_ranks_exchange_over_is_felt_and_four_lanes_that_no_counter_tells_of_are_no_fault():
+def test_a_slow_link_that_ranks_exchange_over_is_felt_and_four_lanes_alone_are_no_fault():
     part = {"sm_pct": 100.0, "sm_active_pct": 60.0, "power_w": 420.0}
     slow = {"pcie_generation": 3, "pcie_width": 4, **NO_NVLINK, **part}
     exchange = {**slow, "pcie_tx_bytes_s": 3.0e9, "pcie_rx_bytes_s": 3.0e9}

@@ -53,7 +53,7 @@ def test_stacks_are_a_second_source_and_too_few_samples_count_as_none():
     assert judge_cpu_compute(scene_of(frame, [few])).origins == {Origin.PROC}
 
 
-def test_a_budget_that_was_not_read_decides_nothing_and_a_job_with_cards_is_not_bound_by_its_cpus_compute():
+def test_a_budget_that_was_not_read_decides_nothing_and_cards_compute_instead_of_cpus():
     assert type(judge_cpu_compute(cpu_job(2.0, budget=UNREAD))) is Unsure
     assert type(judge_cpu_compute(cpu_job(2.0, budget=0.0))) is Unsure
     assert type(judge_cpu_compute(scene_of(make_frame(processes=())))) is Unsure
@@ -138,7 +138,7 @@ def test_a_run_whose_cpus_are_taken_is_no_sure_health():
     assert rate_confidence(computes, 60.0) is Confidence.LOW
 
 
-def test_balanced_is_as_sure_as_the_weaker_of_its_figures_and_not_where_half_of_the_time_is_the_programs_own_code():
+def test_balanced_is_as_sure_as_its_weaker_figure_and_not_where_half_is_the_programs_own_code():
     mixed = {Phase.OTHER: 0.55, Phase.FORWARD: 0.25, Phase.BACKWARD: 0.2}
     looks = {"main_threads": (make_looks(),)}
     mean = {"processes": (make_process(runnable=4.2, busy_threads=8),)}

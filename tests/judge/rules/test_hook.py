@@ -51,7 +51,7 @@ def wait_of(ratio: float, samples: int = 100) -> DataWait:
     return DataWait(share, {}, frozenset((Origin.STACKS,)), share.low)
 
 
-def test_the_wait_is_exact_where_stacks_and_hook_agree_or_the_hook_tells_alone_and_what_stacks_see_beyond_it_stays():
+def test_the_wait_is_exact_unless_stacks_see_more_than_the_hook():
     joined = join_hook(wait_of(0.55), make_pace(**split_of(58.0)))
     assert (joined.share.ratio, joined.share.low, joined.share.high) == (0.58, 0.58, 0.58)
     assert joined.origins == {Origin.STACKS, Origin.HOOK}
@@ -119,7 +119,7 @@ def test_without_the_hook_no_verdict_is_surer(build):
 # --- its word on what others suspect
 
 
-def test_agreement_is_a_source_disagreement_a_row_against_and_of_what_the_hook_does_not_know_there_is_no_word():
+def test_agreement_is_a_source_disagreement_a_row_against_and_ignorance_no_word():
     scene = scene_of(hooked(data=58.0))
     word = weigh_in(suspect(Kind.DATA_BOUND, "cpu-transform", share=0.55), scene)
     assert Origin.HOOK in word.origins
@@ -175,7 +175,7 @@ def test_a_loop_that_gets_on_does_not_stand_still():
     assert find_standstill(scene) == "the loop got on 3 s ago, by its hook"
 
 
-def test_a_late_comer_knows_for_how_long_no_step_was_taken_unless_the_log_is_younger_and_long_steps_make_it_patient():
+def test_a_late_comer_knows_for_how_long_no_step_was_taken_or_how_long_steps_are():
     frame = stands(840.0)
     quiet = see_quiet(observe(NO_WATCH, frame), frame)
     assert (quiet.sign, round(quiet.seconds)) == (LAST_STEP, 840)
@@ -239,7 +239,7 @@ def test_beside_cards_the_times_of_the_host_accuse_nobody_alone():
     assert not [one for one in suspected(scene) if one.cause == "straggler" and one.origins == {Origin.HOOK}]
 
 
-def test_equal_ranks_have_no_late_one_unequal_rates_do_not_wait_and_a_rank_without_a_hook_leaves_it_open():
+def test_none_is_late_of_equal_ranks_of_unequal_rates_and_where_one_has_no_hook():
     assert find_late(ranks_of(100.0, 120.0)) is None
     assert find_late(ranks_of(330.0)) is None
     scene = ranks_of(100.0, 330.0)

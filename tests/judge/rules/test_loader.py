@@ -116,7 +116,7 @@ def test_a_run_that_does_not_wait_is_cleared_of_every_cause(scene):
     assert all(isinstance(one, Cleared) for one in answers)
 
 
-def test_a_third_of_the_time_is_data_bound_with_the_gain_that_people_expect_and_a_tenth_too_close_to_call():
+def test_a_third_of_the_time_is_data_bound_and_a_tenth_too_close_to_call():
     one = judge_too_few_workers(starve(0.3, [COMPUTES] * 2))
     assert (one.share, one.needed_ratio) == (pytest.approx(0.3), pytest.approx(1 / 0.7))
     assert one.share_low >= 0.1
@@ -234,7 +234,7 @@ def test_a_loader_that_rests_is_no_part_of_the_one_in_use(rests, works, cores, c
     assert gather_facts(scene, found[cause]).workers_per_rank == len(works)
 
 
-def test_the_workers_of_the_loader_in_use_are_counted_and_where_both_rest_their_queues_tell_which_it_is():
+def test_the_workers_of_the_loader_in_use_are_counted_and_where_both_rest_queues_tell_it():
     one = judge_too_few_workers(two_loaders(0.6, [IDLES] * 8, [BUSY] * 8, cpu={"budget_cores": 32.0}))
     assert "of the loader in use, its 8 workers always have work" in one.summary
     one = make_second(0.0, [IDLES] * 2)

@@ -119,7 +119,7 @@ def test_one_long_call_is_said_to_be_one():
     assert moving.summary.startswith("one thread runs Python for 100 %")
 
 
-def test_one_thread_whose_cpu_others_take_is_not_surely_the_cause_nor_ruled_out_by_the_pool_of_the_other_half():
+def test_one_thread_is_not_surely_the_cause_where_others_take_its_cpu_nor_ruled_out_by_a_pool():
     taken = make_cpu(
         budget_cores=2.0, runnable=1.0, demand_ratio=0.5, run_delay_ratio=0.97, used_cores=0.03, host_used_cores=2.0
     )

@@ -82,7 +82,7 @@ def test_the_size_of_reads_tells_bytes_from_answers(size_kib, mb_s, cause):
     assert causes_of(disk(size_kib, mb_s)) == {cause}
 
 
-def test_what_no_counter_shows_may_still_be_a_store_and_a_disk_whose_reads_are_hidden_is_unknown_not_slow():
+def test_what_no_counter_shows_may_still_be_a_store_and_a_disk_is_unknown_not_slow():
     assert causes_of({**DISTANT, "read_calls_s": GONE}) == {"network-store"}
     polls = {**SOCKET, "waits_for": "poll"}
     connected = SocketSample(2, 0.1, 0.1, 0, 0)
@@ -98,7 +98,7 @@ def test_what_no_counter_shows_may_still_be_a_store_and_a_disk_whose_reads_are_h
     assert isinstance(judge_storage_latency(scene), Cleared)
 
 
-def test_mapped_files_are_measured_by_their_faults_reads_that_were_not_counted_have_no_size_and_small_ones_are_a_need():
+def test_reads_have_a_size_if_they_were_counted_mapped_files_by_their_faults():
     reads = measure_reads(find_starved(starve(0.8, [THRASHES] * 2)))
     assert reads.mean_bytes == pytest.approx(540e6 / 80)
     assert "faults" in reads.source
