@@ -118,11 +118,7 @@ CAPS = [
     ("default application clocks", {**held("application clocks", 100.0), "sm_clock_mhz": 1755.0}, False),
     ("bursts at the cap", {**held("power cap", 20.0), "power_w": 300.0}, False),
     ("at its limit for 58 % of each step", {**held("power cap", 58.0), "power_w": 524.0}, False),
-    (
-        "capped for 58 % of each step, far below",
-        {**held("power cap", 58.0), "power_w": 250.0, "sm_clock_mhz": 1200.0},
-        True,
-    ),
+    ("the same, far below its limit", {**held("power cap", 58.0), "power_w": 250.0, "sm_clock_mhz": 1200.0}, True),
     ("starved card", {**held("power cap", 100.0), "power_w": 300.0, "sm_pct": 60.0}, False),
     ("power not read", {**held("power cap", 100.0), "power_w": UNREAD}, False),
 ]

@@ -27,6 +27,7 @@ from tpmon.model.known import Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.verdict import Confidence, Kind, Origin
 
+TINY, MAIN_THREAD = (Kind.LAUNCH_BOUND, "tiny-kernels"), (Kind.LAUNCH_BOUND, "main-thread")
 MIG = MigInstance("MIG-1", 1, 1 << 30, 10 << 30, UNREAD, (4211,))
 
 FULL = [
@@ -81,15 +82,10 @@ def test_without_cards_nothing_about_them_is_suspected():
 
 
 LAUNCHES = [
-    ("hollow by GPM, in the model", HOLLOW, IN_MODEL, (Kind.LAUNCH_BOUND, "tiny-kernels")),
-    ("hollow by power", {**NO_GPM, "sm_pct": 99.0, "power_w": 150.0}, IN_MODEL, (Kind.LAUNCH_BOUND, "tiny-kernels")),
-    ("idle GPU, host in the model", {"sm_pct": 45.0}, IN_MODEL, (Kind.LAUNCH_BOUND, "tiny-kernels")),
-    (
-        "Python between launches",
-        {"sm_pct": 30.0},
-        {Phase.OTHER: 0.7, Phase.FORWARD: 0.3},
-        (Kind.LAUNCH_BOUND, "main-thread"),
-    ),
+    ("hollow by GPM, in the model", HOLLOW, IN_MODEL, TINY),
+    ("hollow by power", {**NO_GPM, "sm_pct": 99.0, "power_w": 150.0}, IN_MODEL, TINY),
+    ("idle GPU, host in the model", {"sm_pct": 45.0}, IN_MODEL, TINY),
+    ("Python between launches", {"sm_pct": 30.0}, {Phase.OTHER: 0.7, Phase.FORWARD: 0.3}, MAIN_THREAD),
     ("in a synchronise", HOLLOW, {Phase.SYNC: 0.9, Phase.FORWARD: 0.1}, Cleared),
     ("in a collective", HOLLOW, {Phase.COMMS: 0.5, Phase.BACKWARD: 0.5}, Cleared),
     ("loads its data itself", {"sm_pct": 30.0}, {Phase.DATA_WAIT: 0.7, Phase.FORWARD: 0.3}, Cleared),
@@ -123,7 +119,7 @@ def test_slack_that_a_synchronise_leaves_open_is_laid_to_launching_less_surely()
     ratios = {Phase.SYNC: 0.25, Phase.FORWARD: 0.4, Phase.BACKWARD: 0.35}
     for card in (HOLLOW, {"sm_pct": 25.0}):
         answer = judge_launch_bound(on(make_gpu(**card), phases=ratios))
-        assert said(answer) == (Kind.LAUNCH_BOUND, "tiny-kernels")
+        assert said(answer) == TINY
         assert "launches 75 % of the time" in answer.summary
         assert answer.against
     half = judge_launch_bound(on(make_gpu(sm_pct=60.0), phases=ratios))
@@ -138,9 +134,9 @@ def test_an_optimizer_that_computes_on_the_cpu_is_no_launching_which_is_charged_
     offloaded = judge_launch_bound(on(make_gpu(sm_pct=38.0), phases=CPU_ADAM, thread_groups=POOL))
     assert doubts(offloaded, "60 % in the optimizer")
     on_card = judge_launch_bound(on(make_gpu(sm_pct=38.0), phases=CPU_ADAM))
-    assert said(on_card) == (Kind.LAUNCH_BOUND, "tiny-kernels")
+    assert said(on_card) == TINY
     decoding = judge_launch_bound(on(make_gpu(sm_pct=38.0), phases=IN_MODEL, thread_groups=POOL))
-    assert said(decoding) == (Kind.LAUNCH_BOUND, "tiny-kernels")
+    assert said(decoding) == TINY
     rest = judge_launch_bound(on(make_gpu(sm_pct=5.0), phases=CPU_ADAM, thread_groups=POOL))
     assert rest.share == pytest.approx((0.95 - 0.6) * 0.4)
     assert "launches 40 % of the time" in rest.summary
@@ -154,9 +150,9 @@ def test_cards_that_work_one_after_another_are_not_laid_to_their_host():
     phases = make_phases({Phase.SYNC: 0.4, Phase.FORWARD: 0.6}, needs=frozenset((Need.SYNC_IN_STACK,)))
     assert doubts(judge_explicit_sync(scene_of(frame, [phases])), sums)
     few = [make_gpu(i, sm_pct=15.0) for i in range(4)]
-    assert said(judge_launch_bound(on(*few))) == (Kind.LAUNCH_BOUND, "tiny-kernels")
+    assert said(judge_launch_bound(on(*few))) == TINY
     shared = [make_gpu(0, sm_pct=60.0, pids=(4211, 4212)), make_gpu(1, sm_pct=35.0)]
-    assert said(judge_launch_bound(on(*shared))) == (Kind.LAUNCH_BOUND, "tiny-kernels")
+    assert said(judge_launch_bound(on(*shared))) == TINY
 
 
 def sync_scene(card, ratios, needs, parts=None, proven=None):
@@ -212,7 +208,7 @@ def test_launches_are_told_with_what_was_read_of_them():
     assert "main thread runs or waits for a CPU" in {row.name for row in answer.evidence}
     assert Need.ONE_THREAD_BUSY not in answer.observed
     python = judge_launch_bound(on(make_gpu(sm_pct=38.0), phases={Phase.OTHER: 0.6, Phase.FORWARD: 0.4}))
-    assert said(python) == (Kind.LAUNCH_BOUND, "main-thread")
+    assert said(python) == MAIN_THREAD
     assert Need.ONE_THREAD_BUSY in python.observed
 
 
@@ -311,24 +307,24 @@ def test_hollow_cards_of_ranks_that_exchange_are_in_their_collectives_and_others
     assert type(judge_transfer(ranks_on(card, card, world=16))) is Cleared
     assert type(judge_launch_bound(ranks_on(card, card, world=16))) is Unsure
     card = {**HOLLOW, **QUIET}
-    assert said(judge_launch_bound(ranks_on(card, card))) == (Kind.LAUNCH_BOUND, "tiny-kernels")
+    assert said(judge_launch_bound(ranks_on(card, card))) == TINY
     # One that works may be the one that the others wait for.
     assert type(judge_launch_bound(ranks_on(card, card, {}))) is Unsure
     unread = {**HOLLOW, **NO_NVLINK, "pcie_tx_bytes_s": UNREAD, "pcie_rx_bytes_s": UNREAD}
     assert type(judge_launch_bound(ranks_on(unread, unread))) is Unsure
     # One of them rests a little more than the others.
     less = {**card, "sm_pct": 88.0}
-    assert said(judge_launch_bound(ranks_on(card, less))) == (Kind.LAUNCH_BOUND, "tiny-kernels")
+    assert said(judge_launch_bound(ranks_on(card, less))) == TINY
     assert type(judge_launch_bound(ranks_on(card, card, network=BUSY_NIC))) is Suspicion
     idle = {"sm_pct": 40.0}
-    assert said(judge_launch_bound(ranks_on(idle, idle, world=16))) == (Kind.LAUNCH_BOUND, "tiny-kernels")
+    assert said(judge_launch_bound(ranks_on(idle, idle, world=16))) == TINY
 
 
 def test_a_host_in_its_own_code_over_a_card_that_never_runs_empty_may_wait_for_it():
     between = {Phase.OTHER: 0.8, Phase.FORWARD: 0.2}
     assert ".item()" in judge_launch_bound(on(make_gpu(**HOLLOW), phases=between)).text
     empty = judge_launch_bound(on(make_gpu(sm_pct=50.0), phases=between))
-    assert said(empty) == (Kind.LAUNCH_BOUND, "main-thread")
+    assert said(empty) == MAIN_THREAD
     assert ".item()" in empty.summary
 
 

@@ -157,18 +157,16 @@ def test_a_checkpoint_that_writes_is_seen_twice_and_names_who_waits():
         assert answer.summary.endswith("; the other rank waits") is waits
 
 
-LOOKED_AT_LONG_AGO = {"newest_age_s": 40.0}
+LONG_AGO = {"newest_age_s": 40.0}
+WAITS = ({Phase.COMMS: 1.0}, {"where": "barrier train.py:9"})
 
 
 @pytest.mark.parametrize(
     ("others", "words"),
     [
-        ([({Phase.CHECKPOINT: 1.0}, LOOKED_AT_LONG_AGO)] * 3, ""),
-        ([({Phase.COMMS: 1.0}, {"where": "barrier train.py:9"})] * 3, "; 3 other ranks wait"),
-        (
-            [({Phase.COMMS: 1.0}, {"where": "barrier train.py:9"}), ({Phase.COMMS: 1.0}, LOOKED_AT_LONG_AGO)],
-            "; 1 of the 2 other ranks was seen to wait",
-        ),
+        ([({Phase.CHECKPOINT: 1.0}, LONG_AGO)] * 3, ""),
+        ([WAITS] * 3, "; 3 other ranks wait"),
+        ([WAITS, ({Phase.COMMS: 1.0}, LONG_AGO)], "; 1 of the 2 other ranks was seen to wait"),
         ([({Phase.SYNC: 1.0}, {"where": "sync: item train.py:9"})], "; the other rank waits"),
         ([({Phase.FORWARD: 1.0}, {}), ({Phase.OTHER: 1.0}, {"where": "hold train.py:12"})], ""),
         ([None], ""),

@@ -366,6 +366,7 @@ def below(*calls, stack=AT_LINE):
 
 WAIT = ("wait", f"{LIB}/threading.py")
 FUTURES = f"{LIB}/concurrent/futures/_base.py"
+PUT = ("put", f"{LIB}/multiprocessing/queues.py")
 ENTER = ("__enter__", f"{LIB}/multiprocessing/synchronize.py")
 ACQUIRE = below(ENTER)
 RESULT = below(("result_iterator", FUTURES), ("result", FUTURES), WAIT)
@@ -381,11 +382,8 @@ PLACES = {
     "multiprocessing.Pool": (below(("get", f"{LIB}/multiprocessing/pool.py"), WAIT), StackEnd.OWN),
     "an event of processes": (below(("wait", f"{LIB}/multiprocessing/synchronize.py")), StackEnd.OWN),
     "a queue of the data set": (below(("get", f"{LIB}/multiprocessing/queues.py"), ENTER), StackEnd.OWN),
-    "a batch for a full queue": (below(("put", f"{LIB}/multiprocessing/queues.py"), stack=LOOP), StackEnd.HANDS),
-    "the lock of a SimpleQueue": (
-        below(("put", f"{LIB}/multiprocessing/queues.py"), ENTER, stack=LOOP),
-        StackEnd.HANDS,
-    ),
+    "a batch for a full queue": (below(PUT, stack=LOOP), StackEnd.HANDS),
+    "the lock of a SimpleQueue": (below(PUT, ENTER, stack=LOOP), StackEnd.HANDS),
     "grpc": (below(("_blocking", f"{PACKAGES}/grpc/_channel.py")), StackEnd.LIBRARY),
 }
 
@@ -414,6 +412,8 @@ def stated(scene):
 
 HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
 LOCK, FEW = "worker-lock", "too-few-workers"
+ONE_SLEEPS = [FUTEX] * 3 + [SLEEPS]
+THREADS = ((RESULT, 12), (AT_LINE, 8))
 HELD = ((ACQUIRE, 15), (AT_LINE, 5))
 HALF = ((ACQUIRE, 10), (AT_LINE, 10))
 NO_WORK = below(("get", f"{LIB}/multiprocessing/queues.py"), stack=LOOP)
@@ -423,15 +423,12 @@ LOCK_CASES = {
     "a pool of threads": (see_workers([FUTEX] * 4, (RESULT, 20)), (FEW, HIGH)),
     "a pool of threads that reads": (see_workers([READS] * 4), (FEW, HIGH)),
     "a pool of threads that computes": (see_workers([POOL_COMPUTES] * 4), (FEW, HIGH)),
-    "a pool of threads, lines of decoding": (
-        see_workers([FUTEX] * 3 + [SLEEPS], (RESULT, 12), (AT_LINE, 8)),
-        (FEW, HIGH),
-    ),
+    "a pool of threads, lines of decoding": (see_workers(ONE_SLEEPS, *THREADS), (FEW, HIGH)),
     "a queue of the data set's own": (
         see_workers([FUTEX] * 4, (below(("get", f"{LIB}/queue.py"), WAIT), 20)),
         (FEW, HIGH),
     ),
-    "no stacks": (see_workers([FUTEX] * 3 + [SLEEPS]), (LOCK, LOW)),
+    "no stacks": (see_workers(ONE_SLEEPS), (LOCK, LOW)),
     "no stacks, with a time-out": (see_workers([TIMED] * 4), (LOCK, LOW)),
     "a library": (see_workers([TIMED] * 4, (PLACES["grpc"][0], 20)), (LOCK, LOW)),
     "a queue of C: nobody has the lock": (see_workers([FUTEX] * 4, (AT_LINE, 20)), (LOCK, LOW)),
@@ -441,11 +438,8 @@ LOCK_CASES = {
     "one of two has it and reads": (see_workers([FUTEX, DISK], *HALF), (LOCK, HIGH)),
     "of two, without stacks": (see_workers([FUTEX, SLEEPS]), (LOCK, LOW)),
     "of two that compute in turns, without stacks": (see_workers([FUTEX, COMPUTES]), (LOCK, LOW)),
-    "two pools of threads": (see_workers([FUTEX, FUTEX], (RESULT, 12), (AT_LINE, 8)), (FEW, HIGH)),
-    "on cards, whose driver may have it": (
-        see_workers([FUTEX] * 3 + [SLEEPS], (AT_LINE, 20), frame=CARDS),
-        (LOCK, LOW),
-    ),
+    "two pools of threads": (see_workers([FUTEX, FUTEX], *THREADS), (FEW, HIGH)),
+    "on cards, whose driver may have it": (see_workers(ONE_SLEEPS, (AT_LINE, 20), frame=CARDS), (LOCK, LOW)),
     "two in lines of C": (see_workers([FUTEX, SLEEPS], (AT_LINE, 20)), (LOCK, LOW)),
     "one worker": (see_workers([FUTEX]), (FEW, MEDIUM)),
     "one worker at the lock of another rank's": (see_workers([FUTEX], (ACQUIRE, 20)), (LOCK, HIGH)),
@@ -455,9 +449,9 @@ LOCK_CASES = {
         (FEW, HIGH),
     ),
     # D: a lock
-    "a lock of four": (see_workers([FUTEX] * 3 + [SLEEPS], *HELD), (LOCK, HIGH)),
-    "a lock of four, once they have work": (see_workers([FUTEX] * 3 + [SLEEPS], (NO_WORK, 60), *HELD), (LOCK, HIGH)),
-    "a lock of four in C": (see_workers([FUTEX] * 3 + [SLEEPS], (AT_LINE, 20)), (LOCK, HIGH)),
+    "a lock of four": (see_workers(ONE_SLEEPS, *HELD), (LOCK, HIGH)),
+    "a lock of four, once they have work": (see_workers(ONE_SLEEPS, (NO_WORK, 60), *HELD), (LOCK, HIGH)),
+    "a lock of four in C": (see_workers(ONE_SLEEPS, (AT_LINE, 20)), (LOCK, HIGH)),
     "who has it computes": (see_workers([FUTEX] * 3 + [COMPUTES], *HELD), (LOCK, HIGH)),
     "who has it reads": (see_workers([FUTEX] * 3 + [DISK], *HELD), (LOCK, HIGH)),
     "who has it reads, in C": (see_workers([FUTEX] * 3 + [DISK], (AT_LINE, 20)), (LOCK, HIGH)),
@@ -492,7 +486,7 @@ def test_what_is_left_open_of_a_lock_is_left_open_by_the_advice_and_what_is_show
     assert "for a lock, or for threads of their own" in one.summary
     assert one.observed >= {Need.WORKERS_IN_FUTEX}
     assert (first.remedy.id, first.certain) == ("lock-or-threads", True)
-    scene = see_workers([FUTEX] * 3 + [SLEEPS], *HELD)
+    scene = see_workers(ONE_SLEEPS, *HELD)
     one = judge_worker_lock(scene)
     first = advise(scene, one)[0]
     assert one.summary.endswith("its 4 workers wait 75 % of their time for a lock")

@@ -152,30 +152,30 @@ INNOCENT = {
 }
 
 
+PACKAGES = f"{LIB}/site-packages"
+CONNECTION = f"{LIB}/multiprocessing/connection.py"
+FUTURES = f"{LIB}/concurrent/futures/_base.py"
+SELECT = ("select", f"{LIB}/selectors.py")
 MINE = ("hand_on", "/home/u/feed.py", 53)
 QUEUE = stack(MINE, ("get", f"{LIB}/queue.py"), WAIT)
 RECEIVING = {
     "queue": QUEUE,
     "a library around a queue": stack(
-        MINE, ("__next__", f"{LIB}/site-packages/prefetch_generator/__init__.py"), ("get", f"{LIB}/queue.py"), WAIT
+        MINE, ("__next__", f"{PACKAGES}/prefetch_generator/__init__.py"), ("get", f"{LIB}/queue.py"), WAIT
     ),
     "pool": stack(MINE, ("next", f"{LIB}/multiprocessing/pool.py"), WAIT),
-    "pipe": stack(
-        MINE, ("recv", f"{LIB}/multiprocessing/connection.py"), ("_recv", f"{LIB}/multiprocessing/connection.py")
-    ),
-    "future": stack(MINE, ("result", f"{LIB}/concurrent/futures/_base.py"), WAIT),
-    "whichever future is first": stack(MINE, ("as_completed", f"{LIB}/concurrent/futures/_base.py"), WAIT),
-    "all futures": stack(MINE, ("wait", f"{LIB}/concurrent/futures/_base.py"), WAIT),
-    "whichever pipe is ready": stack(
-        MINE, ("wait", f"{LIB}/multiprocessing/connection.py"), ("select", f"{LIB}/selectors.py")
-    ),
-    "joblib": stack(MINE, ("_retrieve", f"{LIB}/site-packages/joblib/parallel.py")),
+    "pipe": stack(MINE, ("recv", CONNECTION), ("_recv", CONNECTION)),
+    "future": stack(MINE, ("result", FUTURES), WAIT),
+    "whichever future is first": stack(MINE, ("as_completed", FUTURES), WAIT),
+    "all futures": stack(MINE, ("wait", FUTURES), WAIT),
+    "whichever pipe is ready": stack(MINE, ("wait", CONNECTION), SELECT),
+    "joblib": stack(MINE, ("_retrieve", f"{PACKAGES}/joblib/parallel.py")),
     "ray": stack(
         MINE,
-        ("wrapper", f"{LIB}/site-packages/ray/_private/client_mode_hook.py"),
-        ("get_objects", f"{LIB}/site-packages/ray/_private/worker.py"),
+        ("wrapper", f"{PACKAGES}/ray/_private/client_mode_hook.py"),
+        ("get_objects", f"{PACKAGES}/ray/_private/worker.py"),
     ),
-    "zmq": stack(MINE, ("recv_pyobj", f"{LIB}/site-packages/zmq/sugar/socket.py")),
+    "zmq": stack(MINE, ("recv_pyobj", f"{PACKAGES}/zmq/sugar/socket.py")),
 }
 NOT_RECEIVING = {
     "a full queue": stack(MINE, ("put", f"{LIB}/queue.py"), WAIT),
@@ -185,13 +185,11 @@ NOT_RECEIVING = {
         MINE,
         ("join", f"{LIB}/multiprocessing/process.py"),
         ("wait", f"{LIB}/multiprocessing/popen_fork.py"),
-        ("wait", f"{LIB}/multiprocessing/connection.py"),
-        ("select", f"{LIB}/selectors.py"),
+        ("wait", CONNECTION),
+        SELECT,
     ),
     "an event": stack(MINE, WAIT),
-    "an object elsewhere": stack(
-        MINE, ("_callmethod", f"{LIB}/multiprocessing/managers.py"), ("recv", f"{LIB}/multiprocessing/connection.py")
-    ),
+    "an object elsewhere": stack(MINE, ("_callmethod", f"{LIB}/multiprocessing/managers.py"), ("recv", CONNECTION)),
     "a function of the program that is named so": stack(("get", "/home/u/feed.py")),
     "a socket": stack(MINE, ("readinto", f"{LIB}/socket.py")),
 }
@@ -220,7 +218,7 @@ def test_where_most_of_it_is_is_told_by_function_and_its_busiest_line():
 
 def test_a_queue_behind_a_name_that_tells_of_data_is_the_programs_own_where_no_loader_is():
     named = stack(("next_batch", "/home/u/feed.py", 53), *(("get", f"{LIB}/queue.py"), WAIT))
-    module = f"{LIB}/site-packages/torch/nn/modules"
+    module = f"{PACKAGES}/torch/nn/modules"
     step = stack(("_call_impl", f"{module}/module.py"), ("forward", f"{module}/linear.py"))
     phases = read_phases([slice_of((named, 60), (step, 20))], 10_500_000_000)[RANK]
     assert phases.handed_ratio == 0.0
