@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from tests.frames import NOW, make_cpu, make_frame, make_loader, make_memory, make_process, make_worker
-from tests.judging import SECOND, make_looks
+from tests.judging import SECOND, make_looks, make_phases
 from tests.waits import wait_of
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features.snapshot import Rule, Scene, see
 from tpmon.judge.rules import data, loader, memory, python, storage
+from tpmon.judge.stacks.profile import DataPart, Phase
 from tpmon.model.frame import Frame
 from tpmon.model.host import WorkerQueue
 from tpmon.model.known import Applicable, known_or
@@ -124,3 +125,11 @@ ALL = (*LOADER, *memory.RULES, *python.RULES)
 def causes(scene: Scene, rules: Sequence[Rule] = LOADER) -> set[Applicable[str]]:
     """Return the causes that rules suspect in a scene."""
     return {one.cause for one in (rule(scene) for rule in rules) if isinstance(one, Suspicion)}
+
+
+def load_itself(wait: float = 0.6, parts: Mapping[DataPart, float] | None = None, **more: Any) -> Scene:
+    """See a rank without workers whose stacks say how long it gets its batches."""
+    rest = (1 - wait) / 2
+    shares = {Phase.DATA_WAIT: wait, Phase.FORWARD: rest, Phase.BACKWARD: rest}
+    phases = make_phases(shares, parts=parts or {DataPart.FETCH: wait})
+    return see(line_up([make_second(0.0, [], **more)] * 12), {RANK: phases})

@@ -152,7 +152,10 @@ def test_what_is_stated_of_several(suspected, stated):
     assert run([[suspect(key, weight) for key, weight in suspected.items()]] * 10)[0][-1] == stated
 
 
-def test_what_a_process_does_right_now_is_said_at_once():
+def test_what_a_process_does_right_now_is_said_at_once_and_never_settled():
+    for key in (STARTING, HUNG):
+        stated, standing = run([[suspect(key)]] * 100)
+        assert (stated[-1], is_settled(standing, standing.judged_ns)) == (key, False)
     assert run([[suspect(STARTING)]])[0] == [STARTING]
     assert run([[suspect(DATA)]] * 10 + [[suspect(DATA), suspect(HUNG, 0.1)]] * 6)[0][9::6] == [DATA, HUNG]
 
@@ -224,15 +227,11 @@ def test_changes_a_minute_apart_are_no_flicker_after_one_of_others_neither():
             assert stated[60 * turn + 15 : 60 * turn + 60] == [pair[turn % 2]] * 45
 
 
-def test_what_was_no_part_of_the_flicker_is_stated_as_ever_and_so_is_a_hang():
+def test_what_flickered_is_stated_again_once_it_lasts_and_what_did_not_or_a_hang_as_ever():
     flicker = take_turns(20, [suspect(DATA)], [suspect(COLLATE)], turns=6)
     stated, standing = run([*flicker, *[[suspect(POOL)]] * 15])
     assert stated[-1] == POOL
     assert run([[suspect(HUNG)]] * 2, standing)[0][-1] == HUNG
-
-
-def test_what_flickered_is_stated_again_once_it_lasts():
-    flicker = take_turns(20, [suspect(DATA)], [suspect(COLLATE)], turns=6)
     _, standing = run(flicker)
     lasting = COLLATE if standing.stated == DATA else DATA
     stated, standing = run([[suspect(lasting)]] * 80, standing)
@@ -270,13 +269,6 @@ def test_whatever_begins_to_speak_against_it_unsettles_it_at_once(next_second):
     assert not is_settled(later, later.judged_ns)
     dropped = drop(standing, {DATA}, standing.judged_ns)  # because the run stands still
     assert (dropped.stated, is_settled(dropped, standing.judged_ns)) == (None, False)
-
-
-@pytest.mark.parametrize("key", [STARTING, HUNG])
-def test_what_a_process_does_right_now_is_never_settled(key):
-    stated, standing = run([[suspect(key)]] * 100)
-    assert stated[-1] == key
-    assert not is_settled(standing, standing.judged_ns)
 
 
 # changes that are no chance

@@ -28,14 +28,14 @@ from tests.frames import (
     make_worker,
 )
 from tests.judging import SECOND, conclude, doubts, follow, hold, make_looks, make_phases, scene_of
-from tests.starving import BATCH_WAIT, COMPUTES, DISK, RANK, SOCKET, line_up, make_second
+from tests.starving import BATCH_WAIT, COMPUTES, DISK, RANK, SOCKET, line_up, load_itself, make_second
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.hang.rules import judge_blocked_io, judge_dead_worker, judge_gpu_lost, judge_stopped
 from tpmon.judge.judge import Judgement, judge
 from tpmon.judge.rules.comms import judge_straggler
 from tpmon.judge.rules.data import judge_no_workers
-from tpmon.judge.stacks.profile import DataPart, Phase
+from tpmon.judge.stacks.profile import Phase
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.gpu import GpuState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -249,16 +249,11 @@ UNSEEN_CARDS = {
 }
 
 
-def loads_itself(**frame):
-    phases = make_phases({Phase.DATA_WAIT: 0.6, Phase.FORWARD: 0.4}, parts={DataPart.FETCH: 0.6})
-    return see(line_up([make_second(0.0, [], frame=frame)] * 12), {RANK: phases})
-
-
 @pytest.mark.parametrize("name", UNSEEN_CARDS)
 def test_a_wait_that_a_card_nobody_read_may_hide_is_no_fault_and_on_a_machine_with_idle_cards_it_is(name):
-    assert doubts(judge_no_workers(loads_itself(**UNSEEN_CARDS[name])), "GPU")
+    assert doubts(judge_no_workers(load_itself(frame=UNSEEN_CARDS[name])), "GPU")
     idle_machine = {"gpus": (make_gpu(pids=(), processes=()),)}
-    assert isinstance(judge_no_workers(loads_itself(**idle_machine)), Suspicion)
+    assert isinstance(judge_no_workers(load_itself(frame=idle_machine)), Suspicion)
 
 
 def leaking(calm_s, growing_s):

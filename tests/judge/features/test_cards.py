@@ -320,7 +320,7 @@ def slices(active_pct, **fields):
     return make_gpu(mig=True, **{**plain, "mig_instances": (tenants, mine), **fields})
 
 
-def test_of_a_sliced_card_only_the_jobs_slice_is_seen():
+def test_of_a_sliced_card_only_the_jobs_slice_is_seen_and_a_long_wait_beside_it_told_at_low_confidence():
     card = on(slices(6.0)).gpus[0]
     assert (card.sm_active_pct, card.memory_ratio) == (6.0, 0.2)
     assert "MIG slices have no utilisation" in card.busy_pct.reason
@@ -330,9 +330,6 @@ def test_of_a_sliced_card_only_the_jobs_slice_is_seen():
     unlisted = tuple(replace(one, pids=UNREAD) for one in slices(6.0).mig_instances)
     assert not is_known(on(slices(6.0, mig_instances=unlisted)).gpus[0].sm_active_pct)
     assert on(slices(6.0, mig_instances=unlisted[1:])).gpus[0].sm_active_pct == 6.0
-
-
-def test_a_long_wait_beside_a_slice_is_told_and_never_with_more_than_low_confidence():
     found = find_starved(on(slices(6.0), phases=WAITS))
     assert type(found) is Starved
     said_of_it = suspect_loader(found, on(slices(6.0), phases=WAITS), "no-workers", "it has no workers")

@@ -11,7 +11,7 @@ from tests.any_windows import make_slice, with_slice
 from tests.frames import make_frame, make_gpu, make_process, make_rank
 from tests.judging import make_looks, make_phases
 from tests.paces import make_hook, make_pace, with_hooks
-from tests.starving import ALL, COMPUTES, IDLES, RANK, SLEEPS, causes, line_up, make_second, starve
+from tests.starving import ALL, COMPUTES, IDLES, RANK, SLEEPS, causes, line_up, load_itself, make_second, starve
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.data_wait import combine_wait, measure_share
@@ -39,17 +39,8 @@ from tpmon.model.verdict import Origin
 NO_STACKS = Missing("stacks: not permitted")
 
 
-def loads_itself(wait=0.6, parts=None, **more):
-    """See a rank without workers whose stacks say how long it gets its batches."""
-    phases = make_phases(
-        {Phase.DATA_WAIT: wait, Phase.FORWARD: 0.5 - wait / 2, Phase.BACKWARD: 0.5 - wait / 2},
-        parts=parts or {DataPart.FETCH: wait},
-    )
-    return see(line_up([make_second(0.0, [], **more)] * 12), {RANK: phases})
-
-
 def test_a_rank_that_fetches_its_samples_itself_has_no_workers():
-    scene = loads_itself()
+    scene = load_itself()
     assert causes(scene) == {"no-workers"}
     one = judge_no_workers(scene)
     assert (one.share, one.needed_ratio) == (pytest.approx(0.6), NOT_APPLICABLE)
@@ -76,7 +67,7 @@ def test_without_stacks_waiting_in_files_is_proof_of_loading_and_one_busy_thread
     ],
 )
 def test_collating_is_told_from_fetching_and_a_queue_is_no_lack_of_workers(parts, cause):
-    scene = loads_itself(0.6, parts)
+    scene = load_itself(0.6, parts)
     assert causes(scene) == cause
     assert cause != {"collate"} or judge_collate(scene).share == 0.4
 

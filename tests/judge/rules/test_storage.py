@@ -54,9 +54,8 @@ GONE = Missing("permission denied")
 KIB = 1024
 
 
-def causes_of(kind, workers=2, **more):
-    scene = starve(0.8, [kind] * workers, **more)
-    return {one.cause for one in (rule(scene) for rule in RULES) if isinstance(one, Suspicion)}
+def causes_of(kind, **more):
+    return causes(starve(0.8, [kind] * 2, **more), RULES)
 
 
 def disk(size_kib, mb_s):
