@@ -71,6 +71,9 @@ EVENT_LOOP = stack_of(
 )
 ANSWERS = (EVENT_LOOP[0], StackFrame("answer", "/run/serve.py", 30), *QUEUE_GET[2:])
 SERVES = stack_of("run lib/threading.py:980 > serve_forever lib/socketserver.py:233 > select lib/selectors.py:415")
+HTTP = make_thread(7, name="http", kind=ThreadKind.OTHER, frames=SERVES)
+AT_BATCH = make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)")
+RESTS = make_worker(0, 0, waits_for="work from its rank (loader queue)")
 STEPS = {stack("main train step call linear"): 18, stack("main train backward engine"): 20}
 
 
@@ -139,19 +142,9 @@ SCENES: dict[str, Build] = {
     "both ranks are stopped": _hang(*(make_rank(n, state="t", waits_for="stopped by a debugger") for n in (0, 1))),
     "a barrier": _hang(make_rank(0, frames=BARRIER), make_rank(1, frames=IN_LOCK), seconds=60),
     "backward in a lock": _hang(make_rank(0, frames=BACKWARD), make_rank(1, frames=BACKWARD)),
-    "a lost batch": _hang(
-        make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)"),
-        make_worker(0, 0, waits_for="work from its rank (loader queue)"),
-    ),
-    "a worker reads": _hang(
-        make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)"),
-        make_worker(0, 0, frames=WORKER_READS, state="D", waits_for="NFS", waits_on=NFS),
-    ),
-    "a worker is dead": _hang(
-        make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)"),
-        make_worker(0, 0, waits_for="work from its rank (loader queue)"),
-        **died("pt_data_worker", pid=4099),
-    ),
+    "a lost batch": _hang(AT_BATCH, RESTS),
+    "a worker reads": _hang(AT_BATCH, make_worker(0, 0, frames=WORKER_READS, state="D", waits_for="NFS", waits_on=NFS)),
+    "a worker is dead": _hang(AT_BATCH, RESTS, **died("pt_data_worker", pid=4099)),
     "a child of its own is dead": _hang(
         make_rank(0, frames=AT_CHILD, waits_for="child process"), **died("convert", "exit 1", pid=4099)
     ),
@@ -159,9 +152,7 @@ SCENES: dict[str, Build] = {
         make_rank(0, make_thread(4007, name="flusher", kind=ThreadKind.OTHER, frames=FLUSHES), frames=JOIN)
     ),
     "a server": _hang(make_rank(0, frames=EVENT_LOOP, waits_for="epoll")),
-    "a server at a queue": _hang(
-        make_rank(0, make_thread(7, name="http", kind=ThreadKind.OTHER, frames=SERVES), frames=ANSWERS)
-    ),
+    "a server at a queue": _hang(make_rank(0, HTTP, frames=ANSWERS)),
     "a program at a queue": _hang(make_rank(0, frames=ANSWERS)),
     "input": _hang(make_rank(0, frames=IN_LOCK, waits_for="terminal input")),
     "a rank decodes": _hang(make_rank(0, frames=DECODE, **RUNNING), seconds=60),
