@@ -7,26 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.starving import COMPUTES, IDLES, SOCKET, line_up, make_looks, make_second
+from tpmon.judge import hysteresis
 from tpmon.judge.answers.result import Cleared, Key, Suspicion
-from tpmon.judge.hysteresis import (
-    CALM_S,
-    DAMPED_S,
-    FALL_S,
-    LINGER_S,
-    RISE_S,
-    SETTLED_S,
-    SWITCH_S,
-    Standing,
-    damp,
-    drop,
-    follow,
-    is_settled,
-    is_shaken,
-    key_of,
-    leave_out_own,
-    note_rules,
-    state,
-)
+from tpmon.judge.hysteresis import RISE_S, Standing, follow, is_settled, is_shaken, leave_out_own, note_rules
 from tpmon.judge.ranking import EXPLAINS, find_explained, rank, weigh
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.verdict import TABLE, Kind
@@ -55,8 +38,10 @@ def run(seconds: list[list[Suspicion]], standing: Standing | None = None) -> tup
         now_ns += SECOND
         standing = follow(standing, suspicions, now_ns)
         ranked = rank(standing.tracks, standing.stated)
-        decided = state(standing, ranked, {key_of(one.suspicion): weigh(one) for one in ranked}, now_ns)
-        standing = damp(standing, decided, now_ns)
+        decided = hysteresis.state(
+            standing, ranked, {hysteresis.key_of(one.suspicion): weigh(one) for one in ranked}, now_ns
+        )
+        standing = hysteresis.damp(standing, decided, now_ns)
         stated.append(standing.stated)
     return stated, standing
 
@@ -77,9 +62,9 @@ def test_a_cause_must_stay_before_it_is_stated_and_a_glimpse_is_never_stated():
 def test_a_stated_cause_stays_for_a_while_after_it_was_last_seen_until_another_is_but_a_hang_does_not():
     stated, _ = run([[suspect(DATA)]] * 10 + [[]] * 20)
     gone = stated[10:].index(None)
-    assert gone == pytest.approx(FALL_S + LINGER_S, abs=1)
+    assert gone == pytest.approx(hysteresis.FALL_S + hysteresis.LINGER_S, abs=1)
     stated, _ = run([[suspect(HUNG)]] * 10 + [[]] * 20)
-    assert stated[10:].index(None) == pytest.approx(FALL_S, abs=1)
+    assert stated[10:].index(None) == pytest.approx(hysteresis.FALL_S, abs=1)
     stated, _ = run([[suspect(DATA)]] * 20 + [[]] * 10 + [[suspect(POOL)]] * 10)
     assert changes(stated) == [DATA, POOL]
 
@@ -88,7 +73,7 @@ def test_a_heavier_cause_takes_over_once_it_stays_ahead_and_equals_do_not_take_t
     both = [suspect(DATA, 0.3), suspect(PYTHON, 0.6)]
     stated, _ = run([[suspect(DATA, 0.3)]] * 8 + [both] * 12)
     change = stated[8:].index(PYTHON)
-    assert RISE_S <= change <= RISE_S + SWITCH_S + 2
+    assert RISE_S <= change <= RISE_S + hysteresis.SWITCH_S + 2
     draw = random.Random(7)
     seconds = [
         [suspect(DATA, 0.4 + draw.uniform(-0.04, 0.04)), suspect(PYTHON, 0.4 + draw.uniform(-0.04, 0.04))]
@@ -103,7 +88,7 @@ def test_another_cause_of_the_same_kind_takes_over_as_soon_as_the_stated_one_is_
     stated, _ = run([[suspect(DATA)]] * 10 + [[suspect(COLLATE)]] * 10)
     assert stated[10:].index(COLLATE) == RISE_S
     stated, _ = run([[suspect(DATA)]] * 10 + [[suspect(PYTHON)]] * 10)
-    assert RISE_S < stated[10:].index(PYTHON) <= FALL_S, "another kind waits until it has fallen"
+    assert RISE_S < stated[10:].index(PYTHON) <= hysteresis.FALL_S, "another kind waits until it has fallen"
 
 
 @pytest.mark.parametrize("weight", [0.2, 0.5, 0.9])
@@ -237,13 +222,13 @@ def test_what_flickered_is_stated_again_once_it_lasts_and_what_did_not_or_a_hang
     stated, standing = run([[suspect(lasting)]] * 80, standing)
     assert stated[40] != lasting
     assert stated[-1] == lasting
-    after, _ = run([[suspect(lasting)]] * round(CALM_S), standing)
+    after, _ = run([[suspect(lasting)]] * round(hysteresis.CALM_S), standing)
     assert set(after) == {lasting}
-    assert DAMPED_S < 80
+    assert hysteresis.DAMPED_S < 80
 
 
 def test_a_verdict_is_settled_once_it_has_stood_for_a_minute_and_so_is_that_there_is_none():
-    _, standing = run([[suspect(DATA)]] * int(RISE_S + SETTLED_S))
+    _, standing = run([[suspect(DATA)]] * int(RISE_S + hysteresis.SETTLED_S))
     assert not is_settled(standing, standing.judged_ns)
     _, standing = run([[suspect(DATA)]] * 3, standing)
     assert is_settled(standing, standing.judged_ns)
@@ -267,7 +252,7 @@ def test_whatever_begins_to_speak_against_it_unsettles_it_at_once(next_second):
     assert is_settled(standing, standing.judged_ns)
     _, later = run([next_second], standing)
     assert not is_settled(later, later.judged_ns)
-    dropped = drop(standing, {DATA}, standing.judged_ns)  # because the run stands still
+    dropped = hysteresis.drop(standing, {DATA}, standing.judged_ns)  # because the run stands still
     assert (dropped.stated, is_settled(dropped, standing.judged_ns)) == (None, False)
 
 

@@ -11,15 +11,9 @@ from tests.gpu_scenes import HOLLOW, NO_GPM, UNREAD, held, on
 from tests.judging import hold, make_phases, said, scene_of
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
+from tpmon.judge.rules import card_faults
 from tpmon.judge.rules import gpu as rules_gpu
-from tpmon.judge.rules.card_faults import (
-    judge_unhealthy,
-    note_held,
-    note_hollow,
-    note_memory_full,
-    note_power_limited,
-    note_xids,
-)
+from tpmon.judge.rules.card_faults import judge_unhealthy, note_held, note_hollow, note_xids
 from tpmon.judge.rules.cards import answer_without_cards, judge_brake, judge_odd_cap, judge_pcie, judge_thermal
 from tpmon.judge.rules.gpu import judge_gpu_compute
 from tpmon.judge.stacks.profile import Phase
@@ -135,11 +129,11 @@ def test_only_a_cap_that_the_limit_does_not_explain_is_odd(name, card, guilty):
 
 def test_running_at_the_power_limit_and_a_full_memory_are_notes_and_no_faults():
     limited = on(make_gpu(**held("power cap", 100.0), power_w=690.0, sm_clock_mhz=1500.0))
-    assert note_power_limited(limited).startswith("power-limited")
-    assert note_power_limited(on(make_gpu())) == ""
+    assert card_faults.note_power_limited(limited).startswith("power-limited")
+    assert card_faults.note_power_limited(on(make_gpu())) == ""
     full = on(make_gpu(memory_used_bytes=97, memory_total_bytes=100))
-    assert note_memory_full(full).startswith("memory-full: card 0 has 97 %")
-    assert note_memory_full(on(make_gpu(memory_total_bytes=UNREAD))) == ""
+    assert card_faults.note_memory_full(full).startswith("memory-full: card 0 has 97 %")
+    assert card_faults.note_memory_full(on(make_gpu(memory_total_bytes=UNREAD))) == ""
     for answer in (rule(scene) for rule in rules_gpu.RULES for scene in (limited, full)):
         assert not isinstance(answer, Suspicion) or answer.kind is Kind.COMPUTE_BOUND
 

@@ -12,30 +12,15 @@ from tpmon.judge.advice.context import gather_facts, observe
 from tpmon.judge.advice.facts import fill
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
-from tpmon.judge.features.cpu import (
-    Taker,
-    are_taken,
-    find_cores_free,
-    find_cores_had,
-    find_cores_spared,
-    find_taker,
-    say_free,
-)
+from tpmon.judge.features import cpu as features_cpu
+from tpmon.judge.features.cpu import Taker, are_taken, find_cores_free, find_cores_spared, find_taker
 from tpmon.judge.features.snapshot import median_known, see
 from tpmon.judge.finding import rate_confidence
 from tpmon.judge.hysteresis import Standing, key_of
 from tpmon.judge.judge import judge_scene
 from tpmon.judge.ranking import find_explained
-from tpmon.judge.rules.cpu import (
-    judge_oversubscription,
-    judge_quota,
-    judge_worker_affinity,
-    note_neighbours,
-    note_single_threaded_workers,
-    note_tenants,
-    parse_cpus,
-    say_got,
-)
+from tpmon.judge.rules import cpu as rules_cpu
+from tpmon.judge.rules.cpu import judge_oversubscription, judge_quota, note_neighbours, note_tenants, parse_cpus
 from tpmon.judge.rules.loader import judge_cpu_transform, judge_too_few_workers
 from tpmon.judge.rules.python import judge_single_thread
 from tpmon.judge.stacks.profile import Phase
@@ -178,7 +163,7 @@ def test_what_a_quota_stops_or_a_mask_keeps_from_free_cpus_is_not_laid_to_other_
     """16 threads in bursts under a quota of 4 of 16 CPUs: throttled time counts as waiting."""
     scene = see(window(throttled_ratio=0.2, **BURSTS))
     assert note_neighbours(scene) == note_tenants(scene) == ""
-    assert say_got(scene) == "its threads get 1.8 of the 4.8 CPUs that they want"
+    assert rules_cpu.say_got(scene) == "its threads get 1.8 of the 4.8 CPUs that they want"
     assert find_taker(scene) is Taker.QUOTA
     found = judge_quota(scene)
     assert (found.cause, found.margin) == ("quota", pytest.approx(2.0))
@@ -212,12 +197,12 @@ def test_others_on_the_cpus_of_the_job_are_a_note_before_they_harm():
 def test_single_threaded_workers_beyond_the_budget_are_a_note_and_one_of_a_kind_is_written_as_one():
     workers = [make_worker(900 + i, i, busy_threads=1, runnable=0.9) for i in range(4)]
     small, large = (see(window([make_process(), *workers], budget_cores=cores)) for cores in (2.0, 4.0))
-    assert "4 workers want 3.6" in note_single_threaded_workers(small)
-    assert note_single_threaded_workers(large) == ""
+    assert "4 workers want 3.6" in rules_cpu.note_single_threaded_workers(small)
+    assert rules_cpu.note_single_threaded_workers(large) == ""
     lone = see(window([make_process(busy_threads=8, runnable=8.0)], oversubscription=4.0, run_delay_ratio=0.7))
     assert judge_oversubscription(lone).summary.startswith("thread pools of the rank want")
     worker = make_worker(4221, 0, busy_threads=1, runnable=1.0)
-    note = note_single_threaded_workers(see(window([make_process(), worker], budget_cores=0.5)))
+    note = rules_cpu.note_single_threaded_workers(see(window([make_process(), worker], budget_cores=0.5)))
     assert "one worker wants 1.0 CPUs" in note
 
 
@@ -289,7 +274,7 @@ def share(cpus, count=8, kind=CROWDED, **cpu):
 
 def test_workers_that_share_the_one_cpu_of_their_parent_are_not_too_few():
     scene = share("0")
-    found = judge_worker_affinity(scene)
+    found = rules_cpu.judge_worker_affinity(scene)
     assert (found.kind, found.cause) == (Kind.DATA_BOUND, "worker-affinity")
     assert "its 8 workers may run on one CPU only (CPU 0) and wait for that 88 %" in found.summary
     assert rate_confidence(found, 60.0) is Confidence.HIGH
@@ -322,7 +307,7 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize(("scene", "expected"), ELSEWHERE.values(), ids=ELSEWHERE)
 def test_what_is_no_mask_of_few_cpus(scene, expected):
-    assert type(judge_worker_affinity(scene)) is expected
+    assert type(rules_cpu.judge_worker_affinity(scene)) is expected
 
 
 def test_a_list_of_cpus_is_that_of_the_kernel():
@@ -350,7 +335,7 @@ def try_few(scene):
 
 def free_and_had(scene):
     free = find_cores_free(scene)
-    return free, find_cores_had(free, scene)
+    return free, features_cpu.find_cores_had(free, scene)
 
 
 def test_cores_that_others_use_are_not_called_free_nor_given_to_workers():
@@ -442,7 +427,7 @@ def test_a_difference_that_two_readings_have_is_nobody_and_cores_beyond_the_budg
     assert not are_taken(0.52, 0.47)
     assert not are_taken(8.0, 6.5)
     # Of 128 cores 100 are others': the 8 of this job may be free all the same.
-    assert say_free(*free_and_had(few(102.4, budget=8.0, cores=128))) == "5.6 CPUs are free"
+    assert features_cpu.say_free(*free_and_had(few(102.4, budget=8.0, cores=128))) == "5.6 CPUs are free"
 
 
 def test_workers_that_fill_the_cpus_themselves_leave_none():

@@ -17,17 +17,9 @@ from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.data_wait import combine_wait, measure_share
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.features.starvation import Starved, find_starved, see_waits
+from tpmon.judge.rules import data as rules_data
 from tpmon.judge.rules import loader as rules_loader
-from tpmon.judge.rules.data import (
-    find_period,
-    judge_collate,
-    judge_drain,
-    judge_no_workers,
-    judge_periodic,
-    judge_pin,
-    round_steps,
-    say_nth,
-)
+from tpmon.judge.rules.data import find_period, judge_collate, judge_drain, judge_no_workers, judge_periodic, judge_pin
 from tpmon.judge.rules.lifecycle import judge_starting
 from tpmon.judge.stacks.profile import DataPart, Phase, read_phases
 from tpmon.judge.watch.tracker import find_pace
@@ -350,5 +342,5 @@ def test_steps_that_are_not_counted_for_long_or_not_steady_are_not_told():
     ],
 )
 def test_steps_are_rounded_to_what_a_period_of_whole_readings_can_tell(steps, period_s, rounded, words):
-    assert round_steps(steps, period_s, 1.0) == rounded
-    assert say_nth(rounded) == words
+    assert rules_data.round_steps(steps, period_s, 1.0) == rounded
+    assert rules_data.say_nth(rounded) == words

@@ -13,13 +13,7 @@ from tpmon.judge.finding import rate_confidence
 from tpmon.judge.rules import gpu as rules_gpu
 from tpmon.judge.rules.cards import judge_odd_cap, judge_pcie, judge_thermal
 from tpmon.judge.rules.comms import judge_straggler, judge_transfer
-from tpmon.judge.rules.gpu import (
-    judge_allocator_sync,
-    judge_explicit_sync,
-    judge_gpu_compute,
-    judge_implicit_sync,
-    judge_launch_bound,
-)
+from tpmon.judge.rules.gpu import judge_explicit_sync, judge_gpu_compute, judge_launch_bound
 from tpmon.judge.stacks.profile import DataPart, Phase
 from tpmon.model.gpu import MigInstance, ThrottleShare
 from tpmon.model.host import NetworkSample
@@ -216,21 +210,21 @@ def test_copies_and_the_allocator_are_told_from_explicit_synchronising_each_by_i
     copies = sync_scene(
         {"sm_pct": 50.0}, {Phase.DATA_WAIT: 0.4, Phase.FORWARD: 0.6}, [Need.COPY_IN_STACK], {DataPart.COPY: 0.4}
     )
-    assert said(judge_implicit_sync(copies)) == (Kind.SYNC_BOUND, "implicit")
+    assert said(rules_gpu.judge_implicit_sync(copies)) == (Kind.SYNC_BOUND, "implicit")
     assert type(judge_explicit_sync(copies)) is Cleared
     frees = sync_scene({"sm_pct": 50.0}, {Phase.SYNC: 0.4, Phase.FORWARD: 0.6}, [Need.ALLOCATOR_IN_STACK])
-    assert said(judge_allocator_sync(frees)) == (Kind.SYNC_BOUND, "allocator")
+    assert said(rules_gpu.judge_allocator_sync(frees)) == (Kind.SYNC_BOUND, "allocator")
     assert type(judge_explicit_sync(frees)) is Cleared
-    assert type(judge_allocator_sync(copies)) is Cleared
+    assert type(rules_gpu.judge_allocator_sync(copies)) is Cleared
     ratios = {Phase.SYNC: 0.4, Phase.FORWARD: 0.6}
     both = {Need.SYNC_IN_STACK: 0.34, Need.ALLOCATOR_IN_STACK: 0.06}
     scene = sync_scene({"sm_pct": 40.0}, ratios, both, proven=both)
     assert judge_explicit_sync(scene).share == 0.34
-    assert judge_allocator_sync(scene) == Cleared("allocator synchronising (6.0 % of samples)")
+    assert rules_gpu.judge_allocator_sync(scene) == Cleared("allocator synchronising (6.0 % of samples)")
     ratios = {Phase.DATA_WAIT: 0.4, Phase.FORWARD: 0.6}
     parts, proven = {DataPart.COPY: 0.4}, {Need.COPY_IN_STACK: 0.06}
     scene = sync_scene({"sm_pct": 50.0}, ratios, [Need.COPY_IN_STACK], parts, proven)
-    assert judge_implicit_sync(scene) == Cleared("implicit synchronising (6.0 % of samples)")
+    assert rules_gpu.judge_implicit_sync(scene) == Cleared("implicit synchronising (6.0 % of samples)")
 
 
 def test_a_card_that_is_busy_and_tells_nothing_more_is_the_limit_at_low_confidence():

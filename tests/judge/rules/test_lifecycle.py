@@ -16,14 +16,8 @@ from tpmon.judge.features.snapshot import see
 from tpmon.judge.features.standstill import fresh_phase
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import judge_scene
-from tpmon.judge.rules.lifecycle import (
-    find_last_words,
-    judge_checkpoint,
-    judge_finished,
-    judge_starting,
-    judge_validation,
-    judge_waiting_for_input,
-)
+from tpmon.judge.rules import lifecycle
+from tpmon.judge.rules.lifecycle import judge_checkpoint, judge_finished, judge_starting, judge_waiting_for_input
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE
@@ -112,7 +106,7 @@ def test_age_alone_is_a_start_as_old_as_its_process_and_only_before_anything_els
 
 @pytest.mark.parametrize(
     ("rule", "phase", "cause"),
-    [(judge_checkpoint, Phase.CHECKPOINT, "checkpoint"), (judge_validation, Phase.VALIDATION, "validation")],
+    [(judge_checkpoint, Phase.CHECKPOINT, "checkpoint"), (lifecycle.judge_validation, Phase.VALIDATION, "validation")],
 )
 def test_a_pause_is_what_is_seen_now_and_for_some_time(rule, phase, cause):
     now = make_phases({phase: 0.5, Phase.FORWARD: 0.5}, where=f"{phase.value}: save train.py:90")
@@ -281,7 +275,7 @@ def test_the_last_words_are_the_error_else_the_newest_line():
     error = make_output(path="e", lines=("ValueError: nan", "====="), last_write=NOW - timedelta(90))
 
     def words(*logs):
-        found = find_last_words(make_frame(output=logs))
+        found = lifecycle.find_last_words(make_frame(output=logs))
         return found and (found[0].path, found[1])
 
     assert words(old, new) == ("err", "warning: slow")

@@ -5,25 +5,12 @@ from datetime import timedelta
 
 import pytest
 
+from tests import starving
 from tests.any_windows import make_slice
 from tests.frames import make_gpu
 from tests.judge.rules.test_lifecycle import make_end
 from tests.judging import advise, clears, doubts, make_looks, make_phases
-from tests.starving import (
-    COMPUTES,
-    DISK,
-    DISTANT,
-    IDLES,
-    LINE,
-    LOADER,
-    SLEEPS,
-    SMALL_FILES,
-    SOCKET,
-    line_up,
-    make_second,
-    starve,
-    thrash,
-)
+from tests.starving import COMPUTES, DISK, IDLES, LOADER, SLEEPS, SMALL_FILES, line_up, make_second, starve
 from tpmon.judge.advice.context import gather_facts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
@@ -72,13 +59,13 @@ CASES = {
     "workers sleep": (starve(0.8, [SLEEPS] * 2), "too-few-workers"),
     "threads of theirs compute meanwhile": (starve(0.6, [{**LOCKED, "runnable": 0.9}] * 2), "too-few-workers"),
     "large reads past the cache": (starve(0.8, [DISK] * 2), "storage-bandwidth"),
-    "large reads over a narrow line": (starve(0.8, [LINE] * 2), "storage-bandwidth"),
+    "large reads over a narrow line": (starve(0.8, [starving.LINE] * 2), "storage-bandwidth"),
     "small files": (starve(0.8, [SMALL_FILES] * 2), "storage-latency"),
     "small files of a disk": (starve(0.8, [{**SMALL_FILES, "state": "D", "waits_for": "disk"}]), "storage-latency"),
-    "sockets": (starve(0.8, [SOCKET] * 2), "network-store"),
-    "a file system far away": (starve(0.8, [DISTANT] * 2), "network-store"),
-    "page cache": (thrash(), "page-cache-thrash"),
-    "page cache by PSI alone": (thrash(refault_bytes_s=GONE), "page-cache-thrash"),
+    "sockets": (starve(0.8, [starving.SOCKET] * 2), "network-store"),
+    "a file system far away": (starve(0.8, [starving.DISTANT] * 2), "network-store"),
+    "page cache": (starving.thrash(), "page-cache-thrash"),
+    "page cache by PSI alone": (starving.thrash(refault_bytes_s=GONE), "page-cache-thrash"),
     "one computes, the others idle": (slow_one(COMPUTES), "one-slow-worker"),
     "one sleeps, the other idles": (starve(0.7, [SLEEPS, IDLES]), "one-slow-worker"),
     "one reads, the others idle": (slow_one(DISK), "one-slow-worker"),

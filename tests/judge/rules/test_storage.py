@@ -8,40 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import starving
 from tests.any_windows import make_slice, with_slice
 from tests.frames import make_frame, make_process, make_worker
 from tests.judging import advise, make_looks, make_phases
 from tests.phase_stacks import PYTHON_LIB, SITE
-from tests.starving import (
-    COMPUTES,
-    DISK,
-    DISTANT,
-    LINE,
-    RANK,
-    SMALL_FILES,
-    SOCKET,
-    THRASHES,
-    causes,
-    line_up,
-    make_second,
-    starve,
-    thrash,
-)
+from tests.starving import COMPUTES, DISK, DISTANT, RANK, SMALL_FILES, SOCKET, causes, line_up, make_second, starve
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.readings import share_waits, weigh_rest
 from tpmon.judge.features.snapshot import Scene, see
 from tpmon.judge.features.starvation import find_starved
 from tpmon.judge.features.workers import find_open_share, is_open
+from tpmon.judge.rules import storage as rules_storage
 from tpmon.judge.rules.data import judge_no_workers
-from tpmon.judge.rules.storage import (
-    RULES,
-    judge_network_store,
-    judge_page_cache_thrash,
-    judge_storage_bandwidth,
-    judge_storage_latency,
-    measure_reads,
-)
+from tpmon.judge.rules.storage import RULES, judge_network_store, judge_storage_bandwidth, judge_storage_latency
 from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases
 from tpmon.model.host import SocketSample
 from tpmon.model.known import Missing, is_known
@@ -98,10 +79,10 @@ def test_what_no_counter_shows_may_still_be_a_store_and_a_disk_is_unknown_not_sl
 
 
 def test_reads_have_a_size_if_they_were_counted_mapped_files_by_their_faults():
-    reads = measure_reads(find_starved(starve(0.8, [THRASHES] * 2)))
+    reads = rules_storage.measure_reads(find_starved(starve(0.8, [starving.THRASHES] * 2)))
     assert reads.mean_bytes == pytest.approx(540e6 / 80)
     assert "faults" in reads.source
-    reads = measure_reads(find_starved(starve(0.8, [{**DISK, "read_calls_s": 0.0}] * 2)))
+    reads = rules_storage.measure_reads(find_starved(starve(0.8, [{**DISK, "read_calls_s": 0.0}] * 2)))
     assert not is_known(reads.mean_bytes)
     assert Need.SMALL_READS in judge_storage_latency(starve(0.8, [SMALL_FILES] * 2)).observed
     assert Need.SMALL_READS not in judge_storage_bandwidth(starve(0.8, [DISK] * 2)).observed
@@ -126,7 +107,7 @@ THRASHING = [
 
 @pytest.mark.parametrize(("memory", "expected"), THRASHING)
 def test_refaults_with_faults_or_stalls_are_a_thrashed_cache_where_somebody_waits_for_it(memory, expected):
-    assert isinstance(judge_page_cache_thrash(thrash(**memory)), expected)
+    assert isinstance(rules_storage.judge_page_cache_thrash(starving.thrash(**memory)), expected)
 
 
 def test_a_process_of_this_machine_is_no_store_behind_the_network():
@@ -221,7 +202,7 @@ def test_few_large_reads_or_reads_that_were_not_counted_behind_slow_opens_are_ma
 def test_opens_are_nothing_where_no_wait_fits_bytes_come_fast_or_few_stacks_tell_of_them():
     computing = fed(COMPUTES, 40)
     assert isinstance(judge_storage_latency(computing), Cleared)
-    fast = fed({**LINE, "asked_read_bytes_s": 90e6}, 40)
+    fast = fed({**starving.LINE, "asked_read_bytes_s": 90e6}, 40)
     assert isinstance(judge_storage_bandwidth(fast), Suspicion)
     assert Need.SMALL_READS not in judge_storage_bandwidth(fast).observed
     assert causes(fed(SOCKET, 40), RULES) == {"network-store"}
