@@ -257,13 +257,11 @@ def test_a_wait_that_a_card_nobody_read_may_hide_is_no_fault_and_on_a_machine_wi
 
 
 def leaking(calm_s, growing_s):
-    base = make_frame(memory=make_memory(limit_bytes=8 * GIB, anon_growth_bytes_s=30e6))
-    frames = hold(base, calm_s + growing_s)
-    return [
-        replace(frame, memory=replace(frame.memory, anon_bytes=GIB + grown, rss_bytes=GIB + grown))
-        for i, frame in enumerate(frames)
-        for grown in (int(30e6) * max(0, i - calm_s),)
-    ]
+    def at(i):
+        used = GIB + int(30e6) * max(0, i - calm_s)
+        return make_memory(limit_bytes=8 * GIB, anon_growth_bytes_s=30e6, anon_bytes=used, rss_bytes=used)
+
+    return [replace(one, memory=at(i)) for i, one in enumerate(hold(make_frame(), calm_s + growing_s))]
 
 
 def test_what_takes_a_minute_to_tell_did_not_begin_when_it_was_told():
