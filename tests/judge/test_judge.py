@@ -189,7 +189,7 @@ def test_a_settled_verdict_is_judged_every_second_second_and_a_change_told_as_so
     assert not judged[told].settled
 
 
-def test_the_end_of_a_job_keeps_what_was_said_before_it_and_has_the_kernels_word_alone():
+def test_the_end_of_a_job_keeps_what_was_said_before_it_unless_it_was_the_end_of_its_ranks():
     frames = starved(COMPUTES, seconds=20)
     log = (make_output(lines=("step 41", "RuntimeError: no batch", "")),)
     last = replace(frames[-1], target=FAILED, taken_ns=frames[-1].taken_ns + SECOND, output=log)
@@ -203,9 +203,6 @@ def test_the_end_of_a_job_keeps_what_was_said_before_it_and_has_the_kernels_word
     assert "at least" not in told.partition("evidence")[0]
     assert (finding.ruled_out, finding.unknown) == ((), ())
     assert "DATA-BOUND cpu-transform" in told
-
-
-def test_the_end_of_a_job_takes_the_place_of_the_end_of_its_ranks():
     launcher = make_process(4200, role=Role.LAUNCHER, rank=NOT_APPLICABLE)
     target = make_target(outcome=Outcome.UNKNOWN)
     frames = line_up([make_frame()] * 3 + [make_frame(processes=(launcher,), target=target)] * 30)
@@ -468,14 +465,11 @@ def test_workers_are_advised_of_torch_s_loader_and_only_supposed_of_a_replay_buf
     assert str(torch_s.try_).startswith("load in the background")
 
 
-@pytest.mark.parametrize("stack", [SWAP, OFFLOAD])
-def test_modules_that_are_moved_in_every_step_are_no_start(stack):
-    found = conclude_loop({stack: 24, **STEP})
-    assert found.kind is not Kind.STARTING
-    assert "assign=True" not in str(found.try_)
-
-
-def test_an_upload_is_no_load_and_a_model_that_is_built_is_a_start_without_advice_for_checkpoints():
+def test_modules_that_are_moved_in_each_step_and_an_upload_are_no_start_and_a_model_that_is_built_is():
+    for stack in (SWAP, OFFLOAD):
+        found = conclude_loop({stack: 24, **STEP})
+        assert found.kind is not Kind.STARTING
+        assert "assign=True" not in str(found.try_)
     assert conclude_loop({UPLOAD: 40}, runs=1).kind is not Kind.STARTING
     found = conclude_loop({SWAP: 40}, runs=10)
     assert (found.kind, found.cause) == (Kind.STARTING, "load")

@@ -429,13 +429,6 @@ def test_silence_is_told_within_25_s_an_xid_at_once_and_nothing_healthy_beside_t
     assert judged[-1].frame.verdict.summary == "card 1 reports: Xid 79"
 
 
-def test_a_sign_of_life_ends_a_lost_card_s_hang_at_once():
-    frames = watch(40, 20, 0, state=GpuState.LOST)
-    assert conclude(frames)[0].kind is Kind.HUNG
-    fresh = replace(frames[-1], taken_ns=frames[-1].taken_ns + 10**9, output=(make_output(last_write_age_s=0.5),))
-    assert conclude([*frames, fresh])[0].kind is Kind.GPU_UNHEALTHY
-
-
 def test_no_silence_is_surely_a_hang_where_the_driver_does_not_call_the_card_lost():
     assert conclude(watch(40, 35, 0, STANDING))[0].confidence is Confidence.MEDIUM
     assert conclude(watch(40, 35, 0, ONE_STANDS, **HELD))[0].confidence is not Confidence.HIGH
@@ -457,7 +450,7 @@ def test_a_dead_card_that_all_hold_open_who_have_one_of_their_own_is_not_theirs(
     assert any(note.startswith("silent: card 2") for note in frame.notes)
 
 
-def test_where_no_sign_of_life_can_be_read_that_there_is_none_is_no_hang():
+def test_a_sign_of_life_ends_a_lost_card_s_hang_at_once_and_where_none_can_be_read_there_is_none():
     """A driver that is busy for 20 s beside ranks that spin, without stacks, log and hook."""
     frames = [
         replace(frame, output=(), gpus=tuple(silence(i, age_s, pids=(4211 + i,)) for i in (0, 1)))
@@ -466,6 +459,10 @@ def test_where_no_sign_of_life_can_be_read_that_there_is_none_is_no_hang():
         for number, frame in enumerate(watch(40, 0, 2))
     ]
     assert conclude(frames)[0].kind is Kind.GPU_UNHEALTHY
+    frames = watch(40, 20, 0, state=GpuState.LOST)
+    assert conclude(frames)[0].kind is Kind.HUNG
+    fresh = replace(frames[-1], taken_ns=frames[-1].taken_ns + 10**9, output=(make_output(last_write_age_s=0.5),))
+    assert conclude([*frames, fresh])[0].kind is Kind.GPU_UNHEALTHY
 
 
 def test_an_open_silence_is_a_note_and_the_headline_where_nothing_else_is_found():

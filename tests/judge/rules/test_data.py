@@ -102,7 +102,7 @@ def pinned(pin, kinds, phases=None):
     return see(line_up([second] * 12), {RANK: phases} if phases else {})
 
 
-def test_behind_a_pin_thread_its_work_or_late_workers_set_the_pace():
+def test_behind_a_pin_thread_its_work_late_workers_or_stacks_tell_a_wait_for_data():
     scene = pinned(0.97, [IDLES] * 2)
     assert causes(scene) == {"pin"}
     assert Need.PIN_THREAD_BUSY in judge_pin(scene).observed
@@ -110,6 +110,12 @@ def test_behind_a_pin_thread_its_work_or_late_workers_set_the_pace():
     assert causes(pinned(0.05, [COMPUTES] * 2)) == {"too-few-workers"}
     waits = make_phases({Phase.DATA_WAIT: 0.0, Phase.FORWARD: 1.0})
     assert not isinstance(judge_pin(pinned(0.05, [IDLES] * 2, waits)), Suspicion)
+    second = make_second(0.0, [COMPUTES] * 2, loader={"pin_thread": True})
+    locked = replace(second, main_threads=(make_looks(RANK, 10, timed_lock=5),))
+    elsewhere = make_phases({Phase.FORWARD: 1.0})
+    assert isinstance(find_starved(see(line_up([locked] * 12), {RANK: elsewhere})), Cleared)
+    waiting = make_phases({Phase.FORWARD: 0.5, Phase.DATA_WAIT: 0.5}, parts={DataPart.QUEUE: 0.5})
+    assert isinstance(find_starved(see(line_up([locked] * 12), {RANK: waiting})), Starved)
 
 
 def bursts(period, late, seconds=40, sure=1.0):
@@ -252,15 +258,6 @@ def test_a_source_that_sees_half_of_the_wait_is_no_second_source():
     suspicion = rules_loader.judge_too_few_workers(see(line_up([second] * 12), {RANK: phases}))
     assert Origin.STACKS not in suspicion.origins
     assert Origin.PROC in suspicion.origins
-
-
-def test_behind_a_pin_thread_stacks_tell_the_queue_from_other_locks():
-    second = make_second(0.0, [COMPUTES] * 2, loader={"pin_thread": True})
-    locked = replace(second, main_threads=(make_looks(RANK, 10, timed_lock=5),))
-    elsewhere = make_phases({Phase.FORWARD: 1.0})
-    assert isinstance(find_starved(see(line_up([locked] * 12), {RANK: elsewhere})), Cleared)
-    waiting = make_phases({Phase.FORWARD: 0.5, Phase.DATA_WAIT: 0.5}, parts={DataPart.QUEUE: 0.5})
-    assert isinstance(find_starved(see(line_up([locked] * 12), {RANK: waiting})), Starved)
 
 
 def test_a_scene_without_ranks_is_unknown():

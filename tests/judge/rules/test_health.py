@@ -44,16 +44,13 @@ def test_cores_that_compute_are_healthy(name, demand, pool, phases, wanted):
     assert said(answer) == wanted
 
 
-def test_stacks_are_a_second_source_and_too_few_samples_count_as_none():
+def test_cores_that_compute_are_told_by_stacks_too_and_not_without_a_budget_or_beside_cards():
     assert judge_cpu_compute(cpu_job(2.0)).origins == {Origin.PROC, Origin.STACKS}
     assert judge_cpu_compute(cpu_job(2.0, phases=None)).origins == {Origin.PROC}
     rank = make_process(runnable=2.0)
     frame = make_frame(processes=(rank,), cpu=make_cpu(budget_cores=2.0))
     few = make_phases({Phase.DATA_WAIT: 1.0}, samples=3)
     assert judge_cpu_compute(scene_of(frame, [few])).origins == {Origin.PROC}
-
-
-def test_a_budget_that_was_not_read_decides_nothing_and_cards_compute_instead_of_cpus():
     assert type(judge_cpu_compute(cpu_job(2.0, budget=UNREAD))) is Unsure
     assert type(judge_cpu_compute(cpu_job(2.0, budget=0.0))) is Unsure
     assert type(judge_cpu_compute(scene_of(make_frame(processes=())))) is Unsure

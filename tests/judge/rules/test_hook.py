@@ -232,14 +232,7 @@ def test_the_late_rank_is_the_one_whose_backward_is_shorter_than_that_of_the_oth
     assert find_late(ranks_of(100.0, 330.0, backward_pct=Missing("no training step lately"))) is None
 
 
-def test_beside_cards_the_times_of_the_host_accuse_nobody_alone():
-    scene = ranks_of(100.0, 330.0, cards=True)
-    assert scene.cards
-    assert find_late(scene) is not None
-    assert not [one for one in suspected(scene) if one.cause == "straggler" and one.origins == {Origin.HOOK}]
-
-
-def test_none_is_late_of_equal_ranks_of_unequal_rates_and_where_one_has_no_hook():
+def test_none_is_late_of_equal_ranks_of_unequal_rates_beside_cards_and_where_one_has_no_hook():
     assert find_late(ranks_of(100.0, 120.0)) is None
     assert find_late(ranks_of(330.0)) is None
     scene = ranks_of(100.0, 330.0)
@@ -248,6 +241,10 @@ def test_none_is_late_of_equal_ranks_of_unequal_rates_and_where_one_has_no_hook(
     assert find_late(see(hold(alone, 12))) is None
     scene = ranks_of(100.0, 330.0, 100.0)
     assert find_late(see(hold(with_hooks(scene.frame, *scene.frame.hook[:2]), 12))) is None
+    scene = ranks_of(100.0, 330.0, cards=True)
+    assert scene.cards
+    assert find_late(scene) is not None
+    assert not [one for one in suspected(scene) if one.cause == "straggler" and one.origins == {Origin.HOOK}]
 
 
 def first_steps(steps: int, age_s: float = 40.0, **turns: int) -> Frame:
@@ -272,12 +269,10 @@ def test_before_the_first_step_a_loop_must_have_begun():
     assert found.summary == "the loop runs and has taken no step yet"
     nothing = Missing("nothing happened yet")
     idle = with_hooks(begun, make_hook(counts=counts, pace=nothing, phase=nothing, phase_s=nothing))
-    assert all(one.kind is not Kind.STARTING for one in suspected(scene_of(idle)))
-
-
-@pytest.mark.parametrize("turns", ["batches", "backwards", "elsewhere"])
-def test_a_loop_that_goes_round_and_whose_steps_are_not_counted_is_not_starting(turns):
-    assert all(one.kind is not Kind.STARTING for one in suspected(scene_of(first_steps(0, **{turns: 200}))))
+    # Nor is one that goes round and whose steps are not counted.
+    rounds = (first_steps(0, **{turns: 200}) for turns in ("batches", "backwards", "elsewhere"))
+    for frame in (idle, *rounds):
+        assert all(one.kind is not Kind.STARTING for one in suspected(scene_of(frame)))
 
 
 def test_evaluation_steps_are_a_validation_and_inference_is_none():

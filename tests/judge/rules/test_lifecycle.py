@@ -76,15 +76,12 @@ def test_a_checkpoint_is_only_said_to_be_loaded_where_the_stacks_show_it_and_a_n
     assert fresh_phase(make_phases({Phase.LOAD: 1.0}, where="load train.py:7")) is Phase.LOAD
 
 
-def test_compile_workers_tell_a_compile_where_no_stack_does():
+def test_without_stacks_compile_workers_tell_a_start_and_age_only_before_anything_else_is_seen():
     worker = make_process(4300, role=Role.COMPILE, runnable=0.9, rank=NOT_APPLICABLE)
     scene = scene_of(make_frame(processes=(quiet_rank(), worker), loader=()))
     assert said(judge_starting(scene)) == (Kind.STARTING, "compile")
     busy = scene_of(make_frame(processes=(make_process(), worker), loader=()))
     assert type(judge_starting(busy)) is Unsure
-
-
-def test_age_alone_is_a_start_as_old_as_its_process_and_only_before_anything_else_is_seen():
     young = make_process(started=NOW - timedelta(seconds=8))
     fresh = make_frame(processes=(young,), loader=())
     assert said(judge_starting(scene_of(fresh))) == (Kind.STARTING, "first-steps")

@@ -111,12 +111,18 @@ def test_one_thread_of_python_or_of_logging_is_the_cause_when_cores_are_free():
     assert "logging" in logs.summary
 
 
-def test_one_long_call_is_said_to_be_one():
+def test_one_busy_thread_is_told_by_its_one_long_call_or_its_hottest_function():
     still = make_phases({Phase.OTHER: 1.0}, where="look slow.py:15", same_place_s=48.0, distinct=1)
     one = judge_single_thread(alone(still, free=7.0))
     assert one.summary == "one thread has been in one call for 48 s (look slow.py:15), 7.0 CPUs are free"
     moving = judge_single_thread(alone(replace(still, same_place_s=0.0), free=7.0))
     assert moving.summary.startswith("one thread runs Python for 100 %")
+    busy = make_phases({Phase.OTHER: 0.8, Phase.FORWARD: 0.2}, spots={Phase.OTHER: Spot("update metric.py:40", 0.78)})
+    rank = make_process(RANK, runnable=1.0, waiting=0.0, busy_threads=1)
+    scene = see_waiting(busy, asleep=0, frame={"processes": (rank,), "cpu": make_cpu(runnable=2.0, used_cores=2.0)})
+    one = judge_single_thread(scene)
+    assert [row.text for row in one.evidence if row.text] == ["update metric.py:40, 78 % of the time"]
+    assert busy.handed == NOT_APPLICABLE
 
 
 def test_one_thread_is_not_surely_the_cause_where_others_take_its_cpu_nor_ruled_out_by_a_pool():
@@ -317,12 +323,3 @@ CLEAR_OR_OPEN = {
 def test_what_python_is_not_accused_of(rule, name):
     scene, expected = CLEAR_OR_OPEN[rule][name]
     assert isinstance(rule(scene), expected)
-
-
-def test_one_busy_thread_is_told_by_its_hottest_function():
-    busy = make_phases({Phase.OTHER: 0.8, Phase.FORWARD: 0.2}, spots={Phase.OTHER: Spot("update metric.py:40", 0.78)})
-    rank = make_process(RANK, runnable=1.0, waiting=0.0, busy_threads=1)
-    scene = see_waiting(busy, asleep=0, frame={"processes": (rank,), "cpu": make_cpu(runnable=2.0, used_cores=2.0)})
-    one = judge_single_thread(scene)
-    assert [row.text for row in one.evidence if row.text] == ["update metric.py:40, 78 % of the time"]
-    assert busy.handed == NOT_APPLICABLE
