@@ -87,10 +87,9 @@ MEMORIES: tuple[dict[str, Any], ...] = (
 _SHARES = st.sampled_from((0.0, 0.05, 0.3, 0.6, 0.9, 1.0))
 
 
-def _kinds(group: type, *, strings: bool = True) -> list[str]:
+def _kinds(group: type) -> list[str]:
     """Name the readings of a group that a source may fail to give."""
-    kinds = {one.name: str(one.type) for one in fields(group)}
-    return [name for name, kind in kinds.items() if "Known[" in kind and (strings or "[str]" not in kind)]
+    return [one.name for one in fields(group) if "Known[" in str(one.type)]
 
 
 def fields_to_blank() -> list[tuple[str, str]]:
@@ -223,6 +222,13 @@ def make_slice(pid: int, rank: int, counts: Any) -> StackSlice:
     stacks = tuple(StackCount(pid, "MainThread", frames, count) for frames, count in counts.items())
     samples = sum(counts.values())
     return StackSlice(pid, rank, frame.taken, frame.taken_ns, 4.0, 10.0, samples, stacks)
+
+
+def with_slice(frames: Sequence[Frame], taken: StackSlice, at: int = -1) -> list[Frame]:
+    """Put a slice of stacks that ends then into one of the Frames, by default the last."""
+    put = list(frames)
+    put[at] = replace(put[at], stacks=(replace(taken, ended=put[at].taken, ended_ns=put[at].taken_ns),))
+    return put
 
 
 def sample_stacks(frames: Sequence[Frame], taken: Sequence[StackSlice]) -> list[Frame]:

@@ -13,20 +13,8 @@ from functools import partial
 from typing import Any
 
 from tests.waits import read_words
-from tpmon.model.frame import (
-    FRAME_SCHEMA,
-    NO_STEPS,
-    Ages,
-    Event,
-    EventKind,
-    Frame,
-    GroupTexts,
-    OwnCost,
-    Pulse,
-    Target,
-    TargetState,
-    pulse_of,
-)
+from tpmon.model import frame as model
+from tpmon.model.frame import FRAME_SCHEMA, NO_STEPS, Event, EventKind, Frame, GroupTexts, Pulse, TargetState, pulse_of
 from tpmon.model.gpu import Driver, GpuSample, GpuState
 from tpmon.model.host import CpuSample, LoaderSample, MemorySample, OutputSample, ShmSample, SocketSample, WorkerQueue
 from tpmon.model.known import NOT_APPLICABLE, Missing, Why, is_known
@@ -281,7 +269,7 @@ def make_output(pid: int = 4211, **fields: Any) -> OutputSample:
     return replace(_OUTPUT, **({"pid": pid} | fields))
 
 
-_TARGET = Target(
+_TARGET = model.Target(
     pid=4211,
     asked_pid=4211,
     start=NOW - timedelta(minutes=12),
@@ -303,12 +291,14 @@ make_target = partial(replace, _TARGET)
 """Build the job around rank 4211: one rank, no launcher."""
 
 
-_AGES = Ages(cpu=0.1, threads=0.1, io=0.1, memory=0.1, gpu=NO_DRIVER, stacks=Missing("not sampled"), hook=NO_STEPS)
+_AGES = model.Ages(
+    cpu=0.1, threads=0.1, io=0.1, memory=0.1, gpu=NO_DRIVER, stacks=Missing("not sampled"), hook=NO_STEPS
+)
 make_ages = partial(replace, _AGES)
 """Build ages of a session that keeps up."""
 
 
-_OWN_COST = OwnCost(
+_OWN_COST = model.OwnCost(
     cpu_pct=1.1,
     rss_bytes=44 * MIB,
     children_rss_bytes=0,

@@ -18,7 +18,7 @@ from tpmon.judge.judge import Judgement
 from tpmon.judge.watch.tracker import WatchedTime, observe
 from tpmon.model.dump import DeadChild, ProcessLook, ThreadLook
 from tpmon.model.frame import Frame
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import ProcessSample, Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame, StackSlice
 from tpmon.model.verdict import Finding, Kind
@@ -27,8 +27,6 @@ from tpmon.model.waits import RUNNING
 LOOKS_AT_S = (0.0, 3.0, 6.0)
 """When the looks end, seconds after the first."""
 
-UNREAD = Missing("not permitted")
-LOCK = "lock or queue (futex)"
 JUDGED = 30
 """How many of the newest Frames are judged: more than any hysteresis takes."""
 
@@ -234,21 +232,6 @@ def see(*rounds: Sequence[ProcessLook]) -> Change:
 def see_moves(used_s: float, one: ProcessLook, two: ProcessLook, *others: ProcessLook) -> Change:
     """Let a process be seen at two places in turn, with ``used_s`` of CPU between two looks."""
     return see(*((*others, add_run(look, n * used_s)) for n, look in enumerate((two, one, two))))
-
-
-def quiet_rank(**fields):
-    """Build a rank that has waited for 90 s: longer than a wait of which no stack tells may last."""
-    plain = {
-        "state": "S",
-        "cpu_pct": 0.0,
-        "runnable": 0.01,
-        "waiting": 0.0,
-        "busy_threads": 0,
-        "waits_for": LOCK,
-        "waits_unchanged_s": 90.0,
-        "thread_groups": (ThreadGroup(ThreadKind.MAIN, 1, 0.0), ThreadGroup(ThreadKind.COMM, 3, 0.01)),
-    }
-    return make_process(**{**plain, **fields})
 
 
 def thread(tid: int, frames: tuple[StackFrame, ...], **fields: Any) -> ThreadLook:

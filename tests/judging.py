@@ -6,15 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tests.frames import later
-from tpmon.judge.answers.result import Answer, Suspicion
+from tests.frames import later, make_process
+from tpmon.judge.advice.choose import Chosen, choose
+from tpmon.judge.advice.context import gather_facts, observe
+from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import Scene, see
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import Judgement, judge
 from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases, share_of
 from tpmon.model.frame import Frame
-from tpmon.model.known import Applicable, is_known
-from tpmon.model.process import MainThreadSample
+from tpmon.model.known import Applicable, Missing, is_known
+from tpmon.model.process import MainThreadSample, ProcessSample, ThreadGroup, ThreadKind
 from tpmon.model.verdict import Finding, Kind
 
 SECOND = 1_000_000_000
@@ -84,5 +86,39 @@ def scene_of(frame: Frame, phases: Sequence[RankPhases] = (), seconds: int = 12)
     return see(hold(frame, seconds), {one.pid: one for one in phases})
 
 
+def advise(scene: Scene, found: Suspicion) -> tuple[Chosen, ...]:
+    """Choose the remedies for what was found in a scene, as the judge does."""
+    return choose(found.kind, found.cause, observe(scene, found), gather_facts(scene, found))
+
+
+def doubts(answer: Answer, words: str) -> bool:
+    """Tell whether a rule could not tell, and says so in these words."""
+    return type(answer) is Unsure and words in answer.text
+
+
+def clears(answer: Answer, words: str) -> bool:
+    """Tell whether a rule found that its cause is not there, and says so in these words."""
+    return type(answer) is Cleared and words in answer.text
+
+
 def said(answer: Answer) -> tuple[Kind, Applicable[str]] | type[Answer]:
     return (answer.kind, answer.cause) if isinstance(answer, Suspicion) else type(answer)
+
+
+LOCK = "lock or queue (futex)"
+UNREAD = Missing("not permitted")
+
+
+def quiet_rank(**fields: Any) -> ProcessSample:
+    """Build a rank that has waited for 90 s: longer than a wait of which no stack tells may last."""
+    plain = {
+        "state": "S",
+        "cpu_pct": 0.0,
+        "runnable": 0.01,
+        "waiting": 0.0,
+        "busy_threads": 0,
+        "waits_for": LOCK,
+        "waits_unchanged_s": 90.0,
+        "thread_groups": (ThreadGroup(ThreadKind.MAIN, 1, 0.0), ThreadGroup(ThreadKind.COMM, 3, 0.01)),
+    }
+    return make_process(**{**plain, **fields})

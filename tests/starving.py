@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.frames import make_cpu, make_frame, make_loader, make_process, make_worker
-from tests.judging import line_up, make_looks
+from tests.frames import make_cpu, make_frame, make_loader, make_memory, make_process, make_worker
+from tests.judging import line_up, make_looks, make_phases
 from tests.waits import wait_of
-from tpmon.judge.features.snapshot import Scene, see
+from tpmon.judge.answers.result import Suspicion
+from tpmon.judge.features.snapshot import Rule, Scene, see
+from tpmon.judge.rules import data, loader, memory, python, storage
+from tpmon.judge.stacks.profile import DataPart, Phase
 from tpmon.model.frame import Frame
 from tpmon.model.host import WorkerQueue
-from tpmon.model.known import known_or
+from tpmon.model.known import Applicable, known_or
 from tpmon.model.process import ProcessSample
 
 WORKER_WAIT = "work from its rank (loader queue)"
@@ -95,3 +98,27 @@ def make_second(
 def starve(wait: float, kinds: Sequence[dict[str, Any]], *, seconds: int = 20, **more: Any) -> Scene:
     """See a Window in which nothing changes."""
     return see(line_up([make_second(wait, kinds, **more)] * seconds))
+
+
+def thrash(wait: float = 0.9, **memory: Any) -> Scene:
+    """See a rank that waits for workers whose page cache is too small."""
+    fields = {"refault_bytes_s": 1.2e9, "major_faults_s": 150.0, "psi_some_pct": 28.0} | memory
+    return starve(wait, [THRASHES] * 2, frame={"memory": make_memory(**fields)})
+
+
+LOADER = (*data.RULES, *loader.RULES, *storage.RULES)
+ALL = (*LOADER, *memory.RULES, *python.RULES)
+"""Rules that a wait for data may come of."""
+
+
+def causes(scene: Scene, rules: Sequence[Rule] = LOADER) -> set[Applicable[str]]:
+    """Return the causes that rules suspect in a scene."""
+    return {one.cause for one in (rule(scene) for rule in rules) if isinstance(one, Suspicion)}
+
+
+def load_itself(wait: float = 0.6, parts: Mapping[DataPart, float] | None = None, **more: Any) -> Scene:
+    """See a rank without workers whose stacks say how long it gets its batches."""
+    rest = (1 - wait) / 2
+    shares = {Phase.DATA_WAIT: wait, Phase.FORWARD: rest, Phase.BACKWARD: rest}
+    phases = make_phases(shares, parts=parts or {DataPart.FETCH: wait})
+    return see(line_up([make_second(0.0, [], **more)] * 12), {RANK: phases})

@@ -8,6 +8,7 @@ import pytest
 from tests.frames import make_finding, make_frame
 from tests.frames import make_view as make_any_view
 from tests.judging import follow
+from tests.painted import texts_of
 from tests.starving import COMPUTES, line_up, make_second
 from tpmon.judge.advice.choose import CATALOGUE, EXPLANATIONS, Cause, choose
 from tpmon.judge.advice.facts import RunFacts
@@ -20,7 +21,7 @@ from tpmon.model.verdict import Finding, Kind
 from tpmon.report.once import write_check, write_verdict
 from tpmon.ui.monitor.layout import paint_screen
 from tpmon.ui.monitor.panes.verdict import paint_verdict_in_full
-from tpmon.view.layout import Line, Size
+from tpmon.view.layout import Size
 
 ONLY_ON_THE_PAGE = {"pin-the-batch"}
 """It makes figures believable and speeds nothing up: a healthy run is told only what was seen to help it."""
@@ -88,7 +89,7 @@ def test_every_remedy_is_said_in_some_run_and_what_no_reading_of_a_live_one_prov
     assert is_reached(name, live=live) == (name not in ONLY_ON_THE_PAGE)
 
 
-def test_a_full_card_is_told_to_try_only_what_was_seen_to_help_it():
+def test_a_full_card_and_a_run_that_nothing_holds_back_are_told_only_what_was_seen_to_help_them():
     row = (Kind.COMPUTE_BOUND, "gpu-compute")
     assert say_first(row, ()) == []
     assert say_first(row, (Need.EAGER_MODEL,)) == ["torch-compile"]
@@ -98,24 +99,17 @@ def test_a_full_card_is_told_to_try_only_what_was_seen_to_help_it():
     assert said[0] == "bf16", "behind its if, among the next"
     assert len(said) == MOST_IFS
     assert {"tf32", "bf16"}.isdisjoint(say(row, (Need.GPU_PRESENT, Need.FP16_CORES_ALONE)))
-
-
-def test_a_run_that_nothing_holds_back_is_told_only_what_was_seen_to_help_it():
     row = (Kind.BALANCED, NOT_APPLICABLE)
     assert say(row, ()) == []
     assert say(row, (Need.SAVE_IN_STACK, Need.MEMORY_FREE)) == ["async-checkpoint"]
 
 
-def test_a_model_is_wrapped_once_and_what_was_seen_most_of_goes_first():
+def test_a_model_is_wrapped_once_what_was_seen_most_of_goes_first_and_the_next_remedies_are_few():
     row = (Kind.COMMS_BOUND, "transfer")
     ddp = say(row, (Need.DDP_IN_STACK, Need.TRANSFER_SEEN, Need.GPU_PRESENT, Need.GPU_MEMORY_FREE))
     assert not {name for name in ddp if "fsdp" in name or Need.FSDP_IN_STACK in CATALOGUE[name].needs}
     unused = say(row, (Need.DDP_IN_STACK, Need.TRANSFER_SEEN, Need.GPU_PRESENT, Need.FIND_UNUSED_ON))
     assert "find-unused-off" in unused
-
-
-def test_the_next_remedies_are_few_and_stand_behind_the_one_to_try():
-    row = (Kind.COMMS_BOUND, "transfer")
     said = say(row, (Need.DDP_IN_STACK, Need.TRANSFER_SEEN, Need.GPU_PRESENT))
     assert said[:3] == ["check-network-path", "bf16-gradients", "exchange-less-often"]
     assert len(said) == 1 + MOST_ALSO
@@ -147,14 +141,11 @@ def test_remedies_that_come_and_go_are_no_event():
 MANY = make_finding(also_try=("if it is so: do this:\nfirst\nsecond", "do that: third"))
 
 
-def test_the_next_remedies_are_a_list_in_json_and_absent_where_there_are_none():
+def test_the_next_remedies_are_a_list_in_json_and_only_the_whole_text_says_them():
     assert to_plain(MANY)["also_try"] == ["if it is so: do this:\nfirst\nsecond", "do that: third"]
     assert decode(Finding, encode(MANY)) == MANY
     assert "also_try" not in to_plain(make_finding())
     assert decode(Finding, encode(make_finding())).also_try is NOT_APPLICABLE
-
-
-def test_the_whole_text_says_them_and_the_short_ones_do_not():
     frame = make_frame(verdict=MANY)
     lines = write_verdict(frame)
     start = lines.index("also try if it is so: do this:")
@@ -163,14 +154,10 @@ def test_the_whole_text_says_them_and_the_short_ones_do_not():
     assert "also try" not in "\n".join(write_verdict(make_frame(verdict=make_finding())))
 
 
-def list_texts(lines: list[Line]) -> list[str]:
-    return ["".join(text for text, _ in line).rstrip() for line in lines]
-
-
 @pytest.mark.parametrize("width", [40, 120])
 def test_the_full_view_shows_them_and_the_first_lines_stay_as_they_were(width):
     view = make_any_view(make_frame(verdict=MANY))
-    full = list_texts(paint_verdict_in_full(view, width))
+    full = texts_of(paint_verdict_in_full(view, width))
     start = full.index(" also try")
     assert full[start + 1 : start + 5] == ["   if it is so: do this:", "     first", "     second", "   do that: third"]
     assert start < full.index(" ruled out")

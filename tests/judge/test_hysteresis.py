@@ -7,26 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.starving import COMPUTES, IDLES, SOCKET, line_up, make_looks, make_second
+from tpmon.judge import hysteresis
 from tpmon.judge.answers.result import Cleared, Key, Suspicion
-from tpmon.judge.hysteresis import (
-    CALM_S,
-    DAMPED_S,
-    FALL_S,
-    LINGER_S,
-    RISE_S,
-    SETTLED_S,
-    SWITCH_S,
-    Standing,
-    damp,
-    drop,
-    follow,
-    is_settled,
-    is_shaken,
-    key_of,
-    leave_out_own,
-    note_rules,
-    state,
-)
+from tpmon.judge.hysteresis import RISE_S, Standing, follow, is_settled, is_shaken, leave_out_own, note_rules
 from tpmon.judge.ranking import EXPLAINS, find_explained, rank, weigh
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.verdict import TABLE, Kind
@@ -55,49 +38,42 @@ def run(seconds: list[list[Suspicion]], standing: Standing | None = None) -> tup
         now_ns += SECOND
         standing = follow(standing, suspicions, now_ns)
         ranked = rank(standing.tracks, standing.stated)
-        decided = state(standing, ranked, {key_of(one.suspicion): weigh(one) for one in ranked}, now_ns)
-        standing = damp(standing, decided, now_ns)
+        decided = hysteresis.state(
+            standing, ranked, {hysteresis.key_of(one.suspicion): weigh(one) for one in ranked}, now_ns
+        )
+        standing = hysteresis.damp(standing, decided, now_ns)
         stated.append(standing.stated)
     return stated, standing
 
 
-def test_a_cause_must_stay_before_it_is_stated():
+def changes(stated: list[Key | None]) -> list[Key | None]:
+    return [new for old, new in itertools.pairwise(stated) if new != old]
+
+
+def test_a_cause_must_stay_before_it_is_stated_and_a_glimpse_is_never_stated():
     stated, _ = run([[suspect(DATA)]] * 10)
     assert stated.index(DATA) == RISE_S
     assert set(stated[: int(RISE_S)]) == {None}
-
-
-def test_a_glimpse_is_never_stated():
     stated, standing = run(([[suspect(DATA)]] * 2 + [[]] * 8) * 5)
     assert set(stated) == {None}
     assert standing.tracks == ()
 
 
-def test_a_stated_cause_stays_for_a_while_after_it_was_last_seen():
+def test_a_stated_cause_stays_for_a_while_after_it_was_last_seen_until_another_is_but_a_hang_does_not():
     stated, _ = run([[suspect(DATA)]] * 10 + [[]] * 20)
     gone = stated[10:].index(None)
-    assert gone == pytest.approx(FALL_S + LINGER_S, abs=1)
-
-
-def test_a_hang_that_is_over_is_not_held():
+    assert gone == pytest.approx(hysteresis.FALL_S + hysteresis.LINGER_S, abs=1)
     stated, _ = run([[suspect(HUNG)]] * 10 + [[]] * 20)
-    assert stated[10:].index(None) == pytest.approx(FALL_S, abs=1)
-
-
-def test_between_two_causes_there_is_no_empty_verdict():
+    assert stated[10:].index(None) == pytest.approx(hysteresis.FALL_S, abs=1)
     stated, _ = run([[suspect(DATA)]] * 20 + [[]] * 10 + [[suspect(POOL)]] * 10)
-    changes = [b for a, b in itertools.pairwise(stated) if a != b]
-    assert changes == [DATA, POOL]
+    assert changes(stated) == [DATA, POOL]
 
 
-def test_a_heavier_cause_takes_over_once_it_stays_ahead():
+def test_a_heavier_cause_takes_over_once_it_stays_ahead_and_equals_do_not_take_turns():
     both = [suspect(DATA, 0.3), suspect(PYTHON, 0.6)]
     stated, _ = run([[suspect(DATA, 0.3)]] * 8 + [both] * 12)
     change = stated[8:].index(PYTHON)
-    assert RISE_S <= change <= RISE_S + SWITCH_S + 2
-
-
-def test_two_causes_of_nearly_the_same_weight_do_not_take_turns():
+    assert RISE_S <= change <= RISE_S + hysteresis.SWITCH_S + 2
     draw = random.Random(7)
     seconds = [
         [suspect(DATA, 0.4 + draw.uniform(-0.04, 0.04)), suspect(PYTHON, 0.4 + draw.uniform(-0.04, 0.04))]
@@ -108,11 +84,15 @@ def test_two_causes_of_nearly_the_same_weight_do_not_take_turns():
     assert len(set(named)) == 1
 
 
-def test_another_cause_of_the_same_kind_takes_over_as_soon_as_the_stated_one_is_gone():
+def test_another_cause_takes_over_within_twenty_seconds_and_one_of_the_same_kind_at_once():
     stated, _ = run([[suspect(DATA)]] * 10 + [[suspect(COLLATE)]] * 10)
     assert stated[10:].index(COLLATE) == RISE_S
     stated, _ = run([[suspect(DATA)]] * 10 + [[suspect(PYTHON)]] * 10)
-    assert RISE_S < stated[10:].index(PYTHON) <= FALL_S, "another kind waits until it has fallen"
+    assert RISE_S < stated[10:].index(PYTHON) <= hysteresis.FALL_S, "another kind waits until it has fallen"
+    stated, _ = run([[suspect(DATA)]] * 30 + [[suspect(DATA)]] * 7 + [[suspect(POOL)]] * 13)
+    assert stated[29] == DATA
+    assert stated[49] == POOL
+    assert changes(stated) == [DATA, POOL]
 
 
 @pytest.mark.parametrize("weight", [0.2, 0.5, 0.9])
@@ -120,22 +100,7 @@ def test_a_cause_at_its_threshold_beside_another_of_its_kind_does_not_flicker(we
     draw = random.Random(13)
     other = suspect(COLLATE, weight)
     stated, _ = run([[suspect(DATA), other] if draw.random() < 0.5 else [other] for _ in range(300)])
-    assert sum(a != b for a, b in itertools.pairwise(stated)) <= 4
-
-
-def test_a_reading_at_its_threshold_does_not_flicker_for_five_minutes():
-    draw = random.Random(11)
-    stated, _ = run([[suspect(DATA)] if draw.random() < 0.5 else [] for _ in range(300)])
-    changes = sum(a != b for a, b in itertools.pairwise(stated))
-    assert changes <= 4
-
-
-def test_after_a_switch_of_causes_the_verdict_follows_within_twenty_seconds():
-    stated, _ = run([[suspect(DATA)]] * 30 + [[suspect(DATA)]] * 7 + [[suspect(POOL)]] * 13)
-    assert stated[29] == DATA
-    assert stated[49] == POOL
-    changes = [b for a, b in itertools.pairwise(stated) if a != b]
-    assert changes == [DATA, POOL]
+    assert len(changes(stated)) <= 4
 
 
 def test_a_pause_of_tpmon_itself_is_not_evidence():
@@ -148,8 +113,6 @@ HOT: Key = (Kind.GPU_THROTTLED, "thermal")
 LINK: Key = (Kind.GPU_THROTTLED, "pcie")
 LATE: Key = (Kind.COMMS_BOUND, "straggler")
 TRANSFER: Key = (Kind.COMMS_BOUND, "transfer")
-
-
 NOISE: Key = (Kind.COMMS_BOUND, "unknown")
 STORE: Key = (Kind.DATA_BOUND, "network-store")
 FEW: Key = (Kind.DATA_BOUND, "too-few-workers")
@@ -171,7 +134,10 @@ def test_what_is_stated_of_several(suspected, stated):
     assert run([[suspect(key, weight) for key, weight in suspected.items()]] * 10)[0][-1] == stated
 
 
-def test_what_a_process_does_right_now_is_said_at_once():
+def test_what_a_process_does_right_now_is_said_at_once_and_never_settled():
+    for key in (STARTING, HUNG):
+        stated, standing = run([[suspect(key)]] * 100)
+        assert (stated[-1], is_settled(standing, standing.judged_ns)) == (key, False)
     assert run([[suspect(STARTING)]])[0] == [STARTING]
     assert run([[suspect(DATA)]] * 10 + [[suspect(DATA), suspect(HUNG, 0.1)]] * 6)[0][9::6] == [DATA, HUNG]
 
@@ -196,16 +162,13 @@ def test_what_another_cause_explains(weights, explained):
     assert find_explained(weights, weights) == explained
 
 
-def test_nothing_explains_itself_or_in_a_circle():
+def test_nothing_explains_itself_or_in_a_circle_and_every_row_of_the_explanations_is_in_the_table():
     rows: list[Key] = [(row.kind, cause) for row in TABLE for cause in (row.causes or (NOT_APPLICABLE,))]
     for key in rows:
         assert find_explained([key]) == frozenset(), key
     for one in rows:
         for other in rows:
             assert len(find_explained([one, other])) < 2, (one, other)
-
-
-def test_every_row_of_the_explanations_is_in_the_table():
     causes = {row.kind: row.causes for row in TABLE}
     for key in [*EXPLAINS, *(shadow for shadows in EXPLAINS.values() for shadow in shadows)]:
         assert key[1] is NOT_APPLICABLE or key[1] in causes[key[0]], key
@@ -226,65 +189,54 @@ def take_turns(seconds: int, *each: list[Suspicion], turns: int) -> list[list[Su
     return [each[turn % len(each)] for turn in range(turns) for _ in range(seconds)]
 
 
-def count_changes(stated: list[Key | None]) -> int:
-    return sum(one != other for one, other in itertools.pairwise(stated))
-
-
-def test_a_run_at_two_thresholds_changes_its_verdict_and_back_once():
+def test_a_run_at_two_thresholds_changes_its_verdict_and_back_once_and_at_one_it_does_not_come_and_go():
     data, collate = [suspect(DATA)], [suspect(COLLATE)]
     stated, _ = run(take_turns(20, data, collate, turns=15))
-    assert count_changes(stated) <= 3
+    assert len(changes(stated)) <= 3
     assert set(stated[30:]) == {DATA, COLLATE}
-
-
-def test_a_run_at_one_threshold_does_not_come_and_go():
     stated, _ = run(take_turns(25, [suspect(DATA), suspect(COMPUTE)], [suspect(COMPUTE)], turns=12))
-    assert count_changes(stated) <= 4
+    assert len(changes(stated)) <= 4
+    draw = random.Random(11)
+    stated, _ = run([[suspect(DATA)] if draw.random() < 0.5 else [] for _ in range(300)])
+    assert len(changes(stated)) <= 4
 
 
-def test_changes_a_minute_apart_are_no_flicker():
-    data, python = [suspect(DATA)], [suspect(PYTHON)]
-    stated, _ = run(take_turns(60, data, python, turns=6))
-    for turn in range(6):
-        assert stated[60 * turn + 15 : 60 * turn + 60] == [(DATA, PYTHON)[turn % 2]] * 45
+def test_changes_a_minute_apart_are_no_flicker_after_one_of_others_neither():
+    _, flickered = run(take_turns(20, [suspect(DATA)], [suspect(COLLATE)], turns=4))
+    for pair, standing in (((DATA, PYTHON), None), ((PYTHON, POOL), flickered)):
+        stated, _ = run(take_turns(60, *([suspect(one)] for one in pair), turns=6), standing)
+        for turn in range(6):
+            assert stated[60 * turn + 15 : 60 * turn + 60] == [pair[turn % 2]] * 45
 
 
-def test_what_was_no_part_of_the_flicker_is_stated_as_ever_and_so_is_a_hang():
+def test_what_flickered_is_stated_again_once_it_lasts_and_what_did_not_or_a_hang_as_ever():
     flicker = take_turns(20, [suspect(DATA)], [suspect(COLLATE)], turns=6)
     stated, standing = run([*flicker, *[[suspect(POOL)]] * 15])
     assert stated[-1] == POOL
     assert run([[suspect(HUNG)]] * 2, standing)[0][-1] == HUNG
-
-
-def test_after_a_flicker_other_verdicts_change_as_ever():
-    _, standing = run(take_turns(20, [suspect(DATA)], [suspect(COLLATE)], turns=4))
-    stated, _ = run(take_turns(60, [suspect(PYTHON)], [suspect(POOL)], turns=6), standing)
-    for turn in range(6):
-        assert stated[60 * turn + 15 : 60 * turn + 60] == [(PYTHON, POOL)[turn % 2]] * 45
-
-
-def test_what_flickered_is_stated_again_once_it_lasts():
-    flicker = take_turns(20, [suspect(DATA)], [suspect(COLLATE)], turns=6)
     _, standing = run(flicker)
     lasting = COLLATE if standing.stated == DATA else DATA
     stated, standing = run([[suspect(lasting)]] * 80, standing)
     assert stated[40] != lasting
     assert stated[-1] == lasting
-    after, _ = run([[suspect(lasting)]] * round(CALM_S), standing)
+    after, _ = run([[suspect(lasting)]] * round(hysteresis.CALM_S), standing)
     assert set(after) == {lasting}
-    assert DAMPED_S < 80
+    assert hysteresis.DAMPED_S < 80
 
 
-def test_a_verdict_is_settled_once_it_has_stood_alone_for_a_minute():
-    _, standing = run([[suspect(DATA)]] * int(RISE_S + SETTLED_S))
+def test_a_verdict_is_settled_once_it_has_stood_for_a_minute_and_so_is_that_there_is_none():
+    _, standing = run([[suspect(DATA)]] * int(RISE_S + hysteresis.SETTLED_S))
     assert not is_settled(standing, standing.judged_ns)
     _, standing = run([[suspect(DATA)]] * 3, standing)
     assert is_settled(standing, standing.judged_ns)
-
-
-def test_beside_a_second_cause_that_has_long_been_there_it_is_settled_too():
     _, standing = run([[suspect(DATA, 0.9), suspect(PYTHON, 0.2)]] * 70)
     assert (standing.stated, is_settled(standing, standing.judged_ns)) == (DATA, True)
+    _, standing = run([[]] * 50)
+    assert not is_settled(standing, standing.judged_ns)
+    _, standing = run([[]] * 20, standing)
+    assert is_settled(standing, standing.judged_ns)
+    _, standing = run([[suspect(DATA)]], standing)
+    assert not is_settled(standing, standing.judged_ns)
 
 
 @pytest.mark.parametrize(
@@ -295,32 +247,10 @@ def test_beside_a_second_cause_that_has_long_been_there_it_is_settled_too():
 def test_whatever_begins_to_speak_against_it_unsettles_it_at_once(next_second):
     _, standing = run([[suspect(DATA, 0.9)]] * 70)
     assert is_settled(standing, standing.judged_ns)
-    _, standing = run([next_second], standing)
-    assert not is_settled(standing, standing.judged_ns)
-
-
-@pytest.mark.parametrize("key", [STARTING, HUNG])
-def test_what_a_process_does_right_now_is_never_settled(key):
-    stated, standing = run([[suspect(key)]] * 100)
-    assert stated[-1] == key
-    assert not is_settled(standing, standing.judged_ns)
-
-
-def test_a_verdict_that_was_dropped_because_the_run_stands_still_is_not_settled_without_it():
-    _, standing = run([[suspect(DATA)]] * 70)
-    assert is_settled(standing, standing.judged_ns)
-    dropped = drop(standing, {DATA}, standing.judged_ns)
-    assert dropped.stated is None
-    assert not is_settled(dropped, standing.judged_ns)
-
-
-def test_that_nothing_is_found_in_a_whole_window_is_settled_until_something_is_suspected():
-    _, standing = run([[]] * 50)
-    assert not is_settled(standing, standing.judged_ns)
-    _, standing = run([[]] * 20, standing)
-    assert is_settled(standing, standing.judged_ns)
-    _, standing = run([[suspect(DATA)]], standing)
-    assert not is_settled(standing, standing.judged_ns)
+    _, later = run([next_second], standing)
+    assert not is_settled(later, later.judged_ns)
+    dropped = hysteresis.drop(standing, {DATA}, standing.judged_ns)  # because the run stands still
+    assert (dropped.stated, is_settled(dropped, standing.judged_ns)) == (None, False)
 
 
 # changes that are no chance

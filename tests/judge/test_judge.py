@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.any_windows import blank, make_slice
+from tests.any_windows import blank, make_slice, sample_stacks, with_slice
 from tests.budget.measure import measure_import, slowness
 from tests.dumps import BACKWARD, LIB, MAIN, SITE, TRAIN, stack_of
 from tests.frames import (
     GIB,
     NOW,
-    NOW_NS,
+    later,
     make_cpu,
     make_frame,
     make_gpu,
@@ -27,25 +27,27 @@ from tests.frames import (
     make_target,
     make_worker,
 )
-from tests.judging import SECOND, conclude, follow, hold, make_looks, make_phases, scene_of
-from tests.starving import BATCH_WAIT, COMPUTES, DISK, RANK, SOCKET, line_up, make_second
+from tests.judging import SECOND, conclude, doubts, follow, hold, make_looks, make_phases, scene_of
+from tests.starving import BATCH_WAIT, COMPUTES, DISK, RANK, SOCKET, line_up, load_itself, make_second
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.hang.rules import judge_blocked_io, judge_dead_worker, judge_gpu_lost, judge_stopped
 from tpmon.judge.judge import Judgement, judge
 from tpmon.judge.rules.comms import judge_straggler
 from tpmon.judge.rules.data import judge_no_workers
-from tpmon.judge.stacks.profile import DataPart, Phase
+from tpmon.judge.stacks.profile import Phase
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.gpu import GpuState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import EnvironmentSetting, Outcome, Role, ThreadGroup, ThreadKind
-from tpmon.model.stacks import StackCount, StackFrame, StackSlice
+from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import BEFORE_THE_END, Confidence, Finding, Kind, SinceIs
 from tpmon.report.once import write_verdict
 
 LEVELS = [Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH]
 TWO_CPUS = {"budget_cores": 2.0, "host_cores": 2}
+DONE = make_target(state=TargetState.ENDED, ended="exit 0", outcome=Outcome.WELL)
+FAILED = make_target(state=TargetState.ENDED, ended="exit 1", outcome=Outcome.FAILED)
 
 
 def run(frames: Sequence[Frame]) -> list[Judgement]:
@@ -94,19 +96,15 @@ def test_at_first_it_says_that_it_looks():
     assert finding.kind is Kind.NOT_ENOUGH_EVIDENCE
     assert "looking" in finding.summary
     assert [note.partition(":")[0] for note in frame.notes] == ["may be data-bound (cpu-transform)"]
-    target = make_target(state=TargetState.ENDED, ended="exit 1", outcome=Outcome.FAILED)
-    ended = replace(frame, target=target, taken_ns=frame.taken_ns + SECOND, notes=())
+    ended = replace(frame, target=FAILED, taken_ns=frame.taken_ns + SECOND, notes=())
     assert run([*starved(COMPUTES)[:2], ended])[-1].frame.notes == (), "nothing else holds what has ended"
 
 
 def test_where_no_rule_fits_the_place_of_the_main_thread_and_the_next_command_are_said():
     sleeping = make_frame(processes=(make_process(waits_for="sleep", runnable=0.02),), loader=(), stacks=())
     place = StackFrame("log_metrics", "/run/train.py", 6)
-    stacks = (StackCount(4211, "MainThread", (StackFrame("<module>", "/run/train.py", 30), place), 40),)
-    frames = line_up([sleeping] * 14)
-    taken = StackSlice(4211, 0, frames[5].taken, frames[5].taken_ns, 2.0, 20.0, 40, stacks)
-    frames[5] = replace(frames[5], stacks=(taken,))
-    finding = run(frames)[-1].frame.verdict
+    taken = make_slice(4211, 0, {(StackFrame("<module>", "/run/train.py", 30), place): 40})
+    finding = run(with_slice(line_up([sleeping] * 14), taken, 5))[-1].frame.verdict
     assert finding.kind is Kind.NOT_ENOUGH_EVIDENCE
     assert (finding.evidence[0].name, finding.evidence[0].value) == ("rank 0", 40.0)
     assert "log_metrics" in finding.evidence[0].text
@@ -158,7 +156,7 @@ def test_a_verdict_costs_few_milliseconds(workers, limit_ms):
     assert min(costs) <= limit_ms * slowness([measure_import() for _ in range(3)])
 
 
-def test_a_large_job_is_judged_every_third_second():
+def test_a_large_job_is_judged_every_third_second_and_its_end_at_once():
     frames = starved(COMPUTES, workers=80, seconds=24)
     judged = run(frames)
     findings = [one.frame.verdict for one in judged]
@@ -166,9 +164,14 @@ def test_a_large_job_is_judged_every_third_second():
     anew = sum(a is not b for a, b in pairwise(findings))
     assert anew <= len(findings) / 3 + 1
     assert judged[-1].standing.stated == (Kind.DATA_BOUND, "cpu-transform")
+    ended = replace(frames[-1], target=DONE)
+    last = replace(ended, taken_ns=ended.taken_ns + SECOND // 10)
+    before, after = [one.frame.verdict for one in run([*frames, last])[-2:]]
+    assert after is not before
+    assert (after.kind, after.cause) == (Kind.IDLE, "finished")
 
 
-def test_a_settled_verdict_is_judged_every_second_second_and_leaves_stacks_half_alone():
+def test_a_settled_verdict_is_judged_every_second_second_and_a_change_told_as_soon_as_ever():
     judged = run(starved(COMPUTES, seconds=110))
     settled = [one.settled for one in judged]
     begun = settled.index(True)
@@ -178,9 +181,6 @@ def test_a_settled_verdict_is_judged_every_second_second_and_leaves_stacks_half_
     anew = sum(a is not b for a, b in pairwise(findings))
     assert anew == pytest.approx(len(findings) / 2, abs=2)
     assert {is_known(one) and one.cause for one in findings} == {"cpu-transform"}
-
-
-def test_a_change_after_a_settled_verdict_is_told_as_soon_as_after_any_other():
     frames = line_up([make_second(0.7, [COMPUTES] * 2, cpu=TWO_CPUS)] * 100 + [make_second(0.7, [SOCKET] * 2)] * 25)
     judged = run(frames)
     assert judged[99].settled
@@ -189,20 +189,10 @@ def test_a_change_after_a_settled_verdict_is_told_as_soon_as_after_any_other():
     assert not judged[told].settled
 
 
-def test_the_end_of_a_large_job_is_judged_at_once():
-    frames = starved(COMPUTES, workers=80, seconds=20)
-    ended = replace(frames[-1], target=make_target(state=TargetState.ENDED, ended="exit 0", outcome=Outcome.WELL))
-    last = replace(ended, taken_ns=ended.taken_ns + SECOND // 10)
-    before, after = [one.frame.verdict for one in run([*frames, last])[-2:]]
-    assert after is not before
-    assert (after.kind, after.cause) == (Kind.IDLE, "finished")
-
-
-def test_the_end_of_a_job_keeps_what_was_said_before_it_and_has_the_kernels_word_alone():
+def test_the_end_of_a_job_keeps_what_was_said_before_it_unless_it_was_the_end_of_its_ranks():
     frames = starved(COMPUTES, seconds=20)
     log = (make_output(lines=("step 41", "RuntimeError: no batch", "")),)
-    target = make_target(state=TargetState.ENDED, ended="exit 1", outcome=Outcome.FAILED)
-    last = replace(frames[-1], target=target, taken_ns=frames[-1].taken_ns + SECOND, output=log)
+    last = replace(frames[-1], target=FAILED, taken_ns=frames[-1].taken_ns + SECOND, output=log)
     finding = conclude([*frames, last])
     assert (finding.kind, finding.cause) == (Kind.IDLE, "failed")
     assert (finding.confidence, finding.since) == (Confidence.MEDIUM, last.taken)
@@ -213,16 +203,11 @@ def test_the_end_of_a_job_keeps_what_was_said_before_it_and_has_the_kernels_word
     assert "at least" not in told.partition("evidence")[0]
     assert (finding.ruled_out, finding.unknown) == ((), ())
     assert "DATA-BOUND cpu-transform" in told
-
-
-def test_the_end_of_a_job_takes_the_place_of_the_end_of_its_ranks():
     launcher = make_process(4200, role=Role.LAUNCHER, rank=NOT_APPLICABLE)
     target = make_target(outcome=Outcome.UNKNOWN)
     frames = line_up([make_frame()] * 3 + [make_frame(processes=(launcher,), target=target)] * 30)
     assert conclude(frames).cause == "ended"
-    ended = make_target(state=TargetState.ENDED, ended="exit 0", outcome=Outcome.WELL)
-    last = replace(frames[-1], target=ended, taken_ns=frames[-1].taken_ns + SECOND)
-    finding = conclude([*frames, last])
+    finding = conclude([*frames, replace(frames[-1], target=DONE, taken_ns=frames[-1].taken_ns + SECOND)])
     assert finding.cause == "finished"
     assert BEFORE_THE_END not in {row.name for row in finding.evidence}
 
@@ -251,7 +236,6 @@ def test_a_start_that_is_held_for_some_seconds_is_not_shown_beside_what_its_rule
 
 # real jobs that invite a wrong verdict
 
-TWO = {"budget_cores": 2.0}
 BUSY_ELSEWHERE = make_gpu(pids=(9999,), sm_pct=99.0)
 UNSEEN_CARDS = {
     "driver silent": {"gpus": Missing("NVML has not answered yet: no GPU is listed")},
@@ -260,31 +244,19 @@ UNSEEN_CARDS = {
 }
 
 
-def loads_itself(**frame):
-    phases = make_phases({Phase.DATA_WAIT: 0.6, Phase.FORWARD: 0.4}, parts={DataPart.FETCH: 0.6})
-    return see(line_up([make_second(0.0, [], frame=frame)] * 12), {RANK: phases})
-
-
 @pytest.mark.parametrize("name", UNSEEN_CARDS)
-def test_a_wait_that_a_card_nobody_read_may_hide_is_no_fault(name):
-    answer = judge_no_workers(loads_itself(**UNSEEN_CARDS[name]))
-    assert isinstance(answer, Unsure)
-    assert "GPU" in answer.text
-
-
-def test_a_job_without_cards_on_a_machine_with_cards_is_judged_by_its_cpus():
+def test_a_wait_that_a_card_nobody_read_may_hide_is_no_fault_and_on_a_machine_with_idle_cards_it_is(name):
+    assert doubts(judge_no_workers(load_itself(frame=UNSEEN_CARDS[name])), "GPU")
     idle_machine = {"gpus": (make_gpu(pids=(), processes=()),)}
-    assert isinstance(judge_no_workers(loads_itself(**idle_machine)), Suspicion)
+    assert isinstance(judge_no_workers(load_itself(frame=idle_machine)), Suspicion)
 
 
 def leaking(calm_s, growing_s):
-    base = make_frame(memory=make_memory(limit_bytes=8 * GIB, anon_growth_bytes_s=30e6))
-    frames = hold(base, calm_s + growing_s)
-    return [
-        replace(frame, memory=replace(frame.memory, anon_bytes=GIB + grown, rss_bytes=GIB + grown))
-        for i, frame in enumerate(frames)
-        for grown in (int(30e6) * max(0, i - calm_s),)
-    ]
+    def at(i):
+        used = GIB + int(30e6) * max(0, i - calm_s)
+        return make_memory(limit_bytes=8 * GIB, anon_growth_bytes_s=30e6, anon_bytes=used, rss_bytes=used)
+
+    return [replace(one, memory=at(i)) for i, one in enumerate(hold(make_frame(), calm_s + growing_s))]
 
 
 def test_what_takes_a_minute_to_tell_did_not_begin_when_it_was_told():
@@ -294,19 +266,9 @@ def test_what_takes_a_minute_to_tell_did_not_begin_when_it_was_told():
     assert (seen.cause, seen.since_is) == ("leak", SinceIs.ONSET)
 
 
-def space(frames, interval_s):
-    """Set Frames ``interval_s`` apart, a little late each time, as they come when asked for that."""
-    apart = interval_s + 0.01
-    last = len(frames) - 1
-    return [
-        replace(
-            one,
-            interval_s=interval_s,
-            taken=NOW - timedelta(seconds=apart * (last - i)),
-            taken_ns=NOW_NS - round(apart * (last - i) * 1e9),
-        )
-        for i, one in enumerate(frames)
-    ]
+def space(frame, count, interval_s):
+    """Hold a Frame ``interval_s`` apart, a little late each time, as they come when asked for that."""
+    return [later(frame, (interval_s + 0.01) * (i - count + 1), interval_s=interval_s) for i in range(count)]
 
 
 @pytest.mark.parametrize("interval_s", [0.5, 1.0, 3.0, 5.0, 10.0])
@@ -315,13 +277,16 @@ def space(frames, interval_s):
     [
         (pool(1)[0], (Kind.OVERSUBSCRIBED, "rank-pool", Confidence.MEDIUM)),
         *(
-            (make_second(0.7, [kind] * 2, cpu=TWO, rank={"runnable": 0.3}), (Kind.DATA_BOUND, cause, Confidence.HIGH))
+            (
+                make_second(0.7, [kind] * 2, cpu=TWO_CPUS, rank={"runnable": 0.3}),
+                (Kind.DATA_BOUND, cause, Confidence.HIGH),
+            )
             for kind, cause in ((COMPUTES, "cpu-transform"), (DISK, "storage-bandwidth"), (SOCKET, "network-store"))
         ),
     ],
 )
 def test_slow_readings_come_to_the_same_verdict_and_may_be_sure_of_it(second, expected, interval_s):
-    found = conclude(space([second] * max(5, round(30 / interval_s)), interval_s))
+    found = conclude(space(second, max(5, round(30 / interval_s)), interval_s))
     assert (found.kind, found.cause, found.confidence) == expected
 
 
@@ -383,41 +348,30 @@ def test_workers_that_went_with_a_validation_are_not_dead_ones():
     assert isinstance(judge_dead_worker(see(line_up(frames))), Cleared)
 
 
-def test_a_card_that_fell_off_the_bus_is_the_jobs_although_it_lists_nobody():
-    job = (make_process(4211), make_process(4212, rank=1))
-    both = (make_gpu(0, pids=(4211,)), make_gpu(1, pids=(4212,)))
+def test_a_card_that_fell_off_the_bus_is_of_the_rank_that_alone_held_it():
     gone = make_gpu(1, state=GpuState.LOST, pids=Missing("the card does not answer"))
-    frames = [make_frame(processes=job, gpus=both, output=())] * 20 + [
-        make_frame(processes=job, gpus=(both[0], gone), output=())
-    ] * 15
-    answer = judge_gpu_lost(see(line_up(frames)))
+    job = (make_process(4211), make_process(4212, rank=1))
+
+    def lose(*both):
+        frames = [make_frame(processes=job, gpus=both, output=())] * 20
+        frames += [make_frame(processes=job, gpus=(both[0], gone), output=())] * 15
+        return judge_gpu_lost(see(line_up(frames)))
+
+    answer = lose(make_gpu(0, pids=(4211,)), make_gpu(1, pids=(4212,)))
     assert (answer.kind, answer.card, answer.pid) == (Kind.HUNG, 1, 4212)
-    stranger = make_gpu(1, state=GpuState.LOST, pids=Missing("the card does not answer"))
-    alone = [make_frame(gpus=(both[0], stranger))] * 15
-    assert isinstance(judge_gpu_lost(see(line_up(alone))), Cleared)
-
-
-def test_a_lost_card_that_every_rank_held_open_names_none():
-    job = (make_process(4211), make_process(4212, rank=1))
-    open_ = {"pids": (4211, 4212), "pids_are_visible_only": True}
-    both = (make_gpu(0, **open_), make_gpu(1, **open_))
-    gone = make_gpu(1, state=GpuState.LOST, pids=Missing("the card does not answer"))
-    frames = [make_frame(processes=job, gpus=both, output=())] * 20
-    frames += [make_frame(processes=job, gpus=(both[0], gone), output=())] * 15
-    answer = judge_gpu_lost(see(line_up(frames)))
+    held = {"pids": (4211, 4212), "pids_are_visible_only": True}
+    answer = lose(make_gpu(0, **held), make_gpu(1, **held))
     assert (answer.card, answer.pid, answer.rank) == (1, NOT_APPLICABLE, NOT_APPLICABLE)
+    alone = [make_frame(gpus=(make_gpu(0, pids=(4211,)), gone))] * 15
+    assert isinstance(judge_gpu_lost(see(line_up(alone))), Cleared), "a stranger's"
 
 
-def test_one_rank_here_is_alone_only_where_the_size_of_the_job_was_read():
+def test_a_lone_rank_has_no_straggler_and_two_ranks_told_by_one_source_each_have_one_source():
     unread = make_frame(target=make_target(world_size=Missing("environment: permission denied")))
     assert isinstance(judge_straggler(scene_of(unread)), Unsure)
     assert isinstance(judge_straggler(scene_of(make_frame())), Cleared)
-
-
-def test_two_ranks_told_by_one_source_each_are_not_told_by_two():
-    ranks = [make_process(pid, rank=pid - 11) for pid in (11, 12, 13)]
     comms = (ThreadGroup(ThreadKind.MAIN, 1, 0.5), ThreadGroup(ThreadKind.COMM, 2, 0.1))
-    ranks = [replace(one, thread_groups=comms) for one in ranks]
+    ranks = [make_process(pid, rank=pid - 11, thread_groups=comms) for pid in (11, 12, 13)]
     frame = make_frame(
         processes=tuple(ranks), loader=(), main_threads=(make_looks(11, 10, lock=0), make_looks(12, 10, lock=9))
     )
@@ -427,7 +381,7 @@ def test_two_ranks_told_by_one_source_each_are_not_told_by_two():
     assert len(answer.origins) == 1
 
 
-def test_a_hang_has_no_ceiling_and_one_rank_elsewhere_is_one():
+def test_a_hang_has_no_ceiling_one_rank_elsewhere_is_one_and_a_wait_of_absurd_length_gets_a_date():
     quiet = make_process(
         state="S",
         runnable=0.0,
@@ -440,9 +394,6 @@ def test_a_hang_has_no_ceiling_and_one_rank_elsewhere_is_one():
     found = conclude(hold(frame, 60))
     assert (found.kind, found.ceiling) == (Kind.HUNG, NOT_APPLICABLE)
     assert "1 rank of this job runs elsewhere" in found.summary
-
-
-def test_a_wait_of_absurd_length_still_gets_a_date():
     blocked = make_process(state="D", waits_for="NFS", waits_unchanged_s=1e300)
     found = conclude(hold(make_frame(processes=(blocked,)), 30))
     assert found.cause == "blocked-io"
@@ -489,13 +440,9 @@ def conclude_loop(
         main_threads=(looks,),
         gpus=() if sm_pct is None else (make_gpu(pids=(PID,), sm_pct=sm_pct),),
         cpu=make_cpu(runnable=demand, used_cores=demand),
+        stacks=(),
     )
-    taken = make_slice(PID, 0, stacks)
-    held = [
-        replace(one, stacks=(replace(taken, ended=one.taken, ended_ns=one.taken_ns),) if number % 3 == 0 else ())
-        for number, one in enumerate(hold(frame, 60))
-    ]
-    return conclude(held)
+    return conclude(sample_stacks(hold(frame, 60), [make_slice(PID, 0, stacks)]))
 
 
 @pytest.mark.parametrize("wait", [DALI, FFCV, RAY, NODES])
@@ -516,18 +463,12 @@ def test_workers_are_advised_of_torch_s_loader_and_only_supposed_of_a_replay_buf
     assert str(torch_s.try_).startswith("load in the background")
 
 
-@pytest.mark.parametrize("stack", [SWAP, OFFLOAD])
-def test_modules_that_are_moved_in_every_step_are_no_start(stack):
-    found = conclude_loop({stack: 24, **STEP})
-    assert found.kind is not Kind.STARTING
-    assert "assign=True" not in str(found.try_)
-
-
-def test_an_upload_is_no_load():
+def test_modules_that_are_moved_in_each_step_and_an_upload_are_no_start_and_a_model_that_is_built_is():
+    for stack in (SWAP, OFFLOAD):
+        found = conclude_loop({stack: 24, **STEP})
+        assert found.kind is not Kind.STARTING
+        assert "assign=True" not in str(found.try_)
     assert conclude_loop({UPLOAD: 40}, runs=1).kind is not Kind.STARTING
-
-
-def test_a_model_that_is_built_is_a_start_without_advice_for_checkpoints():
     found = conclude_loop({SWAP: 40}, runs=10)
     assert (found.kind, found.cause) == (Kind.STARTING, "load")
     assert "is loading a checkpoint" not in found.summary

@@ -10,11 +10,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.any_windows import GONE, blank, fields_to_blank, likely_windows, make_slice, sample_stacks, values_of
-from tests.data_rules import ALL
 from tests.frames import make_cpu, make_frame, make_gpu, make_process, set_all
 from tests.judging import conclude, follow, make_looks
 from tests.phase_stacks import stack
-from tests.starving import COMPUTES, line_up, make_second
+from tests.starving import ALL, COMPUTES, line_up, make_second
 from tests.waits import wait_of
 from tpmon.judge.advice.choose import EXPLANATIONS
 from tpmon.judge.answers.result import Suspicion
@@ -45,17 +44,6 @@ WORDS_OF = {
     "network": ("interface counters",),
 }
 """Words of the sources that a group of readings is cited by."""
-
-
-def judge_each(frames: Sequence[Frame]) -> Frame:
-    """Judge second by second, as the session does, and return the last Frame with its verdict."""
-    (*_, last) = follow(frames)
-    return last.frame
-
-
-def verdict_of(frame: Frame) -> Finding:
-    assert is_known(frame.verdict)
-    return frame.verdict
 
 
 def _numbers_of(sample: Any) -> list[str]:
@@ -105,8 +93,8 @@ def scene_of(frames: Sequence[Frame]) -> Scene:
 
 @given(torn_windows())
 def test_any_window_gives_a_verdict_of_the_table_from_what_was_read(frames):
-    frame = judge_each(frames)
-    finding = verdict_of(frame)
+    (*_, last) = follow(frames)
+    frame, finding = last.frame, last.frame.verdict
     assert (finding.cause in ROWS[finding.kind]) if is_known(finding.cause) else not ROWS[finding.kind]
     assert finding.since <= frame.taken
     assert_from_readings(finding)
@@ -151,7 +139,7 @@ def test_a_group_that_was_not_read_adds_no_origin_to_a_suspicion(frames, group):
 @pytest.mark.parametrize("group", sorted(WORDS_OF))
 @given(frames=likely_windows(seconds=12))
 def test_what_was_not_read_at_all_is_cited_by_no_row(group, frames):
-    finding = verdict_of(judge_each([blank(one, "", group) for one in frames]))
+    finding = conclude([blank(one, "", group) for one in frames])
     assert_from_readings(finding)
     sources = [row.source.lower() for row in finding.evidence + finding.against]
     assert [one for one in sources if any(word in one for word in WORDS_OF[group])] == []
@@ -162,7 +150,7 @@ def test_where_nothing_at_all_was_read_nobody_is_accused(frames):
     for group, name in FIELDS:
         frames = [blank(one, group, name) for one in frames]
     frames = [replace(set_all(one, state="S"), loader=()) for one in frames]
-    finding = verdict_of(judge_each(frames))
+    finding = conclude(frames)
     assert (finding.kind.value, finding.evidence) == ("not-enough-evidence", ())
 
 
@@ -226,15 +214,11 @@ def test_a_healthy_run_is_no_surer_where_nobody_knows_who_has_its_cpus(name):
     assert any("taken away" in words for words in blind.unknown)
 
 
-def test_a_figure_that_clears_everybody_asks_for_no_other():
+def test_a_figure_that_clears_everybody_asks_for_no_other_but_for_stacks():
     free = held(run_delay_ratio=0.02, used_cores=1.0)
     assert conclude(free).confidence is Confidence.HIGH
     blind = conclude([blank(one, "cpu", "used_cores") for one in free])
     assert (blind.confidence, blind.unknown[:1]) == (Confidence.HIGH, conclude(free).unknown[:1])
-
-
-def test_a_healthy_run_without_stacks_may_be_in_a_validation():
-    free = held(run_delay_ratio=0.02, used_cores=1.0)
     blind = conclude([blank(one, "", "stacks") for one in free])
     assert (blind.kind, blind.confidence) == (Kind.BALANCED, Confidence.LOW)
     assert any(words.startswith("pauses and code outside of the step") for words in blind.unknown)
@@ -252,21 +236,16 @@ def starving(**loader: object) -> list[Frame]:
     return line_up([make_second(0.7, [COMPUTES] * 2, cpu=cpu, loader=loader)] * 16)
 
 
-def test_a_queue_that_was_not_read_may_have_been_full():
+def test_a_queue_that_was_not_read_may_have_been_full_and_a_hook_that_could_not_be_read_may_disagree():
     full, unread = conclude(starving(empty_ratio=0.0)), conclude(starving(empty_ratio=GONE))
     assert full.kind is unread.kind is Kind.DATA_BOUND
     assert [row.name for row in full.against] == ["queue empty"]
     assert unread.against == ()
     assert full.confidence is unread.confidence is Confidence.LOW
     assert "whether batches are ready (taken away: not read)" in unread.unknown
-    assert conclude(starving(empty_ratio=0.7)).confidence is Confidence.HIGH
-
-
-def test_a_hook_that_could_not_be_read_may_disagree_and_one_that_is_not_there_cannot():
     frames = starving(empty_ratio=0.7)
-    gone = [blank(one, "", "hook", Missing("not permitted to read the hook's page")) for one in frames]
-    assert conclude(frames).confidence is Confidence.HIGH
-    blind = conclude(gone)
+    assert conclude(frames).confidence is Confidence.HIGH, "its hook is not there"
+    blind = conclude([blank(one, "", "hook", Missing("not permitted to read the hook's page")) for one in frames])
     assert blind.confidence is Confidence.MEDIUM
     assert "what a hook tells (not permitted to read the hook's page)" in blind.unknown
 

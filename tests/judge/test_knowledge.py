@@ -54,12 +54,7 @@ def test_a_row_that_does_not_fit_says_where_and_why(row, told):
     assert str(raised.value).startswith(f"x.toml: wait: {told}")
 
 
-def test_a_row_says_which_keys_it_lacks():
-    with pytest.raises(TableError, match=r"x\.toml: idle: means, confused_with: missing"):
-        make_row(Explanation, "x.toml: idle", {"sees": "A stack."})
-
-
-def test_a_file_is_read_when_a_row_is_looked_for_in_it_and_a_row_is_made_once():
+def test_a_file_is_read_when_a_row_is_looked_for_a_row_made_once_and_what_it_lacks_said():
     done: list[str] = []
     table = LazyTable(
         [lambda: done.append("one") or {"a": EXPLAINED}, lambda: done.append("two") or {"b": {}}],
@@ -72,6 +67,8 @@ def test_a_file_is_read_when_a_row_is_looked_for_in_it_and_a_row_is_made_once():
     assert done == ["one", "a", "two"]
     with pytest.raises(TableError, match=r"^b: means, sees, confused_with: missing"):
         table["b"]
+    with pytest.raises(TableError, match=r"x\.toml: idle: means, confused_with: missing"):
+        make_row(Explanation, "x.toml: idle", {"sees": "A stack."})
 
 
 # causes and figures
@@ -147,17 +144,11 @@ NAMED = [name for rows in read_sections().values() for name in rows if name != "
 ORIGINS = re.compile(r"(measured|documented|reported|chosen|definition|as|the)\b")
 
 
-def test_the_table_and_the_program_name_the_same_thresholds():
+def test_the_page_is_of_today_names_the_thresholds_of_the_program_and_says_where_each_comes_from():
+    assert PAGE.read_text(encoding="utf-8") == write_page(), "make docs"
     assert len(set(NAMED)) == len(NAMED)
     assert set(NAMED) - set(read_program()) == set(), "no longer in the program"
     assert set(read_program()) - set(NAMED) == set(), "add a row to docs/thresholds.toml"
-
-
-def test_the_page_is_of_today():
-    assert PAGE.read_text(encoding="utf-8") == write_page(), "make docs"
-
-
-def test_every_row_says_where_its_value_comes_from():
     origins = {name: rows[name][2] for rows in read_sections().values() for name in rows if name != "about"}
     assert [name for name, origin in origins.items() if not ORIGINS.match(origin)] == []
 

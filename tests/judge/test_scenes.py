@@ -9,31 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import pytest
 
-from tests import judging
+from tests import dumps, judging
 from tests.any_windows import make_slice
-from tests.dumps import (
-    BACKWARD,
-    DECODE,
-    IN_LOCK,
-    LIB,
-    MAIN,
-    NEXT_BATCH,
-    NFS,
-    RUNNING,
-    SITE,
-    TRAIN,
-    WORKER_READS,
-    make_rank,
-    make_thread,
-    make_worker,
-    stack_of,
-)
+from tests.dumps import IN_LOCK, LIB, MAIN, NFS, TRAIN, make_rank, make_thread, make_worker, stack_of
 from tests.frames import make_ages, make_frame, make_gpu, make_process
 from tests.goldens.gpu_node import eight_gpus
 from tests.goldens.playing import hold
@@ -60,15 +45,19 @@ from tpmon.model.verdict import Confidence, Finding, Origin
 from tpmon.model.waits import Wait
 
 Build = Callable[[], list[Frame]]
-BARRIER = (MAIN, TRAIN, StackFrame("barrier", f"{SITE}/torch/distributed/distributed_c10d.py", 4100))
+BARRIER = (MAIN, TRAIN, StackFrame("barrier", f"{dumps.SITE}/torch/distributed/distributed_c10d.py", 4100))
 QUEUE_GET = (MAIN, TRAIN, StackFrame("get", f"{LIB}/queue.py", 171), StackFrame("wait", f"{LIB}/threading.py", 320))
 AT_CHILD = (MAIN, TRAIN, StackFrame("wait", f"{LIB}/subprocess.py", 1264))
+FLUSHES = (StackFrame("flush", "/run/log.py", 7), *QUEUE_GET[2:])
 JOIN = (MAIN, StackFrame("_shutdown", f"{LIB}/threading.py", 1590))
 EVENT_LOOP = stack_of(
     "<module> /run/serve.py:9 > _run_once lib/asyncio/base_events.py:1900 > select lib/selectors.py:468"
 )
 ANSWERS = (EVENT_LOOP[0], StackFrame("answer", "/run/serve.py", 30), *QUEUE_GET[2:])
 SERVES = stack_of("run lib/threading.py:980 > serve_forever lib/socketserver.py:233 > select lib/selectors.py:415")
+HTTP = make_thread(7, name="http", kind=ThreadKind.OTHER, frames=SERVES)
+AT_BATCH = make_rank(0, frames=dumps.NEXT_BATCH, waits_for="a batch (loader queue)")
+RESTS = make_worker(0, 0, waits_for="work from its rank (loader queue)")
 STEPS = {stack("main train step call linear"): 18, stack("main train backward engine"): 20}
 
 
@@ -132,49 +121,27 @@ SCENES: dict[str, Build] = {
     "a rank reads a file": _hang(make_rank(0), make_rank(1, frames=IN_LOCK, state="D", waits_for="NFS", waits_on=NFS)),
     "a rank at a child": _hang(make_rank(0), make_rank(1, frames=AT_CHILD, waits_for="child process")),
     "a rank sleeps": _hang(make_rank(0), make_rank(1, frames=IN_LOCK, waits_for="sleep")),
-    "a rank goes round": _hang(make_rank(0, frames=IN_LOCK, **RUNNING), seconds=130),
+    "a rank goes round": _hang(make_rank(0, frames=IN_LOCK, **dumps.RUNNING), seconds=130),
     "a rank is stopped": _hang(make_rank(0), make_rank(1, state="T", waits_for="stopped by a signal")),
-    "both ranks are stopped": _hang(
-        make_rank(0, state="t", waits_for="stopped by a debugger"),
-        make_rank(1, state="t", waits_for="stopped by a debugger"),
-    ),
+    "both ranks are stopped": _hang(*(make_rank(n, state="t", waits_for="stopped by a debugger") for n in (0, 1))),
     "a barrier": _hang(make_rank(0, frames=BARRIER), make_rank(1, frames=IN_LOCK), seconds=60),
-    "backward in a lock": _hang(make_rank(0, frames=BACKWARD), make_rank(1, frames=BACKWARD)),
-    "a lost batch": _hang(
-        make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)"),
-        make_worker(0, 0, waits_for="work from its rank (loader queue)"),
-    ),
+    "backward in a lock": _hang(make_rank(0, frames=dumps.BACKWARD), make_rank(1, frames=dumps.BACKWARD)),
+    "a lost batch": _hang(AT_BATCH, RESTS),
     "a worker reads": _hang(
-        make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)"),
-        make_worker(0, 0, frames=WORKER_READS, state="D", waits_for="NFS", waits_on=NFS),
+        AT_BATCH, make_worker(0, 0, frames=dumps.WORKER_READS, state="D", waits_for="NFS", waits_on=NFS)
     ),
-    "a worker is dead": _hang(
-        make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)"),
-        make_worker(0, 0, waits_for="work from its rank (loader queue)"),
-        **died("pt_data_worker", pid=4099),
-    ),
+    "a worker is dead": _hang(AT_BATCH, RESTS, **died("pt_data_worker", pid=4099)),
     "a child of its own is dead": _hang(
         make_rank(0, frames=AT_CHILD, waits_for="child process"), **died("convert", "exit 1", pid=4099)
     ),
     "a thread that does not end": _hang(
-        make_rank(
-            0,
-            make_thread(
-                4007,
-                name="flusher",
-                kind=ThreadKind.OTHER,
-                frames=(StackFrame("flush", "/run/log.py", 7), *QUEUE_GET[2:]),
-            ),
-            frames=JOIN,
-        )
+        make_rank(0, make_thread(4007, name="flusher", kind=ThreadKind.OTHER, frames=FLUSHES), frames=JOIN)
     ),
     "a server": _hang(make_rank(0, frames=EVENT_LOOP, waits_for="epoll")),
-    "a server at a queue": _hang(
-        make_rank(0, make_thread(7, name="http", kind=ThreadKind.OTHER, frames=SERVES), frames=ANSWERS)
-    ),
+    "a server at a queue": _hang(make_rank(0, HTTP, frames=ANSWERS)),
     "a program at a queue": _hang(make_rank(0, frames=ANSWERS)),
     "input": _hang(make_rank(0, frames=IN_LOCK, waits_for="terminal input")),
-    "a rank decodes": _hang(make_rank(0, frames=DECODE, **RUNNING), seconds=60),
+    "a rank decodes": _hang(make_rank(0, frames=dumps.DECODE, **dumps.RUNNING), seconds=60),
     "no step in 14 s": _hang(make_rank(0), make_rank(1, frames=IN_LOCK), seconds=14),
     "workers compute": _starve(0.7, COMPUTES, COMPUTES),
     "workers read a disk": _starve(0.7, DISK, DISK),
@@ -207,7 +174,7 @@ def follow(frames: Sequence[Frame]) -> Iterator[Known[Finding]]:
     return (one.frame.verdict for one in judging.follow(frames, Standing(watch=WatchedTime(may_ask=True))))
 
 
-def test_jobs_that_are_judged_in_turns_get_the_verdicts_of_each_alone():
+def test_jobs_that_are_judged_in_turns_or_in_threads_get_the_verdicts_of_each_alone():
     alone = {name: list(follow(SCENES[name]())) for name in NAMES}
     together = {name: follow(SCENES[name]()) for name in NAMES}
     told: dict[str, list[Known[Finding]]] = {name: [] for name in NAMES}
@@ -219,13 +186,9 @@ def test_jobs_that_are_judged_in_turns_get_the_verdicts_of_each_alone():
             else:
                 told[name].append(verdict)
     assert told == alone
-
-
-def test_jobs_that_are_judged_in_threads_get_the_verdicts_of_each_alone():
-    alone = {name: list(follow(SCENES[name]())) for name in NAMES}
     with ThreadPoolExecutor(len(NAMES)) as pool:
-        told = dict(zip(NAMES, pool.map(lambda name: list(follow(SCENES[name]())), NAMES), strict=True))
-    assert told == alone
+        in_threads = dict(zip(NAMES, pool.map(lambda name: list(follow(SCENES[name]())), NAMES), strict=True))
+    assert in_threads == alone
 
 
 def test_nothing_of_a_job_is_kept_when_its_standing_is_gone():
@@ -385,20 +348,8 @@ def babble(frames: Sequence[Frame]) -> list[Frame]:
     return walk(frames, lambda value: Wait(value.reason, "blah, but sleep") if isinstance(value, Wait) else value)
 
 
-def decided(finding: Finding) -> tuple[Any, ...]:
-    """Return what a verdict decides: all of it but its words, and the time."""
-    return (
-        finding.kind,
-        finding.cause,
-        finding.pid,
-        finding.rank,
-        finding.card,
-        finding.confidence,
-        finding.share_pct,
-        finding.since_is,
-    )
-
-
+decided = attrgetter("kind", "cause", "pid", "rank", "card", "confidence", "share_pct", "since_is")
+"""All of a verdict that it decides: not its words, nor the time."""
 JUDGE = Path(__file__).parents[2] / "tpmon" / "judge"
 TEXTS = {"text", "waits_for", "detail", "where", "doing", "summary", "facts", "notes", "ended", "how", "unheard"}
 TEXTS |= {"budget_reason", "library", "limit_source", "rank_source"}

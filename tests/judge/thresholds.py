@@ -29,11 +29,7 @@ Number = int | float
 Threshold = Number | list[Number] | dict[Number, Number]
 
 SCALES: dict[str, Number] = {
-    "": 1,
-    "s": 1,
-    "%": 1,
-    "C": 1,
-    "W": 1,
+    **dict.fromkeys(("", "s", "%", "C", "W"), 1),
     "MB/s": 1e6,
     "GB/s": 1e9,
     "KiB": 1 << 10,

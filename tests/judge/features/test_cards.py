@@ -1,7 +1,6 @@
 """The job's cards over a span: steps of seconds, cards that others use too, cards that cannot be read."""
 
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +13,9 @@ from tests.frames import make_rank as make_row
 from tests.gpu_scenes import IN_MODEL, NO_GPM, UNREAD, held, on
 from tests.hanging import run, sample, stand
 from tests.judge.hang.test_devices import ITEM
-from tests.judging import SECOND, hold, make_phases, said, scene_of
+from tests.judging import hold, make_phases, said, scene_of
+from tests.painted import screen_of
+from tests.starving import line_up
 from tests.waits import wait_of
 from tpmon.commands.diagnose import pick_exit_code
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
@@ -36,18 +37,12 @@ from tpmon.model.text.job_words import state_facts
 from tpmon.model.verdict import Confidence, Finding, Kind
 from tpmon.probe.gpu.mapping import OWN_NAMESPACE
 from tpmon.report.once import write_once
-from tpmon.ui.monitor.layout import paint_screen
-from tpmon.view.layout import Size
 
 
 def second_by_second(cards_at, seconds=60, phases=None):
     """See one rank on the cards that ``cards_at`` makes of each second."""
-    frames = []
-    for t in range(seconds):
-        frame = make_frame(gpus=cards_at(t), processes=(make_process(),), loader=())
-        taken = frame.taken + timedelta(seconds=t)
-        frames.append(replace(frame, taken=taken, taken_ns=frame.taken_ns + t * SECOND))
-    return see(frames, {4211: make_phases(IN_MODEL if phases is None else phases)})
+    frames = [make_frame(gpus=cards_at(t), processes=(make_process(),), loader=()) for t in range(seconds)]
+    return see(line_up(frames), {4211: make_phases(IN_MODEL if phases is None else phases)})
 
 
 def step(t, length_s, work_s):
@@ -77,15 +72,12 @@ def test_long_steps_do_not_hide_what_the_card_waits(length_s, later_s):
     assert find_starved(scene).share.ratio == pytest.approx(0.4, abs=0.1)
 
 
-def test_a_card_that_has_stopped_is_not_seen_by_what_it_did_before():
+def test_a_card_that_has_stopped_is_not_seen_by_what_it_did_before_nor_by_one_pause():
     for length_s, work_s in ((5, 3), (12, 7)):
         scene = second_by_second(lambda t: (step(t, length_s, work_s if t < 40 else 0),))  # noqa: B023
         assert scene.gpus[0].busy_pct == 0
         again = second_by_second(lambda t: (step(t, length_s, work_s if t < 40 else length_s),))  # noqa: B023
         assert again.gpus[0].busy_pct == 100
-
-
-def test_one_pause_is_seen_over_the_plain_span():
     scene = second_by_second(lambda t: (make_gpu(sm_pct=0.0 if 40 <= t < 45 else 100.0),))
     assert scene.gpus[0].busy_pct == 100
 
@@ -102,13 +94,10 @@ def test_shares_do_not_change_with_the_unit_of_power_and_clock(scale):
     assert scaled.clock_ratio == pytest.approx(plain.clock_ratio)
 
 
-def test_a_mean_needs_half_of_its_readings():
+def test_a_mean_needs_half_of_its_readings_and_idle_is_not_told_of_seconds_that_were_not_read():
     assert mean_known([1.0, UNREAD, 3.0]) == 2.0
     assert mean_known([1.0, UNREAD, UNREAD]) is UNREAD
     assert mean_known([]) is NO_FRAMES
-
-
-def test_idle_is_not_told_of_seconds_that_were_not_read():
     scene = second_by_second(lambda t: (make_gpu(sm_pct=UNREAD if t % 3 else 40.0),))
     assert find_gpu_idle(scene.ranks[0], scene) is UNREAD
 
@@ -149,9 +138,7 @@ def test_the_work_of_a_container_that_is_not_listed_is_not_the_jobs():
     assert on(make_gpu(sm_pct=97.0, processes=most, lists_only=OWN_NAMESPACE)).gpus[0].busy_pct == 97.0
     # Outside of a container the driver lists everybody, and a share that was sampled low is the job's.
     assert on(make_gpu(sm_pct=97.0, processes=alone)).gpus[0].busy_pct == 97.0
-
-
-def test_a_driver_that_gives_nobody_a_share_of_a_busy_card_tells_of_no_others():
+    # A driver that gives nobody a share of a busy card tells of no others.
     alone = (GpuProcess(OURS, 8 * GIB, 0.0, True),)
     scene = on(make_gpu(sm_pct=98.0, processes=alone, lists_only=OWN_NAMESPACE))
     assert (scene.gpus[0].busy_pct, note_shared(scene)) == (98.0, "")
@@ -198,11 +185,14 @@ def test_a_figure_that_goes_missing_is_no_evidence(ours, theirs, busy, gone):
     assert not is_known(idle) or idle <= 1 - told[0] / 100 + 0.2
 
 
-def test_a_neighbour_or_a_screen_does_not_move_the_job():
+def test_a_neighbour_a_screen_or_a_slice_at_rest_does_not_move_the_job():
     assert gpus_move(on(listing(0.0, 86.0, sm_pct=86.0))) == ""
     assert gpus_move(on(make_gpu(sm_pct=3.0))) == ""
     assert gpus_move(on(make_gpu(sm_pct=8.0))) != ""
     assert not is_known(gpus_move(on(listing(UNREAD, UNREAD, sm_pct=86.0))))
+    assert gpus_move(on(slices(0.0))) == ""
+    assert gpus_move(on(slices(6.0))) == "the MIG slice of card 0 is active 6 %"
+    assert not is_known(gpus_move(on(slices(UNREAD))))
 
 
 def contexts(busy_pcts, own_pcts, gib):
@@ -242,11 +232,8 @@ def test_a_stray_context_on_the_card_of_another_rank_does_not_hide_that_a_rank_s
     scene = see(hold(make_frame(gpus=cards, processes=rows, loader=())))
     assert [card.pids for card in scene.gpus] == [(4211,), (4212,), (4213,), (4214,)]
     assert find_gpu_idle(scene.ranks[1], scene) == pytest.approx(0.65)
-
-
-def test_a_lost_card_is_no_stray_context():
     lost = replace(contexts((0.0, 0.0), (UNREAD, UNREAD), (60, 0.5))[1], state=GpuState.LOST)
-    assert [card.index for card in on(make_gpu(0), lost).gpus] == [0, 1]
+    assert [card.index for card in on(make_gpu(0), lost).gpus] == [0, 1], "no stray context"
 
 
 def test_of_cards_that_are_only_visible_more_than_ranks_none_is_judged():
@@ -333,7 +320,7 @@ def slices(active_pct, **fields):
     return make_gpu(mig=True, **{**plain, "mig_instances": (tenants, mine), **fields})
 
 
-def test_of_a_sliced_card_only_the_jobs_slice_is_seen():
+def test_of_a_sliced_card_only_the_jobs_slice_is_seen_and_a_long_wait_beside_it_told_at_low_confidence():
     card = on(slices(6.0)).gpus[0]
     assert (card.sm_active_pct, card.memory_ratio) == (6.0, 0.2)
     assert "MIG slices have no utilisation" in card.busy_pct.reason
@@ -343,9 +330,6 @@ def test_of_a_sliced_card_only_the_jobs_slice_is_seen():
     unlisted = tuple(replace(one, pids=UNREAD) for one in slices(6.0).mig_instances)
     assert not is_known(on(slices(6.0, mig_instances=unlisted)).gpus[0].sm_active_pct)
     assert on(slices(6.0, mig_instances=unlisted[1:])).gpus[0].sm_active_pct == 6.0
-
-
-def test_a_long_wait_beside_a_slice_is_told_and_never_with_more_than_low_confidence():
     found = find_starved(on(slices(6.0), phases=WAITS))
     assert type(found) is Starved
     said_of_it = suspect_loader(found, on(slices(6.0), phases=WAITS), "no-workers", "it has no workers")
@@ -361,12 +345,6 @@ def test_a_wait_beside_a_slice_needs_half_of_the_time_an_idle_slice_and_an_empty
     loaders = (make_loader(empty_ratio=empty),)
     frame = make_frame(gpus=(slices(active_pct),), processes=(make_process(),), loader=loaders)
     assert type(find_starved(scene_of(frame, [stacks]))) is Unsure
-
-
-def test_a_slice_at_rest_does_not_keep_a_hang_from_being_told():
-    assert gpus_move(on(slices(0.0))) == ""
-    assert gpus_move(on(slices(6.0))) == "the MIG slice of card 0 is active 6 %"
-    assert not is_known(gpus_move(on(slices(UNREAD))))
 
 
 # cards that cannot be read
@@ -385,7 +363,8 @@ def silence(index: int, age_s: float, **fields: Any) -> GpuSample:
 def watch(seconds: int, silent_s: int, log_every_s: int = 0, ranks: Any = RANKS, **card: Any) -> list[Frame]:
     """Make a job whose second card falls silent; ``silent_s`` may be longer than tpmon watches."""
     frames = []
-    for number, frame in enumerate(hold(make_frame(processes=ranks, loader=()), seconds)):
+    named = make_target(script="gpu_lost_hung.py")  # names that users give change nothing
+    for number, frame in enumerate(hold(make_frame(processes=ranks, loader=(), target=named), seconds)):
         age_s = silent_s - (seconds - number)
         second = silence(1, age_s, **{"pids": (4212,), **card}) if age_s > 3 else make_gpu(1, pids=(4212,))
         log_s = float(number % log_every_s) if log_every_s else 600.0 + number
@@ -436,53 +415,42 @@ def test_a_silent_card_is_a_sign(case):
         assert f"card 1 {'does' if 'state' in card else 'has'} not answer" in finding.summary
 
 
-def test_the_word_is_there_within_25_s_of_silence_and_nothing_healthy_stands_beside_it():
+def test_silence_is_told_within_25_s_an_xid_at_once_and_nothing_healthy_beside_them():
     judged = run(watch(60, 25, 2))
     kinds = [one.frame.verdict.kind for one in judged]
     assert kinds[30] is Kind.COMPUTE_BOUND
     assert kinds[-12:] == [Kind.GPU_UNHEALTHY] * 12
     assert judged[-1].frame.verdict.summary == "card 1 has not answered the driver for 25 s, and the run goes on"
+    frames = watch(90, 0, 2)
+    told = [replace(one, gpus=(one.gpus[0], replace(one.gpus[1], xids=(79,)))) for one in frames[-3:]]
+    judged = run([*frames[:-3], *told])
+    assert judged[-4].frame.verdict.kind is Kind.COMPUTE_BOUND
+    assert judged[-1].frame.verdict.kind is Kind.GPU_UNHEALTHY
+    assert judged[-1].frame.verdict.summary == "card 1 reports: Xid 79"
 
 
-def test_a_sign_of_life_ends_a_lost_card_s_hang_at_once():
-    frames = watch(40, 20, 0, state=GpuState.LOST)
-    assert conclude(frames)[0].kind is Kind.HUNG
-    fresh = replace(frames[-1], taken_ns=frames[-1].taken_ns + 10**9, output=(make_output(last_write_age_s=0.5),))
-    assert conclude([*frames, fresh])[0].kind is Kind.GPU_UNHEALTHY
-
-
-def test_no_silence_is_a_hang_at_high_confidence_where_the_driver_does_not_call_the_card_lost():
+def test_no_silence_is_surely_a_hang_where_the_driver_does_not_call_the_card_lost():
     assert conclude(watch(40, 35, 0, STANDING))[0].confidence is Confidence.MEDIUM
     assert conclude(watch(40, 35, 0, ONE_STANDS, **HELD))[0].confidence is not Confidence.HIGH
     assert conclude(watch(40, 35, 0, STANDING, state=GpuState.LOST))[0].confidence is Confidence.HIGH
+    finding, frame = conclude(watch(40, 35, 2, state=GpuState.REFUSED))
+    assert "answer" not in finding.summary
+    assert pick_exit_code(frame) != 12
 
 
 @pytest.mark.parametrize(("pids", "code"), [((4211, 4212), 0), ((4211, 4212, 9), 11)])
 def test_a_dead_card_that_all_hold_open_who_have_one_of_their_own_is_not_theirs(pids, code):
     """CUDA opens every card of the machine; the dead one is another's, unless somebody without a card holds it."""
     frames = [
-        replace(
-            frame,
-            gpus=(
-                make_gpu(0, pids=(4211,)),
-                make_gpu(1, pids=(4212,)),
-                silence(2, 60.0 + number, pids=pids, pids_are_visible_only=True),
-            ),
-        )
-        for number, frame in enumerate(watch(40, 0, 2))
+        replace(one, gpus=(*one.gpus, silence(2, 60.0 + number, pids=pids, pids_are_visible_only=True)))
+        for number, one in enumerate(watch(40, 0, 2))
     ]
     finding, frame = conclude(frames)
     assert (finding.kind is Kind.COMPUTE_BOUND, pick_exit_code(frame)) == (not code, code)
     assert any(note.startswith("silent: card 2") for note in frame.notes)
 
 
-def test_a_card_that_refuses_has_answered():
-    finding, frame = conclude(watch(40, 35, 2, state=GpuState.REFUSED))
-    assert "answer" not in finding.summary
-    assert pick_exit_code(frame) != 12
-
-
-def test_where_no_sign_of_life_can_be_read_that_there_is_none_is_no_hang():
+def test_a_sign_of_life_ends_a_lost_card_s_hang_at_once_and_where_none_can_be_read_there_is_none():
     """A driver that is busy for 20 s beside ranks that spin, without stacks, log and hook."""
     frames = [
         replace(frame, output=(), gpus=tuple(silence(i, age_s, pids=(4211 + i,)) for i in (0, 1)))
@@ -491,12 +459,10 @@ def test_where_no_sign_of_life_can_be_read_that_there_is_none_is_no_hang():
         for number, frame in enumerate(watch(40, 0, 2))
     ]
     assert conclude(frames)[0].kind is Kind.GPU_UNHEALTHY
-
-
-def test_names_that_users_give_change_nothing():
-    for script in ("train.py", "gpu_lost_hung.py"):
-        frames = [replace(one, target=make_target(script=script)) for one in watch(40, 24, 0, STANDING)]
-        assert conclude(frames)[0].cause == "gpu-lost"
+    frames = watch(40, 20, 0, state=GpuState.LOST)
+    assert conclude(frames)[0].kind is Kind.HUNG
+    fresh = replace(frames[-1], taken_ns=frames[-1].taken_ns + 10**9, output=(make_output(last_write_age_s=0.5),))
+    assert conclude([*frames, fresh])[0].kind is Kind.GPU_UNHEALTHY
 
 
 def test_an_open_silence_is_a_note_and_the_headline_where_nothing_else_is_found():
@@ -525,15 +491,6 @@ def test_the_facts_say_how_many_cards_answer(cards, fact):
     assert facts.split(" · no loader")[0] == fact
 
 
-def test_an_xid_that_ends_a_card_is_told_at_once_behind_a_healthy_verdict():
-    frames = watch(90, 0, 2)
-    told = [replace(one, gpus=(one.gpus[0], replace(one.gpus[1], xids=(79,)))) for one in frames[-3:]]
-    judged = run([*frames[:-3], *told])
-    assert judged[-4].frame.verdict.kind is Kind.COMPUTE_BOUND
-    assert judged[-1].frame.verdict.kind is Kind.GPU_UNHEALTHY
-    assert judged[-1].frame.verdict.summary == "card 1 reports: Xid 79"
-
-
 def test_a_rank_does_not_wait_five_minutes_for_a_silent_card():
     rank = make_rank(0, frames=ITEM, holds_gil=False, state="R", waits_for="running", wchan="0", call="")
     gpus = (silence(0, 60.0, pids=(rank.pid,)),)
@@ -543,22 +500,14 @@ def test_a_rank_does_not_wait_five_minutes_for_a_silent_card():
     assert "may work" not in finding.summary
 
 
-def paint(frame: Frame, width: int, height: int) -> str:
-    lines = paint_screen(make_view(frame), Size(width, height))
-    return "\n".join("".join(text for text, _ in line) for line in lines)
-
-
-def test_a_verdict_about_a_card_keeps_the_cards_on_a_small_screen():
+def test_a_verdict_about_a_card_keeps_the_cards_on_a_small_screen_and_a_rank_on_several_shows_them():
     finding, frame = conclude(watch(40, 24, 0, STANDING))
     assert finding.cause == "gpu-lost"
-    assert "4 GPUs" in paint(frame, 40, 24)
-    assert "GPU 1 STALE: last" in paint(frame, 80, 24)
-
-
-def test_a_rank_on_several_cards_shows_them():
+    assert "4 GPUs" in screen_of(make_view(frame), 40, 24)
+    assert "GPU 1 STALE: last" in screen_of(make_view(frame), 80, 24)
     both = Missing("it uses several cards: 0, 1")
     listed = (GpuProcess(4211, 1 << 30, 90.0, True),)
     cards = (make_gpu(0, processes=listed), make_gpu(1, processes=listed))
     frame = make_frame(gpus=cards, ranks=(make_row(gpu=both),))
-    assert " 0,1 " in paint(frame, 120, 40)
+    assert " 0,1 " in screen_of(make_view(frame), 120, 40)
     assert "0,1" in "\n".join(write_once(frame))

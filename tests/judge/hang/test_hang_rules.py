@@ -6,8 +6,7 @@ from datetime import timedelta
 import pytest
 
 from tests.frames import NOW, NOW_NS, make_frame, make_gpu, make_output, make_process, make_target, make_worker
-from tests.hanging import LOCK, UNREAD, quiet_rank
-from tests.judging import SECOND, conclude, hold, make_looks, make_phases, said, scene_of
+from tests.judging import LOCK, SECOND, UNREAD, conclude, hold, make_looks, make_phases, quiet_rank, said, scene_of
 from tests.waits import wait_of
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure

@@ -12,15 +12,9 @@ from tests.judging import hold, make_phases, said, scene_of
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.card_use import find_unseen_cards
 from tpmon.judge.features.snapshot import see
+from tpmon.judge.rules import card_faults
 from tpmon.judge.rules import gpu as rules_gpu
-from tpmon.judge.rules.card_faults import (
-    judge_unhealthy,
-    note_held,
-    note_hollow,
-    note_memory_full,
-    note_power_limited,
-    note_xids,
-)
+from tpmon.judge.rules.card_faults import judge_unhealthy, note_held, note_hollow, note_xids
 from tpmon.judge.rules.cards import answer_without_cards, judge_brake, judge_odd_cap, judge_pcie, judge_thermal
 from tpmon.judge.rules.gpu import judge_gpu_compute
 from tpmon.judge.stacks.profile import Phase
@@ -62,7 +56,7 @@ def test_heat_that_costs_next_to_nothing_is_a_note_and_no_cause():
     assert note_held(on(make_gpu())) == ""
 
 
-def test_heat_does_not_answer_for_what_the_power_limit_took():
+def test_heat_answers_for_what_it_took_itself_and_by_the_second():
     both = (ThrottleShare("power cap", 98.0, "counter"), ThrottleShare("SW thermal", 7.0, "counter"))
     small = make_gpu(throttle_shares=both, power_w=690.0, sm_clock_mhz=1010.0)
     assert type(judge_thermal(on(small))) is Cleared
@@ -70,15 +64,9 @@ def test_heat_does_not_answer_for_what_the_power_limit_took():
     answer = judge_thermal(on(replace(small, throttle_shares=long)))
     assert answer.weight == pytest.approx(0.96 * (1 - 1010 / 1980) * 0.6)
     assert answer.summary.startswith("card 0 is held: a thermal reason, though the core has 29 C left")
-
-
-def test_heat_beside_the_usual_application_clocks_is_heat():
     both = (ThrottleShare("application clocks", 100.0, "bit"), ThrottleShare("SW thermal", 40.0, "bit"))
     answer = judge_thermal(on(make_gpu(throttle_shares=both, sm_clock_mhz=1680.0)))
     assert answer.weight == pytest.approx(0.96 * (1 - 1680 / 1980))
-
-
-def test_seconds_of_heat_count_though_the_median_clock_is_high():
     slow = make_frame(gpus=(make_gpu(**held("HW thermal", 30.0), sm_clock_mhz=990.0),))
     well = make_frame(gpus=(make_gpu(**held("HW thermal", 30.0)),))
     frames = [replace(one, gpus=(slow if i % 3 == 0 else well).gpus) for i, one in enumerate(hold(well))]
@@ -87,17 +75,13 @@ def test_seconds_of_heat_count_though_the_median_clock_is_high():
     assert 0.1 < answer.weight < 0.25
 
 
-def test_the_worst_card_is_named_with_its_rank():
+def test_the_worst_card_is_named_with_its_rank_and_one_that_several_ranks_hold_open_with_none():
     hot = held("SW thermal", 20.0)
     cards = (make_gpu(0, **hot, sm_clock_mhz=1500.0), make_gpu(1, **hot, sm_clock_mhz=900.0, pids=(4212,)))
     ranks = (make_process(4211), make_process(4212, rank=1))
     answer = judge_thermal(scene_of(make_frame(gpus=cards, processes=ranks)))
     assert (answer.card, answer.rank) == (1, 1)
-
-
-def test_a_card_that_several_ranks_hold_open_names_none_of_them():
-    """Only open device files tell, and CUDA opens every card that it may see."""
-    ranks = (make_process(4211), make_process(4212, rank=1))
+    # Only open device files tell, and CUDA opens every card that it may see.
     hot = {**held("SW thermal", 20.0), "sm_clock_mhz": 900.0, "pids_are_visible_only": True}
 
     def rank_on_card_1(*pids):
@@ -129,11 +113,7 @@ CAPS = [
     ("default application clocks", {**held("application clocks", 100.0), "sm_clock_mhz": 1755.0}, False),
     ("bursts at the cap", {**held("power cap", 20.0), "power_w": 300.0}, False),
     ("at its limit for 58 % of each step", {**held("power cap", 58.0), "power_w": 524.0}, False),
-    (
-        "capped for 58 % of each step, far below",
-        {**held("power cap", 58.0), "power_w": 250.0, "sm_clock_mhz": 1200.0},
-        True,
-    ),
+    ("the same, far below its limit", {**held("power cap", 58.0), "power_w": 250.0, "sm_clock_mhz": 1200.0}, True),
     ("starved card", {**held("power cap", 100.0), "power_w": 300.0, "sm_pct": 60.0}, False),
     ("power not read", {**held("power cap", 100.0), "power_w": UNREAD}, False),
 ]
@@ -148,21 +128,14 @@ def test_only_a_cap_that_the_limit_does_not_explain_is_odd(name, card, guilty):
         assert answer.margin > 1
 
 
-def test_running_at_the_power_limit_is_a_note_and_no_fault():
-    scene = on(make_gpu(**held("power cap", 100.0), power_w=690.0, sm_clock_mhz=1500.0))
-    assert note_power_limited(scene).startswith("power-limited")
-    assert note_power_limited(on(make_gpu())) == ""
-    for rule in rules_gpu.RULES:
-        answer = rule(scene)
-        assert not isinstance(answer, Suspicion) or answer.kind is Kind.COMPUTE_BOUND
-
-
-def test_a_full_card_memory_is_a_note_and_no_fault():
-    scene = on(make_gpu(memory_used_bytes=97, memory_total_bytes=100))
-    assert note_memory_full(scene).startswith("memory-full: card 0 has 97 %")
-    assert note_memory_full(on(make_gpu(memory_total_bytes=UNREAD))) == ""
-    for rule in rules_gpu.RULES:
-        answer = rule(scene)
+def test_running_at_the_power_limit_and_a_full_memory_are_notes_and_no_faults():
+    limited = on(make_gpu(**held("power cap", 100.0), power_w=690.0, sm_clock_mhz=1500.0))
+    assert card_faults.note_power_limited(limited).startswith("power-limited")
+    assert card_faults.note_power_limited(on(make_gpu())) == ""
+    full = on(make_gpu(memory_used_bytes=97, memory_total_bytes=100))
+    assert card_faults.note_memory_full(full).startswith("memory-full: card 0 has 97 %")
+    assert card_faults.note_memory_full(on(make_gpu(memory_total_bytes=UNREAD))) == ""
+    for answer in (rule(scene) for rule in rules_gpu.RULES for scene in (limited, full)):
         assert not isinstance(answer, Suspicion) or answer.kind is Kind.COMPUTE_BOUND
 
 
@@ -198,16 +171,13 @@ def test_a_downtrained_link_is_judged_under_load_by_what_goes_over_it(name, card
 GEN_3 = {"pcie_generation": 3, "pcie_generation_max": 4, "pcie_rx_bytes_s": 4e9}
 
 
-def test_copies_beside_kernels_make_no_slow_link():
+def test_copies_beside_kernels_make_no_slow_link_but_collectives_do_though_their_kernels_count_as_busy():
     full = judge_pcie(on(make_gpu(sm_pct=99.0, **GEN_3)))
     assert full.text.endswith("but copies cost at most 1.0 %)")
     ruined = {"pcie_width": 1, **dict.fromkeys(IDLE_LINKS, UNREAD)}
     assert type(judge_pcie(on(make_gpu(sm_pct=99.0, **ruined)))) is Cleared
     assert judge_pcie(on(make_gpu(sm_pct=90.0, **GEN_3))).weight == pytest.approx(0.1)
     assert judge_pcie(on(make_gpu(sm_pct=70.0, **GEN_3))).weight == pytest.approx(0.127, abs=0.001)
-
-
-def test_a_slow_link_is_felt_in_collectives_though_their_kernels_count_as_busy():
     cards = tuple(make_gpu(i, pids=(4211 + i,), sm_pct=99.0, **GEN_3) for i in range(2))
     ranks = tuple(make_process(4211 + i, rank=i) for i in range(2))
 
@@ -241,22 +211,25 @@ def test_a_card_is_unhealthy_by_its_own_report(name, card, guilty):
     assert not guilty or answer.kind is Kind.GPU_UNHEALTHY
 
 
-def test_a_fault_that_a_new_start_ends_is_a_note():
+def test_a_fault_is_named_unless_a_new_start_ends_it_and_no_figures_are_no_health():
     assert note_xids(on(make_gpu(xids=(94, 137, 94)))) == (
         "xid: card 0 told Xid 94: a fault of the program, or one that it contained"
     )
     assert note_xids(on(make_gpu(xids=(137, 79)))) == ""
     assert judge_unhealthy(on(make_gpu(xids=(94, 95)))).summary == "card 0 reports: Xid 95"
+    for action, words in ((1, "reset the GPU"), (2, "reboot the node"), (9, "recovery action 9")):
+        assert judge_unhealthy(on(make_gpu(recovery_action=action))).summary == f"card 0 reports: {words} wanted"
+    silent = dict.fromkeys(("recovery_action", "remapped_rows_failed", "ecc_uncorrected"), UNREAD)
+    assert type(judge_unhealthy(on(make_gpu(**silent)))) is Unsure
+    older = judge_unhealthy(on(make_gpu(remapped_rows_failed=UNREAD, ecc_uncorrected=0)))
+    assert older.text.startswith("errors of the cards (none reported; remapped rows and retired pages were not")
 
 
-def test_uncorrected_errors_count_when_they_rise_while_tpmon_looks():
+def test_uncorrected_errors_count_when_they_rise_while_tpmon_looks_and_are_not_forgotten():
     frames = hold(make_frame(gpus=(make_gpu(ecc_uncorrected=4),)))
     frames[-1] = replace(frames[-1], gpus=(make_gpu(ecc_uncorrected=6),))
     answer = judge_unhealthy(see(frames))
     assert "2 new uncorrected" in answer.summary
-
-
-def test_uncorrected_errors_are_not_forgotten_with_the_window():
     watch, frames = NO_WATCH, hold(make_frame(), 200)
     for i, one in enumerate(frames):
         frames[i] = replace(one, gpus=(make_gpu(ecc_uncorrected=4 if i < 20 else 7),))
@@ -267,29 +240,16 @@ def test_uncorrected_errors_are_not_forgotten_with_the_window():
     fresh = observe(watch, replace(frames[-1], gpus=(make_gpu(ecc_uncorrected=0),)))
     assert type(judge_unhealthy(on(make_gpu(ecc_uncorrected=0)))) is Cleared
     assert fresh.first_errors == ((make_gpu().uuid, 0),)
-
-
-def test_errors_from_before_attaching_are_said():
     cleared = judge_unhealthy(on(make_gpu(ecc_uncorrected=12)))
     assert cleared == Cleared("errors of the cards (none new; uncorrected memory errors from before: card 0: 12)")
     assert judge_unhealthy(on(make_gpu())) == Cleared("errors of the cards (none reported)")
 
 
-def test_a_card_without_health_figures_is_not_called_well():
-    silent = dict.fromkeys(("recovery_action", "remapped_rows_failed", "ecc_uncorrected"), UNREAD)
-    assert type(judge_unhealthy(on(make_gpu(**silent)))) is Unsure
-    older = judge_unhealthy(on(make_gpu(remapped_rows_failed=UNREAD, ecc_uncorrected=0)))
-    assert older.text.startswith("errors of the cards (none reported; remapped rows and retired pages were not")
-
-
-def test_idle_cards_that_are_only_visible_are_not_the_jobs():
+def test_a_card_that_is_idle_and_only_visible_or_rarely_answers_is_not_judged():
     used = make_gpu(0, pids_are_visible_only=True)
     unused = make_gpu(1, pids_are_visible_only=True, sm_pct=0.0)
     assert [card.index for card in on(used, unused).gpus] == [0]
     assert len(on(unused).gpus) == 1
-
-
-def test_a_card_that_answers_in_half_of_the_readings_only_is_not_read():
     frames = hold(make_frame(gpus=(make_gpu(sm_pct=UNREAD),)))
     frames[-1] = make_frame(gpus=(make_gpu(),))
     assert type(judge_gpu_compute(see(frames))) is Unsure
@@ -352,8 +312,3 @@ def test_a_reading_that_goes_missing_adds_no_source(card, phases, lost):
 def test_a_cool_card_is_not_called_hot(margin_c, reason, why):
     answer = judge_thermal(on(make_gpu(**held(reason, 40.0), sm_clock_mhz=1200.0, temperature_margin_c=margin_c)))
     assert answer.summary.partition(": ")[2].startswith(why)
-
-
-@pytest.mark.parametrize(("action", "words"), [(1, "reset the GPU"), (2, "reboot the node"), (9, "recovery action 9")])
-def test_what_a_card_asks_for_is_named(action, words):
-    assert judge_unhealthy(on(make_gpu(recovery_action=action))).summary == f"card 0 reports: {words} wanted"

@@ -6,37 +6,21 @@ from types import MappingProxyType
 import pytest
 
 from tests.frames import GIB, make_cpu, make_frame, make_gpu, make_memory, make_process, make_rank, make_worker
-from tests.judging import make_phases
+from tests.judging import advise, make_phases
 from tests.starving import COMPUTES, IDLES, WORKER_WAIT, line_up, make_second, starve
-from tpmon.judge.advice.choose import choose
 from tpmon.judge.advice.context import gather_facts, observe
 from tpmon.judge.advice.facts import fill
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
-from tpmon.judge.features.cpu import (
-    Taker,
-    are_taken,
-    find_cores_free,
-    find_cores_had,
-    find_cores_spared,
-    find_taker,
-    say_free,
-)
+from tpmon.judge.features import cpu as features_cpu
+from tpmon.judge.features.cpu import Taker, are_taken, find_cores_free, find_cores_spared, find_taker
 from tpmon.judge.features.snapshot import median_known, see
 from tpmon.judge.finding import rate_confidence
 from tpmon.judge.hysteresis import Standing, key_of
 from tpmon.judge.judge import judge_scene
 from tpmon.judge.ranking import find_explained
-from tpmon.judge.rules.cpu import (
-    judge_oversubscription,
-    judge_quota,
-    judge_worker_affinity,
-    note_neighbours,
-    note_single_threaded_workers,
-    note_tenants,
-    parse_cpus,
-    say_got,
-)
+from tpmon.judge.rules import cpu as rules_cpu
+from tpmon.judge.rules.cpu import judge_oversubscription, judge_quota, note_neighbours, note_tenants, parse_cpus
 from tpmon.judge.rules.loader import judge_cpu_transform, judge_too_few_workers
 from tpmon.judge.rules.python import judge_single_thread
 from tpmon.judge.stacks.profile import Phase
@@ -69,16 +53,16 @@ def test_the_measured_sweep_is_judged_as_it_was_felt(threads, pool, delay, guilt
         assert answer.margin > 1
 
 
-def test_spinning_pools_run_and_do_not_wait():
+def test_pools_that_spin_do_not_wait_and_it_is_told_whose_others_are():
     scene = see(window(oversubscription=4.0, run_delay_ratio=0.1))
     assert isinstance(judge_oversubscription(scene), Cleared)
-
-
-def test_pools_in_workers_are_told_from_pools_in_ranks():
     rank = make_process(busy_threads=1, runnable=0.5)
     workers = [make_worker(pid, number, busy_threads=4, runnable=4.0) for number, pid in enumerate((901, 902))]
     scene = see(window([rank, *workers], budget_cores=2.0, oversubscription=4.0, run_delay_ratio=0.7))
     assert judge_oversubscription(scene).cause == "worker-pool"
+    ranks = [make_process(pid, busy_threads=2, runnable=2.0) for pid in (11, 12, 13)]
+    scene = see(window(ranks, budget_cores=2.0, oversubscription=3.0, run_delay_ratio=0.6))
+    assert judge_oversubscription(scene).cause == "too-many-ranks"
 
 
 def test_a_quota_costs_the_cpu_time_that_is_wanted_and_not_given():
@@ -91,12 +75,6 @@ def test_a_quota_costs_the_cpu_time_that_is_wanted_and_not_given():
     beside = judge_quota(see(window(runnable=2.0, used_cores=0.2, **cpu)))
     assert beside.share == found.share, "what a neighbour takes of the quota a larger one does not give back"
     assert not is_known(judge_quota(see(window(runnable=0.5, used_cores=0.5, **cpu))).share)
-
-
-def test_ranks_that_would_fit_alone_are_too_many():
-    ranks = [make_process(pid, busy_threads=2, runnable=2.0) for pid in (11, 12, 13)]
-    scene = see(window(ranks, budget_cores=2.0, oversubscription=3.0, run_delay_ratio=0.6))
-    assert judge_oversubscription(scene).cause == "too-many-ranks"
 
 
 def test_trainings_that_a_program_started_share_the_cpus_with_each_other():
@@ -113,13 +91,10 @@ def test_trainings_that_a_program_started_share_the_cpus_with_each_other():
     assert "OMP_NUM_THREADS=2" in fill("{pool_exports}", replace(facts, pools=1))
 
 
-def test_a_quota_is_the_cause_from_a_quarter_of_its_periods():
+def test_a_quota_is_the_cause_from_a_quarter_of_its_periods_or_fewer_where_it_is_used_up():
     assert isinstance(judge_quota(see(window(throttled_ratio=0.24))), Cleared)
     found = judge_quota(see(window(throttled_ratio=0.5)))
     assert (found.kind, found.cause, found.margin) == (Kind.CPU_THROTTLED, "quota", 2.0)
-
-
-def test_a_quota_that_is_used_up_needs_few_throttled_periods():
     beside = {
         "throttled_ratio": 0.2,
         "budget_cores": 0.6,
@@ -133,9 +108,24 @@ def test_a_quota_that_is_used_up_needs_few_throttled_periods():
     assert isinstance(judge_quota(see(window(used_cores=0.5, **beside))), Cleared)
     # All CPUs of the machine in use is no quota that is used up.
     assert isinstance(judge_quota(see(window(used_cores=1.9, **(beside | {"budget_cores": 2.0})))), Cleared)
+    alone = judge_quota(see(window(throttled_ratio=0.9, run_delay_ratio=Missing("not read"))))
+    assert alone.origins == {Origin.CGROUP}
+    both = judge_quota(see(window(throttled_ratio=0.9, run_delay_ratio=0.5)))
+    assert len(both.origins) == 2
 
 
-def test_a_job_that_hardly_wants_a_cpu_loses_none_to_its_neighbours():
+def test_what_was_not_read_is_neither_guilt_nor_innocence():
+    unread = Missing("no permission")
+    assert isinstance(judge_quota(see(window(throttled_ratio=unread))), Unsure)
+    assert isinstance(judge_oversubscription(see(window(oversubscription=unread))), Unsure)
+    assert isinstance(judge_oversubscription(see(window(run_delay_ratio=unread))), Unsure)
+
+
+def test_neighbours_are_a_note_and_only_when_the_job_itself_wants_little_but_not_next_to_nothing():
+    busy = {"budget_cores": 2.0, "run_delay_ratio": 0.53, "used_cores": 0.9, "runnable": 1.9, "host_used_cores": 2.0}
+    assert note_neighbours(see(window(demand_ratio=0.98, **busy))).startswith("other-tenants")
+    assert note_neighbours(see(window(demand_ratio=3.0, **busy))) == ""
+    assert note_neighbours(see(window(demand_ratio=0.98, **{**busy, "run_delay_ratio": 0.1}))) == ""
     beside = {
         "budget_cores": 2.0,
         "run_delay_ratio": 0.97,
@@ -146,20 +136,6 @@ def test_a_job_that_hardly_wants_a_cpu_loses_none_to_its_neighbours():
     assert note_neighbours(see(window(runnable=0.1, **beside))) == ""
     said = note_neighbours(see(window(runnable=1.0, **beside)))
     assert said.startswith("other-tenants: its threads want 1.0 of 2.0 CPUs and wait 97 % of that time")
-
-
-def test_what_was_not_read_is_neither_guilt_nor_innocence():
-    unread = Missing("no permission")
-    assert isinstance(judge_quota(see(window(throttled_ratio=unread))), Unsure)
-    assert isinstance(judge_oversubscription(see(window(oversubscription=unread))), Unsure)
-    assert isinstance(judge_oversubscription(see(window(run_delay_ratio=unread))), Unsure)
-
-
-def test_neighbours_are_a_note_and_only_when_the_job_itself_wants_little():
-    busy = {"budget_cores": 2.0, "run_delay_ratio": 0.53, "used_cores": 0.9, "runnable": 1.9, "host_used_cores": 2.0}
-    assert note_neighbours(see(window(demand_ratio=0.98, **busy))).startswith("other-tenants")
-    assert note_neighbours(see(window(demand_ratio=3.0, **busy))) == ""
-    assert note_neighbours(see(window(demand_ratio=0.98, **{**busy, "run_delay_ratio": 0.1}))) == ""
 
 
 BURSTS = {
@@ -173,26 +149,33 @@ BURSTS = {
 }
 
 
-def test_a_quota_that_stops_bursts_is_not_laid_to_other_processes():
+CPU = {
+    "budget_cores": 16.0,
+    "host_cores": 16,
+    "used_cores": 1.3,
+    "host_used_cores": 1.4,
+    "runnable": 8.2,
+    "demand_ratio": 0.51,
+    "run_delay_ratio": 0.85,
+}
+
+
+def test_what_a_quota_stops_or_a_mask_keeps_from_free_cpus_is_not_laid_to_other_processes():
     """16 threads in bursts under a quota of 4 of 16 CPUs: throttled time counts as waiting."""
     scene = see(window(throttled_ratio=0.2, **BURSTS))
     assert note_neighbours(scene) == note_tenants(scene) == ""
-    assert say_got(scene) == "its threads get 1.8 of the 4.8 CPUs that they want"
+    assert rules_cpu.say_got(scene) == "its threads get 1.8 of the 4.8 CPUs that they want"
     assert find_taker(scene) is Taker.QUOTA
     found = judge_quota(scene)
     assert (found.cause, found.margin) == ("quota", pytest.approx(2.0))
     assert Origin.PROC in found.origins
     beside = see(window(throttled_ratio=0.2, **(BURSTS | {"host_used_cores": 15.0})))
     assert isinstance(judge_quota(beside), Cleared)
-
-
-def test_threads_that_wait_for_cpus_which_nobody_uses_have_no_neighbours():
-    """Eight workers that are bound to one of 16 CPUs."""
-    bound = BURSTS | {"budget_cores": 16.0, "used_cores": 1.3, "runnable": 8.2, "demand_ratio": 0.51}
-    scene = see(window(**(bound | {"host_used_cores": 1.4, "run_delay_ratio": 0.85})))
+    # Eight workers that are bound to one of 16 CPUs.
+    scene = see(window(**CPU))
     assert note_neighbours(scene) == note_tenants(scene) == ""
     assert find_taker(scene) is Taker.ITSELF
-    hidden = see(window(**(bound | {"host_used_cores": Missing("masked")})))
+    hidden = see(window(**CPU | {"host_used_cores": Missing("masked")}))
     assert "other processes use them" in note_neighbours(hidden)
 
 
@@ -212,41 +195,32 @@ def test_others_on_the_cpus_of_the_job_are_a_note_before_they_harm():
     assert "wait 53 %" in note_tenants(see(window(**beside | {"run_delay_ratio": 0.53, "used_cores": 0.9})))
 
 
-def test_single_threaded_workers_beyond_the_budget_are_a_note():
+def test_single_threaded_workers_beyond_the_budget_are_a_note_and_one_of_a_kind_is_written_as_one():
     workers = [make_worker(900 + i, i, busy_threads=1, runnable=0.9) for i in range(4)]
-    assert "4 workers want 3.6" in note_single_threaded_workers(
-        see(window([make_process(), *workers], budget_cores=2.0))
-    )
-    assert note_single_threaded_workers(see(window([make_process(), *workers], budget_cores=4.0))) == ""
+    small, large = (see(window([make_process(), *workers], budget_cores=cores)) for cores in (2.0, 4.0))
+    assert "4 workers want 3.6" in rules_cpu.note_single_threaded_workers(small)
+    assert rules_cpu.note_single_threaded_workers(large) == ""
+    lone = see(window([make_process(busy_threads=8, runnable=8.0)], oversubscription=4.0, run_delay_ratio=0.7))
+    assert judge_oversubscription(lone).summary.startswith("thread pools of the rank want")
+    worker = make_worker(4221, 0, busy_threads=1, runnable=1.0)
+    note = rules_cpu.note_single_threaded_workers(see(window([make_process(), worker], budget_cores=0.5)))
+    assert "one worker wants 1.0 CPUs" in note
 
 
-def test_a_scene_is_made_of_medians_over_ten_seconds():
+def test_a_scene_is_made_of_medians_over_ten_seconds_of_which_half_were_read_and_needs_no_rank_table():
     frames = window(oversubscription=1.0, run_delay_ratio=0.5)
     frames[-1] = replace(frames[-1], cpu=make_cpu(oversubscription=9.0, run_delay_ratio=0.9))
     scene = see(frames)
     assert (scene.pool_ratio, scene.delay_ratio) == (1.0, 0.5)
     assert (scene.span_s, scene.history_s) == (10.0, 11.0)
-
-
-def test_fewer_than_half_of_the_readings_are_no_median():
     gone = Missing("gone")
     assert median_known([1.0, 3.0, gone]) == 2.0
     assert median_known([1.0, gone, gone]) == gone
     assert not is_known(median_known([]))
     with pytest.raises(ValueError):
         see([])
-
-
-def test_the_rank_table_is_not_needed_for_a_scene():
     scene = see([make_frame(ranks=(make_rank(),), processes=())])
     assert scene.ranks == ()
-
-
-def test_a_quota_is_told_by_two_sources_only_where_threads_were_seen_waiting():
-    alone = judge_quota(see(window(throttled_ratio=0.9, run_delay_ratio=Missing("not read"))))
-    assert alone.origins == {Origin.CGROUP}
-    both = judge_quota(see(window(throttled_ratio=0.9, run_delay_ratio=0.5)))
-    assert len(both.origins) == 2
 
 
 def test_cpus_that_full_gpus_do_not_wait_for_are_no_fault():
@@ -267,6 +241,8 @@ def test_cpus_that_full_gpus_do_not_wait_for_are_no_fault():
         (Role.WORKER, (OPENCV,), "OpenCV pools in 2 loader workers want", "cv2.setNumThreads(0)"),
         (Role.WORKER, (NUMEXPR,), "numexpr pools in 2 loader workers want", "numexpr.set_num_threads(1)"),
         (Role.WORKER, (NUMEXPR, OPENBLAS), "thread pools of 2 loader workers want", "threadpool_l"),
+        (Role.WORKER, (OPENCV, OPENBLAS), "thread pools of 2 loader", "cv2.setNumThreads(0)"),
+        (Role.WORKER, (OPENCV, OPENBLAS), "thread pools of 2 loader", "threadpool_limits(1)"),
         (Role.WORKER, Missing("no known pool library is mapped"), "thread pools of 2 loader", "where cv2 is"),
         (Role.RANK, (OPENCV,), "thread pools of 2 loader workers want", "cv2.setNumThreads(0)"),
     ],
@@ -282,22 +258,6 @@ def test_whose_pool_it_is_where_it_is_told(role, libraries, begins, cap):
     assert cap in fill("{worker_cap}", gather_facts(see(frames), answer))
 
 
-def test_where_two_libraries_may_be_it_each_is_capped():
-    pool = Pool(11, Role.WORKER, "", 4, 4.0, (OPENCV, OPENBLAS))
-    frames = window(oversubscription=4.0, run_delay_ratio=0.7, pool=pool)
-    capped = fill("{worker_cap}", gather_facts(see(frames), judge_oversubscription(see(frames))))
-    assert "cv2.setNumThreads(0)" in capped
-    assert "threadpool_limits(1)" in capped
-
-
-def test_one_of_a_kind_is_written_as_one():
-    lone = see(window([make_process(busy_threads=8, runnable=8.0)], oversubscription=4.0, run_delay_ratio=0.7))
-    assert judge_oversubscription(lone).summary.startswith("thread pools of the rank want")
-    worker = make_worker(4221, 0, busy_threads=1, runnable=1.0)
-    note = note_single_threaded_workers(see(window([make_process(), worker], budget_cores=0.5)))
-    assert "one worker wants 1.0 CPUs" in note
-
-
 def test_a_thread_setting_that_is_no_number_of_threads_is_no_evidence():
     for value in ("9" * 5000, "4,2", "-1", "\u0664", ""):
         rank = make_process(busy_threads=8, environment=(EnvironmentSetting("OMP_NUM_THREADS", value),))
@@ -306,15 +266,6 @@ def test_a_thread_setting_that_is_no_number_of_threads_is_no_evidence():
 
 
 GONE = Missing("permission denied")
-CPU = {
-    "budget_cores": 16.0,
-    "host_cores": 16,
-    "used_cores": 1.3,
-    "host_used_cores": 1.4,
-    "runnable": 8.2,
-    "demand_ratio": 0.51,
-    "run_delay_ratio": 0.85,
-}
 CROWDED = {**COMPUTES, "waiting": 0.875, "cpu_pct": 12.5}
 
 
@@ -324,28 +275,23 @@ def share(cpus, count=8, kind=CROWDED, **cpu):
 
 def test_workers_that_share_the_one_cpu_of_their_parent_are_not_too_few():
     scene = share("0")
-    found = judge_worker_affinity(scene)
+    found = rules_cpu.judge_worker_affinity(scene)
     assert (found.kind, found.cause) == (Kind.DATA_BOUND, "worker-affinity")
     assert "its 8 workers may run on one CPU only (CPU 0) and wait for that 88 %" in found.summary
     assert rate_confidence(found, 60.0) is Confidence.HIGH
     few = (Kind.DATA_BOUND, "too-few-workers")
     assert find_explained({key_of(found), few}) == {few}
-    chosen = choose(found.kind, found.cause, observe(scene, found), gather_facts(scene, found))
-    assert [one.remedy.id for one in chosen] == ["unbind-workers"]
-    assert chosen[0].certain
+    assert [(one.remedy.id, one.certain) for one in advise(scene, found)] == [("unbind-workers", True)]
     _, _, notes = judge_scene(scene, Standing())
     assert not any("other-tenants" in note or "too-few" in note for note in notes)
-
-
-FETCHES = make_phases({Phase.DATA_WAIT: 0.8, Phase.FORWARD: 0.2})
-
-
-def test_workers_that_wait_for_cpus_which_nobody_uses_are_not_said_to_be_too_few():
-    """Their masks were not read; whatever keeps them from the free CPUs would keep more of them too."""
+    # Their masks were not read; whatever keeps them from the free CPUs would keep more of them too.
     assert isinstance(judge_too_few_workers(share(GONE)), Unsure)
     beside = share(GONE, host_used_cores=15.0)
     assert isinstance(judge_too_few_workers(beside), Suspicion)
     assert isinstance(judge_too_few_workers(share("0-15", kind=COMPUTES)), Suspicion)
+
+
+FETCHES = make_phases({Phase.DATA_WAIT: 0.8, Phase.FORWARD: 0.2})
 
 
 ELSEWHERE = {
@@ -362,7 +308,7 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize(("scene", "expected"), ELSEWHERE.values(), ids=ELSEWHERE)
 def test_what_is_no_mask_of_few_cpus(scene, expected):
-    assert type(judge_worker_affinity(scene)) is expected
+    assert type(rules_cpu.judge_worker_affinity(scene)) is expected
 
 
 def test_a_list_of_cpus_is_that_of_the_kernel():
@@ -383,31 +329,27 @@ def few(host_used, budget=16.0, cores=16):
     return starve(0.6, [COMPUTES] * 2, cpu=cpu, frame=ROOM)
 
 
+def try_few(scene):
+    found = judge_too_few_workers(scene)
+    return found, [one.text for one in advise(scene, found)]
+
+
 def free_and_had(scene):
     free = find_cores_free(scene)
-    return free, find_cores_had(free, scene)
-
-
-def advise(scene):
-    found = judge_too_few_workers(scene)
-    chosen = choose(found.kind, found.cause, observe(scene, found), gather_facts(scene, found))
-    return found, [one.text for one in chosen]
+    return free, features_cpu.find_cores_had(free, scene)
 
 
 def test_cores_that_others_use_are_not_called_free_nor_given_to_workers():
     """13 of 16 CPUs are others': the workers still are too few, and there is no room for three more."""
     scene = few(15.4)
     assert free_and_had(scene)[1] == pytest.approx(0.6)
-    found, texts = advise(scene)
+    found, texts = try_few(scene)
     assert found.cause == "too-few-workers"
     assert "13.6 of its CPUs are not used by this job, but others leave 0.6" in found.summary
     assert rate_confidence(found, 60.0) is not Confidence.HIGH
     assert {one.name: one.value for one in found.evidence}["CPUs free"] == pytest.approx(0.6)
     assert any("raise num_workers from 2 to 3" in text for text in texts)
-
-
-def test_where_others_leave_nothing_no_workers_are_proposed():
-    found, texts = advise(few(16.0))
+    found, texts = try_few(few(16.0))
     assert not found.observed & {Need.CORES_FREE, Need.CORES_FULL}
     assert not any("num_workers" in text for text in texts)
 
@@ -416,20 +358,15 @@ def test_where_others_leave_nothing_no_workers_are_proposed():
 def test_quiet_neighbours_change_nothing(host_used):
     scene = few(host_used)
     assert not are_taken(*free_and_had(scene))
-    found, texts = advise(scene)
+    found, texts = try_few(scene)
     assert "always have work, 13.6 CPUs are free" in found.summary
     assert rate_confidence(found, 60.0) is Confidence.HIGH
     assert any("raise num_workers from 2 to 5" in text for text in texts)
 
 
-def test_cores_beyond_the_budget_may_be_busy():
-    """Of 128 cores 100 are others': the 8 of this job may be free all the same."""
-    assert say_free(*free_and_had(few(102.4, budget=8.0, cores=128))) == "5.6 CPUs are free"
-
-
 def test_beside_a_neighbour_the_workers_that_always_compute_say_what_the_job_wants():
     """Read beside one busy process: the rank wants 0.55 CPUs and runs 0.28."""
-    found, texts = advise(beside())
+    found, texts = try_few(beside())
     assert find_cores_free(beside()) == pytest.approx(0.41)
     assert "0.6 of its CPUs are not used by this job, but others leave 0.1" in found.summary
     assert rate_confidence(found, 60.0) is not Confidence.HIGH
@@ -437,10 +374,15 @@ def test_beside_a_neighbour_the_workers_that_always_compute_say_what_the_job_wan
     assert type(judge_cpu_transform(beside())) is Cleared
     assert not any("num_workers" in text for text in texts)
     assert any("transform" in text for text in texts)
+    # What all CPUs of the machine do says nothing of the few that are the job's.
+    found, texts = try_few(beside(host_cores=64, host_used=3.0))
+    assert {one.name: one.value for one in found.evidence}["CPUs free"] == pytest.approx(0.41)
+    assert "0.6 of its CPUs are not used by this job, but others leave 0.4" in found.summary
+    assert not any("num_workers" in text for text in texts)
 
 
 def test_where_nobody_says_what_others_use_one_more_worker_is_proposed():
-    found, texts = advise(beside(host_used=Missing("masked")))
+    found, texts = try_few(beside(host_used=Missing("masked")))
     assert "always has work, 0.6 CPUs are free" in found.summary
     assert rate_confidence(found, 60.0) is not Confidence.HIGH
     assert found.observed & {Need.CORES_FREE, Need.CORES_FULL} == {Need.CORES_FREE}
@@ -456,6 +398,7 @@ def beside(worker=MappingProxyType({}), rank=MappingProxyType({}), host_used=1.9
     return starve(0.5, [kind], rank=own, cpu={**cpu, "runnable": wanted}, frame=ROOM)
 
 
+LATE, FOUR = {"runnable": 1.0, "waiting": 0.7}, {"budget_cores": 4.0, "host_cores": 4}
 SPARED = {
     "as read": (beside(), 2.0 - 1.04 - 0.28 * 1.04 / 0.79),
     "the worker waits longer than the rank": (
@@ -463,16 +406,7 @@ SPARED = {
         0.3,
     ),
     "another rank wants one": (beside(wanted=2.59), 0.0),
-    "one thread runs on one CPU": (
-        beside(
-            {"runnable": 1.0, "waiting": 0.7},
-            {"runnable": 0.7, "waiting": 0.15},
-            wanted=1.7,
-            budget_cores=4.0,
-            host_cores=4,
-        ),
-        4.0 - 2.0,
-    ),
+    "one thread runs on one CPU": (beside(LATE, {"runnable": 0.7, "waiting": 0.15}, wanted=1.7, **FOUR), 4.0 - 2.0),
     "a quota stops them": (beside(budget_cores=2.0, host_cores=64, throttled_ratio=0.4), 0.41),
     "the worker rests a little": (beside({"runnable": 0.8}), 0.41),
     "the worker waits for work": (beside({"waits_for": WORKER_WAIT}), 0.41),
@@ -489,17 +423,12 @@ def test_what_the_job_would_leave_alone(scene, spared):
     assert find_cores_spared(scene.ranks[0], scene) == pytest.approx(spared)
 
 
-def test_what_all_cpus_of_the_machine_do_says_nothing_of_the_few_that_are_the_jobs():
-    found, texts = advise(beside(host_cores=64, host_used=3.0))
-    assert {one.name: one.value for one in found.evidence}["CPUs free"] == pytest.approx(0.41)
-    assert "0.6 of its CPUs are not used by this job, but others leave 0.4" in found.summary
-    assert not any("num_workers" in text for text in texts)
-
-
-def test_a_difference_that_two_readings_have_is_nobody():
+def test_a_difference_that_two_readings_have_is_nobody_and_cores_beyond_the_budget_may_be_busy():
     assert are_taken(0.6, 0.45)
     assert not are_taken(0.52, 0.47)
     assert not are_taken(8.0, 6.5)
+    # Of 128 cores 100 are others': the 8 of this job may be free all the same.
+    assert features_cpu.say_free(*free_and_had(few(102.4, budget=8.0, cores=128))) == "5.6 CPUs are free"
 
 
 def test_workers_that_fill_the_cpus_themselves_leave_none():

@@ -7,47 +7,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data_rules import ALL, NO_STACKS, causes
-from tests.frames import NOW, make_frame, make_gpu, make_process, make_rank
+from tests.any_windows import make_slice, with_slice
+from tests.frames import make_frame, make_gpu, make_process, make_rank
 from tests.judging import make_looks, make_phases
 from tests.paces import make_hook, make_pace, with_hooks
-from tests.starving import COMPUTES, IDLES, RANK, SLEEPS, line_up, make_second, starve
+from tests.starving import ALL, COMPUTES, IDLES, RANK, SLEEPS, causes, line_up, load_itself, make_second, starve
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.data_wait import combine_wait, measure_share
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.features.starvation import Starved, find_starved, see_waits
+from tpmon.judge.rules import data as rules_data
 from tpmon.judge.rules import loader as rules_loader
-from tpmon.judge.rules.data import (
-    find_period,
-    judge_collate,
-    judge_drain,
-    judge_no_workers,
-    judge_periodic,
-    judge_pin,
-    round_steps,
-    say_nth,
-)
+from tpmon.judge.rules.data import find_period, judge_collate, judge_drain, judge_no_workers, judge_periodic, judge_pin
 from tpmon.judge.rules.lifecycle import judge_starting
 from tpmon.judge.stacks.profile import DataPart, Phase, read_phases
 from tpmon.judge.watch.tracker import find_pace
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import ThreadGroup, ThreadKind
-from tpmon.model.stacks import StackCount, StackFrame, StackSlice
+from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Origin
 
-
-def loads_itself(wait=0.6, parts=None, **more):
-    """See a rank without workers whose stacks say how long it gets its batches."""
-    phases = make_phases(
-        {Phase.DATA_WAIT: wait, Phase.FORWARD: 0.5 - wait / 2, Phase.BACKWARD: 0.5 - wait / 2},
-        parts=parts or {DataPart.FETCH: wait},
-    )
-    return see(line_up([make_second(0.0, [], **more)] * 12), {RANK: phases})
+NO_STACKS = Missing("stacks: not permitted")
 
 
 def test_a_rank_that_fetches_its_samples_itself_has_no_workers():
-    scene = loads_itself()
+    scene = load_itself()
     assert causes(scene) == {"no-workers"}
     one = judge_no_workers(scene)
     assert (one.share, one.needed_ratio) == (pytest.approx(0.6), NOT_APPLICABLE)
@@ -55,13 +40,10 @@ def test_a_rank_that_fetches_its_samples_itself_has_no_workers():
     assert len(one.origins) == 2
 
 
-def test_without_stacks_one_busy_thread_is_no_proof_of_loading():
+def test_without_stacks_waiting_in_files_is_proof_of_loading_and_one_busy_thread_or_writing_is_not():
     scene = see(line_up([make_second(0.0, [])] * 12))
     assert causes(scene) == set()
     assert isinstance(judge_no_workers(scene), Unsure)
-
-
-def test_without_stacks_waiting_in_files_is_proof_enough_and_writing_is_not():
     reads = {"waits_for": "FUSE file system", "asked_read_bytes_s": 4e6, "asked_write_bytes_s": 0.0}
     assert causes(see(line_up([make_second(0.0, [], rank=reads)] * 12))) == {"no-workers"}
     writes = {**reads, "asked_read_bytes_s": 1e3, "asked_write_bytes_s": 80e6}
@@ -77,7 +59,7 @@ def test_without_stacks_waiting_in_files_is_proof_enough_and_writing_is_not():
     ],
 )
 def test_collating_is_told_from_fetching_and_a_queue_is_no_lack_of_workers(parts, cause):
-    scene = loads_itself(0.6, parts)
+    scene = load_itself(0.6, parts)
     assert causes(scene) == cause
     assert cause != {"collate"} or judge_collate(scene).share == 0.4
 
@@ -88,15 +70,9 @@ def with_worker_stacks(function, samples, worker=COMPUTES):
     idle = StackFrame("get", "/lib/multiprocessing/queues.py", 103)
     root = StackFrame("_worker_loop", "/site/torch/utils/data/_utils/worker.py", 320)
     other = StackFrame("__getitem__", "train.py", 12)
-    stacks = (
-        StackCount(1, "MainThread", (root, place), samples),
-        StackCount(1, "MainThread", (root, other), 40 - samples),
-        StackCount(1, "MainThread", (root, idle), 50),
-    )
-    seconds = [make_second(0.7, [worker] * 2, cpu={"budget_cores": 2.0})] * 12
-    frames = line_up(seconds)
-    taken = StackSlice(5000, 0, frames[-1].taken, frames[-1].taken_ns, 1.0, 90.0, 90, stacks)
-    return see([*frames[:-1], replace(frames[-1], stacks=(taken,))])
+    taken = make_slice(5000, 0, {(root, place): samples, (root, other): 40 - samples, (root, idle): 50})
+    second = make_second(0.7, [worker] * 2, cpu={"budget_cores": 2.0})
+    return see(with_slice(line_up([second] * 12), taken))
 
 
 def test_collating_in_the_workers_is_told_by_their_stacks():
@@ -126,17 +102,20 @@ def pinned(pin, kinds, phases=None):
     return see(line_up([second] * 12), {RANK: phases} if phases else {})
 
 
-def test_a_busy_pin_thread_sets_the_pace_when_the_workers_have_no_work():
+def test_behind_a_pin_thread_its_work_late_workers_or_stacks_tell_a_wait_for_data():
     scene = pinned(0.97, [IDLES] * 2)
     assert causes(scene) == {"pin"}
     assert Need.PIN_THREAD_BUSY in judge_pin(scene).observed
-
-
-def test_a_lock_behind_a_pin_thread_is_a_wait_for_data_only_when_the_workers_are_late():
     assert causes(pinned(0.05, [IDLES] * 2)) == set()
     assert causes(pinned(0.05, [COMPUTES] * 2)) == {"too-few-workers"}
     waits = make_phases({Phase.DATA_WAIT: 0.0, Phase.FORWARD: 1.0})
     assert not isinstance(judge_pin(pinned(0.05, [IDLES] * 2, waits)), Suspicion)
+    second = make_second(0.0, [COMPUTES] * 2, loader={"pin_thread": True})
+    locked = replace(second, main_threads=(make_looks(RANK, 10, timed_lock=5),))
+    elsewhere = make_phases({Phase.FORWARD: 1.0})
+    assert isinstance(find_starved(see(line_up([locked] * 12), {RANK: elsewhere})), Cleared)
+    waiting = make_phases({Phase.FORWARD: 0.5, Phase.DATA_WAIT: 0.5}, parts={DataPart.QUEUE: 0.5})
+    assert isinstance(find_starved(see(line_up([locked] * 12), {RANK: waiting})), Starved)
 
 
 def bursts(period, late, seconds=40, sure=1.0):
@@ -155,13 +134,21 @@ def test_bursts_are_periodic_after_three_periods(period, late):
     assert f"every {period} s" in one.summary
 
 
-def test_bursts_that_ceased_are_no_cause_any_more():
+def test_bursts_that_ceased_a_steady_wait_and_a_noisy_one_have_no_period():
     waits = [(i, float(i % 5 < 2)) for i in range(40)]
     assert is_known(find_period(waits))
     assert is_known(find_period([*waits, *((i, 0.0) for i in range(40, 47))]))
     over = find_period([*waits, *((i, 0.1) for i in range(40, 60))])
     assert not is_known(over)
     assert over.reason == "the bursts are over"
+    noise = random.Random(7)
+    steady = [(i, 0.6 + noise.uniform(-0.1, 0.1)) for i in range(60)]
+    assert not is_known(find_period(steady))
+    for seed in range(20):
+        noise = random.Random(seed)
+        wild = [(i, float(noise.random() < 0.4)) for i in range(60)]
+        found = find_period(wild)
+        assert not is_known(found) or found[1] >= 0.5
 
 
 def test_bursts_of_workers_that_always_have_work_are_a_slow_loader():
@@ -176,29 +163,7 @@ def test_bursts_of_workers_that_always_have_work_are_a_slow_loader():
     assert not isinstance(judge_periodic(changed), Suspicion)
 
 
-def test_a_steady_wait_and_a_noisy_one_have_no_period():
-    noise = random.Random(7)
-    steady = [(i, 0.6 + noise.uniform(-0.1, 0.1)) for i in range(60)]
-    assert not is_known(find_period(steady))
-    for seed in range(20):
-        noise = random.Random(seed)
-        wild = [(i, float(noise.random() < 0.4)) for i in range(60)]
-        found = find_period(wild)
-        assert not is_known(found) or found[1] >= 0.5
-
-
-def test_a_loader_that_is_ahead_at_times_is_late_in_bursts():
-    looks = iter([WAIT_OR_NOT for _ in range(5) for WAIT_OR_NOT in (0.3, 0.5, 0.4, 0.6)])
-    seconds = [
-        make_second(wait, [IDLES if i % 2 else SLEEPS, IDLES if i % 3 else COMPUTES], loader={"empty_ratio": 0.4})
-        for i, wait in enumerate(looks)
-    ]
-    one = judge_periodic(see(line_up(seconds)))
-    assert one.cause == "periodic"
-    assert "bursts" in one.summary
-
-
-def test_late_batches_that_all_fall_to_one_worker_come_in_bursts_too():
+def test_late_batches_that_all_fall_to_one_worker_or_of_a_loader_that_is_ahead_at_times_come_in_bursts():
     """As where every 40th batch opens a shard, and there are two workers."""
     seconds = [make_second(0.7, [SLEEPS if i % 5 else IDLES, IDLES], loader={"empty_ratio": 0.6}) for i in range(20)]
     scene = see(line_up(seconds))
@@ -210,27 +175,27 @@ def test_late_batches_that_all_fall_to_one_worker_come_in_bursts_too():
     assert "no work" in rules_loader.judge_too_few_workers(see(line_up(less))).text
     always = [make_second(0.7, [SLEEPS, IDLES], loader={"empty_ratio": 0.6}) for _ in range(20)]
     assert not isinstance(judge_periodic(see(line_up(always))), Suspicion)
+    ahead = [
+        make_second(wait, [IDLES if i % 2 else SLEEPS, IDLES if i % 3 else COMPUTES], loader={"empty_ratio": 0.4})
+        for i, wait in enumerate((0.3, 0.5, 0.4, 0.6) * 5)
+    ]
+    one = judge_periodic(see(line_up(ahead)))
+    assert (one.cause, "bursts" in one.summary) == ("periodic", True)
 
 
 def gpu_job(wait, busy, kinds=(SLEEPS, SLEEPS), **more):
     return starve(wait, list(kinds), frame={"gpus": (make_gpu(sm_pct=busy, pids=(RANK,)),)}, **more)
 
 
-def test_a_wait_behind_a_full_launch_queue_costs_nothing():
+def test_a_run_gains_no_more_than_its_card_idles_and_a_card_that_was_not_read_decides_nothing():
     scene = gpu_job(0.5, 97.0)
     assert causes(scene) == set()
     assert "hidden" in judge_periodic(scene).text
     idle = gpu_job(0.5, 45.0)
     assert causes(idle) == {"too-few-workers"}
     assert Origin.DRIVER in rules_loader.judge_too_few_workers(idle).origins
-
-
-def test_a_run_gains_no_more_than_its_card_idles():
     one = rules_loader.judge_too_few_workers(gpu_job(0.7, 80.0))
     assert (one.share, one.needed_ratio) == (pytest.approx(0.2), pytest.approx(1.25))
-
-
-def test_a_card_that_was_not_read_decides_nothing():
     scene = gpu_job(0.7, Missing("stale"))
     assert causes(scene) == set()
     assert "stale" in rules_loader.judge_too_few_workers(scene).text
@@ -253,7 +218,7 @@ def test_each_rank_is_held_against_its_own_card():
     assert one.summary.startswith("rank 3")
 
 
-def test_stacks_and_looks_are_pooled_and_each_counts_as_a_source():
+def test_stacks_and_looks_are_pooled_and_what_stacks_alone_see_keeps_their_interval():
     stacks = make_phases({Phase.DATA_WAIT: 0.5, Phase.FORWARD: 0.5}, parts={DataPart.QUEUE: 0.4, DataPart.COPY: 0.1})
     looks = measure_share(0.4, 100)
     both = combine_wait(looks, stacks)
@@ -262,6 +227,12 @@ def test_stacks_and_looks_are_pooled_and_each_counts_as_a_source():
     assert combine_wait(looks, NO_STACKS).origins == {Origin.PROC}
     assert combine_wait(NO_STACKS, stacks).origins == {Origin.STACKS}
     assert combine_wait(NO_STACKS, NO_STACKS) == NO_STACKS
+    stacks = make_phases({Phase.DATA_WAIT: 0.4, Phase.FORWARD: 0.6}, parts={DataPart.COPY: 0.4}, samples=30)
+    both = combine_wait(measure_share(0.0, 1000), stacks)
+    alone = combine_wait(NO_STACKS, stacks)
+    assert both.share.low == pytest.approx(alone.share.low, abs=0.02)
+    assert both.share.high >= alone.share.high - 0.02
+    assert both.told == {Origin.STACKS: pytest.approx(0.4), Origin.PROC: 0.0}
 
 
 @given(st.floats(0, 1), st.integers(20, 400), st.floats(0, 1), st.integers(20, 400), st.floats(1, 5))
@@ -279,15 +250,6 @@ def test_taking_a_source_away_never_makes_a_wait_surer(one, looks, other, sample
         assert less.surest_low <= both.surest_low
 
 
-def test_what_the_stacks_alone_see_keeps_the_interval_of_the_stacks():
-    stacks = make_phases({Phase.DATA_WAIT: 0.4, Phase.FORWARD: 0.6}, parts={DataPart.COPY: 0.4}, samples=30)
-    both = combine_wait(measure_share(0.0, 1000), stacks)
-    alone = combine_wait(NO_STACKS, stacks)
-    assert both.share.low == pytest.approx(alone.share.low, abs=0.02)
-    assert both.share.high >= alone.share.high - 0.02
-    assert both.told == {Origin.STACKS: pytest.approx(0.4), Origin.PROC: 0.0}
-
-
 def test_a_source_that_sees_half_of_the_wait_is_no_second_source():
     second = make_second(0.6, [COMPUTES] * 2)
     phases = make_phases({Phase.OTHER: 0.9, Phase.DATA_WAIT: 0.1}, parts={DataPart.QUEUE: 0.1})
@@ -296,15 +258,6 @@ def test_a_source_that_sees_half_of_the_wait_is_no_second_source():
     suspicion = rules_loader.judge_too_few_workers(see(line_up([second] * 12), {RANK: phases}))
     assert Origin.STACKS not in suspicion.origins
     assert Origin.PROC in suspicion.origins
-
-
-def test_behind_a_pin_thread_stacks_tell_the_queue_from_other_locks():
-    second = make_second(0.0, [COMPUTES] * 2, loader={"pin_thread": True})
-    locked = replace(second, main_threads=(make_looks(RANK, 10, timed_lock=5),))
-    elsewhere = make_phases({Phase.FORWARD: 1.0})
-    assert isinstance(find_starved(see(line_up([locked] * 12), {RANK: elsewhere})), Cleared)
-    waiting = make_phases({Phase.FORWARD: 0.5, Phase.DATA_WAIT: 0.5}, parts={DataPart.QUEUE: 0.5})
-    assert isinstance(find_starved(see(line_up([locked] * 12), {RANK: waiting})), Starved)
 
 
 def test_a_scene_without_ranks_is_unknown():
@@ -318,11 +271,9 @@ def test_a_loop_that_reads_its_files_without_a_data_set_has_no_workers(reads):
     main = StackFrame("main", "/home/usr/train/train.py", 60)
     load = (main, StackFrame("load", "/usr/lib/python3/dist-packages/torch/serialization.py", 1500))
     step = (main, StackFrame("backward", "/usr/lib/python3/dist-packages/torch/_tensor.py", 630))
-    stacks = (StackCount(RANK, "MainThread", load, reads), StackCount(RANK, "MainThread", step, 170 - reads))
+    taken = make_slice(RANK, 0, {load: reads, step: 170 - reads})
     frames = line_up([make_second(0.0, [])] * 55)
-    slices = [
-        StackSlice(RANK, 0, NOW, frames[number].taken_ns, 10.0, 17.0, 170, stacks) for number in (10, 21, 32, 43, 54)
-    ]
+    slices = [replace(taken, ended_ns=frames[number].taken_ns) for number in (10, 21, 32, 43, 54)]
     scene = see(frames, read_phases(slices, frames[-1].taken_ns))
     assert causes(scene) == {"no-workers"}
     assert judge_no_workers(scene).share == pytest.approx(reads / 170)
@@ -388,5 +339,5 @@ def test_steps_that_are_not_counted_for_long_or_not_steady_are_not_told():
     ],
 )
 def test_steps_are_rounded_to_what_a_period_of_whole_readings_can_tell(steps, period_s, rounded, words):
-    assert round_steps(steps, period_s, 1.0) == rounded
-    assert say_nth(rounded) == words
+    assert rules_data.round_steps(steps, period_s, 1.0) == rounded
+    assert rules_data.say_nth(rounded) == words

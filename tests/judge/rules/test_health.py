@@ -44,25 +44,16 @@ def test_cores_that_compute_are_healthy(name, demand, pool, phases, wanted):
     assert said(answer) == wanted
 
 
-def test_stacks_are_a_second_source_and_nothing_is_high_without_them():
+def test_cores_that_compute_are_told_by_stacks_too_and_not_without_a_budget_or_beside_cards():
     assert judge_cpu_compute(cpu_job(2.0)).origins == {Origin.PROC, Origin.STACKS}
     assert judge_cpu_compute(cpu_job(2.0, phases=None)).origins == {Origin.PROC}
-
-
-def test_too_few_samples_count_as_none():
     rank = make_process(runnable=2.0)
     frame = make_frame(processes=(rank,), cpu=make_cpu(budget_cores=2.0))
     few = make_phases({Phase.DATA_WAIT: 1.0}, samples=3)
     assert judge_cpu_compute(scene_of(frame, [few])).origins == {Origin.PROC}
-
-
-def test_a_budget_that_was_not_read_decides_nothing():
     assert type(judge_cpu_compute(cpu_job(2.0, budget=UNREAD))) is Unsure
     assert type(judge_cpu_compute(cpu_job(2.0, budget=0.0))) is Unsure
     assert type(judge_cpu_compute(scene_of(make_frame(processes=())))) is Unsure
-
-
-def test_a_job_with_cards_is_not_bound_by_its_cpus_compute():
     assert type(judge_cpu_compute(cpu_job(2.0, gpus=(make_gpu(),)))) is Cleared
     hidden = Missing("GPUs not visible from this shell (container or Slurm step)")
     assert type(judge_cpu_compute(cpu_job(2.0, gpus=hidden))) is Unsure
@@ -144,7 +135,7 @@ def test_a_run_whose_cpus_are_taken_is_no_sure_health():
     assert rate_confidence(computes, 60.0) is Confidence.LOW
 
 
-def test_balanced_is_not_sure_where_half_of_the_time_is_the_programs_own_code():
+def test_balanced_is_as_sure_as_its_weaker_figure_and_not_where_half_is_the_programs_own_code():
     mixed = {Phase.OTHER: 0.55, Phase.FORWARD: 0.25, Phase.BACKWARD: 0.2}
     looks = {"main_threads": (make_looks(),)}
     mean = {"processes": (make_process(runnable=4.2, busy_threads=8),)}
@@ -158,6 +149,9 @@ def test_balanced_is_not_sure_where_half_of_the_time_is_the_programs_own_code():
     assert pool.against == (), "two threads that want 4 CPUs compute all the time"
     plain = judge_balanced(cpu_job(1.0, **looks))
     assert (plain.against, rate_confidence(plain, 60.0)) == ((), Confidence.HIGH)
+    barely = {Phase.FORWARD: 0.42, Phase.OTHER: 0.3, Phase.SYNC: 0.15, Phase.COMMS: 0.13}
+    one = judge_balanced(cpu_job(1.0, phases=barely, main_threads=(make_looks(),)))
+    assert one.margin == pytest.approx(0.42 / 0.4)
 
 
 @pytest.mark.parametrize(
@@ -175,9 +169,3 @@ def test_pauses_between_steps_are_told_when_the_steps_go_on(phase, words):
     assert "27 %" in now.text, "what it is in right now is a verdict of its own"
     rare = judge_balanced(cpu_job(1.0, phases={phase: 0.1, Phase.FORWARD: 0.9}, main_threads=(make_looks(),)))
     assert rare.against == ()
-
-
-def test_balanced_is_as_sure_as_the_weaker_of_its_figures():
-    barely = {Phase.FORWARD: 0.42, Phase.OTHER: 0.3, Phase.SYNC: 0.15, Phase.COMMS: 0.13}
-    one = judge_balanced(cpu_job(1.0, phases=barely, main_threads=(make_looks(),)))
-    assert one.margin == pytest.approx(0.42 / 0.4)

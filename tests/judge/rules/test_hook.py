@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.frames import make_frame, make_gpu, make_process, make_rank
+from tests.frames import later, make_frame, make_gpu, make_output, make_process, make_rank
 from tests.judging import SECOND, conclude, hold, make_looks, make_phases, scene_of
 from tests.paces import make_hook, make_pace, split_of, with_hooks
 from tpmon.judge.answers.needs import Need
@@ -39,6 +39,10 @@ def suspect(kind: Kind, cause: str, **fields: Any) -> Suspicion:
     return replace(plain, **fields)
 
 
+def suspected(scene: Scene) -> list[Suspicion]:
+    return [one for rule in RULES if isinstance(one := rule(scene), Suspicion)]
+
+
 # --- the wait for data
 
 
@@ -47,19 +51,13 @@ def wait_of(ratio: float, samples: int = 100) -> DataWait:
     return DataWait(share, {}, frozenset((Origin.STACKS,)), share.low)
 
 
-def test_the_wait_is_exact_where_stacks_and_hook_agree():
+def test_the_wait_is_exact_unless_stacks_see_more_than_the_hook():
     joined = join_hook(wait_of(0.55), make_pace(**split_of(58.0)))
     assert (joined.share.ratio, joined.share.low, joined.share.high) == (0.58, 0.58, 0.58)
     assert joined.origins == {Origin.STACKS, Origin.HOOK}
     assert joined.told == {Origin.STACKS: pytest.approx(0.55), Origin.HOOK: 0.58}
-
-
-def test_without_stacks_the_hook_tells_the_wait_alone():
     joined = join_hook(Missing("Yama"), make_pace(**split_of(58.0)))
     assert (joined.share.ratio, joined.origins) == (0.58, {Origin.HOOK})
-
-
-def test_what_stacks_see_beyond_the_hook_stays_and_the_hook_is_told_beside_it():
     sampled = wait_of(0.6)
     joined = join_hook(sampled, make_pace(**split_of(5.0)))
     assert joined.share == sampled.share
@@ -98,13 +96,7 @@ def test_a_rank_that_loads_itself_is_told_without_stacks():
 
 def stands_still() -> list[Frame]:
     """Return half a minute of a rank that waits in a lock and took its last step 14 minutes ago."""
-    last = stands(840.0)
-    return [
-        replace(
-            stands(840.0 - back), taken=last.taken - timedelta(seconds=back), taken_ns=last.taken_ns - back * SECOND
-        )
-        for back in range(32, -1, -1)
-    ]
+    return [later(stands(840.0 - back), -back) for back in range(32, -1, -1)]
 
 
 def computes() -> list[Frame]:
@@ -127,7 +119,7 @@ def test_without_the_hook_no_verdict_is_surer(build):
 # --- its word on what others suspect
 
 
-def test_agreement_is_a_source_and_disagreement_a_row_against():
+def test_agreement_is_a_source_disagreement_a_row_against_and_ignorance_no_word():
     scene = scene_of(hooked(data=58.0))
     word = weigh_in(suspect(Kind.DATA_BOUND, "cpu-transform", share=0.55), scene)
     assert Origin.HOOK in word.origins
@@ -135,20 +127,11 @@ def test_agreement_is_a_source_and_disagreement_a_row_against():
     other = weigh_in(suspect(Kind.DATA_BOUND, "cpu-transform", share=0.55), scene_of(hooked(data=4.0)))
     assert other.origins == {Origin.STACKS}
     assert [row.source for row in other.against] == ["hook"]
-
-
-def test_a_healthy_run_is_confirmed_by_its_host_time_and_contradicted_by_its_wait():
     healthy = suspect(Kind.BALANCED, "none")
     assert Origin.HOOK in weigh_in(healthy, scene_of(hooked(data=5.0))).origins
     assert weigh_in(healthy, scene_of(hooked(data=40.0))).against
-
-
-def test_steps_that_go_on_speak_against_a_start():
     word = weigh_in(suspect(Kind.STARTING, "compile"), scene_of(hooked()))
     assert [row.name for row in word.against] == ["steps go on"]
-
-
-def test_no_word_where_the_hook_knows_nothing_of_the_kind():
     one = suspect(Kind.PYTHON_BOUND, "gil")
     assert weigh_in(one, scene_of(hooked())) is one
 
@@ -192,21 +175,13 @@ def test_a_loop_that_gets_on_does_not_stand_still():
     assert find_standstill(scene) == "the loop got on 3 s ago, by its hook"
 
 
-def test_a_late_comer_knows_for_how_long_no_step_was_taken():
+def test_a_late_comer_knows_for_how_long_no_step_was_taken_or_how_long_steps_are():
     frame = stands(840.0)
     quiet = see_quiet(observe(NO_WATCH, frame), frame)
     assert (quiet.sign, round(quiet.seconds)) == (LAST_STEP, 840)
     assert last_event_ns(frame) == frame.taken_ns - 840 * SECOND
-
-
-def test_a_log_that_is_younger_than_the_last_step_counts():
-    from tests.frames import make_output
-
     frame = replace(stands(840.0), output=(make_output(last_write_age_s=2.0),))
     assert see_quiet(observe(NO_WATCH, frame), frame).sign == ""
-
-
-def test_long_steps_make_the_watch_patient():
     frame = stands(5.0, longest_ms=60_000.0)
     assert longest_step_s(frame) == 60.0
     assert observe(NO_WATCH, frame).hang_after_s == 120.0
@@ -221,10 +196,7 @@ def test_the_hang_began_with_the_last_step():
     moving = weigh_in(suspect(Kind.HUNG, "no-progress"), scene_of(stands(0.5)))
     assert moving.against
     assert moving.since_ns is NOT_APPLICABLE
-
-
-def test_a_job_without_stacks_is_hung_since_its_last_step():
-    """Only waits and the hook are read: half a minute is watched, the loop stands for 14 minutes."""
+    # Only waits and the hook are read: half a minute is watched, the loop stands for 14 minutes.
     frames = stands_still()
     finding = conclude(frames)
     assert (finding.kind, finding.since_is) == (Kind.HUNG, SinceIs.ONSET)
@@ -250,40 +222,29 @@ def ranks_of(*own_ms: float, rate_hz: float = 2.0, cards: bool = False, **fields
     return see(hold(with_hooks(frame, *hooks), 12))
 
 
-def test_the_late_rank_is_the_one_whose_backward_is_short():
+def test_the_late_rank_is_the_one_whose_backward_is_shorter_than_that_of_the_others():
     late = find_late(ranks_of(100.0, 110.0, 330.0, 105.0))
     assert (late.rank.process.rank, late.own_ms, late.others_ms) == (2, 330.0, 105.0)
-    found = [one for rule in RULES if isinstance(one := rule(ranks_of(100.0, 330.0)), Suspicion)]
-    straggler = next(one for one in found if one.cause == "straggler")
+    straggler = next(one for one in suspected(ranks_of(100.0, 330.0)) if one.cause == "straggler")
     assert (straggler.rank, straggler.origins, straggler.observed) == (1, {Origin.HOOK}, {Need.RANK_BEHIND})
-
-
-def test_a_rank_is_late_only_where_the_backward_of_the_others_is_longer():
-    """Rank 0 reads a loss from its card after its step, rank 1 waits in its forward for a full queue."""
+    # Rank 0 reads a loss from its card after its step, rank 1 waits in its forward for a full queue.
     assert find_late(ranks_of(100.0, 330.0, backward_pct=20.0)) is None
     assert find_late(ranks_of(100.0, 330.0, backward_pct=Missing("no training step lately"))) is None
 
 
-def test_beside_cards_the_times_of_the_host_accuse_nobody_alone():
-    scene = ranks_of(100.0, 330.0, cards=True)
-    assert scene.cards
-    assert find_late(scene) is not None
-    found = [one for rule in RULES if isinstance(one := rule(scene), Suspicion)]
-    assert not [one for one in found if one.cause == "straggler" and one.origins == {Origin.HOOK}]
-
-
-def test_equal_ranks_have_no_late_one_and_unequal_rates_do_not_wait():
+def test_none_is_late_of_equal_ranks_of_unequal_rates_beside_cards_and_where_one_has_no_hook():
     assert find_late(ranks_of(100.0, 120.0)) is None
     assert find_late(ranks_of(330.0)) is None
     scene = ranks_of(100.0, 330.0)
     slow = replace(scene.frame.hook[1], pace=make_pace(4212, rank=1, own_ms=330.0, rate_hz=1.0))
     alone = with_hooks(scene.frame, scene.frame.hook[0], slow)
     assert find_late(see(hold(alone, 12))) is None
-
-
-def test_one_rank_without_a_hook_leaves_the_late_one_open():
     scene = ranks_of(100.0, 330.0, 100.0)
     assert find_late(see(hold(with_hooks(scene.frame, *scene.frame.hook[:2]), 12))) is None
+    scene = ranks_of(100.0, 330.0, cards=True)
+    assert scene.cards
+    assert find_late(scene) is not None
+    assert not [one for one in suspected(scene) if one.cause == "straggler" and one.origins == {Origin.HOOK}]
 
 
 def first_steps(steps: int, age_s: float = 40.0, **turns: int) -> Frame:
@@ -298,8 +259,8 @@ def first_steps(steps: int, age_s: float = 40.0, **turns: int) -> Frame:
     ("frame", "said"), [(first_steps(1), True), (first_steps(3), False), (first_steps(1, 4000), False)]
 )
 def test_a_loop_with_few_steps_is_starting(frame, said):
-    answers = [one for rule in RULES if isinstance(one := rule(scene_of(frame)), Suspicion)]
-    assert any((one.kind, one.cause) == (Kind.STARTING, "first-steps") for one in answers) is said
+    starts = [(one.kind, one.cause) == (Kind.STARTING, "first-steps") for one in suspected(scene_of(frame))]
+    assert any(starts) is said
 
 
 def test_before_the_first_step_a_loop_must_have_begun():
@@ -308,19 +269,14 @@ def test_before_the_first_step_a_loop_must_have_begun():
     assert found.summary == "the loop runs and has taken no step yet"
     nothing = Missing("nothing happened yet")
     idle = with_hooks(begun, make_hook(counts=counts, pace=nothing, phase=nothing, phase_s=nothing))
-    answers = [one for rule in RULES if isinstance(one := rule(scene_of(idle)), Suspicion)]
-    assert all(one.kind is not Kind.STARTING for one in answers)
-
-
-@pytest.mark.parametrize("turns", ["batches", "backwards", "elsewhere"])
-def test_a_loop_that_goes_round_and_whose_steps_are_not_counted_is_not_starting(turns):
-    answers = [one for rule in RULES if isinstance(one := rule(scene_of(first_steps(0, **{turns: 200}))), Suspicion)]
-    assert all(one.kind is not Kind.STARTING for one in answers)
+    # Nor is one that goes round and whose steps are not counted.
+    rounds = (first_steps(0, **{turns: 200}) for turns in ("batches", "backwards", "elsewhere"))
+    for frame in (idle, *rounds):
+        assert all(one.kind is not Kind.STARTING for one in suspected(scene_of(frame)))
 
 
 def test_evaluation_steps_are_a_validation_and_inference_is_none():
     fields = {"rate_hz": 0.0, "eval_hz": 8.0, "eval_pct": 100.0, "eval_count": 40}
     finding = conclude(hold(hooked(**fields), 12))
     assert (finding.kind, finding.cause) == (Kind.PAUSED, "validation")
-    inference = [one for rule in RULES if isinstance(one := rule(scene_of(hooked(count=0, **fields))), Suspicion)]
-    assert all(one.kind is not Kind.PAUSED for one in inference)
+    assert all(one.kind is not Kind.PAUSED for one in suspected(scene_of(hooked(count=0, **fields))))

@@ -7,8 +7,8 @@ import pytest
 
 from tests.dumps import BACKWARD, MAIN
 from tests.frames import NOW, NOW_NS, make_frame, make_output, make_process, make_target, make_worker
-from tests.hanging import UNREAD, make_slice, quiet_rank
-from tests.judging import SECOND, conclude, follow, hold, make_looks, make_phases, said, scene_of
+from tests.hanging import make_slice
+from tests.judging import SECOND, UNREAD, conclude, follow, hold, make_looks, make_phases, quiet_rank, said, scene_of
 from tests.starving import line_up
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Unsure
@@ -16,14 +16,8 @@ from tpmon.judge.features.snapshot import see
 from tpmon.judge.features.standstill import fresh_phase
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import judge_scene
-from tpmon.judge.rules.lifecycle import (
-    find_last_words,
-    judge_checkpoint,
-    judge_finished,
-    judge_starting,
-    judge_validation,
-    judge_waiting_for_input,
-)
+from tpmon.judge.rules import lifecycle
+from tpmon.judge.rules.lifecycle import judge_checkpoint, judge_finished, judge_starting, judge_waiting_for_input
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE
@@ -50,11 +44,13 @@ def test_a_start_is_told_by_the_stacks(phase, where, cause):
     assert Origin.STACKS in answer.origins
 
 
-def test_a_start_that_is_over_is_not_said_any_more():
+def test_a_start_that_is_over_is_not_said_any_more_but_a_compile_between_the_first_steps_is():
     past = make_phases({Phase.COMPILE: 0.6, Phase.FORWARD: 0.4}, where="forward model.py:8")
     assert type(judge_starting(scene_of(make_frame(), [past]))) is Cleared
     rare = make_phases({Phase.IMPORT: 0.1, Phase.FORWARD: 0.9}, where="import train.py:3")
     assert type(judge_starting(scene_of(make_frame(), [rare]))) is Cleared
+    phases = make_phases({Phase.COMPILE: 0.7, Phase.FORWARD: 0.3}, where="compile train.py:60")
+    assert said(judge_starting(scene_of(make_frame(), [phases]))) == (Kind.STARTING, "compile")
 
 
 @pytest.mark.parametrize("phase", [Phase.LOAD, Phase.IMPORT])
@@ -67,12 +63,7 @@ def test_no_start_is_seen_beside_steps(phase):
     assert said(judge_starting(scene_of(make_frame(), [first])))[0] is Kind.STARTING
 
 
-def test_a_compile_between_the_first_steps_is_a_start():
-    phases = make_phases({Phase.COMPILE: 0.7, Phase.FORWARD: 0.3}, where="compile train.py:60")
-    assert said(judge_starting(scene_of(make_frame(), [phases]))) == (Kind.STARTING, "compile")
-
-
-def test_a_checkpoint_is_only_said_to_be_loaded_where_the_stacks_show_it():
+def test_a_checkpoint_is_only_said_to_be_loaded_where_the_stacks_show_it_and_a_name_alone_is_no_phase():
     builds = make_phases({Phase.LOAD: 1.0}, where="load train.py:20")
     answer = judge_starting(scene_of(make_frame(), [builds]))
     assert answer.summary == "rank 0 is reading a data set, or builds or moves its model"
@@ -80,17 +71,17 @@ def test_a_checkpoint_is_only_said_to_be_loaded_where_the_stacks_show_it():
     loads = replace(builds, needs=frozenset((Need.LOAD_IN_STACK,)))
     answer = judge_starting(scene_of(make_frame(), [loads]))
     assert (answer.summary, answer.observed) == ("rank 0 is loading a checkpoint", {Need.LOAD_IN_STACK})
+    asking = make_phases({Phase.OTHER: 1.0}, where="load train.py:7")
+    assert fresh_phase(asking) is None
+    assert fresh_phase(make_phases({Phase.LOAD: 1.0}, where="load train.py:7")) is Phase.LOAD
 
 
-def test_compile_workers_tell_a_compile_where_no_stack_does():
+def test_without_stacks_compile_workers_tell_a_start_and_age_only_before_anything_else_is_seen():
     worker = make_process(4300, role=Role.COMPILE, runnable=0.9, rank=NOT_APPLICABLE)
     scene = scene_of(make_frame(processes=(quiet_rank(), worker), loader=()))
     assert said(judge_starting(scene)) == (Kind.STARTING, "compile")
     busy = scene_of(make_frame(processes=(make_process(), worker), loader=()))
     assert type(judge_starting(busy)) is Unsure
-
-
-def test_age_alone_is_a_start_only_before_anything_else_is_seen():
     young = make_process(started=NOW - timedelta(seconds=8))
     fresh = make_frame(processes=(young,), loader=())
     assert said(judge_starting(scene_of(fresh))) == (Kind.STARTING, "first-steps")
@@ -100,9 +91,6 @@ def test_age_alone_is_a_start_only_before_anything_else_is_seen():
     assert type(judge_starting(scene_of(fresh, [stepping]))) is Cleared
     waiting = replace(fresh, main_threads=(make_looks(batch_wait=10),))
     assert type(judge_starting(scene_of(waiting))) is Unsure
-
-
-def test_first_steps_and_imports_are_as_old_as_their_process_and_not_as_the_first_reading():
     started = NOW - timedelta(seconds=14)
     frames = hold(make_frame(processes=(make_process(started=started),), loader=()), 9)
     finding = conclude(frames)
@@ -115,7 +103,7 @@ def test_first_steps_and_imports_are_as_old_as_their_process_and_not_as_the_firs
 
 @pytest.mark.parametrize(
     ("rule", "phase", "cause"),
-    [(judge_checkpoint, Phase.CHECKPOINT, "checkpoint"), (judge_validation, Phase.VALIDATION, "validation")],
+    [(judge_checkpoint, Phase.CHECKPOINT, "checkpoint"), (lifecycle.judge_validation, Phase.VALIDATION, "validation")],
 )
 def test_a_pause_is_what_is_seen_now_and_for_some_time(rule, phase, cause):
     now = make_phases({phase: 0.5, Phase.FORWARD: 0.5}, where=f"{phase.value}: save train.py:90")
@@ -152,20 +140,24 @@ def test_a_checkpoint_that_writes_is_seen_twice_and_names_who_waits():
     answer = judge_checkpoint(scene_of(make_frame(processes=ranks), [saving, waiting]))
     assert answer.origins == {Origin.STACKS, Origin.PROC}
     assert answer.summary == "rank 0 is writing a checkpoint; the other rank waits"
+    # Who rests in backward waits for gradients.
+    in_backward = make_phases({Phase.BACKWARD: 1.0}, pid=4212)
+    for demand, waits in ((0.01, True), (0.9, False)):
+        other = replace(ranks[1], thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, demand),))
+        answer = judge_checkpoint(scene_of(make_frame(processes=(ranks[0], other)), [saving, in_backward]))
+        assert answer.summary.endswith("; the other rank waits") is waits
 
 
-LOOKED_AT_LONG_AGO = {"newest_age_s": 40.0}
+LONG_AGO = {"newest_age_s": 40.0}
+WAITS = ({Phase.COMMS: 1.0}, {"where": "barrier train.py:9"})
 
 
 @pytest.mark.parametrize(
     ("others", "words"),
     [
-        ([({Phase.CHECKPOINT: 1.0}, LOOKED_AT_LONG_AGO)] * 3, ""),
-        ([({Phase.COMMS: 1.0}, {"where": "barrier train.py:9"})] * 3, "; 3 other ranks wait"),
-        (
-            [({Phase.COMMS: 1.0}, {"where": "barrier train.py:9"}), ({Phase.COMMS: 1.0}, LOOKED_AT_LONG_AGO)],
-            "; 1 of the 2 other ranks was seen to wait",
-        ),
+        ([({Phase.CHECKPOINT: 1.0}, LONG_AGO)] * 3, ""),
+        ([WAITS] * 3, "; 3 other ranks wait"),
+        ([WAITS, ({Phase.COMMS: 1.0}, LONG_AGO)], "; 1 of the 2 other ranks was seen to wait"),
         ([({Phase.SYNC: 1.0}, {"where": "sync: item train.py:9"})], "; the other rank waits"),
         ([({Phase.FORWARD: 1.0}, {}), ({Phase.OTHER: 1.0}, {"where": "hold train.py:12"})], ""),
         ([None], ""),
@@ -179,15 +171,6 @@ def test_only_ranks_that_were_looked_at_are_said_to_wait(others, words):
     phases += [make_phases(one[0], pid=4212 + number, **one[1]) for number, one in enumerate(others) if one is not None]
     answer = judge_checkpoint(scene_of(make_frame(processes=tuple(ranks)), phases))
     assert answer.summary == f"rank 0 is writing a checkpoint{words}"
-
-
-@pytest.mark.parametrize(("demand", "waits"), [(0.01, True), (0.9, False)])
-def test_who_rests_in_backward_waits_for_gradients(demand, waits):
-    group = (ThreadGroup(ThreadKind.MAIN, 1, demand),)
-    ranks = (make_process(4211), make_process(4212, rank=1, thread_groups=group))
-    phases = [make_phases({Phase.CHECKPOINT: 1.0}), make_phases({Phase.BACKWARD: 1.0}, pid=4212)]
-    answer = judge_checkpoint(scene_of(make_frame(processes=ranks), phases))
-    assert answer.summary.endswith("; the other rank waits") is waits
 
 
 # Over, or waiting for a person
@@ -211,12 +194,6 @@ def test_a_prompt_is_told_by_stack_or_kernel():
     assert type(judge_waiting_for_input(scene_of(blink))) is Cleared
     unread = make_frame(processes=(quiet_rank(waits_for=UNREAD),))
     assert type(judge_waiting_for_input(scene_of(unread))) is Unsure
-
-
-def test_a_function_that_bears_the_word_of_a_phase_is_no_such_phase():
-    asking = make_phases({Phase.OTHER: 1.0}, where="load train.py:7")
-    assert fresh_phase(asking) is None
-    assert fresh_phase(make_phases({Phase.LOAD: 1.0}, where="load train.py:7")) is Phase.LOAD
 
 
 def test_an_import_is_not_said_beside_a_row_that_shows_a_step():
@@ -267,7 +244,7 @@ def test_an_ended_job_says_how_and_only_exit_0_is_success(outcome, how, cause, c
     assert answer.origins == {Origin.PROC}
 
 
-def test_a_launcher_without_its_ranks_is_over_as_well_as_they_ended():
+def test_a_launcher_without_its_ranks_is_over_as_well_as_they_ended_and_the_rank_that_failed_is_named():
     frames = hold(make_frame())
     launcher = make_process(4200, role=Role.LAUNCHER, rank=NOT_APPLICABLE)
     restart = [*frames, *hold(make_frame(processes=(launcher,)), 15)]
@@ -283,10 +260,6 @@ def test_a_launcher_without_its_ranks_is_over_as_well_as_they_ended():
     assert said(judge_finished(scene_of(zombies))) == (Kind.IDLE, "ended")
     assert type(judge_finished(scene_of(make_frame()))) is Cleared
     assert type(judge_finished(scene_of(make_frame(processes=(launcher,))))) is Cleared
-
-
-def test_the_rank_that_failed_is_named():
-    launcher = make_process(4200, role=Role.LAUNCHER, rank=NOT_APPLICABLE)
     alone = make_frame(processes=(launcher,), target=make_target(outcome=Outcome.FAILED))
     frames = line_up([*hold(make_frame()), replace(alone, ends=(make_end(),)), *hold(alone, 25)])
     answer = judge_finished(see(frames))
@@ -300,7 +273,7 @@ def test_the_last_words_are_the_error_else_the_newest_line():
     error = make_output(path="e", lines=("ValueError: nan", "====="), last_write=NOW - timedelta(90))
 
     def words(*logs):
-        found = find_last_words(make_frame(output=logs))
+        found = lifecycle.find_last_words(make_frame(output=logs))
         return found and (found[0].path, found[1])
 
     assert words(old, new) == ("err", "warning: slow")

@@ -5,26 +5,13 @@ from datetime import timedelta
 
 import pytest
 
-from tests.data_rules import LOADER
-from tests.frames import NOW, make_gpu, make_memory
+from tests import starving
+from tests.any_windows import make_slice
+from tests.frames import make_gpu
 from tests.judge.rules.test_lifecycle import make_end
-from tests.judging import make_looks, make_phases
-from tests.starving import (
-    COMPUTES,
-    DISK,
-    DISTANT,
-    IDLES,
-    LINE,
-    SLEEPS,
-    SMALL_FILES,
-    SOCKET,
-    THRASHES,
-    line_up,
-    make_second,
-    starve,
-)
-from tpmon.judge.advice.choose import choose
-from tpmon.judge.advice.context import gather_facts, observe
+from tests.judging import advise, clears, doubts, make_looks, make_phases
+from tests.starving import COMPUTES, DISK, IDLES, LOADER, SLEEPS, SMALL_FILES, line_up, make_second, starve
+from tpmon.judge.advice.context import gather_facts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
@@ -43,7 +30,7 @@ from tpmon.judge.rules.loader import (
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Outcome, Role, ThreadGroup, ThreadKind
-from tpmon.model.stacks import StackCount, StackFrame, StackSlice
+from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Confidence, Kind, Origin
 
 GONE = Missing("permission denied")
@@ -63,11 +50,6 @@ def slow_one(kind):
     return starve(0.7, [IDLES, kind, IDLES])
 
 
-def thrash(**memory):
-    fields = {"refault_bytes_s": 1.2e9, "major_faults_s": 150.0, "psi_some_pct": 28.0} | memory
-    return starve(0.9, [THRASHES] * 2, frame={"memory": make_memory(**fields)})
-
-
 FULL = {"budget_cores": 2.0}
 CASES = {
     "cpu-transform": (starve(0.8, [COMPUTES] * 2, cpu=FULL), "cpu-transform"),
@@ -77,13 +59,13 @@ CASES = {
     "workers sleep": (starve(0.8, [SLEEPS] * 2), "too-few-workers"),
     "threads of theirs compute meanwhile": (starve(0.6, [{**LOCKED, "runnable": 0.9}] * 2), "too-few-workers"),
     "large reads past the cache": (starve(0.8, [DISK] * 2), "storage-bandwidth"),
-    "large reads over a narrow line": (starve(0.8, [LINE] * 2), "storage-bandwidth"),
+    "large reads over a narrow line": (starve(0.8, [starving.LINE] * 2), "storage-bandwidth"),
     "small files": (starve(0.8, [SMALL_FILES] * 2), "storage-latency"),
     "small files of a disk": (starve(0.8, [{**SMALL_FILES, "state": "D", "waits_for": "disk"}]), "storage-latency"),
-    "sockets": (starve(0.8, [SOCKET] * 2), "network-store"),
-    "a file system far away": (starve(0.8, [DISTANT] * 2), "network-store"),
-    "page cache": (thrash(), "page-cache-thrash"),
-    "page cache by PSI alone": (thrash(refault_bytes_s=GONE), "page-cache-thrash"),
+    "sockets": (starve(0.8, [starving.SOCKET] * 2), "network-store"),
+    "a file system far away": (starve(0.8, [starving.DISTANT] * 2), "network-store"),
+    "page cache": (starving.thrash(), "page-cache-thrash"),
+    "page cache by PSI alone": (starving.thrash(refault_bytes_s=GONE), "page-cache-thrash"),
     "one computes, the others idle": (slow_one(COMPUTES), "one-slow-worker"),
     "one sleeps, the other idles": (starve(0.7, [SLEEPS, IDLES]), "one-slow-worker"),
     "one reads, the others idle": (slow_one(DISK), "one-slow-worker"),
@@ -121,23 +103,26 @@ def test_a_run_that_does_not_wait_is_cleared_of_every_cause(scene):
     assert all(isinstance(one, Cleared) for one in answers)
 
 
-def test_a_third_of_the_time_is_data_bound_with_the_gain_that_people_expect():
+def test_a_third_of_the_time_is_data_bound_and_a_tenth_too_close_to_call():
     one = judge_too_few_workers(starve(0.3, [COMPUTES] * 2))
     assert (one.share, one.needed_ratio) == (pytest.approx(0.3), pytest.approx(1 / 0.7))
     assert one.share_low >= 0.1
-
-
-def test_what_is_too_close_to_call_is_said_so():
     frames = line_up([make_second(0.1, [COMPUTES] * 2)] * 14 + [make_second(0.2, [COMPUTES] * 2)] * 6)
-    answer = judge_too_few_workers(see(frames))
-    assert isinstance(answer, Unsure)
-    assert "too close" in answer.text
+    assert doubts(judge_too_few_workers(see(frames)), "too close")
 
 
-def test_pools_of_the_workers_are_no_slow_transforms():
+def test_pools_of_the_workers_a_lost_batch_and_workers_that_cannot_be_read_accuse_no_loader():
     pools = [{**COMPUTES, "busy_threads": 4, "runnable": 4.0}] * 2
     scene = starve(0.9, pools, cpu={**FULL, "oversubscription": 4.0, "run_delay_ratio": 0.75})
     assert suspects(scene) == {}
+    scene = starve(1.0, [IDLES] * 2)
+    assert suspects(scene) == {}
+    assert "lost" in judge_too_few_workers(scene).text
+    hidden = {"waits_for": GONE, "runnable": GONE, "waiting": GONE}
+    scene = starve(0.7, [hidden] * 2, cpu={"runnable": 2.0, "used_cores": 2.0})
+    assert suspects(scene) == {}
+    assert isinstance(judge_one_slow_worker(scene), Unsure)
+    assert isinstance(judge_uneven_workers(scene), Unsure)
 
 
 def test_free_cores_decide_between_more_workers_and_cheaper_transforms():
@@ -152,59 +137,29 @@ def test_free_cores_decide_between_more_workers_and_cheaper_transforms():
     assert isinstance(judge_too_few_workers(unread), Unsure)
 
 
-def test_all_waiting_for_each_other_is_no_loader():
-    scene = starve(1.0, [IDLES] * 2)
-    assert suspects(scene) == {}
-    assert "lost" in judge_too_few_workers(scene).text
-
-
-def test_the_slow_worker_is_named_and_its_backlog_counts():
+def test_the_slow_worker_is_named_its_backlog_counts_and_two_are_not_one():
     one = judge_one_slow_worker(slow_one(COMPUTES))
     assert one.pid == 5001
     assert "worker 1" in one.summary
     assert Origin.PIPES in one.origins
     assert Need.ONE_WORKER_SLOW in one.observed
     assert Need.STOPPED in judge_one_slow_worker(slow_one({**IDLES, "state": "T"})).observed
-
-
-def test_two_slow_workers_are_not_one():
     assert isinstance(judge_one_slow_worker(starve(0.7, [COMPUTES, COMPUTES, IDLES])), Cleared)
     assert isinstance(judge_one_slow_worker(starve(0.7, [COMPUTES])), Cleared)
     beside_many = starve(0.97, [COMPUTES] + [IDLES] * 31)
     assert isinstance(judge_one_slow_worker(beside_many), Suspicion), "no lost batch"
 
 
-def test_workers_of_another_user_are_unknown():
-    hidden = {"waits_for": GONE, "runnable": GONE, "waiting": GONE}
-    scene = starve(0.7, [hidden] * 2, cpu={"runnable": 2.0, "used_cores": 2.0})
-    assert suspects(scene) == {}
-    assert isinstance(judge_one_slow_worker(scene), Unsure)
-    assert isinstance(judge_uneven_workers(scene), Unsure)
-
-
 def lives(life_s, births, wait, late_wait=None):
     """See workers that live so long; they wait ``wait`` in the first half of it, then ``late_wait``."""
-    frames = []
-    for i in range(50):
-        age_s = i % life_s + 0.3
-        share = wait if late_wait is None or age_s < life_s / 2 else late_wait
-        second = make_second(share, [COMPUTES] * 2, loader={"births": births})
-        workers = (replace(one, started=NOW - timedelta(seconds=age_s)) for one in second.processes[1:])
-        frames.append(replace(second, processes=(second.processes[0], *workers)))
-    aged = line_up(frames)
-    shift = [frame.taken - NOW for frame in aged]
-    return see(
-        [
-            replace(
-                frame,
-                processes=(
-                    frame.processes[0],
-                    *(replace(one, started=one.started + back) for one in frame.processes[1:]),
-                ),
-            )
-            for frame, back in zip(aged, shift, strict=True)
-        ]
-    )
+    ages_s = [i % life_s + 0.3 for i in range(50)]
+    waits = [wait if late_wait is None or age_s < life_s / 2 else late_wait for age_s in ages_s]
+    frames = line_up([make_second(one, [COMPUTES] * 2, loader={"births": births}) for one in waits])
+    for i, age_s in enumerate(ages_s):
+        rank, *workers = frames[i].processes
+        workers = [replace(one, started=frames[i].taken - timedelta(seconds=age_s)) for one in workers]
+        frames[i] = replace(frames[i], processes=(rank, *workers))
+    return see(frames)
 
 
 def test_workers_that_are_born_again_and_again_are_the_cause():
@@ -212,15 +167,9 @@ def test_workers_that_are_born_again_and_again_are_the_cause():
         found = suspects(scene)
         assert set(found) == {"respawn"}
         assert Need.RESPAWN_SEEN in found["respawn"].observed
-
-
-@pytest.mark.parametrize(
-    "scene",
-    [lives(40, 2, 0.6), lives(12, 10, 0.6), lives(1, 40, 0.0)],
-    ids=["one generation", "a wait that goes on late in their life", "births without a wait"],
-)
-def test_what_is_no_respawn(scene):
-    assert isinstance(judge_respawn(scene), Cleared)
+    # One generation, a wait that goes on late in their life, births without a wait.
+    for scene in (lives(40, 2, 0.6), lives(12, 10, 0.6), lives(1, 40, 0.0)):
+        assert isinstance(judge_respawn(scene), Cleared)
 
 
 def test_the_onset_is_found_where_the_window_reaches_back_to_it():
@@ -272,12 +221,9 @@ def test_a_loader_that_rests_is_no_part_of_the_one_in_use(rests, works, cores, c
     assert gather_facts(scene, found[cause]).workers_per_rank == len(works)
 
 
-def test_the_workers_of_the_loader_in_use_are_counted():
+def test_the_workers_of_the_loader_in_use_are_counted_and_where_both_rest_queues_tell_it():
     one = judge_too_few_workers(two_loaders(0.6, [IDLES] * 8, [BUSY] * 8, cpu={"budget_cores": 32.0}))
     assert "of the loader in use, its 8 workers always have work" in one.summary
-
-
-def test_two_loaders_that_both_rest_are_told_by_their_queues():
     one = make_second(0.0, [IDLES] * 2)
     whole = one.loader[0]
     first, second = (
@@ -309,9 +255,7 @@ def test_without_stacks_a_wait_for_such_a_thread_is_not_ruled_out():
         second = make_second(0.0, kinds, loader=loader, rank={"runnable": 0.4})
         return see(line_up([replace(second, main_threads=(make_looks(4211, 10, lock=6),))] * 20))
 
-    answer = judge_too_few_workers(look([COMPUTES] * 4, empty_ratio=1.0))
-    assert isinstance(answer, Unsure)
-    assert "the loader is behind" in answer.text
+    assert doubts(judge_too_few_workers(look([COMPUTES] * 4, empty_ratio=1.0)), "the loader is behind")
     assert isinstance(judge_too_few_workers(look([COMPUTES] * 4, empty_ratio=0.0)), Cleared)
     assert isinstance(judge_too_few_workers(look([IDLES] * 4, empty_ratio=1.0)), Cleared)
 
@@ -355,7 +299,7 @@ def ending(*ends, every=5):
     return see(line_up(told))
 
 
-def test_workers_that_are_killed_again_and_again_are_named_and_are_no_respawn():
+def test_workers_that_are_killed_again_and_again_are_named_by_their_signals_and_are_no_respawn():
     scene = ending(KILLED)
     found = judge_killed_workers(scene)
     assert (found.kind, found.cause) == (Kind.DATA_BOUND, "killed-workers")
@@ -365,9 +309,6 @@ def test_workers_that_are_killed_again_and_again_are_named_and_are_no_respawn():
     assert found.observed == {Need.WORKER_DIED}
     assert isinstance(judge_respawn(scene), Cleared)
     assert (Kind.DATA_BOUND, "respawn") in find_explained([key_of(found), (Kind.DATA_BOUND, "respawn")])
-
-
-def test_signals_are_told_apart():
     crashed = replace(KILLED, signal="SIGSEGV", how="SIGSEGV (core dumped)")
     assert "6 by SIGKILL, 2 by SIGSEGV" in judge_killed_workers(ending(KILLED, KILLED, KILLED, crashed)).summary
 
@@ -412,6 +353,7 @@ def below(*calls, stack=AT_LINE):
 
 WAIT = ("wait", f"{LIB}/threading.py")
 FUTURES = f"{LIB}/concurrent/futures/_base.py"
+PUT = ("put", f"{LIB}/multiprocessing/queues.py")
 ENTER = ("__enter__", f"{LIB}/multiprocessing/synchronize.py")
 ACQUIRE = below(ENTER)
 RESULT = below(("result_iterator", FUTURES), ("result", FUTURES), WAIT)
@@ -427,11 +369,8 @@ PLACES = {
     "multiprocessing.Pool": (below(("get", f"{LIB}/multiprocessing/pool.py"), WAIT), StackEnd.OWN),
     "an event of processes": (below(("wait", f"{LIB}/multiprocessing/synchronize.py")), StackEnd.OWN),
     "a queue of the data set": (below(("get", f"{LIB}/multiprocessing/queues.py"), ENTER), StackEnd.OWN),
-    "a batch for a full queue": (below(("put", f"{LIB}/multiprocessing/queues.py"), stack=LOOP), StackEnd.HANDS),
-    "the lock of a SimpleQueue": (
-        below(("put", f"{LIB}/multiprocessing/queues.py"), ENTER, stack=LOOP),
-        StackEnd.HANDS,
-    ),
+    "a batch for a full queue": (below(PUT, stack=LOOP), StackEnd.HANDS),
+    "the lock of a SimpleQueue": (below(PUT, ENTER, stack=LOOP), StackEnd.HANDS),
     "grpc": (below(("_blocking", f"{PACKAGES}/grpc/_channel.py")), StackEnd.LIBRARY),
 }
 
@@ -447,47 +386,36 @@ def see_workers(kinds, *counted, wait=0.6, **more):
     out = []
     for number, one in enumerate(seconds):
         pid = 5000 + number // 4 % min(2, len(kinds))
-        stacks = tuple(StackCount(pid, "MainThread", frames, samples) for frames, samples in counted)
-        taken = StackSlice(
-            pid=pid,
-            rank=NOT_APPLICABLE,
-            ended=one.taken,
-            ended_ns=one.taken_ns,
-            seconds=3.0,
-            rate_hz=7.0,
-            samples=sum(samples for _, samples in counted),
-            stacks=stacks,
-        )
-        out.append(replace(one, stacks=(taken,) if stacks and number % 4 == 3 else ()))
+        taken = replace(make_slice(pid, NOT_APPLICABLE, dict(counted)), ended=one.taken, ended_ns=one.taken_ns)
+        out.append(replace(one, stacks=(taken,) if counted and number % 4 == 3 else ()))
     return see(out)
 
 
 def stated(scene):
     """Return the one cause that is suspected and not explained by another one, and how sure it is."""
-    found = [one for one in (rule(scene) for rule in LOADER) if isinstance(one, Suspicion)]
-    explained = find_explained(key_of(one) for one in found)
-    (one,) = (one for one in found if key_of(one) not in explained)
-    return one.cause, rate_confidence(one, 60.0)
+    ((cause, one),) = suspects(scene).items()
+    return cause, rate_confidence(one, 60.0)
 
 
 HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
 LOCK, FEW = "worker-lock", "too-few-workers"
+ONE_SLEEPS = [FUTEX] * 3 + [SLEEPS]
+THREADS = ((RESULT, 12), (AT_LINE, 8))
 HELD = ((ACQUIRE, 15), (AT_LINE, 5))
 HALF = ((ACQUIRE, 10), (AT_LINE, 10))
+NO_WORK = below(("get", f"{LIB}/multiprocessing/queues.py"), stack=LOOP)
+CARDS = {"gpus": (make_gpu(sm_pct=30.0, pids=(4211, 5000, 5001)),)}
 LOCK_CASES = {
     # A: what has the word of a lock
     "a pool of threads": (see_workers([FUTEX] * 4, (RESULT, 20)), (FEW, HIGH)),
     "a pool of threads that reads": (see_workers([READS] * 4), (FEW, HIGH)),
     "a pool of threads that computes": (see_workers([POOL_COMPUTES] * 4), (FEW, HIGH)),
-    "a pool of threads, lines of decoding": (
-        see_workers([FUTEX] * 3 + [SLEEPS], (RESULT, 12), (AT_LINE, 8)),
-        (FEW, HIGH),
-    ),
+    "a pool of threads, lines of decoding": (see_workers(ONE_SLEEPS, *THREADS), (FEW, HIGH)),
     "a queue of the data set's own": (
         see_workers([FUTEX] * 4, (below(("get", f"{LIB}/queue.py"), WAIT), 20)),
         (FEW, HIGH),
     ),
-    "no stacks": (see_workers([FUTEX] * 3 + [SLEEPS]), (LOCK, LOW)),
+    "no stacks": (see_workers(ONE_SLEEPS), (LOCK, LOW)),
     "no stacks, with a time-out": (see_workers([TIMED] * 4), (LOCK, LOW)),
     "a library": (see_workers([TIMED] * 4, (PLACES["grpc"][0], 20)), (LOCK, LOW)),
     "a queue of C: nobody has the lock": (see_workers([FUTEX] * 4, (AT_LINE, 20)), (LOCK, LOW)),
@@ -497,7 +425,8 @@ LOCK_CASES = {
     "one of two has it and reads": (see_workers([FUTEX, DISK], *HALF), (LOCK, HIGH)),
     "of two, without stacks": (see_workers([FUTEX, SLEEPS]), (LOCK, LOW)),
     "of two that compute in turns, without stacks": (see_workers([FUTEX, COMPUTES]), (LOCK, LOW)),
-    "two pools of threads": (see_workers([FUTEX, FUTEX], (RESULT, 12), (AT_LINE, 8)), (FEW, HIGH)),
+    "two pools of threads": (see_workers([FUTEX, FUTEX], *THREADS), (FEW, HIGH)),
+    "on cards, whose driver may have it": (see_workers(ONE_SLEEPS, (AT_LINE, 20), frame=CARDS), (LOCK, LOW)),
     "two in lines of C": (see_workers([FUTEX, SLEEPS], (AT_LINE, 20)), (LOCK, LOW)),
     "one worker": (see_workers([FUTEX]), (FEW, MEDIUM)),
     "one worker at the lock of another rank's": (see_workers([FUTEX], (ACQUIRE, 20)), (LOCK, HIGH)),
@@ -507,8 +436,9 @@ LOCK_CASES = {
         (FEW, HIGH),
     ),
     # D: a lock
-    "a lock of four": (see_workers([FUTEX] * 3 + [SLEEPS], *HELD), (LOCK, HIGH)),
-    "a lock of four in C": (see_workers([FUTEX] * 3 + [SLEEPS], (AT_LINE, 20)), (LOCK, HIGH)),
+    "a lock of four": (see_workers(ONE_SLEEPS, *HELD), (LOCK, HIGH)),
+    "a lock of four, once they have work": (see_workers(ONE_SLEEPS, (NO_WORK, 60), *HELD), (LOCK, HIGH)),
+    "a lock of four in C": (see_workers(ONE_SLEEPS, (AT_LINE, 20)), (LOCK, HIGH)),
     "who has it computes": (see_workers([FUTEX] * 3 + [COMPUTES], *HELD), (LOCK, HIGH)),
     "who has it reads": (see_workers([FUTEX] * 3 + [DISK], *HELD), (LOCK, HIGH)),
     "who has it reads, in C": (see_workers([FUTEX] * 3 + [DISK], (AT_LINE, 20)), (LOCK, HIGH)),
@@ -525,50 +455,27 @@ def test_a_lock_is_accused_where_something_shows_it(scene, expected):
     assert stated(scene) == expected
 
 
-def test_a_worker_on_a_card_may_wait_for_its_driver():
-    cards = {"gpus": (make_gpu(sm_pct=30.0, pids=(4211, 5000, 5001)),)}
-    scene = see_workers([FUTEX] * 3 + [SLEEPS], (AT_LINE, 20), frame=cards)
-    answer = judge_worker_lock(scene)
-    assert rate_confidence(answer, 60.0) is LOW
-
-
 @pytest.mark.parametrize("kind", [FUTEX, TIMED])
 @pytest.mark.parametrize("place", ["a batch for a full queue", "the lock of a SimpleQueue"])
-def test_a_worker_that_hands_over_its_batch_is_at_no_lock(kind, place):
+def test_a_worker_that_hands_over_its_batch_or_has_no_work_is_at_no_lock(kind, place):
     scene = see_workers([kind] * 4, (PLACES[place][0], 20))
-    answer = judge_worker_lock(scene)
-    assert isinstance(answer, Cleared)
-    assert "hand over" in answer.text
+    assert clears(judge_worker_lock(scene), "hand over")
     assert isinstance(judge_too_few_workers(scene), Unsure)
+    assert isinstance(judge_worker_lock(see_workers([DISK] * 4, (NO_WORK, 20))), Cleared)
+    one_idles = judge_worker_lock(see_workers([FUTEX] * 3 + [IDLES], (AT_LINE, 20)))
+    assert rate_confidence(one_idles, 60.0) is LOW, "it has no lock either"
 
 
-def test_a_worker_that_has_no_work_is_at_no_lock():
-    idle = below(("get", f"{LIB}/multiprocessing/queues.py"), stack=LOOP)
-    assert isinstance(judge_worker_lock(see_workers([DISK] * 4, (idle, 20))), Cleared)
-    # Stacks of a worker without work say nothing of what it does when it has some.
-    assert stated(see_workers([FUTEX] * 3 + [SLEEPS], (idle, 60), *HELD)) == (LOCK, HIGH)
-
-
-def test_a_worker_without_work_is_not_the_one_that_has_the_lock():
-    one = judge_worker_lock(see_workers([FUTEX] * 3 + [IDLES], (AT_LINE, 20)))
-    assert rate_confidence(one, 60.0) is LOW
-
-
-def advise(scene):
+def test_what_is_left_open_of_a_lock_is_left_open_by_the_advice_and_what_is_shown_is_said_and_proven():
+    scene = see_workers([FUTEX] * 4)
     one = judge_worker_lock(scene)
-    chosen = choose(Kind.DATA_BOUND, "worker-lock", observe(scene, one), gather_facts(scene, one))
-    return one, chosen[0]
-
-
-def test_what_is_left_open_is_left_open_by_the_advice_too():
-    one, first = advise(see_workers([FUTEX] * 4))
+    first = advise(scene, one)[0]
     assert "for a lock, or for threads of their own" in one.summary
     assert one.observed >= {Need.WORKERS_IN_FUTEX}
     assert (first.remedy.id, first.certain) == ("lock-or-threads", True)
-
-
-def test_what_is_shown_is_said_and_proven():
-    one, first = advise(see_workers([FUTEX] * 3 + [SLEEPS], *HELD))
+    scene = see_workers(ONE_SLEEPS, *HELD)
+    one = judge_worker_lock(scene)
+    first = advise(scene, one)[0]
     assert one.summary.endswith("its 4 workers wait 75 % of their time for a lock")
     assert [row.value for row in one.evidence if row.name == "their stacks at a lock"] == [75.0]
     assert (first.remedy.id, first.certain) == ("free-the-lock", True)

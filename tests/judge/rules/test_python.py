@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.frames import make_cpu, make_frame, make_gpu, make_loader, make_process, make_worker
-from tests.judging import make_looks, make_phases
+from tests.judging import clears, doubts, make_looks, make_phases
 from tests.loop_stacks import LIB, RANK, WAIT, see_waiting, slice_of, stack
 from tests.starving import line_up
 from tpmon.judge.answers.needs import Need
@@ -14,7 +14,7 @@ from tpmon.judge.features.snapshot import see
 from tpmon.judge.finding import rate_confidence
 from tpmon.judge.rules.python import judge_blocking_call, judge_gil, judge_own_loader, judge_single_thread
 from tpmon.judge.stacks.classify import receives
-from tpmon.judge.stacks.profile import Phase, Spot, read_phases
+from tpmon.judge.stacks.profile import Phase, RankPhases, Spot, read_phases
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.verdict import Confidence, Kind, Origin
@@ -46,26 +46,20 @@ def test_threads_that_share_one_core_while_the_main_thread_waits_fight_for_the_l
     assert Need.GIL_WAIT in one.observed
     assert one.origins == {Origin.PROC, Origin.PROC, Origin.STACKS}
     assert rate_confidence(one, 60.0) is Confidence.HIGH
-
-
-@pytest.mark.parametrize("phases", [None, replace(TRAINS, samples=9)])
-def test_without_stacks_a_fight_for_the_lock_is_a_guess(phases):
-    """Any wait with a time-out beside a busy thread looks the same from outside."""
-    one = judge_gil(fight(timed=10, phases=phases))
-    assert one.origins == {Origin.PROC}
-    assert rate_confidence(one, 600.0) is Confidence.LOW
+    # Without stacks it is a guess: any wait with a time-out beside a busy thread looks the same from outside.
+    for phases in (None, replace(TRAINS, samples=9)):
+        one = judge_gil(fight(timed=10, phases=phases))
+        assert one.origins == {Origin.PROC}
+        assert rate_confidence(one, 600.0) is Confidence.LOW
 
 
 def test_a_wait_at_a_queue_beside_a_thread_that_trains_is_no_fight_for_the_lock():
     waits = make_phases({Phase.OTHER: 1.0}, where="wait_for_trainer train.py:20", waits_ratio=0.95)
-    answer = judge_gil(fight(phases=waits))
-    assert type(answer) is Cleared
-    assert "waits 95 % of its time at a queue, a lock or a future: wait_for_trainer" in answer.text
+    words = "waits 95 % of its time at a queue, a lock or a future: wait_for_trainer"
+    assert clears(judge_gil(fight(phases=waits)), words)
     # SimpleQueue and locks are made of C: their wait has no frame, and stands in one line.
     in_c = make_phases({Phase.OTHER: 1.0}, where="poll train.py:7", unchanged_s=30.0, distinct=1)
-    answer = judge_gil(fight(phases=in_c))
-    assert type(answer) is Cleared
-    assert "has stood in one line for 30 s: poll train.py:7" in answer.text
+    assert clears(judge_gil(fight(phases=in_c)), "has stood in one line for 30 s: poll train.py:7")
     # A fight also takes place where the main thread is at a queue now and then.
     assert isinstance(judge_gil(fight(phases=replace(TRAINS, waits_ratio=0.2))), Suspicion)
 
@@ -85,11 +79,6 @@ NO_FIGHTS = {
 }
 
 
-@pytest.mark.parametrize(("scene", "expected"), NO_FIGHTS.values(), ids=NO_FIGHTS)
-def test_what_is_no_fight(scene, expected):
-    assert isinstance(judge_gil(scene), expected)
-
-
 def alone(phases, *, busy=1, running=10, run=0.98, free=6.0, **frame):
     rank = make_process(runnable=run, waiting=0.0, busy_threads=busy)
     fields = {
@@ -99,42 +88,44 @@ def alone(phases, *, busy=1, running=10, run=0.98, free=6.0, **frame):
         "cpu": make_cpu(runnable=8.0 - free, used_cores=8.0 - free),
         **frame,
     }
-    taken = {RANK: make_phases(phases)} if phases else {}
-    return see(line_up([make_frame(**fields)] * 12), taken)
+    stacks = phases if isinstance(phases, RankPhases) or not phases else make_phases(phases)
+    return see(line_up([make_frame(**fields)] * 12), {RANK: stacks} if stacks else {})
 
 
 PYTHON = {Phase.OTHER: 0.8, Phase.FORWARD: 0.2}
 
 
-def test_one_thread_of_python_is_the_cause_when_cores_are_free():
+def test_one_thread_of_python_or_of_logging_is_the_cause_when_cores_are_free():
     one = judge_single_thread(alone(PYTHON))
     assert (one.kind, one.cause) == (Kind.PYTHON_BOUND, "single-thread")
     assert one.weight == pytest.approx(0.8)
     assert Need.ONE_THREAD_BUSY in one.observed
     assert Need.LOGGING_IN_STACK not in one.observed
+    starved = judge_single_thread(alone(PYTHON, gpus=(make_gpu(sm_pct=60.0, pids=(RANK,)),)))
+    assert starved.share == pytest.approx(0.4), "a starved card limits the gain"
+    healthy = make_process(99, rank=1, runnable=3.0, busy_threads=3)
+    worst = judge_single_thread(alone(PYTHON, processes=(healthy, *alone(PYTHON).frame.processes)))
+    assert worst.pid == RANK
+    logs = judge_single_thread(alone({Phase.LOGGING: 0.6, Phase.OTHER: 0.1, Phase.FORWARD: 0.3}))
+    assert Need.LOGGING_IN_STACK in logs.observed
+    assert "logging" in logs.summary
 
 
-def test_logging_is_named():
-    one = judge_single_thread(alone({Phase.LOGGING: 0.6, Phase.OTHER: 0.1, Phase.FORWARD: 0.3}))
-    assert Need.LOGGING_IN_STACK in one.observed
-    assert "logging" in one.summary
-
-
-def test_one_long_call_is_said_to_be_one():
+def test_one_busy_thread_is_told_by_its_one_long_call_or_its_hottest_function():
     still = make_phases({Phase.OTHER: 1.0}, where="look slow.py:15", same_place_s=48.0, distinct=1)
-    frame = make_frame(
-        processes=(make_process(runnable=0.98, waiting=0.0, busy_threads=1),),
-        loader=(),
-        main_threads=(make_looks(RANK, 10),),
-        cpu=make_cpu(runnable=1.0, used_cores=1.0),
-    )
-    one = judge_single_thread(see(line_up([frame] * 12), {RANK: still}))
+    one = judge_single_thread(alone(still, free=7.0))
     assert one.summary == "one thread has been in one call for 48 s (look slow.py:15), 7.0 CPUs are free"
-    moving = judge_single_thread(see(line_up([frame] * 12), {RANK: replace(still, same_place_s=0.0)}))
+    moving = judge_single_thread(alone(replace(still, same_place_s=0.0), free=7.0))
     assert moving.summary.startswith("one thread runs Python for 100 %")
+    busy = make_phases({Phase.OTHER: 0.8, Phase.FORWARD: 0.2}, spots={Phase.OTHER: Spot("update metric.py:40", 0.78)})
+    rank = make_process(RANK, runnable=1.0, waiting=0.0, busy_threads=1)
+    scene = see_waiting(busy, asleep=0, frame={"processes": (rank,), "cpu": make_cpu(runnable=2.0, used_cores=2.0)})
+    one = judge_single_thread(scene)
+    assert [row.text for row in one.evidence if row.text] == ["update metric.py:40, 78 % of the time"]
+    assert busy.handed == NOT_APPLICABLE
 
 
-def test_one_thread_whose_cpu_others_take_is_not_surely_the_cause():
+def test_one_thread_is_not_surely_the_cause_where_others_take_its_cpu_nor_ruled_out_by_a_pool():
     taken = make_cpu(
         budget_cores=2.0, runnable=1.0, demand_ratio=0.5, run_delay_ratio=0.97, used_cores=0.03, host_used_cores=2.0
     )
@@ -142,8 +133,12 @@ def test_one_thread_whose_cpu_others_take_is_not_surely_the_cause():
     assert one.summary.endswith("its threads get 0.03 of the 1.0 CPUs that they want: other processes use the rest")
     assert rate_confidence(one, 60.0) is Confidence.LOW
     assert rate_confidence(judge_single_thread(alone(PYTHON)), 60.0) is Confidence.HIGH
+    assert doubts(judge_single_thread(alone(MIXED, run=4.2, busy=8, free=3.8)), "55 % outside of the step")
 
 
+MIXED = {Phase.OTHER: 0.55, Phase.FORWARD: 0.25, Phase.BACKWARD: 0.2}
+"""One thread for half of the time, a pool for the rest: 4.2 threads on average."""
+LITTLE = {Phase.OTHER: 0.2, Phase.FORWARD: 0.8}
 INNOCENT = {
     "one thread computes": (alone({Phase.FORWARD: 0.4, Phase.BACKWARD: 0.5, Phase.OTHER: 0.1}), Cleared),
     "half of it computes": (alone({Phase.FORWARD: 0.5, Phase.OTHER: 0.5}), Cleared),
@@ -154,74 +149,39 @@ INNOCENT = {
     "the GPU is busy": (alone(PYTHON, gpus=(make_gpu(sm_pct=95.0, pids=(RANK,)),)), Cleared),
     "the GPU was not read": (alone(PYTHON, gpus=(make_gpu(sm_pct=GONE, pids=(RANK,)),)), Unsure),
     "the budget was not read": (alone(PYTHON, cpu=make_cpu(budget_cores=GONE)), Unsure),
+    "the pool beside it has every core": (alone(MIXED, run=7.9, busy=8, free=0.1), Cleared),
+    "beside a pool, little is outside of the step": (alone(LITTLE, run=4.2, busy=8), Cleared),
+    "beside a pool, the GPU is busy": (
+        alone(MIXED, run=4.2, busy=8, gpus=(make_gpu(sm_pct=97.0, pids=(RANK,)),)),
+        Cleared,
+    ),
 }
 
 
-@pytest.mark.parametrize(("scene", "expected"), INNOCENT.values(), ids=INNOCENT)
-def test_what_is_no_single_thread(scene, expected):
-    assert isinstance(judge_single_thread(scene), expected)
-
-
-def test_a_starved_card_limits_the_gain():
-    one = judge_single_thread(alone(PYTHON, gpus=(make_gpu(sm_pct=60.0, pids=(RANK,)),)))
-    assert one.share == pytest.approx(0.4)
-
-
-def test_the_worst_rank_is_named():
-    scene = alone(PYTHON)
-    frame = scene.frame
-    healthy = make_process(99, rank=1, runnable=3.0, busy_threads=3)
-    frames = line_up([replace(frame, processes=(healthy, *frame.processes))] * 12)
-    one = judge_single_thread(see(frames, {RANK: make_phases(PYTHON)}))
-    assert one.pid == RANK
-
-
-MIXED = {Phase.OTHER: 0.55, Phase.FORWARD: 0.25, Phase.BACKWARD: 0.2}
-"""One thread for half of the time, a pool for the rest: 4.2 threads on average."""
-
-
-def test_one_thread_is_not_ruled_out_by_the_pool_of_the_other_half():
-    answer = judge_single_thread(alone(MIXED, run=4.2, busy=8, free=3.8))
-    assert isinstance(answer, Unsure)
-    assert "55 % outside of the step" in answer.text
-
-
-NO_ROOM = {
-    "the pool has every core": alone(MIXED, run=7.9, busy=8, free=0.1),
-    "little is outside of the step": alone({Phase.OTHER: 0.2, Phase.FORWARD: 0.8}, run=4.2, busy=8),
-    "the GPU is busy": alone(MIXED, run=4.2, busy=8, gpus=(make_gpu(sm_pct=97.0, pids=(RANK,)),)),
-}
-
-
-@pytest.mark.parametrize("scene", NO_ROOM.values(), ids=NO_ROOM)
-def test_one_thread_beside_a_pool_is_ruled_out_where_nothing_could_wait_for_it(scene):
-    assert isinstance(judge_single_thread(scene), Cleared)
-
-
+PACKAGES = f"{LIB}/site-packages"
+CONNECTION = f"{LIB}/multiprocessing/connection.py"
+FUTURES = f"{LIB}/concurrent/futures/_base.py"
+SELECT = ("select", f"{LIB}/selectors.py")
 MINE = ("hand_on", "/home/u/feed.py", 53)
 QUEUE = stack(MINE, ("get", f"{LIB}/queue.py"), WAIT)
 RECEIVING = {
     "queue": QUEUE,
     "a library around a queue": stack(
-        MINE, ("__next__", f"{LIB}/site-packages/prefetch_generator/__init__.py"), ("get", f"{LIB}/queue.py"), WAIT
+        MINE, ("__next__", f"{PACKAGES}/prefetch_generator/__init__.py"), ("get", f"{LIB}/queue.py"), WAIT
     ),
     "pool": stack(MINE, ("next", f"{LIB}/multiprocessing/pool.py"), WAIT),
-    "pipe": stack(
-        MINE, ("recv", f"{LIB}/multiprocessing/connection.py"), ("_recv", f"{LIB}/multiprocessing/connection.py")
-    ),
-    "future": stack(MINE, ("result", f"{LIB}/concurrent/futures/_base.py"), WAIT),
-    "whichever future is first": stack(MINE, ("as_completed", f"{LIB}/concurrent/futures/_base.py"), WAIT),
-    "all futures": stack(MINE, ("wait", f"{LIB}/concurrent/futures/_base.py"), WAIT),
-    "whichever pipe is ready": stack(
-        MINE, ("wait", f"{LIB}/multiprocessing/connection.py"), ("select", f"{LIB}/selectors.py")
-    ),
-    "joblib": stack(MINE, ("_retrieve", f"{LIB}/site-packages/joblib/parallel.py")),
+    "pipe": stack(MINE, ("recv", CONNECTION), ("_recv", CONNECTION)),
+    "future": stack(MINE, ("result", FUTURES), WAIT),
+    "whichever future is first": stack(MINE, ("as_completed", FUTURES), WAIT),
+    "all futures": stack(MINE, ("wait", FUTURES), WAIT),
+    "whichever pipe is ready": stack(MINE, ("wait", CONNECTION), SELECT),
+    "joblib": stack(MINE, ("_retrieve", f"{PACKAGES}/joblib/parallel.py")),
     "ray": stack(
         MINE,
-        ("wrapper", f"{LIB}/site-packages/ray/_private/client_mode_hook.py"),
-        ("get_objects", f"{LIB}/site-packages/ray/_private/worker.py"),
+        ("wrapper", f"{PACKAGES}/ray/_private/client_mode_hook.py"),
+        ("get_objects", f"{PACKAGES}/ray/_private/worker.py"),
     ),
-    "zmq": stack(MINE, ("recv_pyobj", f"{LIB}/site-packages/zmq/sugar/socket.py")),
+    "zmq": stack(MINE, ("recv_pyobj", f"{PACKAGES}/zmq/sugar/socket.py")),
 }
 NOT_RECEIVING = {
     "a full queue": stack(MINE, ("put", f"{LIB}/queue.py"), WAIT),
@@ -231,26 +191,19 @@ NOT_RECEIVING = {
         MINE,
         ("join", f"{LIB}/multiprocessing/process.py"),
         ("wait", f"{LIB}/multiprocessing/popen_fork.py"),
-        ("wait", f"{LIB}/multiprocessing/connection.py"),
-        ("select", f"{LIB}/selectors.py"),
+        ("wait", CONNECTION),
+        SELECT,
     ),
     "an event": stack(MINE, WAIT),
-    "an object elsewhere": stack(
-        MINE, ("_callmethod", f"{LIB}/multiprocessing/managers.py"), ("recv", f"{LIB}/multiprocessing/connection.py")
-    ),
+    "an object elsewhere": stack(MINE, ("_callmethod", f"{LIB}/multiprocessing/managers.py"), ("recv", CONNECTION)),
     "a function of the program that is named so": stack(("get", "/home/u/feed.py")),
     "a socket": stack(MINE, ("readinto", f"{LIB}/socket.py")),
 }
 
 
-@pytest.mark.parametrize("frames", RECEIVING.values(), ids=RECEIVING)
-def test_the_taking_end_is_known(frames):
-    assert receives(frames)
-
-
-@pytest.mark.parametrize("frames", NOT_RECEIVING.values(), ids=NOT_RECEIVING)
-def test_other_waits_take_nothing(frames):
-    assert not receives(frames)
+@pytest.mark.parametrize("name", [*RECEIVING, *NOT_RECEIVING])
+def test_the_taking_end_is_known_and_other_waits_take_nothing(name):
+    assert receives((RECEIVING | NOT_RECEIVING)[name]) is (name in RECEIVING)
 
 
 def test_where_most_of_it_is_is_told_by_function_and_its_busiest_line():
@@ -271,7 +224,7 @@ def test_where_most_of_it_is_is_told_by_function_and_its_busiest_line():
 
 def test_a_queue_behind_a_name_that_tells_of_data_is_the_programs_own_where_no_loader_is():
     named = stack(("next_batch", "/home/u/feed.py", 53), *(("get", f"{LIB}/queue.py"), WAIT))
-    module = f"{LIB}/site-packages/torch/nn/modules"
+    module = f"{PACKAGES}/torch/nn/modules"
     step = stack(("_call_impl", f"{module}/module.py"), ("forward", f"{module}/linear.py"))
     phases = read_phases([slice_of((named, 60), (step, 20))], 10_500_000_000)[RANK]
     assert phases.handed_ratio == 0.0
@@ -318,11 +271,6 @@ NO_OWN_LOADERS = {
 }
 
 
-@pytest.mark.parametrize(("scene", "expected"), NO_OWN_LOADERS.values(), ids=NO_OWN_LOADERS)
-def test_what_is_no_loader_of_its_own(scene, expected):
-    assert isinstance(judge_own_loader(scene), expected)
-
-
 CALLS = make_phases({Phase.OTHER: 0.75, Phase.FORWARD: 0.25}, spots={Phase.OTHER: Spot("log track.py:46", 0.7)})
 
 
@@ -363,15 +311,15 @@ NO_CALLS = {
 }
 
 
-@pytest.mark.parametrize(("scene", "expected"), NO_CALLS.values(), ids=NO_CALLS)
-def test_what_is_no_blocking_call(scene, expected):
-    assert isinstance(judge_blocking_call(scene), expected)
+CLEAR_OR_OPEN = {
+    judge_gil: NO_FIGHTS,
+    judge_single_thread: INNOCENT,
+    judge_own_loader: NO_OWN_LOADERS,
+    judge_blocking_call: NO_CALLS,
+}
 
 
-def test_one_busy_thread_is_told_by_its_hottest_function():
-    busy = make_phases({Phase.OTHER: 0.8, Phase.FORWARD: 0.2}, spots={Phase.OTHER: Spot("update metric.py:40", 0.78)})
-    rank = make_process(RANK, runnable=1.0, waiting=0.0, busy_threads=1)
-    scene = see_waiting(busy, asleep=0, frame={"processes": (rank,), "cpu": make_cpu(runnable=2.0, used_cores=2.0)})
-    one = judge_single_thread(scene)
-    assert [row.text for row in one.evidence if row.text] == ["update metric.py:40, 78 % of the time"]
-    assert busy.handed == NOT_APPLICABLE
+@pytest.mark.parametrize(("rule", "name"), [(rule, name) for rule, rows in CLEAR_OR_OPEN.items() for name in rows])
+def test_what_python_is_not_accused_of(rule, name):
+    scene, expected = CLEAR_OR_OPEN[rule][name]
+    assert isinstance(rule(scene), expected)

@@ -8,46 +8,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data_rules import causes
-from tests.frames import NOW_NS, make_frame, make_memory, make_process
-from tests.judging import make_looks, make_phases
+from tests import starving
+from tests.any_windows import make_slice, with_slice
+from tests.frames import make_frame, make_process, make_worker
+from tests.judging import advise, make_looks, make_phases
 from tests.phase_stacks import PYTHON_LIB, SITE
-from tests.starving import (
-    COMPUTES,
-    DISK,
-    DISTANT,
-    LINE,
-    RANK,
-    SMALL_FILES,
-    SOCKET,
-    THRASHES,
-    line_up,
-    make_second,
-    starve,
-)
-from tpmon.judge.advice.choose import choose
-from tpmon.judge.advice.context import observe
-from tpmon.judge.advice.facts import RunFacts
+from tests.starving import COMPUTES, DISK, DISTANT, RANK, SMALL_FILES, SOCKET, causes, line_up, make_second, starve
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.readings import share_waits, weigh_rest
 from tpmon.judge.features.snapshot import Scene, see
 from tpmon.judge.features.starvation import find_starved
 from tpmon.judge.features.workers import find_open_share, is_open
+from tpmon.judge.rules import storage as rules_storage
 from tpmon.judge.rules.data import judge_no_workers
-from tpmon.judge.rules.storage import (
-    RULES,
-    judge_network_store,
-    judge_page_cache_thrash,
-    judge_storage_bandwidth,
-    judge_storage_latency,
-    measure_reads,
-)
+from tpmon.judge.rules.storage import RULES, judge_network_store, judge_storage_bandwidth, judge_storage_latency
 from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases
 from tpmon.model.host import SocketSample
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Role, ThreadGroup, ThreadKind
-from tpmon.model.stacks import StackCount, StackFrame, StackSlice
+from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Origin
 from tpmon.model.waits import RUNNING, Wait, WaitReason
 
@@ -55,9 +35,8 @@ GONE = Missing("permission denied")
 KIB = 1024
 
 
-def causes_of(kind, workers=2, **more):
-    scene = starve(0.8, [kind] * workers, **more)
-    return {one.cause for one in (rule(scene) for rule in RULES) if isinstance(one, Suspicion)}
+def causes_of(kind, **more):
+    return causes(starve(0.8, [kind] * 2, **more), RULES)
 
 
 def disk(size_kib, mb_s):
@@ -83,82 +62,52 @@ def test_the_size_of_reads_tells_bytes_from_answers(size_kib, mb_s, cause):
     assert causes_of(disk(size_kib, mb_s)) == {cause}
 
 
-def test_small_reads_are_a_need_of_the_remedy():
+def test_what_no_counter_shows_may_still_be_a_store_and_a_disk_is_unknown_not_slow():
+    assert causes_of({**DISTANT, "read_calls_s": GONE}) == {"network-store"}
+    polls = {**SOCKET, "waits_for": "poll"}
+    connected = SocketSample(2, 0.1, 0.1, 0, 0)
+    assert causes_of(polls, frame={"sockets": connected}) == {"network-store"}
+    assert causes_of(polls) == set()
+    hidden = {**DISK, "asked_read_bytes_s": GONE, "device_read_bytes_s": GONE, "read_calls_s": GONE}
+    scene = starve(0.8, [hidden] * 2)
+    assert causes_of(hidden) == set()
+    assert isinstance(judge_storage_bandwidth(scene), Unsure)
+    assert isinstance(judge_storage_latency(scene), Unsure)
+    scene = starve(0.8, [COMPUTES] * 2)
+    assert isinstance(judge_network_store(scene), Cleared)
+    assert isinstance(judge_storage_latency(scene), Cleared)
+
+
+def test_reads_have_a_size_if_they_were_counted_mapped_files_by_their_faults():
+    reads = rules_storage.measure_reads(find_starved(starve(0.8, [starving.THRASHES] * 2)))
+    assert reads.mean_bytes == pytest.approx(540e6 / 80)
+    assert "faults" in reads.source
+    reads = rules_storage.measure_reads(find_starved(starve(0.8, [{**DISK, "read_calls_s": 0.0}] * 2)))
+    assert not is_known(reads.mean_bytes)
     assert Need.SMALL_READS in judge_storage_latency(starve(0.8, [SMALL_FILES] * 2)).observed
     assert Need.SMALL_READS not in judge_storage_bandwidth(starve(0.8, [DISK] * 2)).observed
     network = judge_storage_latency(starve(0.8, [SMALL_FILES] * 2)).observed
     assert {Need.NETWORK_WAIT, Need.WORKERS_IO_WAIT} <= network
 
 
-def test_network_file_systems_are_far_away_only_when_their_reads_are_neither_small_nor_fast():
-    assert causes_of(SMALL_FILES) == {"storage-latency"}
-    assert causes_of(LINE) == {"storage-bandwidth"}
-    assert causes_of(DISTANT) == {"network-store"}
-    assert causes_of({**DISTANT, "read_calls_s": GONE}) == {"network-store"}
-
-
-def test_recv_shows_in_no_counter_and_is_still_a_store():
-    assert causes_of(SOCKET) == {"network-store"}
-    polls = {**SOCKET, "waits_for": "poll"}
-    connected = SocketSample(2, 0.1, 0.1, 0, 0)
-    assert causes_of(polls, frame={"sockets": connected}) == {"network-store"}
-    assert causes_of(polls) == set()
-
-
-def test_a_disk_whose_reads_are_hidden_is_unknown_not_slow():
-    hidden = {**DISK, "asked_read_bytes_s": GONE, "device_read_bytes_s": GONE, "read_calls_s": GONE}
-    scene = starve(0.8, [hidden] * 2)
-    assert causes_of(hidden) == set()
-    assert isinstance(judge_storage_bandwidth(scene), Unsure)
-    assert isinstance(judge_storage_latency(scene), Unsure)
-
-
-def test_workers_that_compute_are_cleared_of_storage():
-    scene = starve(0.8, [COMPUTES] * 2)
-    assert isinstance(judge_network_store(scene), Cleared)
-    assert isinstance(judge_storage_latency(scene), Cleared)
-
-
-def test_mapped_files_are_measured_by_their_faults():
-    reads = measure_reads(find_starved(starve(0.8, [THRASHES] * 2)))
-    assert reads.mean_bytes == pytest.approx(540e6 / 80)
-    assert "faults" in reads.source
-
-
-def test_reads_that_were_not_counted_have_no_size():
-    reads = measure_reads(find_starved(starve(0.8, [{**DISK, "read_calls_s": 0.0}] * 2)))
-    assert not is_known(reads.mean_bytes)
-
-
-def thrash(wait=0.9, **memory):
-    plain = {"refault_bytes_s": 1.2e9, "major_faults_s": 150.0, "psi_some_pct": 28.0}
-    return starve(wait, [THRASHES] * 2, frame={"memory": make_memory(**(plain | memory))})
-
-
 # Thrashed: refaults and major faults, or stalls for memory.
 THRASHING = [
-    ({}, True),
-    ({"psi_some_pct": 0.0}, True),
-    ({"psi_some_pct": GONE}, True),
-    ({"major_faults_s": 2.0, "psi_some_pct": 0.0}, False),
-    ({"refault_bytes_s": 10e6, "psi_some_pct": 2.0}, False),
-    ({"refault_bytes_s": 0.0}, False),
-    ({"refault_bytes_s": GONE}, True),
-    ({"major_faults_s": GONE, "psi_some_pct": GONE}, False),
+    ({}, Suspicion),
+    ({"psi_some_pct": 0.0}, Suspicion),
+    ({"psi_some_pct": GONE}, Suspicion),
+    ({"major_faults_s": 2.0, "psi_some_pct": 0.0}, Cleared),
+    ({"refault_bytes_s": 10e6, "psi_some_pct": 2.0}, Cleared),
+    ({"refault_bytes_s": 0.0}, Cleared),
+    ({"refault_bytes_s": GONE}, Suspicion),
+    ({"major_faults_s": GONE, "psi_some_pct": GONE}, (Cleared, Unsure)),
+    ({"refault_bytes_s": GONE, "psi_some_pct": GONE}, Unsure),
+    ({"wait": 0.0}, Cleared),  # nobody waits for it
 ]
 
 
-@pytest.mark.parametrize(("memory", "guilty"), THRASHING)
-def test_refaults_with_faults_or_stalls_are_a_thrashed_cache(memory, guilty):
-    assert isinstance(judge_page_cache_thrash(thrash(**memory)), Suspicion) == guilty
-
-
-def test_a_thrashed_cache_that_nobody_waits_for_costs_nothing():
-    assert isinstance(judge_page_cache_thrash(thrash(wait=0.0)), Cleared)
-
-
-def test_an_unread_cache_is_unknown():
-    assert isinstance(judge_page_cache_thrash(thrash(refault_bytes_s=GONE, psi_some_pct=GONE)), Unsure)
+@pytest.mark.parametrize(("memory", "expected"), THRASHING)
+def test_refaults_with_faults_or_stalls_are_a_thrashed_cache_where_somebody_waits_for_it(memory, expected):
+    assert isinstance(rules_storage.judge_page_cache_thrash(starving.thrash(**memory)), expected)
 
 
 def test_a_process_of_this_machine_is_no_store_behind_the_network():
@@ -188,15 +137,8 @@ def stacked(
     frames: Sequence[Any], pid: int, opening: int, loading: int = 40, *, leaf: StackFrame = OPEN, idle: int = 20
 ) -> Scene:
     """See these seconds with a slice of stacks of one process; ``opening`` of ``loading`` end in ``leaf``."""
-    stacks = (
-        StackCount(1, "MainThread", (FETCH, ITEM, leaf), opening),
-        StackCount(1, "MainThread", (FETCH, ITEM), loading - opening),
-        StackCount(1, "MainThread", (IDLE,), idle),
-    )
-    lined = line_up(frames)
-    taken = StackSlice(
-        pid, 0, lined[-1].taken, lined[-1].taken_ns, 1.0, 90.0, loading + idle, tuple(filter(_counted, stacks))
-    )
+    stacks = {(FETCH, ITEM, leaf): opening, (FETCH, ITEM): loading - opening, (IDLE,): idle}
+    taken = make_slice(pid, 0, {frames: count for frames, count in stacks.items() if count})
     phases: dict[int, RankPhases] = {}
     if pid == RANK:
         phases[RANK] = make_phases(
@@ -205,11 +147,7 @@ def stacked(
             samples=200,
             needs=frozenset((Need.TORCH_LOADER,)),
         )
-    return see([*lined[:-1], replace(lined[-1], stacks=(taken,))], phases)
-
-
-def _counted(stack: StackCount) -> bool:
-    return stack.samples > 0
+    return see(with_slice(line_up(frames), taken), phases)
 
 
 def fed(kind: dict[str, Any], opening: int, **more: Any) -> Scene:
@@ -244,7 +182,7 @@ def test_functions_that_only_open_or_look_up_files(function, file, opens):
     assert not is_open(())
 
 
-def test_few_large_reads_behind_slow_opens_are_many_small_files():
+def test_few_large_reads_or_reads_that_were_not_counted_behind_slow_opens_are_many_small_files():
     plain = fed(LARGE, 10)
     assert causes(plain, RULES) == {"network-store"}
     scene = fed(LARGE, 30)
@@ -253,11 +191,7 @@ def test_few_large_reads_behind_slow_opens_are_many_small_files():
     assert one.summary.endswith("its workers wait in open and stat, 75 % of their work: many small files")
     assert {Origin.PROC, Origin.STACKS} <= one.origins
     assert {row.name: row.value for row in one.evidence}["loading in open and stat"] == 75
-    chosen = choose(one.kind, one.cause, observe(scene, one), RunFacts())
-    assert next(each for each in chosen if each.remedy.id == "shard-files").certain
-
-
-def test_reads_that_were_not_counted_and_opens_that_were_seen_decide():
+    assert next(each for each in advise(scene, one) if each.remedy.id == "shard-files").certain
     unread = {**DISK, "asked_read_bytes_s": GONE, "device_read_bytes_s": GONE, "read_calls_s": GONE}
     assert causes(fed(unread, 10), RULES) == set()
     assert causes(fed(unread, 30), RULES) == {"storage-latency"}
@@ -265,16 +199,13 @@ def test_reads_that_were_not_counted_and_opens_that_were_seen_decide():
     assert {Origin.PROC, Origin.STACKS} <= small.origins
 
 
-def test_opens_are_nothing_where_no_wait_fits_or_bytes_come_fast():
+def test_opens_are_nothing_where_no_wait_fits_bytes_come_fast_or_few_stacks_tell_of_them():
     computing = fed(COMPUTES, 40)
     assert isinstance(judge_storage_latency(computing), Cleared)
-    fast = fed({**LINE, "asked_read_bytes_s": 90e6}, 40)
+    fast = fed({**starving.LINE, "asked_read_bytes_s": 90e6}, 40)
     assert isinstance(judge_storage_bandwidth(fast), Suspicion)
     assert Need.SMALL_READS not in judge_storage_bandwidth(fast).observed
     assert causes(fed(SOCKET, 40), RULES) == {"network-store"}
-
-
-def test_a_few_stacks_and_those_of_waiting_for_work_are_no_share():
     assert not is_known(find_open_share(fed(DISTANT, 5, loading=5)))
     assert find_open_share(fed(DISTANT, 20, idle=500)) == 0.5
     assert not is_known(find_open_share(see(line_up([make_second(0.8, [DISTANT] * 2)] * 20))))
@@ -285,11 +216,11 @@ def test_a_rank_that_loads_itself_is_told_of_its_small_files_where_it_waits_for_
         second = make_second(0.0, [], rank={"runnable": 0.3}, frame={"main_threads": (make_looks(RANK, 10, io=io),)})
         return stacked([second] * 20, RANK, opening, idle=0)
 
-    one = judge_no_workers(loads(6, 30))
+    scene = loads(6, 30)
+    one = judge_no_workers(scene)
     assert {Need.SMALL_READS, Need.WORKERS_IO_WAIT} <= one.observed
     assert {row.name for row in one.evidence} >= {"loading in open and stat"}
-    chosen = choose(one.kind, one.cause, observe(loads(6, 30), one), RunFacts())
-    assert [each.remedy.id for each in chosen if each.certain][:2] == ["start-workers", "shard-files"]
+    assert [each.remedy.id for each in advise(scene, one) if each.certain][:2] == ["start-workers", "shard-files"]
     for io, opening in ((1, 30), (6, 5)):
         plain = judge_no_workers(loads(io, opening))
         assert Need.SMALL_READS not in plain.observed
@@ -338,25 +269,11 @@ def test_no_share_leaves_its_bounds(looks):
 def test_a_worker_whose_other_threads_compute_is_blocked_as_long_as_its_main_one():
     """A queue feeder pickles while the main thread reads from a slow disk."""
     groups = (ThreadGroup(ThreadKind.MAIN, 1, 0.1), ThreadGroup(ThreadKind.OTHER, 2, 0.5))
-    states = "RDDDDDDDDD"
-    frames = [
-        make_frame(
-            taken_ns=NOW_NS + second * 10**9,
-            processes=(
-                make_process(1),
-                make_process(
-                    2,
-                    role=Role.WORKER,
-                    rank_pid=1,
-                    state=state,
-                    waits_for=RUNNING if state == "R" else READ,
-                    runnable=0.6,
-                    thread_groups=groups,
-                ),
-            ),
-        )
-        for second, state in enumerate(states)
+    looks = [("R", RUNNING), *[("D", READ)] * 9]
+    workers = [
+        make_worker(2, 0, 1, state=one, waits_for=wait, runnable=0.6, thread_groups=groups) for one, wait in looks
     ]
+    frames = line_up([make_frame(processes=(make_process(1), worker)) for worker in workers])
     (worker,) = see(frames).ranks[0].workers
     assert worker.blocked_ratio == pytest.approx(0.9)
     assert worker.waits[READ] == pytest.approx(0.9)
