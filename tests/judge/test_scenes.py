@@ -17,23 +17,7 @@ import pytest
 
 from tests import judging
 from tests.any_windows import make_slice
-from tests.dumps import (
-    BACKWARD,
-    DECODE,
-    IN_LOCK,
-    LIB,
-    MAIN,
-    NEXT_BATCH,
-    NFS,
-    RUNNING,
-    SITE,
-    TRAIN,
-    WORKER_READS,
-    make_rank,
-    make_thread,
-    make_worker,
-    stack_of,
-)
+from tests.dumps import make_rank, make_thread, make_worker
 from tests.frames import make_ages, make_frame, make_gpu, make_process
 from tests.goldens.gpu_node import eight_gpus
 from tests.goldens.playing import hold
@@ -41,6 +25,7 @@ from tests.goldens.small_jobs import ended, no_workers, two_ranks, with_facts
 from tests.hanging import died, stand
 from tests.judging import make_looks
 from tests.phase_stacks import stack
+from tests.stacks import BACKWARD, DECODE, IN_LOCK, LIB, MAIN, NEXT_BATCH, NFS, RUNNING, TRAIN, WORKER_READS, stack_of
 from tests.starving import COMPUTES, DISK, IDLES, SMALL_FILES, SOCKET, line_up, make_second
 from tpmon.judge import judge
 from tpmon.judge.dumps import outlier
@@ -60,7 +45,7 @@ from tpmon.model.verdict import Confidence, Finding, Origin
 from tpmon.model.waits import Wait
 
 Build = Callable[[], list[Frame]]
-BARRIER = (MAIN, TRAIN, StackFrame("barrier", f"{SITE}/torch/distributed/distributed_c10d.py", 4100))
+BARRIER = stack_of("main > train > barrier torch/distributed/distributed_c10d.py:4100")
 QUEUE_GET = (MAIN, TRAIN, StackFrame("get", f"{LIB}/queue.py", 171), StackFrame("wait", f"{LIB}/threading.py", 320))
 AT_CHILD = (MAIN, TRAIN, StackFrame("wait", f"{LIB}/subprocess.py", 1264))
 JOIN = (MAIN, StackFrame("_shutdown", f"{LIB}/threading.py", 1590))

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from tests.dumps import IN_LOCK, LIB, MAIN, TRAIN, make_rank
+from tests.dumps import make_rank
 from tests.frames import make_cpu, make_frame, make_memory, make_process, make_target
 from tests.hanging import conclude, stand, thread
 from tests.judging import hold, make_phases, scene_of
 from tests.paces import make_hook, with_hooks
+from tests.stacks import IN_LOCK, LIB, MAIN, TRAIN
 from tests.view.test_hook import MIB, make_settings
 from tests.waits import wait_of
 from tpmon.judge.advice.choose import EXPLANATIONS, choose

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tests.collectives import HOST, make_call, make_entry, make_group, make_raw, make_record, one_missing, reading
-from tests.dumps import ALL_REDUCE, DECODE, NFS, SITE, make_native, make_rank, make_round
+from tests.dumps import make_native, make_rank, make_round
 from tests.frames import NOW, make_frame, make_output
+from tests.stacks import ALL_REDUCE, DECODE, NFS, SITE
 from tpmon.judge.dumps.collective_words import find_standings, may_wait
 from tpmon.judge.dumps.collectives import add_collectives, find_transfers, fold_collectives, judge_collectives
 from tpmon.judge.dumps.groups import DumpOrigin, fold_dumps, fold_rounds

@@ -4,26 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.dumps import (
-    ALL_REDUCE,
-    BACKWARD,
-    DECODE,
-    LIB,
-    MAIN,
-    NFS,
-    ONCE,
-    SITE,
-    TRAIN,
-    WORKER_READS,
-    WORKER_WAITS,
-    fold,
-    make_native,
-    make_rank,
-    odd_pid,
-    rounds,
-    stack_of,
-)
+from tests.dumps import ONCE, fold, make_native, make_rank, odd_pid, rounds
 from tests.hanging import conclude, stand
+from tests.stacks import ALL_REDUCE, BACKWARD, DECODE, LIB, MAIN, NFS, SITE, TRAIN, WORKER_READS, WORKER_WAITS, stack_of
 from tpmon.judge.dumps.describe import collapse_frames, describe_stack
 from tpmon.model.dump import WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE, Missing

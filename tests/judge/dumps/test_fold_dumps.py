@@ -10,26 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.dumps import (
-    ALL_REDUCE,
-    BROADCAST,
-    DECODE,
-    HOST,
-    IN_LOCK,
-    MAIN,
-    NEXT_BATCH,
-    NFS,
-    RUNNING,
-    SITE,
-    fold,
-    inner,
-    make_rank,
-    make_round,
-    make_worker,
-    rounds,
-    stack_of,
-)
+from tests.dumps import HOST, fold, inner, make_rank, make_round, make_worker, rounds
 from tests.frames import NOW
+from tests.stacks import ALL_REDUCE, BROADCAST, DECODE, IN_LOCK, MAIN, NEXT_BATCH, NFS, RUNNING, SITE, stack_of
 from tpmon.commands.dump import FoldOptions, pick_exit_code, run_fold
 from tpmon.errors import ExitCode, UsageError
 from tpmon.judge.dumps.describe import collapse_frames

@@ -7,30 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.dumps import (
-    ALL_REDUCE,
-    BACKWARD,
-    BROADCAST,
-    DECODE,
-    HOST,
-    IN_LOCK,
-    LIB,
-    NEXT_BATCH,
-    NFS,
-    ONCE,
-    RUNNING,
-    WORKER_READS,
-    WORKER_WAITS,
-    fold,
-    inner,
-    make_native,
-    make_rank,
-    make_round,
-    make_thread,
-    make_worker,
-    odd_pid,
-    rounds,
-)
+from tests.dumps import fold, inner, make_native, make_rank, make_round, make_thread, make_worker, odd_pid, rounds
+from tests.stacks import ALL_REDUCE, BACKWARD, BROADCAST, DECODE, IN_LOCK, NEXT_BATCH, READS, WORKER_READS, WORKER_WAITS
 from tpmon.judge.dumps.describe import collapse_frames, describe_stack
 from tpmon.judge.dumps.groups import DumpOrigin, fold_dumps, fold_rounds
 from tpmon.judge.dumps.hot import TOP, build_tree, leaves
@@ -45,11 +23,11 @@ from tpmon.model.stacks import StackFrame
 
 def test_the_sentence_names_who_waits_where_and_who_is_elsewhere():
     waiting = [make_rank(rank) for rank in range(8) if rank != 3]
-    blocked = make_rank(3, frames=DECODE, state="D", waits_for="NFS", waits_on=NFS, call="read")
+    blocked = make_rank(3, frames=DECODE, **READS)
     dump = fold(*waiting, blocked)
     assert dump.summary == (
         "7 of 8 ranks wait in all_reduce train.py:40; rank 3 is in decode data.py:88 (data wait),"
-        f" blocked in a read of /data/7.bin on NFS (/data){ONCE}"
+        " blocked in a read of /data/7.bin on NFS (/data) (seen once: --rounds 3 shows whether it moves)"
     )
     odd = dump.odd_one_out
     assert (odd.rank, odd.pid, odd.worker) == (3, 4030, NOT_APPLICABLE)
@@ -96,12 +74,14 @@ def test_backward_with_a_lock_is_a_collective_where_the_process_talks_to_others(
     assert odd_pid(dump) == 4010
     silent = fold(make_rank(0, frames=BACKWARD), make_rank(1, frames=IN_LOCK))
     assert odd_pid(silent) == 0
-    running = fold(make_rank(0, loop[0], frames=BACKWARD, **RUNNING), make_rank(1, loop[1], frames=IN_LOCK))
+    running = fold(
+        make_rank(0, loop[0], frames=BACKWARD, state="R", waits_for="running"), make_rank(1, loop[1], frames=IN_LOCK)
+    )
     assert odd_pid(running) == 0
 
 
 def test_the_worker_that_holds_a_rank_is_named():
-    reading = make_worker(0, 1, frames=WORKER_READS, state="D", waits_for="NFS", waits_on=NFS)
+    reading = make_worker(0, 1, frames=WORKER_READS, **READS)
     dump = fold(make_rank(0, frames=NEXT_BATCH), make_worker(0, 0), reading, make_worker(0, 2))
     odd = dump.odd_one_out
     assert (odd.rank, odd.worker, odd.pid) == (0, 1, 4002)
@@ -114,7 +94,7 @@ def test_the_worker_that_holds_a_rank_is_named():
     ("count", "fields", "words"),
     [
         (2, {}, "all its 2 workers wait for work too: a batch was lost"),
-        (3, {"frames": WORKER_READS, "waits_on": NFS}, "all its 3 workers are in decode data.py:88"),
+        (3, {"frames": WORKER_READS, **READS}, "all its 3 workers are in decode data.py:88"),
     ],
 )
 def test_of_workers_that_are_all_at_one_place_none_is_accused(count, fields, words):
@@ -154,7 +134,7 @@ def test_a_frozen_rank_is_odd_and_said_to_be_frozen_whatever_it_was_interrupted_
 
 def test_a_rank_that_could_not_be_read_is_said_and_not_accused():
     reason = "not permitted: it is a process of uid 7"
-    error = DumpError(HOST, 4030, Role.RANK, 3, NOT_APPLICABLE, ErrorKind.DENIED, reason)
+    error = DumpError("node-01", 4030, Role.RANK, 3, NOT_APPLICABLE, ErrorKind.DENIED, reason)
     unread = make_rank(3, frames=Missing(reason))
     dump = fold(make_rank(0), make_rank(1), make_rank(2), unread, errors=[error])
     assert odd_pid(dump) == 0
@@ -226,11 +206,12 @@ def test_one_stack_is_frozen_only_for_what_rests_or_spins(ran_s, delayed_s, moti
 
 
 def test_what_a_forked_process_inherited_is_not_its_own():
+    python = "/env/lib/python3.11/multiprocessing"
     forked = (
         *NEXT_BATCH[:3],
-        StackFrame("_launch", f"{LIB}/multiprocessing/popen_fork.py", 71),
-        StackFrame("BaseProcess._bootstrap", f"{LIB}/multiprocessing/process.py", 314),
-        StackFrame("BaseProcess.run", f"{LIB}/multiprocessing/process.py", 108),
+        StackFrame("_launch", f"{python}/popen_fork.py", 71),
+        StackFrame("BaseProcess._bootstrap", f"{python}/process.py", 314),
+        StackFrame("BaseProcess.run", f"{python}/process.py", 108),
         *WORKER_READS[1:],
     )
     assert [one.text for one in collapse_frames(forked)] == ["fetch", "__getitem__ data.py:60", "decode data.py:88"]

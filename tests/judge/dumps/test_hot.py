@@ -6,26 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.dumps import (
-    ALL_REDUCE,
-    BACKWARD,
-    BROADCAST,
-    DECODE,
-    IN_LOCK,
-    LIB,
-    MAIN,
-    NEXT_BATCH,
-    SITE,
-    TRAIN,
-    WORKER_READS,
-    WORKER_WAITS,
-    make_native,
-    make_rank,
-    make_round,
-    make_thread,
-    make_worker,
-)
+from tests.dumps import make_native, make_rank, make_round, make_thread, make_worker
 from tests.samples import count, make_reading, make_sampled, make_sampled_worker
+from tests.stacks import ALL_REDUCE, BACKWARD, BROADCAST, DECODE, IN_LOCK, LIB, MAIN, NEXT_BATCH, TRAIN, WORKER_READS
 from tpmon.judge.dumps.groups import DumpOrigin, fold_dumps, fold_rounds
 from tpmon.judge.dumps.hot import MOST_FUNCTIONS, NOT_KEPT, TOP, build_tree, fold_stacks, hot_functions, show_stacks
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -152,9 +135,7 @@ def test_what_a_worker_inherited_by_fork_is_not_its_own():
 
 
 def test_functions_beyond_the_most_are_counted():
-    stacks = [
-        count(4000, (MAIN, StackFrame(f"f{n}", f"{SITE}/numpy/core.py", n)), 1) for n in range(MOST_FUNCTIONS + 5)
-    ]
+    stacks = [count(4000, (MAIN, StackFrame(f"f{n}", "/run/data.py", n)), 1) for n in range(MOST_FUNCTIONS + 5)]
     (group,) = add_up(make_sampled(0, *stacks)).groups
     assert len(group.functions) == MOST_FUNCTIONS
     assert group.more_functions == 6
@@ -255,7 +236,7 @@ def test_a_stack_that_ends_where_another_goes_on_is_a_fork_too():
 
 
 def test_ranks_come_before_their_many_workers():
-    workers = [make_worker(0, n, frames=(StackFrame("main", "/run/w.py", 1), *WORKER_WAITS[1:])) for n in range(9)]
+    workers = [make_worker(0, n, frames=(StackFrame("main", "/run/w.py", 1), *WORKER_READS[1:])) for n in range(9)]
     assert tree_text(make_rank(0, frames=IN_LOCK), *workers)[0] == "1 <module> train.py:90"
 
 

@@ -5,22 +5,11 @@ from typing import Any
 
 import pytest
 
-from tests.dumps import (
-    IN_LOCK,
-    LIB,
-    MAIN,
-    NEXT_BATCH,
-    READS,
-    RUNNING,
-    SITE,
-    WORKER_READS,
-    make_rank,
-    make_worker,
-    stack_of,
-)
+from tests.dumps import make_rank, make_worker
 from tests.frames import make_gpu, make_process
 from tests.hanging import Change, beside, conclude, died, job, read, said, see, see_moves, stand, thread
 from tests.judge.hang.test_devices import SPINS
+from tests.stacks import IN_LOCK, LIB, MAIN, NEXT_BATCH, READS, RUNNING, SITE, WORKER_READS, stack_of
 from tpmon.model.dump import DumpRound, OtherEnd, ProcessLook, ProcessToll, WaitKind, WaitTarget
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, is_known

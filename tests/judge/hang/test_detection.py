@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.dumps import DECODE, FUTEX, IN_LOCK, MAIN, NEXT_BATCH, SITE, TRAIN, make_rank, make_round, make_worker
+from tests.dumps import FUTEX, make_rank, make_round, make_worker
 from tests.frames import NOW, NOW_NS, later, make_cpu, make_frame, make_process, set_all
 from tests.hanging import conclude, expect, remember, run, sample, sample_of, stand
 from tests.judging import SECOND, scene_of
 from tests.paces import make_hook, make_pace, with_hooks
+from tests.stacks import DECODE, IN_LOCK, MAIN, NEXT_BATCH, SITE, TRAIN
 from tests.starving import line_up
 from tests.waits import wait_of
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure

@@ -5,26 +5,11 @@ from typing import Any
 
 import pytest
 
-from tests.dumps import (
-    BACKWARD,
-    DECODE,
-    LIB,
-    MAIN,
-    NFS,
-    READS,
-    RUNNING,
-    SITE,
-    TRAIN,
-    fold,
-    make_native,
-    make_rank,
-    make_thread,
-    odd_pid,
-    stack_of,
-)
+from tests.dumps import fold, make_native, make_rank, make_thread, odd_pid
 from tests.frames import NOW_NS, make_gpu
 from tests.hanging import job, thread
 from tests.judging import SECOND
+from tests.stacks import BACKWARD, DECODE, LIB, MAIN, NFS, READS, RUNNING, SITE, TRAIN, stack_of
 from tpmon.judge.watch.tracker import RankMemory
 from tpmon.model.dump import ProcessLook
 from tpmon.model.gpu import GpuSample

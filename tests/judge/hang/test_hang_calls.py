@@ -7,10 +7,11 @@ from datetime import timedelta
 import pytest
 
 from tests.collectives import make_call, make_group, make_record
-from tests.dumps import DECODE, IN_LOCK, SITE, make_native, make_rank
+from tests.dumps import make_native, make_rank
 from tests.frames import NOW, NOW_NS, later, set_all
 from tests.hanging import conclude, expect, run, stand
 from tests.judging import SECOND
+from tests.stacks import DECODE, IN_LOCK, SITE
 from tpmon.judge.hang import detection
 from tpmon.judge.watch.tracker import RankMemory
 from tpmon.model.codec import decode, encode

@@ -4,25 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.dumps import (
-    DECODE,
-    IN_LOCK,
-    LIB,
-    MAIN,
-    NEXT_BATCH,
-    READS,
-    RUNNING,
-    SITE,
-    TRAIN,
-    WORKER_READS,
-    fold,
-    make_rank,
-    make_thread,
-    make_worker,
-    stack_of,
-)
+from tests.dumps import fold, make_rank, make_thread, make_worker
 from tests.frames import make_gpu, make_loader
 from tests.hanging import Job, conclude, died, job, read, run, said, stand, thread
+from tests.stacks import DECODE, IN_LOCK, LIB, MAIN, NEXT_BATCH, READS, RUNNING, SITE, TRAIN, WORKER_READS, stack_of
 from tpmon.judge.hang.causes import Grace
 from tpmon.judge.hang.detection import need_s
 from tpmon.judge.watch.tracker import RankMemory, WatchedTime

@@ -7,29 +7,12 @@ from typing import Any
 import pytest
 
 from tests.collectives import make_group, make_record, reading
-from tests.dumps import (
-    ALL_REDUCE,
-    BACKWARD,
-    BROADCAST,
-    DECODE,
-    IN_LOCK,
-    MAIN,
-    READS,
-    RUNNING,
-    SITE,
-    TRAIN,
-    fold,
-    make_native,
-    make_rank,
-    make_round,
-    odd_pid,
-    rounds,
-    stack_of,
-)
+from tests.dumps import fold, make_native, make_rank, make_round, odd_pid, rounds
 from tests.frames import make_gpu, make_process, set_all
 from tests.hanging import Change, Job, beside, conclude, job, said, stand
 from tests.judge.hang.test_activity import END, ends
 from tests.judge.hang.test_devices import SPINS, spins
+from tests.stacks import ALL_REDUCE, BACKWARD, BROADCAST, DECODE, IN_LOCK, MAIN, READS, RUNNING, SITE, TRAIN, stack_of
 from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.judge.watch.tracker import WatchedTime, observe
 from tpmon.model.dump import ProcessLook

@@ -5,11 +5,11 @@ from datetime import timedelta
 
 import pytest
 
-from tests.dumps import BACKWARD, MAIN
 from tests.frames import NOW, NOW_NS, make_frame, make_output, make_process, make_target, make_worker
 from tests.hanging import make_slice
 from tests.judging import SECOND, conclude, follow, hold, make_looks, make_phases, said, scene_of
 from tests.quiet_jobs import UNREAD, quiet_rank
+from tests.stacks import BACKWARD, MAIN
 from tests.starving import line_up
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Unsure

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.dumps import WORKER_READS
 from tests.frames import NOW_NS, make_frame, make_process, make_rank, make_target, make_view, make_worker
 from tests.goldens import sample_views
 from tests.painted import find_wrong
 from tests.painted import screen_of as text_of
 from tests.samples import count, make_reading, make_sampled
+from tests.stacks import WORKER_READS
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.results.sample import SampleRequest

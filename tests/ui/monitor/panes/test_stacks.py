@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.dumps import HOST, IN_LOCK, NFS, make_native, make_rank, make_round, make_thread
+from tests.dumps import HOST, make_native, make_rank, make_round, make_thread
 from tests.frames import NOW_NS, make_frame, make_target, make_view
 from tests.goldens import dump_views
 from tests.painted import find_wrong
 from tests.painted import screen_of as text_of
+from tests.stacks import IN_LOCK, NFS
 from tpmon.model.dump import Asker, DumpError, DumpRequest, ErrorKind, FrameLocals, Local
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
