@@ -96,7 +96,7 @@ def stand(
     ``moved``: what the last look sees instead.
     """
     target = make_target(world_size=world_size, local_ranks=len(looks))
-    plain = make_frame(target=target, ranks=(), loader=(), output=(), **fields)
+    plain = make_frame(target=target, ranks=(), output=(), **({"loader": ()} | fields))
     log = make_output() if log_age_s is None else make_output(last_write=NOW - timedelta(seconds=log_age_s))
     frames = []
     for second in range(seconds + 1):

@@ -172,7 +172,7 @@ def test_a_thread_that_moves_after_the_end_is_no_hang():
 
 # --- batches and results ---
 
-LOADER, PINNING = f"{SITE}/torch/utils/data/dataloader.py", f"{SITE}/torch/utils/data/_utils/pin_memory.py"
+PINNING = f"{SITE}/torch/utils/data/_utils/pin_memory.py"
 PIN_LOOP = stack_of(
     "run lib/threading.py:982 > _pin_memory_loop torch/utils/data/_utils/pin_memory.py:60"
     " > do_one_step torch/utils/data/_utils/pin_memory.py:35"
@@ -191,22 +191,12 @@ ASKS = make_rank(0, frames=RESULT, waits_for="pipe read")
 
 def pinned(frames):
     """Build a rank that waits for its pin thread, which is in ``frames``, with two workers that have no work."""
-    waits = (
-        MAIN,
-        TRAIN,
-        StackFrame("__next__", LOADER, 700),
-        StackFrame("_get_data", LOADER, 1360),
-        StackFrame("_try_get_data", LOADER, 1251),
-        StackFrame("get", f"{LIB}/queue.py", 180),
-        replace(WAITS, line=331),
+    waits = stack_of(
+        "main > train > __next__ torch/utils/data/dataloader.py:700 > _get_data torch/utils/data/dataloader.py:1360"
+        " > _try_get_data torch/utils/data/dataloader.py:1251 > get lib/queue.py:180 > wait lib/threading.py:331"
     )
     pin = make_thread(9200, name="pin", kind=ThreadKind.PIN, frames=frames)
     return make_rank(0, pin, frames=waits, waits_for="lock with a time-out"), *IDLE
-
-
-def with_loader(frames: list[Frame]) -> list[Frame]:
-    """Let a batch be ready in the pipe."""
-    return [replace(one, loader=(make_loader(4000, 1, ready_batches=2.0),)) for one in frames]
 
 
 @pytest.mark.parametrize(
@@ -227,7 +217,7 @@ def with_loader(frames: list[Frame]) -> list[Frame]:
             says={40: "lock"},
         ),
         job("everybody waits for work", BATCH, *IDLE, says={40: "lost-batch"}, words="all its 2 workers wait for work"),
-        job("a batch is ready", BATCH, IDLE[0], says={40: ""}, change=with_loader),
+        job("a batch is ready", BATCH, IDLE[0], says={40: ""}, loader=(make_loader(4000, 1, ready_batches=2.0),)),
         job(
             "a worker that could not be read", BATCH, make_worker(0, 0, frames=Missing("late")), IDLE[1], says={40: ""}
         ),
@@ -350,13 +340,6 @@ def starve(frames: list[Frame]) -> list[Frame]:
         job("a loop of C", runs(LOOP, holds_gil=False), says={130: ""}, stacks=AT_4000, log_age_s=4000.0),
         job("a call of torch", runs(LSTM, holds_gil=False), says={130: ""}, log_age_s=4000.0),
         job("a call of torch for minutes", runs(LSTM, holds_gil=False), says={310: "spin"}),
-        job(
-            "a loop that asks the kernel",
-            polls(),
-            says={30: "spin"},
-            words="runs without end in wait_for_flag train.py:50",
-            log_age_s=400.0,
-        ),
         # What it got while it was looked at counts as long as it is there, not what it gets now.
         job("one that reads", polls(moved_bytes=50_000_000), says={30: "", 120: ""}, log_age_s=400.0),
         job("one that makes memory", polls(faults=1000), says={30: "", 120: ""}, log_age_s=400.0),
@@ -389,14 +372,9 @@ def test_a_thread_that_runs_may_be_at_work_or_in_a_loop_without_end(job):
 
 
 def test_a_loop_that_asks_the_kernel_is_shown_with_its_share_of_that():
-    finding = Job((polls(),), {30: "spin"}, fields={"log_age_s": 400.0}).check()
+    words = ("runs without end in wait_for_flag train.py:50",)
+    finding = Job((polls(),), {30: "spin"}, words, fields={"log_age_s": 400.0}).check()
     assert "50 % of it in the kernel" in finding.evidence[0].text
-
-
-def test_more_grace_is_never_less_time():
-    for watch in (WatchedTime(stepped=True), WatchedTime(longest_s=1500.0, stepped=True)):
-        needs = [need_s(watch, one) for one in Grace]
-        assert needs == sorted(needs)
 
 
 @pytest.mark.parametrize(
@@ -413,8 +391,10 @@ def test_more_grace_is_never_less_time():
         ({"longest_s": 900.0, "asked_s": 60.0}, Grace.SLOW, 300.0),
     ],
 )
-def test_how_long_a_wait_may_last(watch, grace, seconds):
+def test_how_long_a_wait_may_last_and_more_grace_is_never_less_time(watch, grace, seconds):
     assert need_s(WatchedTime(**watch), grace) == seconds
+    needs = [need_s(WatchedTime(**(watch | {"stepped": True})), one) for one in Grace]
+    assert needs == sorted(needs)
 
 
 def test_before_the_time_is_up_nothing_is_said():
