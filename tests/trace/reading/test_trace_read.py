@@ -1,12 +1,15 @@
 """The reader of traces: generations, layouts, damage, and what is counted as lost."""
 
 import gzip
+import importlib
+import importlib.util
 import json
 import random
 from pathlib import Path
 
 import pytest
 
+from tests.snapshots import training
 from tests.traces import BASE_US, HOST, V100, TraceBuilder
 from tpmon.errors import TpmonError, UsageError
 from tpmon.model.codec import encode
@@ -14,9 +17,13 @@ from tpmon.model.known import is_known
 from tpmon.model.results.trace import TraceReport
 from tpmon.report.trace import write_report
 from tpmon.trace.analysis import analyze
-from tpmon.trace.child import summarize
+from tpmon.trace.child import STEP, Marks, find_updates, summarize, write_marked
 from tpmon.trace.reading import chunks
 from tpmon.trace.reading.read import read_trace
+from tpmon.trace.reading.schema import CallClass, class_of_call, is_comm_kernel, uses_tensor_cores
+from tpmon.trace.reading.slice import choose_steps, write_slice
+from tpmon.trace.reading.sources import are_snapshots, find_files, is_remote
+from tpmon.trace.snapshot import analyze_snapshots
 
 
 def small_trace() -> TraceBuilder:
@@ -278,3 +285,217 @@ def test_times_at_both_ends_of_what_fits_give_no_negative_time(tmp_path):
     overview = report.files[0].overview
     assert report.files[0].lost.events == 1
     assert min(overview.step_ms, overview.window_us, overview.breakdown_us.other) >= 0
+
+
+# what names of kernels and calls stand for
+
+COMMUNICATE = (
+    "multimem_one_shot_all_reduce_kernel",
+    "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>(c10::BFloat16**)",
+    "multimem_all_gather_kernel",
+    "allreduce_fusion_kernel_oneshot_lamport",
+    "userbuffers_fp16_sum_inplace_gpu_rr_rs_oop<8>(int)",
+    "mscclKernel_Sum_half_Simple_false",
+    "void quickreduce::allreduce_prototype_twoshot<__half>",
+    "void tensorrt_llm::kernels::oneShotAllReduceKernel<__nv_bfloat16>",
+    "void flashinfer::trtllm_mnnvl_allreduce::oneshotAllreduceFusionKernel",
+    "void aiter::reduce_scatter_cross_device_store<>",
+    "void lamport_style_kernel",
+)
+CALLS = {
+    CallClass.EXPLICIT: ("urEventWait", "zeEventHostSynchronize", "cudaStreamSynchronize"),
+    CallClass.IMPLICIT: ("zeModuleCreate", "hipModuleLoadData"),
+    CallClass.ALLOCATOR: ("zeMemAllocDevice", "urUSMDeviceAlloc", "urUSMFree", "hipFree"),
+    CallClass.LAUNCH: (
+        *("urEnqueueEventsWait", "urEnqueueKernelLaunch", "hipModuleLaunchKernel"),
+        "hipModuleLaunchCooperativeKernel",
+    ),
+}
+TENSOR_CORES = {
+    "yes": (
+        "void marlin::Marlin<__nv_bfloat16, 1125899906909960l, 256, 1, 8>",
+        "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16_tensor16x8x8",
+        *("flash_fwd_kernel", "bmm_Bfloat16_E4m3", "Cijk_Ailk_Bljk_MI16x16x16"),
+    ),
+    "no": (
+        "void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int)",
+        "void cutlass::Kernel<cutlass::reduction::kernel::ReduceSplitK<x>>",
+        "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4",
+        "cutlass_80_simt_sgemm_128x64_8x5_tn_align1",
+        "void marlin::gptq_marlin_repack_kernel<256, 4, false>",
+        "void vllm::moe::moe_align_block_size_kernel<int>",
+        "triton_poi_fused_add_0",
+        "multimem_one_shot_all_reduce_kernel",
+        "void at::native::vectorized_elementwise_kernel<4>(int)",
+    ),
+    "unknown": (
+        *("fused_moe_kernel", "_fwd_kernel", "void mha_fwd_kernel<128>(Params)"),
+        "chunk_gated_delta_rule_h_blockdim64",
+    ),
+}
+
+
+def test_kernels_of_symmetric_memory_communicate():
+    others = ("gemm_one_shot_all_reduce_kernel", "gemm_oneshot_allreduce_kernel", "reduce_kernel")
+    assert tuple(name for name in (*COMMUNICATE, *others) if is_comm_kernel(name)) == COMMUNICATE
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_calls_of_level_zero_and_unified_runtime_are_told_apart(kind):
+    assert {name: class_of_call(name) for name in CALLS[kind]} == dict.fromkeys(CALLS[kind], kind)
+
+
+@pytest.mark.parametrize("answer", TENSOR_CORES)
+def test_a_name_that_does_not_tell_tensor_cores_is_unknown(answer):
+    names = TENSOR_CORES[answer]
+    assert {name: uses_tensor_cores(name) for name in names} == dict.fromkeys(names, answer)
+
+
+# which updates of optimizers end a step, in traces that mark none
+
+NODE = "autograd::engine::evaluate_function: MulBackward0"
+
+
+def update(trace: TraceBuilder, name: str, start: float, length: float = 50) -> TraceBuilder:
+    return trace.add("user_annotation", f"Optimizer.step#{name}.step", start, length)
+
+
+def find(tmp_path: Path, updates: list[tuple[str, float]], nodes: list[float], length: float = 100) -> Marks:
+    """Find the steps of a loop with these updates, and nodes of the backward pass of a length."""
+    trace = TraceBuilder(base_us=0).op("aten::mm", 0, 100)
+    for start in nodes:
+        trace.op(NODE, start, length)
+    for name, start in updates:
+        update(trace, name, start)
+    return find_updates(read_trace(trace.write(tmp_path / "t.json")), 20)
+
+
+PAIRS = [(name, at + start) for at in range(0, 4000, 1000) for name, start in (("Muon", 800), ("AdamW", 860))]
+NETWORKS = [("Adam" if at % 4000 == 3000 else "RMSprop", at + 800) for at in range(0, 16_000, 1000)]
+EIGHTS = [("SGD", number * 1000 + 400 + at * 60) for number in range(3) for at in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("updates", "nodes", "ends"),
+    [
+        pytest.param(PAIRS, [], range(910, 4000, 1000), id="two optimizers without a backward pass"),
+        pytest.param(PAIRS, [500, 1500, 2500, 3500], range(910, 4000, 1000), id="two optimizers"),
+        pytest.param(PAIRS[1:], [], range(910, 4000, 1000), id="two optimizers, the first update cut off"),
+        pytest.param(PAIRS[1:], [500, 1500, 2500, 3500], range(910, 4000, 1000), id="the same with a backward pass"),
+        pytest.param(
+            NETWORKS, [*range(500, 16_000, 1000)], range(3850, 16_000, 4000), id="a critic updates three times"
+        ),
+        pytest.param(EIGHTS, [300, 1300, 2300], range(870, 3000, 1000), id="updates one after the other"),
+    ],
+)
+def test_a_step_ends_once(updates, nodes, ends, tmp_path):
+    assert [step[1] for step in find(tmp_path, updates, nodes).steps] == [1000 * end for end in ends]
+
+
+def test_updates_within_the_backward_pass_are_no_steps(tmp_path):
+    marks = find(tmp_path, [("AdamW", at + 20) for at in range(0, 2000, 100)], [*range(0, 2000, 100)], 90)
+    assert (marks.steps, "within the backward pass" in marks.why) == ((), True)
+
+
+def test_a_recording_that_begins_between_two_updates_begins_with_a_whole_step(tmp_path):
+    steps = find(tmp_path, [("AdamW", 150), *PAIRS[:6]], [500, 1500, 2500]).steps
+    assert [step[0] for step in steps] == [200_000, 910_000, 1_910_000]
+
+
+def test_marks_of_neighbours_touch_and_hold_their_updates_also_in_doubles(tmp_path):
+    """TensorBoard's plugin drops a range that begins 1 ns before the one before it ends."""
+    trace = TraceBuilder(base_us=BASE_US + 0.818).op("aten::mm", 0, 100)
+    for number in range(500):
+        trace.op(NODE, number * 1000.137 + 500, 100.01)
+        update(trace, "SGD", number * 1000.137 + 800.003, 50.011)
+    source, target = trace.write(tmp_path / "t.json"), tmp_path / "marked.json.gz"
+    assert write_marked(str(source), str(target), 600).marks == 500
+    events = json.loads(gzip.decompress(target.read_bytes()))["traceEvents"]
+    ends = {
+        kind: [(one["ts"], one["ts"] + one["dur"]) for one in events if one["name"].startswith(kind)]
+        for kind in (STEP, "Optimizer.step#")
+    }
+    steps = ends[STEP]
+    assert steps[0][0] < min(one["ts"] for one in events if one["name"] == "aten::mm")
+    assert [end for _, end in steps[:-1]] == [start for start, _ in steps[1:]]
+    assert all(end <= step_end for (_, end), (_, step_end) in zip(ends["Optimizer.step#"], steps, strict=True))
+
+
+# object stores: a real local S3 server where moto is here, and clear words where the extra is not
+
+HAS_MOTO = all(importlib.util.find_spec(name) for name in ("moto", "flask", "s3fs", "boto3"))
+needs_moto = pytest.mark.skipif(not HAS_MOTO, reason="no moto server here: pip install -e '.[cloud-test]'")
+
+
+def test_only_stores_are_remote():
+    assert all(map(is_remote, ("s3://b/t.json", "gs://b/t.json", "abfs://c@a.dfs/t.json", "az://c/t")))
+    assert not any(map(is_remote, ("s3:/b", "/tmp/s3://x", "t.json", "file:///t.json", "https://x/t.json", "s3")))
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "abfs"])
+def test_a_store_without_its_package_names_the_extra(scheme, monkeypatch):
+    def refuse(name, *_more):
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(importlib, "import_module", refuse)
+    with pytest.raises(UsageError, match=f"{scheme}:// needs the extra cloud") as error:
+        read_trace(f"{scheme}://bucket/rank0.json")
+    assert "'.[cloud]'" in error.value.try_this
+
+
+@pytest.fixture
+def store(monkeypatch):
+    """Start an S3 server on this machine, and give a client of it."""
+    import boto3
+    import s3fs
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    for key, value in (
+        ("AWS_ENDPOINT_URL", url),
+        ("AWS_ACCESS_KEY_ID", "nobody"),
+        ("AWS_SECRET_ACCESS_KEY", "nothing"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+        ("AWS_EC2_METADATA_DISABLED", "true"),
+        ("AWS_CONFIG_FILE", "/dev/null"),
+    ):
+        monkeypatch.setenv(key, value)
+    s3fs.S3FileSystem.clear_instance_cache()
+    client = boto3.client("s3", endpoint_url=url)
+    client.create_bucket(Bucket="runs")
+    yield client
+    s3fs.S3FileSystem.clear_instance_cache()
+    server.stop()
+
+
+@needs_moto
+def test_traces_in_a_bucket_are_read_like_files(store, tmp_path):
+    for rank in range(2):
+        built = TraceBuilder()
+        for number in range(3):
+            built.step(number, number * 100, 90).op("aten::mm", number * 100, 50)
+        path = Path(built.write(tmp_path / f"rank{rank}.json.gz"))
+        store.put_object(Bucket="runs", Key=f"night/rank{rank}.json.gz", Body=path.read_bytes())
+    snapshot = Path(training().write(tmp_path / "s.pickle")).read_bytes()
+    store.put_object(Bucket="runs", Key="night/s.pickle", Body=snapshot)
+    store.put_object(Bucket="runs", Key="night/broken.json", Body=b"{}")
+    names = [f"s3://runs/night/rank{rank}.json.gz" for rank in range(2)]
+    assert find_files(["s3://runs/night/rank*.gz"]) == names
+    assert find_files(["s3://runs/night"]) == ["s3://runs/night/broken.json", *names]
+    report = analyze(names)
+    assert [file.rank for file in report.files] == [0, 1]
+    assert [file.overview.steps for file in report.files] == [3, 3]
+    assert report.files[0].file_bytes == (tmp_path / "rank0.json.gz").stat().st_size
+    assert are_snapshots(["s3://runs/night/s.pickle"])
+    assert analyze_snapshots(["s3://runs/night/s.pickle"]).files[0].file_bytes == len(snapshot)
+    choice = choose_steps(read_trace(names[1]), "1")
+    write_slice(names[1], str(tmp_path / "part.json"), choice)
+    assert analyze([str(tmp_path / "part.json")]).files[0].overview.steps == 1
+    for wrong in ("s3://runs/night/none.json", "s3://none/t.json", "s3://runs/night/broken.json"):
+        with pytest.raises(UsageError, match=wrong):
+            read_trace(wrong)
+    with pytest.raises(UsageError, match="nothing matches"):
+        find_files(["s3://runs/x*.json"])
