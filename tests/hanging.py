@@ -16,7 +16,7 @@ from tests.judging import SECOND, follow
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import Judgement
 from tpmon.judge.watch.tracker import WatchedTime, observe
-from tpmon.model.dump import DeadChild, ProcessLook, ProcessToll, ThreadLook
+from tpmon.model.dump import DeadChild, DumpRound, ProcessLook, ProcessToll, ThreadLook
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import ProcessSample, Role, ThreadGroup, ThreadKind
@@ -241,6 +241,13 @@ def read(pid: int = 4000, last: int = 0, **fields: Any) -> Change:
     return change
 
 
+def number_here(frames: list[Frame]) -> list[Frame]:
+    """Count the ranks of this machine from 0 on."""
+    return [
+        replace(one, processes=tuple(replace(p, local_rank=n) for n, p in enumerate(one.processes))) for one in frames
+    ]
+
+
 def beside(*processes: ProcessSample) -> Change:
     """Let processes be read that were not looked at."""
     return lambda frames: [replace(one, processes=(*one.processes, *processes)) for one in frames]
@@ -257,6 +264,17 @@ def see(*rounds: Sequence[ProcessLook]) -> Change:
         ]
 
     return change
+
+
+def change_looks(change: Callable[[ProcessLook, DumpRound], ProcessLook]) -> Change:
+    """Change each process in all looks."""
+
+    def take(one: DumpRound) -> DumpRound:
+        return replace(one, processes=tuple(change(process, one) for process in one.processes))
+
+    return lambda frames: [
+        replace(one, rounds=tuple(map(take, one.rounds))) if is_known(one.rounds) else one for one in frames
+    ]
 
 
 def see_moves(used_s: float, one: ProcessLook, two: ProcessLook, *others: ProcessLook) -> Change:

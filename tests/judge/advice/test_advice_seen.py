@@ -40,12 +40,14 @@ def see_needs(*phases: RankPhases, world: int = 2) -> frozenset[Need]:
     return observe(scene_of(frame, phases), SUSPECT)
 
 
-def test_stacks_were_read_where_every_rank_has_enough_samples():
+def test_stacks_were_read_where_every_rank_has_enough_samples_and_ranks_run_elsewhere_in_a_larger_world():
     plain = {Phase.FORWARD: 0.4, Phase.BACKWARD: 0.4, Phase.OTHER: 0.2}
     one, two = (make_phases(plain, pid) for pid in (4211, 4212))
     assert Need.STACKS_READ in see_needs(one, two)
     assert Need.STACKS_READ not in see_needs(one)
     assert Need.STACKS_READ not in see_needs(one, make_phases(plain, 4212, samples=19))
+    assert Need.RANKS_ELSEWHERE in see_needs(world=16)
+    assert Need.RANKS_ELSEWHERE not in see_needs(world=2)
 
 
 def test_what_stacks_would_have_shown_is_no_if():
@@ -56,11 +58,6 @@ def test_what_stacks_would_have_shown_is_no_if():
     assert ids("tiny-kernels") - ids("tiny-kernels", Need.STACKS_READ) == {"more-at-once"}
     assert "log-rarely" not in ids("main-thread", Need.STACKS_READ)
     assert "sync-rarely" in ids("main-thread", Need.STACKS_READ), ".item() runs in C: no stack shows it"
-
-
-def test_ranks_run_elsewhere_where_the_world_is_larger_than_what_is_here():
-    assert Need.RANKS_ELSEWHERE in see_needs(world=16)
-    assert Need.RANKS_ELSEWHERE not in see_needs(world=2)
 
 
 def test_nobody_is_sent_to_look_at_a_rank_that_has_no_number():

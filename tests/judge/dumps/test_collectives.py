@@ -347,13 +347,9 @@ def test_one_look_on_a_key_assumes_the_end_from_the_last_log_write_and_two_need_
     dump = fold(look(0, 1))
     assert dump.last_write == LOG.last_write
     assert ABORT in calls_of(dump)
+    for ago in (timedelta(seconds=5), timedelta(hours=5)):
+        other = replace(LOG, last_write=NOW - ago)
+        assert "default" not in calls_of(fold(look(0, 1), log=other)), "the wait may have begun after it"
+    assert "default" not in calls_of(fold(look(2, 3))), "rank 0 writes the log, elsewhere"
     said = calls_of(fold(look(0, 1), look(0, 1, at_s=60.0)))
     assert "in about 9m00s (assumed: its default timeout)" in said
-
-
-def test_a_log_that_is_young_old_or_of_other_ranks_tells_no_end():
-    young = replace(LOG, last_write=NOW - timedelta(seconds=5))
-    old = replace(LOG, last_write=NOW - timedelta(hours=5))
-    for log in (young, old):
-        assert "default" not in calls_of(fold(look(0, 1), log=log)), "the wait may have begun after it"
-    assert "default" not in calls_of(fold(look(2, 3))), "rank 0 writes the log, elsewhere"

@@ -6,14 +6,13 @@ import pytest
 
 from tests.dumps import fold, make_rank, make_thread, make_worker
 from tests.frames import make_gpu, make_loader
-from tests.hanging import Job, conclude, died, job, read, run, said, stand, thread
+from tests.hanging import Job, change_looks, conclude, died, job, read, run, said, stand, thread
 from tests.stacks import DECODE, IN_LOCK, LIB, MAIN, NEXT_BATCH, READS, RUNNING, SITE, TRAIN, WORKER_READS, stack_of
 from tpmon.judge.hang.causes import Grace
 from tpmon.judge.hang.detection import need_s
 from tpmon.judge.watch.tracker import RankMemory, WatchedTime
 from tpmon.model.dump import OtherEnd, ProcessToll, WaitKind, WaitTarget
-from tpmon.model.frame import Frame
-from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind
@@ -54,6 +53,14 @@ TO_WORKER = WaitTarget(
 )  # fmt: skip
 
 
+def waits_for_gil(holder, frames):
+    """Make a rank whose main thread waits in ``frames`` for the interpreter's lock, which another thread has."""
+    return make_rank(0, holder, frames=frames, waits_for="lock with a time-out (futex)", holds_gil=False)
+
+
+KEEPS = thread(7, FLUSH, waits_for="sleep", holds_gil=True)
+
+
 @pytest.mark.parametrize(
     "job",
     [
@@ -78,25 +85,13 @@ TO_WORKER = WaitTarget(
         job("a lock beside an idle thread of a logger", make_rank(0, MONITOR, frames=IN_LOCK), says={60: "lock"}),
         job(
             "a library that keeps the interpreter in a thread",
-            make_rank(
-                0,
-                thread(7, FLUSH, waits_for="sleep", holds_gil=True),
-                frames=IN_LOCK,
-                waits_for="lock with a time-out (futex)",
-                holds_gil=False,
-            ),
+            waits_for_gil(KEEPS, IN_LOCK),
             says={40: "lock"},
             words="rank 0 waits for the interpreter's lock (GIL): thread thread-7 (7) holds it in flush",
         ),
         job(
             "the same while the main thread asks a process that died",
-            make_rank(
-                0,
-                thread(7, FLUSH, waits_for="sleep", holds_gil=True),
-                frames=RESULT,
-                waits_for="lock with a time-out (futex)",
-                holds_gil=False,
-            ),
+            waits_for_gil(KEEPS, RESULT),
             says={40: "lock"},
             words="thread thread-7 (7) holds it in flush",
             **died("python"),
@@ -163,11 +158,8 @@ def test_of_threads_that_are_left_the_programs_own_is_named_and_no_daemon():
     finding = conclude(stand(told))
     assert "but thread thread-8 (8) of it has not" in finding.summary
     assert finding.summary.endswith("Python waits for it because it is no daemon thread")
-
-
-def test_a_thread_that_moves_after_the_end_is_no_hang():
-    writes = [make_rank(0, thread(7, frames, **RUNNING), frames=EXIT) for frames in (FLUSH, WRITE)]
-    assert said(stand(writes[0], moved=writes[1:]))[0] is not Kind.HUNG
+    one, two = (make_rank(0, thread(7, frames, **RUNNING), frames=EXIT) for frames in (FLUSH, WRITE))
+    assert said(stand(one, moved=(two,)))[0] is not Kind.HUNG, "one that moves after the end"
 
 
 # --- batches and results ---
@@ -301,30 +293,12 @@ def calls(toll):
 
 def loads_in_thread(toll):
     """Make a rank whose thread keeps the interpreter in a call."""
-    loader = make_thread(7, kind=ThreadKind.OTHER, name="loader", frames=CALL, holds_gil=True, **RUNNING)
-    waits = make_rank(0, loader, frames=(MAIN,), waits_for="lock with a time-out (futex)", holds_gil=False)
-    return replace(waits, toll=toll)
+    return replace(waits_for_gil(thread(7, CALL, name="loader", holds_gil=True, **RUNNING), (MAIN,)), toll=toll)
 
 
-def starve(frames: list[Frame]) -> list[Frame]:
-    """Let the threads of all looks have got no CPU."""
-    return [
-        replace(
-            one,
-            rounds=tuple(
-                replace(
-                    a,
-                    processes=tuple(
-                        replace(p, threads=tuple(replace(t, run_ns=SECOND_NS) for t in p.threads)) for p in a.processes
-                    ),
-                )
-                for a in one.rounds
-            ),
-        )
-        if is_known(one.rounds)
-        else one
-        for one in frames
-    ]
+def starve(process, _look):
+    """Let the threads of a process have got no CPU."""
+    return replace(process, threads=tuple(replace(one, run_ns=SECOND_NS) for one in process.threads))
 
 
 @pytest.mark.parametrize(
@@ -336,7 +310,7 @@ def starve(frames: list[Frame]) -> list[Frame]:
         # Before the first step programs build their tables in a loop.
         job("a loop before the first step", runs(LOOP), says={130: "", 310: "spin"}, stacks=AT_4000),
         job("a loop after a step", runs(LOOP), says={100: "", 130: "spin"}, stacks=AT_4000, watch=TRAINED),
-        job("a loop that gets no CPU", runs(LOOP), says={310: "spin"}, stacks=AT_4000, change=starve),
+        job("a loop that gets no CPU", runs(LOOP), says={310: "spin"}, stacks=AT_4000, change=change_looks(starve)),
         job("a loop of C", runs(LOOP, holds_gil=False), says={130: ""}, stacks=AT_4000, log_age_s=4000.0),
         job("a call of torch", runs(LSTM, holds_gil=False), says={130: ""}, log_age_s=4000.0),
         job("a call of torch for minutes", runs(LSTM, holds_gil=False), says={310: "spin"}),

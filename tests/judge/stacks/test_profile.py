@@ -307,13 +307,14 @@ def test_a_stack_without_frames_says_so_and_names_of_others_cannot_reach_the_scr
     assert len(words) < 120
 
 
-def test_no_rule_is_shadowed_by_an_earlier_one():
+def test_no_rule_is_shadowed_by_an_earlier_one_and_every_phase_says_what_it_gives_way_to():
     for rule in RULES:
         path = rule.path + "some_file.py" if rule.path.endswith("/") else rule.path
         file = path if path.startswith("<") else SITE + path
         for name in rule.functions or {"some_function"}:
-            mark = mark_frame(name, file)
-            assert mark == rule.mark, (rule.path, name)
+            assert mark_frame(name, file) == rule.mark, (rule.path, name)
+    assert set(GIVES_WAY) == set(Phase)
+    assert all(Phase.INPUT in inner for phase, inner in GIVES_WAY.items() if phase is not Phase.INPUT)
 
 
 SMALL = {
@@ -330,10 +331,8 @@ def test_a_table_of_frames_is_read_into_rules():
     rules = make_rules(SMALL)
     files = [(rule.path, rule.functions, rule.but) for rule in rules.frames["x.py"]]
     assert files == [(f"lib/{name}/x.py", {"wait", "join"}, set()) for name in "ab"]
-    assert [(rule.path, rule.but, rule.installed) for rule in rules.frames[""]] == [
-        ("rich/", set(), True),
-        ("lib/", {"get"}, False),
-    ]
+    others = [(rule.path, rule.but, rule.installed) for rule in rules.frames[""]]
+    assert others == [("rich/", set(), True), ("lib/", {"get"}, False)]
     ((mark, pattern),) = rules.names
     assert mark.weak
     assert pattern.fullmatch("wait_all")
@@ -354,11 +353,6 @@ def test_a_table_of_frames_is_read_into_rules():
 def test_a_row_of_frames_that_does_not_fit_says_where_and_why(part, told):
     with pytest.raises(TableError, match=rf"^{re.escape(told)}"):
         make_rules({**SMALL, **part})
-
-
-def test_every_phase_says_what_it_gives_way_to():
-    assert set(GIVES_WAY) == set(Phase)
-    assert all(Phase.INPUT in inner for phase, inner in GIVES_WAY.items() if phase is not Phase.INPUT)
 
 
 _TEXT = st.text(max_size=30)
