@@ -15,12 +15,16 @@ from tpmon.model.results.collectives import (
     CollectivesReading,
     GroupRecord,
     RankRecord,
+    RasRank,
     RasReport,
     RecordSource,
     SourceNote,
 )
 
 HOST = "node-01"
+BEHIND = RasRank("00a1b2c3d4e5f607", 1, "behind", "AllReduce", 3, 4, 4242, "10.0.0.1")
+RAS = RasReport("2.27.5", 2, 2, (), (BEHIND,), 0, 0)
+"""Rank 1 of two has launched one call less."""
 
 
 def make_entry(

@@ -16,7 +16,7 @@ from tests.judging import SECOND, follow
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import Judgement
 from tpmon.judge.watch.tracker import WatchedTime, observe
-from tpmon.model.dump import DeadChild, ProcessLook, ThreadLook
+from tpmon.model.dump import DeadChild, DumpRound, ProcessLook, ThreadLook
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import ProcessSample, Role, ThreadGroup, ThreadKind
@@ -73,7 +73,7 @@ def stand(
     ``moved``: what the last look sees instead.
     """
     target = make_target(world_size=world_size, local_ranks=len(looks))
-    plain = make_frame(target=target, ranks=(), loader=(), output=(), **fields)
+    plain = make_frame(target=target, ranks=(), output=(), **({"loader": ()} | fields))
     log = make_output() if log_age_s is None else make_output(last_write=NOW - timedelta(seconds=log_age_s))
     frames = []
     for second in range(seconds + 1):
@@ -212,6 +212,13 @@ def read(pid: int = 4000, last: int = 0, **fields: Any) -> Change:
     return change
 
 
+def number_here(frames: list[Frame]) -> list[Frame]:
+    """Count the ranks of this machine from 0 on."""
+    return [
+        replace(one, processes=tuple(replace(p, local_rank=n) for n, p in enumerate(one.processes))) for one in frames
+    ]
+
+
 def beside(*processes: ProcessSample) -> Change:
     return lambda frames: [replace(one, processes=(*one.processes, *processes)) for one in frames]
 
@@ -227,6 +234,17 @@ def see(*rounds: Sequence[ProcessLook]) -> Change:
         ]
 
     return change
+
+
+def change_looks(change: Callable[[ProcessLook, DumpRound], ProcessLook]) -> Change:
+    """Change each process in all looks."""
+
+    def take(one: DumpRound) -> DumpRound:
+        return replace(one, processes=tuple(change(process, one) for process in one.processes))
+
+    return lambda frames: [
+        replace(one, rounds=tuple(map(take, one.rounds))) if is_known(one.rounds) else one for one in frames
+    ]
 
 
 def see_moves(used_s: float, one: ProcessLook, two: ProcessLook, *others: ProcessLook) -> Change:

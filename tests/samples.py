@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from tests.dumps import ALL_REDUCE, HOST, WORKER_READS
+from tests.dumps import HOST
 from tests.frames import NOW
+from tests.stacks import ALL_REDUCE, WORKER_READS
 from tpmon.model.dump import DumpError
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.process import Role

@@ -13,10 +13,11 @@ import pytest
 
 from tests.collectives import make_group, make_record
 from tests.command_line import read
-from tests.dumps import IN_LOCK, make_rank, make_round
+from tests.dumps import make_rank, make_round
 from tests.frames import make_cpu, make_frame, make_target
 from tests.hanging import stand
 from tests.samples import make_reading, make_sampled
+from tests.stacks import IN_LOCK
 from tests.waiting import wait_until
 from tpmon.commands.command import WatchOptions, open_session
 from tpmon.judge.dumps.hot import whole_rounds

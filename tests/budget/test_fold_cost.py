@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.dumps import ALL_REDUCE, IN_LOCK, MAIN, make_native, make_rank, make_round, make_thread, make_worker
+from tests.dumps import make_native, make_rank, make_round, make_thread, make_worker
+from tests.stacks import ALL_REDUCE, IN_LOCK, MAIN
 from tpmon.judge.dumps.groups import DumpOrigin, fold_dumps, fold_rounds
 from tpmon.judge.dumps.hot import build_tree
 from tpmon.model.codec import decode, encode

@@ -18,11 +18,12 @@ from types import SimpleNamespace
 import pytest
 
 from tests.command_line import SECONDS, call, start
-from tests.dumps import IN_LOCK, make_rank, make_round
+from tests.dumps import make_rank, make_round
 from tests.frames import NOW, NOW_NS, make_frame
 from tests.looks import RECORDS, Look, update
 from tests.model.text.secret_lists import HEX40, KINDS, OTHERS, S
 from tests.spying import may_sample
+from tests.stacks import IN_LOCK
 from tests.waiting import wait_until
 from tpmon import evidence
 from tpmon.evidence import ROUNDS, Bundler, SharedLook, default_name, start_bundle

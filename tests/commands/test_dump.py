@@ -10,18 +10,8 @@ from datetime import timedelta
 import pytest
 
 from tests.command_line import SECONDS, call, start
-from tests.dumps import (
-    HOST,
-    IN_LOCK,
-    NEXT_BATCH,
-    NFS,
-    WORKER_READS,
-    make_native,
-    make_rank,
-    make_round,
-    make_thread,
-    make_worker,
-)
+from tests.dumps import HOST, make_native, make_rank, make_round, make_thread, make_worker
+from tests.stacks import IN_LOCK, NEXT_BATCH, NFS, WORKER_READS
 from tests.waiting import wait_until
 from tpmon.commands.dump import pick_exit_code
 from tpmon.config import resolve

@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 
 from tests.command_line import SECONDS, call, start, start_training
-from tests.dumps import BACKWARD, DECODE, LIB, MAIN, NEXT_BATCH
 from tests.goldens import sample_views
 from tests.samples import count, make_reading, make_sampled, make_sampled_worker
 from tests.spying import may_sample
+from tests.stacks import BACKWARD, DECODE, LIB, MAIN, NEXT_BATCH
 from tests.waiting import wait_until
 from tpmon.commands import sample
 from tpmon.commands.sample import explain_errors, save_samples

@@ -7,8 +7,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tests.collectives import make_call, make_group, make_record
-from tests.dumps import NFS, SITE, WORKER_READS, add_run, make_native, make_rank, make_round, make_thread, make_worker
+from tests.dumps import add_run, make_native, make_rank, make_round, make_thread, make_worker
 from tests.frames import NOW
+from tests.stacks import NFS, SITE, WORKER_READS
 from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.judge.dumps.hot import add_records, build_tree, show_stacks
 from tpmon.model.dump import Asker, DumpError, DumpRequest, DumpRound, DumpState, ErrorKind, ProcessLook

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from tests.dumps import ALL_REDUCE, BACKWARD, HOST, NEXT_BATCH, WORKER_READS, WORKER_WAITS
+from tests.dumps import HOST
 from tests.frames import NOW
 from tests.samples import count, make_reading, make_sampled, make_sampled_worker
+from tests.stacks import ALL_REDUCE, BACKWARD, NEXT_BATCH, WORKER_READS, WORKER_WAITS
 from tpmon.judge.dumps.groups import DumpOrigin
 from tpmon.judge.dumps.hot import hot_functions
 from tpmon.model.dump import DumpError, ErrorKind

@@ -12,7 +12,6 @@ import pytest
 
 from tests.any_windows import blank, make_slice, sample_stacks, with_slice
 from tests.budget.measure import measure_import, slowness
-from tests.dumps import BACKWARD, LIB, MAIN, SITE, TRAIN, stack_of
 from tests.frames import (
     GIB,
     NOW,
@@ -28,6 +27,7 @@ from tests.frames import (
     make_worker,
 )
 from tests.judging import SECOND, conclude, doubts, follow, hold, make_looks, make_phases, scene_of
+from tests.stacks import BACKWARD, LIB, MAIN, SITE, TRAIN, stack_of
 from tests.starving import BATCH_WAIT, COMPUTES, DISK, RANK, SOCKET, line_up, load_itself, make_second
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see

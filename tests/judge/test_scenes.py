@@ -16,9 +16,9 @@ from zlib import crc32
 
 import pytest
 
-from tests import dumps, judging
+from tests import judging, stacks
 from tests.any_windows import make_slice
-from tests.dumps import IN_LOCK, LIB, MAIN, NFS, TRAIN, make_rank, make_thread, make_worker, stack_of
+from tests.dumps import make_rank, make_thread, make_worker
 from tests.frames import make_ages, make_frame, make_gpu, make_process
 from tests.goldens.gpu_node import eight_gpus
 from tests.goldens.playing import hold
@@ -26,6 +26,7 @@ from tests.goldens.small_jobs import ended, no_workers, two_ranks, with_facts
 from tests.hanging import died, stand
 from tests.judging import make_looks
 from tests.phase_stacks import stack
+from tests.stacks import IN_LOCK, LIB, MAIN, NFS, TRAIN, stack_of
 from tests.starving import COMPUTES, DISK, IDLES, SMALL_FILES, SOCKET, line_up, make_second
 from tpmon.judge import judge
 from tpmon.judge.dumps import outlier
@@ -45,7 +46,7 @@ from tpmon.model.verdict import Confidence, Finding, Origin
 from tpmon.model.waits import Wait
 
 Build = Callable[[], list[Frame]]
-BARRIER = (MAIN, TRAIN, StackFrame("barrier", f"{dumps.SITE}/torch/distributed/distributed_c10d.py", 4100))
+BARRIER = stack_of("main > train > barrier torch/distributed/distributed_c10d.py:4100")
 QUEUE_GET = (MAIN, TRAIN, StackFrame("get", f"{LIB}/queue.py", 171), StackFrame("wait", f"{LIB}/threading.py", 320))
 AT_CHILD = (MAIN, TRAIN, StackFrame("wait", f"{LIB}/subprocess.py", 1264))
 FLUSHES = (StackFrame("flush", "/run/log.py", 7), *QUEUE_GET[2:])
@@ -56,7 +57,7 @@ EVENT_LOOP = stack_of(
 ANSWERS = (EVENT_LOOP[0], StackFrame("answer", "/run/serve.py", 30), *QUEUE_GET[2:])
 SERVES = stack_of("run lib/threading.py:980 > serve_forever lib/socketserver.py:233 > select lib/selectors.py:415")
 HTTP = make_thread(7, name="http", kind=ThreadKind.OTHER, frames=SERVES)
-AT_BATCH = make_rank(0, frames=dumps.NEXT_BATCH, waits_for="a batch (loader queue)")
+AT_BATCH = make_rank(0, frames=stacks.NEXT_BATCH, waits_for="a batch (loader queue)")
 RESTS = make_worker(0, 0, waits_for="work from its rank (loader queue)")
 STEPS = {stack("main train step call linear"): 18, stack("main train backward engine"): 20}
 
@@ -121,14 +122,14 @@ SCENES: dict[str, Build] = {
     "a rank reads a file": _hang(make_rank(0), make_rank(1, frames=IN_LOCK, state="D", waits_for="NFS", waits_on=NFS)),
     "a rank at a child": _hang(make_rank(0), make_rank(1, frames=AT_CHILD, waits_for="child process")),
     "a rank sleeps": _hang(make_rank(0), make_rank(1, frames=IN_LOCK, waits_for="sleep")),
-    "a rank goes round": _hang(make_rank(0, frames=IN_LOCK, **dumps.RUNNING), seconds=130),
+    "a rank goes round": _hang(make_rank(0, frames=IN_LOCK, **stacks.RUNNING), seconds=130),
     "a rank is stopped": _hang(make_rank(0), make_rank(1, state="T", waits_for="stopped by a signal")),
     "both ranks are stopped": _hang(*(make_rank(n, state="t", waits_for="stopped by a debugger") for n in (0, 1))),
     "a barrier": _hang(make_rank(0, frames=BARRIER), make_rank(1, frames=IN_LOCK), seconds=60),
-    "backward in a lock": _hang(make_rank(0, frames=dumps.BACKWARD), make_rank(1, frames=dumps.BACKWARD)),
+    "backward in a lock": _hang(make_rank(0, frames=stacks.BACKWARD), make_rank(1, frames=stacks.BACKWARD)),
     "a lost batch": _hang(AT_BATCH, RESTS),
     "a worker reads": _hang(
-        AT_BATCH, make_worker(0, 0, frames=dumps.WORKER_READS, state="D", waits_for="NFS", waits_on=NFS)
+        AT_BATCH, make_worker(0, 0, frames=stacks.WORKER_READS, state="D", waits_for="NFS", waits_on=NFS)
     ),
     "a worker is dead": _hang(AT_BATCH, RESTS, **died("pt_data_worker", pid=4099)),
     "a child of its own is dead": _hang(
@@ -141,7 +142,7 @@ SCENES: dict[str, Build] = {
     "a server at a queue": _hang(make_rank(0, HTTP, frames=ANSWERS)),
     "a program at a queue": _hang(make_rank(0, frames=ANSWERS)),
     "input": _hang(make_rank(0, frames=IN_LOCK, waits_for="terminal input")),
-    "a rank decodes": _hang(make_rank(0, frames=dumps.DECODE, **dumps.RUNNING), seconds=60),
+    "a rank decodes": _hang(make_rank(0, frames=stacks.DECODE, **stacks.RUNNING), seconds=60),
     "no step in 14 s": _hang(make_rank(0), make_rank(1, frames=IN_LOCK), seconds=14),
     "workers compute": _starve(0.7, COMPUTES, COMPUTES),
     "workers read a disk": _starve(0.7, DISK, DISK),

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.dumps import IN_LOCK, make_rank, make_round
+from tests.dumps import make_rank, make_round
 from tests.looks import RECORDS, update
+from tests.stacks import IN_LOCK
 from tpmon import evidence
 from tpmon.errors import UsageError
 from tpmon.evidence import SharedLook

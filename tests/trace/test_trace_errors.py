@@ -3,16 +3,19 @@
 docs/metrics.md names every one of them by the key that its test has here.
 """
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 from tests.traces import A100, V100, TraceBuilder
-from tpmon.model.known import is_known
-from tpmon.model.results.trace import OperatorRow, TraceFile
+from tpmon.model.known import Missing, is_known
+from tpmon.model.results.snapshot import SnapshotReport
+from tpmon.model.results.trace import OperatorRow, TraceComparison, TraceFile, TraceReport
 from tpmon.model.verdict import Kind
 from tpmon.trace.analysis import analyze
 from tpmon.trace.reading.schema import uses_tensor_cores
@@ -258,3 +261,24 @@ def test_what_others_get_wrong(key, tmp_path):
 def test_the_page_names_every_fault_and_no_other():
     table = PAGE.split("### What other tools get wrong")[1].split("\n## ")[0]
     assert re.findall(r"(?m)^\| `([a-z0-9-]+)` \|", table) == list(FAULTS)
+
+
+# the pages of traces and snapshots name every key of their JSON, and none that is not there
+
+PAGES = [(Path(__file__).parents[2] / "docs" / name).read_text() for name in ("trace.md", "memory-snapshot.md")]
+SECTIONS = {name: text for page in PAGES for name, text in re.findall(r"(?ms)^### `(\w+)`\n(.*?)(?=^### |\Z)", page)}
+
+
+def find_kinds(hint: object) -> dict[str, type]:
+    """Return the dataclasses that a type is made of, but for ``Missing``."""
+    own = {hint.__name__: hint} if dataclasses.is_dataclass(hint) and hint is not Missing else {}
+    parts = (*get_args(hint), *(get_type_hints(hint).values() if own else ()))
+    return own | {name: kind for part in parts for name, kind in find_kinds(part).items()}
+
+
+KINDS = find_kinds(TraceReport) | find_kinds(TraceComparison) | find_kinds(SnapshotReport)
+
+
+def test_every_kind_has_a_section_that_names_its_keys_in_their_order():
+    told = {name: re.findall(r"(?m)^\| `(\w+)` \|", text) for name, text in SECTIONS.items()}
+    assert told == {name: [one.name.rstrip("_") for one in dataclasses.fields(kind)] for name, kind in KINDS.items()}

@@ -19,6 +19,10 @@ def write(trace: TraceBuilder, tmp_path: Path, rank: int, world: int = 2) -> str
     return trace.write(tmp_path / f"rank{rank}.json", {"distributedInfo": about})
 
 
+def match(tmp_path: Path, *traces: TraceBuilder) -> RankTable:
+    return compare([write(trace, tmp_path, rank) for rank, trace in enumerate(traces)])
+
+
 def compare(paths: list[str]) -> RankTable:
     return analyze(paths).ranks
 
@@ -41,69 +45,52 @@ def test_what_is_left_over_from_before_shifts_no_collective(leftover, tmp_path):
     if leftover:
         said = {"Collective name": "allreduce", **SAID}
         late.kernel(0, 1000, launch=-50 if leftover == "with its call" else None, name=ALL_REDUCE, **said)
-    table = compare([write(reduce_steps(0, 0), tmp_path, 0), write(late, tmp_path, 1)])
+    table = match(tmp_path, reduce_steps(0, 0), late)
     assert (table.straggler, table.matched, table.collectives) == (0, 6, 7 if leftover else 6)
     assert [(row.wait_ms, row.transfer_ms) for row in table.ranks] == [(0, 123), (15, 123)]
 
 
-def test_ranks_that_record_other_steps_share_those_of_one_name(tmp_path):
-    table = compare([write(reduce_steps(0, 0), tmp_path, 0), write(reduce_steps(1, 5000), tmp_path, 1)])
+def test_steps_of_one_name_are_matched_but_not_with_more_collectives_on_one_rank(tmp_path):
+    table = match(tmp_path, reduce_steps(0, 0), reduce_steps(1, 5000))
     assert (table.matched, table.straggler) == (4, 0)
     assert [row.wait_ms for row in table.ranks] == [0, 10]
-
-
-def test_a_step_with_more_collectives_on_one_rank_is_not_matched(tmp_path):
     more = reduce_steps(0, 0)
-    at = 2000 + 200_000
-    more.kernel(at + 50, 20, launch=at + 10, name=ALL_REDUCE, **{"Collective name": "allreduce", **SAID})
-    table = compare([write(more, tmp_path, 0), write(reduce_steps(0, 5000), tmp_path, 1)])
+    more.kernel(202_050, 20, launch=202_010, name=ALL_REDUCE, **{"Collective name": "allreduce", **SAID})
+    table = match(tmp_path, more, reduce_steps(0, 5000))
     assert (table.matched, table.collectives) == (4, 7)
     assert [row.wait_ms for row in table.ranks] == [0, 10]
 
 
-def test_device_work_alone_is_matched_by_order(tmp_path):
-    paths = []
-    for rank in range(2):
-        trace = TraceBuilder()
-        for number in range(3):
-            trace.kernel(number * 9000, 1000 + 3000 * rank, name=ALL_REDUCE)
-        paths.append(write(trace, tmp_path, rank))
-    table = compare(paths)
+def test_device_work_alone_is_matched_by_order_and_gloo_beside_cards_as_on_the_host(tmp_path):
+    alone, gloo = ([TraceBuilder() for _rank in range(2)] for _kind in range(2))
+    for number in range(3):
+        for rank in range(2):
+            alone[rank].kernel(number * 9000, 1000 + 3000 * rank, name=ALL_REDUCE)
+            at = number * 100_000
+            gloo[rank].step(number, at, 100_000).kernel(at + 100, 9000, launch=at + 50)
+            gloo[rank].add("user_annotation", "gloo:all_reduce", at + 9500, 40_000 + 5000 * rank, tid=77)
+    table = match(tmp_path, *alone)
     assert (table.matched, table.straggler) == (3, 0)
+    table = match(tmp_path, *gloo)
+    assert (table.matched, table.straggler) == (3, 0)
+    assert [(row.wait_ms, row.comm_ms) for row in table.ranks] == [(0, 40), (15, 45)]
 
 
 @pytest.mark.parametrize("told_by", ["the kernel", "the annotation"])
 def test_sends_and_receives_of_a_pipeline_are_no_collectives(told_by, tmp_path):
-    paths = []
+    traces = (TraceBuilder(), TraceBuilder())
     moves = ((("send", 10_000, 1000), ("recv", 20_000, 60_000)), (("recv", 10, 11_000), ("send", 79_000, 1000)))
-    for rank, own in enumerate(moves):
-        trace = TraceBuilder()
-        for number in range(3):
-            at = number * 100_000
-            trace.step(number, at, 100_000)
+    for trace, own in zip(traces, moves, strict=True):
+        for at in range(0, 300_000, 100_000):
+            trace.step(at // 100_000, at, 100_000)
             for name, off, length in own:
                 said = {"Collective name": name, **SAID} if told_by == "the kernel" else {}
                 trace.add("user_annotation", f"nccl:{name}", at + off - 8, 6)
                 trace.kernel(at + off, length, launch=at + off - 5, name="ncclDevKernel_SendRecv(x)", **said)
-        paths.append(write(trace, tmp_path, rank))
-    table = compare(paths)
+    table = match(tmp_path, *traces)
     assert (table.matched, table.straggler) == (0, NOT_APPLICABLE)
     assert all(isinstance(row.wait_ms, Missing) for row in table.ranks)
     assert "12 sends and receives left out" in table.summary
-
-
-def test_gloo_beside_cards_is_matched_as_on_the_host(tmp_path):
-    paths = []
-    for rank in range(2):
-        trace = TraceBuilder()
-        for number in range(3):
-            at = number * 100_000
-            trace.step(number, at, 100_000).kernel(at + 100, 9000, launch=at + 50)
-            trace.add("user_annotation", "gloo:all_reduce", at + 9500, 40_000 + 5000 * rank, tid=77)
-        paths.append(write(trace, tmp_path, rank))
-    table = compare(paths)
-    assert (table.matched, table.straggler) == (3, 0)
-    assert [(row.wait_ms, row.comm_ms) for row in table.ranks] == [(0, 40), (15, 45)]
 
 
 def test_names_of_transfers():
@@ -176,19 +163,15 @@ def test_groups_of_some_ranks_name_the_one_that_is_late(slow, across, tmp_path):
     assert table.ranks[slow].wait_ms == 0
 
 
-def test_a_group_is_matched_with_all_its_traces_or_all_that_are_given(tmp_path):
+def test_a_group_is_matched_with_all_its_traces_or_all_that_are_given_and_one_without_collectives_left_out(tmp_path):
     paths = talk({"0": (0, 1, 2, 3)}, 2, 4, tmp_path)
     assert compare(paths[1:]).matched == 3
     pairs = talk({"1": (0, 1), "2": (2, 3)}, 3, 4, tmp_path)
     table = compare([pairs[0], *pairs[2:]])
     assert (table.matched, table.collectives, table.straggler) == (3, 6, 3)
     assert isinstance(table.ranks[0].wait_ms, Missing)
-
-
-def test_a_trace_without_collectives_is_left_out_and_said_to_be(tmp_path):
-    paths = talk({"0": (0, 1)}, 1, 2, tmp_path)
     front = TraceBuilder().op("aten::mm", 0, 500).write(tmp_path / "front.json")
-    table = compare([*paths, front])
+    table = compare([*talk({"0": (0, 1)}, 1, 2, tmp_path), front])
     assert (table.straggler, table.matched) == (1, 3)
     assert table.summary.endswith("; 1 without any collective left out")
     assert isinstance(table.ranks[-1].wait_ms, Missing)
@@ -209,17 +192,14 @@ def test_collectives_of_no_named_group_accuse_no_rank_of_another_group(tmp_path)
 def test_windows_of_other_steps_are_matched_apart(tmp_path):
     paths = []
     for first in (0, 5):
-        for rank in range(2):
-            folder = tmp_path / str(first)
-            folder.mkdir(exist_ok=True)
-            paths.append(write(reduce_steps(first, 5000 * rank), folder, rank))
+        folder = tmp_path / str(first)
+        folder.mkdir()
+        paths += [write(reduce_steps(first, 5000 * rank), folder, rank) for rank in range(2)]
     table = compare(paths)
     assert (table.straggler, table.matched, table.collectives) == (0, 12, 12)
     assert [row.wait_ms for row in table.ranks] == [0, 0, 15, 15]
     again = compare([*paths, write(reduce_steps(0, 0), tmp_path, 1)])
     assert (again.straggler, again.matched) == (NOT_APPLICABLE, 0)
     assert again.summary == "5 traces, several traces of one rank: they are of different times"
-
-
-def test_an_absurd_size_of_the_job_names_no_missing_ranks(tmp_path):
-    assert compare([write(reduce_steps(0, 0), tmp_path, rank, 10**12) for rank in range(2)]).missing == ()
+    absurd = [write(reduce_steps(0, 0), tmp_path, rank, 10**12) for rank in range(2)]
+    assert compare(absurd).missing == (), "a size that cannot be names no ranks"

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from tests.dumps import IN_LOCK, LIB, MAIN, TRAIN, make_rank
+from tests.dumps import make_rank
 from tests.frames import make_cpu, make_frame, make_memory, make_process, make_target
 from tests.hanging import conclude, stand, thread
 from tests.judging import hold, make_phases, scene_of
 from tests.paces import make_hook, with_hooks
+from tests.stacks import IN_LOCK, LIB, MAIN, TRAIN
 from tests.view.test_hook import MIB, make_settings
 from tests.waits import wait_of
 from tpmon.judge.advice.choose import EXPLANATIONS, choose
@@ -18,7 +19,7 @@ from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features.hook_needs import observe_settings
-from tpmon.judge.features.snapshot import Scene, see
+from tpmon.judge.features.snapshot import see
 from tpmon.judge.hang.causes import need_of_wait
 from tpmon.judge.stacks.profile import Phase, RankPhases
 from tpmon.model.dump import DeadChild, OtherEnd, WaitKind, WaitTarget
@@ -39,29 +40,24 @@ def see_needs(*phases: RankPhases, world: int = 2) -> frozenset[Need]:
     return observe(scene_of(frame, phases), SUSPECT)
 
 
-def test_stacks_were_read_where_every_rank_has_enough_samples():
+def test_stacks_were_read_where_every_rank_has_enough_samples_and_ranks_run_elsewhere_in_a_larger_world():
     plain = {Phase.FORWARD: 0.4, Phase.BACKWARD: 0.4, Phase.OTHER: 0.2}
-    both = [make_phases(plain, pid) for pid in (4211, 4212)]
-    assert Need.STACKS_READ in see_needs(*both)
-    assert Need.STACKS_READ not in see_needs(both[0])
-    assert Need.STACKS_READ not in see_needs(both[0], make_phases(plain, 4212, samples=19))
+    one, two = (make_phases(plain, pid) for pid in (4211, 4212))
+    assert Need.STACKS_READ in see_needs(one, two)
+    assert Need.STACKS_READ not in see_needs(one)
+    assert Need.STACKS_READ not in see_needs(one, make_phases(plain, 4212, samples=19))
+    assert Need.RANKS_ELSEWHERE in see_needs(world=16)
+    assert Need.RANKS_ELSEWHERE not in see_needs(world=2)
 
 
 def test_what_stacks_would_have_shown_is_no_if():
-    row = (Kind.LAUNCH_BOUND, "tiny-kernels")
-    gpu = {Need.GPU_PRESENT}
-    unread = {one.remedy.id for one in choose(*row, frozenset(gpu), RunFacts())}
-    read = {one.remedy.id for one in choose(*row, frozenset(gpu | {Need.STACKS_READ}), RunFacts())}
-    assert unread - read == {"more-at-once"}
-    row = (Kind.LAUNCH_BOUND, "main-thread")
-    read = {one.remedy.id for one in choose(*row, frozenset(gpu | {Need.STACKS_READ}), RunFacts())}
-    assert "log-rarely" not in read
-    assert "sync-rarely" in read, ".item() runs in C: no stack shows it"
+    def ids(cause, *needs):
+        chosen = choose(Kind.LAUNCH_BOUND, cause, frozenset((Need.GPU_PRESENT, *needs)), RunFacts())
+        return {one.remedy.id for one in chosen}
 
-
-def test_ranks_run_elsewhere_where_the_world_is_larger_than_what_is_here():
-    assert Need.RANKS_ELSEWHERE in see_needs(world=16)
-    assert Need.RANKS_ELSEWHERE not in see_needs(world=2)
+    assert ids("tiny-kernels") - ids("tiny-kernels", Need.STACKS_READ) == {"more-at-once"}
+    assert "log-rarely" not in ids("main-thread", Need.STACKS_READ)
+    assert "sync-rarely" in ids("main-thread", Need.STACKS_READ), ".item() runs in C: no stack shows it"
 
 
 def test_nobody_is_sent_to_look_at_a_rank_that_has_no_number():
@@ -72,26 +68,22 @@ def test_nobody_is_sent_to_look_at_a_rank_that_has_no_number():
     assert named.paste.startswith("tpmon dump 4212 --rank 1")
 
 
-def test_settings_that_switch_a_path_of_nccl_off_are_seen_in_any_rank():
-    taken = (RANKS[0], make_process(4212, rank=1, environment=(EnvironmentSetting("NCCL_P2P_DISABLE", "1"),)))
-    kept = (RANKS[0], make_process(4212, rank=1, environment=(EnvironmentSetting("NCCL_P2P_DISABLE", "0"),)))
-    assert Need.NCCL_PATH_OFF in observe(scene_of(make_frame(processes=taken)), SUSPECT)
-    assert Need.NCCL_PATH_OFF not in observe(scene_of(make_frame(processes=kept)), SUSPECT)
-
-
-def test_a_setting_counts_only_where_its_path_would_be_taken():
-    def is_seen(name, ranks, world):
+def test_a_setting_that_switches_a_path_of_nccl_off_counts_in_any_rank_where_that_would_be_taken():
+    def is_seen(name, values, world):
         processes = tuple(
-            make_process(4211 + rank, rank=rank, environment=(EnvironmentSetting(name, "1"),)) for rank in range(ranks)
+            make_process(4211 + rank, rank=rank, environment=(EnvironmentSetting(name, value),))
+            for rank, value in enumerate(values)
         )
         frame = make_frame(processes=processes, target=make_target(world_size=world))
         return Need.NCCL_PATH_OFF in observe(scene_of(frame), SUSPECT)
 
-    assert is_seen("NCCL_IB_DISABLE", 2, 16)
-    assert not is_seen("NCCL_IB_DISABLE", 2, 2)
-    assert is_seen("NCCL_SHM_DISABLE", 2, 2)
-    assert not is_seen("NCCL_SHM_DISABLE", 1, 8)
-    assert is_seen("TORCH_NCCL_BLOCKING_WAIT", 1, 8)
+    assert is_seen("NCCL_P2P_DISABLE", "01", 2)
+    assert not is_seen("NCCL_P2P_DISABLE", "00", 2)
+    assert is_seen("NCCL_IB_DISABLE", "11", 16)
+    assert not is_seen("NCCL_IB_DISABLE", "11", 2)
+    assert is_seen("NCCL_SHM_DISABLE", "11", 2)
+    assert not is_seen("NCCL_SHM_DISABLE", "1", 8)
+    assert is_seen("TORCH_NCCL_BLOCKING_WAIT", "1", 8)
 
 
 def test_swap_that_nobody_touches_takes_no_remedy_away():
@@ -146,14 +138,11 @@ def test_workers_are_capped_to_a_quota_only_where_there_are_more():
     assert "fit-workers-to-quota" not in ids(0, needs - {Need.WORKERS_PRESENT})
 
 
-def test_what_is_always_known_is_no_if():
+def test_what_is_always_known_is_no_if_and_bf16_is_no_advice_for_a_cpu():
     slow = choose(Kind.DATA_BOUND, "one-slow-worker", frozenset(), RunFacts())
     assert not any("stopped" in one.text for one in slow)
     full = choose(Kind.COMPUTE_BOUND, "gpu", frozenset((Need.GPU_PRESENT,)), RunFacts())
     assert "fp16-amp" not in {one.remedy.id for one in full}, "the name of the card says what it can"
-
-
-def test_bf16_is_no_advice_for_a_cpu():
     assert "bf16" not in EXPLANATIONS[Kind.COMPUTE_BOUND, "cpu"].remedies
 
 
@@ -183,13 +172,13 @@ FSDP1 = FsdpSettings(1, 13, "off", "BACKWARD_PRE", limit_all_gathers=True)
 FSDP2 = FsdpSettings(2, 13, "12 of 13 units", "torch's order", NOT_APPLICABLE)
 
 
-def told(**fields: Any) -> Frame:
-    return with_hooks(make_frame(), make_hook(settings=make_settings(**(NOTHING | fields))))
-
-
-def changed(before: Frame, after: Frame) -> Scene:
-    frames = hold(before, 12)
-    return see([*frames[:-1], after])
+def told(*ranks: dict[str, Any], **fields: Any) -> Frame:
+    """Make a job of which the hook of each of ``ranks`` tells so much, of one alone ``fields``."""
+    hooks = [
+        make_hook(4211 + rank, rank=rank, settings=make_settings(**(NOTHING | said)))
+        for rank, said in enumerate(ranks or (fields,))
+    ]
+    return with_hooks(make_frame(), *hooks)
 
 
 @pytest.mark.parametrize(
@@ -227,13 +216,17 @@ def test_settings_prove_what_they_say(fields, needs):
     assert needs <= observe(scene, SUSPECT)
 
 
-def test_what_speaks_against_a_remedy_holds_only_where_every_rank_says_so():
-    both = [
-        make_hook(4211 + rank, rank=rank, settings=make_settings(**(NOTHING | {"matmul_tf32": rank == 0})))
-        for rank in (0, 1)
-    ]
-    assert observe_settings(scene_of(with_hooks(make_frame(), *both))) == set()
-    assert observe_settings(scene_of(with_hooks(make_frame(), both[0]))) == {Need.TF32_ALLOWED}
+@pytest.mark.parametrize(
+    ("observed_by", "key", "need"),
+    [(observe_settings, "matmul_tf32", Need.TF32_ALLOWED), (observe_done, "cudnn_benchmark", Need.BENCHMARK_ON)],
+)
+def test_what_speaks_against_a_remedy_holds_only_where_every_rank_says_so_after_its_first_steps(observed_by, key, need):
+    on, off = {key: True}, {key: False}
+    assert observed_by(scene_of(told(on))) == observed_by(scene_of(told(on, on))) == {need}
+    assert observed_by(scene_of(told(on, off))) == set()
+    hook = make_hook(settings=make_settings(**(NOTHING | on | {"compiled": CompileCounts(9, 9, 5, 4, 1)})))
+    young = with_hooks(make_frame(), replace(hook, counts=replace(hook.counts, steps=3)))
+    assert observed_by(scene_of(young)) == observed_by(scene_of(make_frame())) == set()
 
 
 def texts_of(kind: Kind, cause: str, seen: set[Need], **fields: Any) -> dict[str, str]:
@@ -248,6 +241,9 @@ def test_a_setting_that_is_right_already_is_not_advised():
     on = texts_of(*row, set(), ddp=replace(DDP, find_unused=True))[unused]
     assert on == "if every parameter gets a gradient in every step: switch off find_unused_parameters"
     assert texts_of(*row, set())[unused].startswith("if the model is wrapped in DistributedDataParallel and ")
+    # No reading tells gradient_as_bucket_view: where it is on already, the remedy must not be certain.
+    view = texts_of(*row, {Need.DDP_IN_STACK})["gradient-as-bucket-view"]
+    assert view.startswith("if gradient_as_bucket_view is off: ")
     compute = {Need.GPU_PRESENT, Need.FP32_MATMUL_SEEN, Need.TENSOR_CORES_IDLE}
     assert "tf32" in texts_of(Kind.COMPUTE_BOUND, "gpu", compute, matmul_tf32=False)
     assert "tf32" not in texts_of(Kind.COMPUTE_BOUND, "gpu", compute, matmul_tf32=True)
@@ -274,21 +270,17 @@ def test_the_limit_of_gathers_is_advised_only_to_who_has_it_otherwise():
 
 
 def test_counters_that_rise_while_it_trains_are_seen():
+    def changed(before: Frame, after: Frame) -> frozenset[Need]:
+        return observe_settings(see([*hold(before, 12)[:-1], after]))
+
     figures = AllocatorFigures(1, 1, 0, 1, 1, 7, 0, UNTOLD)
     before, after = told(allocator=figures), told(allocator=replace(figures, alloc_retries=9))
-    assert observe_settings(changed(before, after)) == {Need.ALLOCATOR_RETRIES}
+    assert changed(before, after) == {Need.ALLOCATOR_RETRIES}
     counts = CompileCounts(4, 4, 1, 0, 0)
     again = told(compiled=replace(counts, frames=6, frames_ok=6))
-    assert observe_settings(changed(told(compiled=counts), again)) == {Need.RECOMPILES_SEEN}
+    assert changed(told(compiled=counts), again) == {Need.RECOMPILES_SEEN}
     whole, again = (told(compiled=CompileCounts(0, 0, graphs, 0, 0)) for graphs in (1, 3))
-    assert observe_settings(changed(whole, again)) == {Need.RECOMPILES_SEEN}
-
-
-def test_the_first_steps_and_a_job_without_a_hook_prove_nothing():
-    hook = make_hook(settings=make_settings(compiled=CompileCounts(9, 9, 5, 4, 1)))
-    young = with_hooks(make_frame(), replace(hook, counts=replace(hook.counts, steps=3)))
-    assert observe_settings(scene_of(young)) == set()
-    assert observe_settings(scene_of(make_frame())) == set()
+    assert changed(whole, again) == {Need.RECOMPILES_SEEN}
 
 
 # what is done already is offered no more, not even behind an "if"
@@ -296,14 +288,6 @@ def test_the_first_steps_and_a_job_without_a_hook_prove_nothing():
 CALM = AllocatorFigures(1, 1, 0, 1, 1, 0, 0, UNTOLD)
 LOADER = LoaderSettings(2, False, DEEP_PREFETCH, True, 8)
 MANY = DdpSettings(25 * MIB, 12, find_unused=False, static_graph=False)
-
-
-def told_by(*ranks: dict[str, Any]) -> Frame:
-    hooks = [
-        make_hook(4211 + rank, rank=rank, settings=make_settings(**(NOTHING | fields)))
-        for rank, fields in enumerate(ranks)
-    ]
-    return with_hooks(make_frame(), *hooks)
 
 
 @pytest.mark.parametrize(
@@ -330,19 +314,9 @@ def told_by(*ranks: dict[str, Any]) -> Frame:
     ],
 )
 def test_settings_prove_what_is_done(fields, needs):
-    scene = scene_of(told_by(fields))
+    scene = scene_of(told(fields))
     assert observe_done(scene) == needs
     assert needs <= observe(scene, SUSPECT)
-
-
-def test_it_holds_only_where_every_rank_says_so_after_its_first_steps():
-    on, off = {"cudnn_benchmark": True}, {"cudnn_benchmark": False}
-    assert observe_done(scene_of(told_by(on, on))) == {Need.BENCHMARK_ON}
-    assert observe_done(scene_of(told_by(on, off))) == set()
-    hook = make_hook(settings=make_settings(**(NOTHING | on)))
-    young = with_hooks(make_frame(), replace(hook, counts=replace(hook.counts, steps=3)))
-    assert observe_done(scene_of(young)) == set()
-    assert observe_done(scene_of(make_frame())) == set()
 
 
 COMPILED = {"compiled": CompileCounts(9, 9, 1, 0, 0)}
@@ -381,13 +355,6 @@ def test_what_is_done_is_not_offered(name, row, done):
     told_done = with_hooks(make_frame(), make_hook(settings=replace(plain, **done)))
     assert name in list_ids(open_still)
     assert name not in list_ids(told_done)
-
-
-def test_a_setting_that_no_hook_reads_stands_behind_an_if():
-    """No reading tells gradient_as_bucket_view: where it is on already, the remedy must not be certain."""
-    chosen = choose(*TRANSFER, frozenset((Need.DDP_IN_STACK,)), RunFacts())
-    view = next(one for one in chosen if one.remedy.id == "gradient-as-bucket-view")
-    assert view.text.startswith("if gradient_as_bucket_view is off: ")
 
 
 # hangs: a peer, a lock on a file, a queue, a process, a thread
@@ -432,23 +399,22 @@ def test_a_lock_on_a_file_is_held_by_a_process_that_is_named_also_outside_of_the
     nobody = hang(frames=IN_LOCK, waits_for="locks_lock_inode_wait", waits_on=replace(HELD, others=()))
     assert "which no process that can be seen from here holds" in nobody.summary
     assert "ps -o pid,ppid,stat,etime,args -p OTHER" in nobody.try_
-
-
-def test_of_a_rank_that_holds_the_lock_of_a_file_it_is_said_where_it_is():
     waits = make_rank(0, frames=IN_LOCK, waits_for="locks", waits_on=by(HELD, (4010, "rank 1")))
     holder = make_rank(1, frames=FEED, waits_for="sleep", wchan="hrtimer_nanosleep")
-    finding = conclude(stand(waits, holder, log_age_s=None), asked_s=30.0)
-    assert finding.cause == "lock"
-    assert "which rank 1 (4010) holds; rank 1 is in fetch_from_store prefetch.py:30" in finding.summary
+    beside = conclude(stand(waits, holder, log_age_s=None), asked_s=30.0)
+    assert beside.cause == "lock"
+    assert "which rank 1 (4010) holds; rank 1 is in fetch_from_store prefetch.py:30" in beside.summary
 
 
-def test_a_queue_that_nobody_feeds_is_no_matter_of_the_order_of_locks():
+def test_a_queue_that_nobody_feeds_is_no_matter_of_the_order_of_locks_and_a_semaphore_is():
     finding = hang(frames=GET)
     assert finding.cause == "lock"
     assert "nothing comes, and no other thread of it runs the program" in finding.summary
     assert "find what should feed the queue" in finding.try_
     fed = hang(thread(7, FEED, name="feeder", waits_for="sleep"), frames=GET)
     assert "nothing comes: thread feeder (7) is in fetch_from_store prefetch.py:30" in fed.summary
+    semaphore = hang(frames=(MAIN, TRAIN, StackFrame("acquire", f"{LIB}/threading.py", 507)))
+    assert "lock.acquire" in semaphore.try_
 
 
 @pytest.mark.parametrize(
@@ -463,18 +429,6 @@ def test_who_waits_for_a_thread_or_an_event_is_not_sent_to_a_queue(function, fil
     assert "lock.acquire" not in finding.try_
 
 
-def test_a_semaphore_is_a_lock():
-    finding = hang(frames=(MAIN, TRAIN, StackFrame("acquire", f"{LIB}/threading.py", 507)))
-    assert "lock.acquire" in finding.try_
-
-
-def test_nobody_is_sent_to_look_at_the_process_that_waits():
-    run = (MAIN, TRAIN, StackFrame("run", f"{LIB}/subprocess.py", 550))
-    finding = conclude(stand(make_rank(0, frames=run, waits_for="child process"), seconds=80, log_age_s=None))
-    assert finding.cause == "no-progress"
-    assert "which it waits for" not in finding.try_
-
-
 def test_a_thread_that_is_left_is_to_be_a_daemon_or_joined():
     finding = hang(thread(7, FEED), frames=EXIT)
     assert finding.cause == "lock"
@@ -482,24 +436,24 @@ def test_a_thread_that_is_left_is_to_be_a_daemon_or_joined():
     assert "lock.acquire" not in finding.try_
 
 
-def test_who_waits_for_the_end_of_a_process_is_sent_to_look_at_that_one():
-    finding = hang(frames=JOIN, waits_for="child process", waits_on=by(CHILD, (777, "sleep")))
-    assert finding.cause == "no-progress"
-    assert "waits for process 777 (sleep) to end" in finding.summary
-    assert "look at process 777, which it waits for" in finding.try_
-
-
-def test_of_a_dead_process_beside_the_one_that_is_joined_the_right_one_is_called_dead():
-    dead = (DeadChild(778, 4000, "python", "SIGSEGV"),)
+def test_who_waits_for_the_end_of_a_process_is_sent_to_look_at_that_one_and_a_dead_one_is_told_from_it():
     joins = {"frames": JOIN, "waits_for": "child process", "waits_on": by(CHILD, (777, "python"))}
-    finding = hang(dead=dead, **joins)
+    finding = hang(**joins)
+    assert finding.cause == "no-progress"
+    assert "waits for process 777 (python) to end" in finding.summary
+    assert "look at process 777, which it waits for" in finding.try_
+    dead = DeadChild(778, 4000, "python", "SIGSEGV")
+    finding = hang(dead=(dead,), **joins)
     assert finding.cause == "dead-worker"
     assert "waits for process 777 (python) to end" in finding.summary
     assert "another process that it started is dead (778: SIGSEGV)" in finding.summary
-    row = next(one for one in finding.evidence if one.name == "dead process 778")
-    assert row.text == "python, SIGSEGV"
-    same = hang(dead=(replace(dead[0], pid=777),), **joins)
+    assert [row.text for row in finding.evidence if row.name == "dead process 778"] == ["python, SIGSEGV"]
+    same = hang(dead=(replace(dead, pid=777),), **joins)
     assert "a process that is dead (777: SIGSEGV)" in same.summary
+    run = (MAIN, TRAIN, StackFrame("run", f"{LIB}/subprocess.py", 550))
+    untold = conclude(stand(make_rank(0, frames=run, waits_for="child process"), seconds=80, log_age_s=None))
+    assert untold.cause == "no-progress"
+    assert "which it waits for" not in untold.try_
 
 
 @pytest.mark.parametrize(

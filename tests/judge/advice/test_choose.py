@@ -43,21 +43,38 @@ def facts_of(draw_number, draw_text):
     return st.builds(RunFacts, **{f.name: draws.get(str(f.type), draw_number) for f in dataclasses.fields(RunFacts)})
 
 
-def test_every_row_of_the_table_has_its_entry_and_no_other():
+def test_every_row_of_the_table_has_its_entry_of_four_parts_and_every_fault_a_remedy():
     assert set(EXPLANATIONS) == set(ROWS)
     assert {name for one in EXPLANATIONS.values() for name in one.remedies} == set(CATALOGUE)
     assert len(set(CATALOGUE)) == len(CATALOGUE), "two areas have a remedy of that name"
+    faults = {row.kind for row in TABLE if row.exit_code >= 10} - {Kind.NOT_ENOUGH_EVIDENCE}
+    for (kind, _), one in EXPLANATIONS.items():
+        assert one.remedies or kind not in faults
+        assert all(said.endswith(".") for said in (one.means, one.sees, one.confused_with))
+        assert bool(one.remedies) != one.what_to_do.endswith("."), "remedies, or a sentence"
 
 
-def test_one_thread_of_python_is_not_told_to_use_more_threads_first():
+def test_one_thread_of_python_is_not_told_to_use_more_threads_first_nor_on_the_cores_of_its_workers():
     """Threads do not help Python; what torchrun sets comes after what is Python's own."""
-    seen = {Need.ONE_THREAD_SET, Need.CORES_FREE, Need.ONE_THREAD_BUSY, Need.LOGGING_IN_STACK}
+    seen = {Need.ONE_THREAD_SET, Need.CORES_FREE, Need.ONE_THREAD_BUSY}
     row = (Kind.PYTHON_BOUND, "single-thread")
     assert EXPLANATIONS[row].remedies == ("log-rarely", "profile-python", "start-workers", "use-all-cores")
-    ids = [one.remedy.id for one in choose(*row, frozenset(seen), RunFacts(cores_free=7.0))]
+    free = RunFacts(cores_free=7.0)
+    ids = [one.remedy.id for one in choose(*row, frozenset(seen | {Need.LOGGING_IN_STACK}), free)]
     assert ids == ["log-rarely", "profile-python", "use-all-cores"]
-    ids = [one.remedy.id for one in choose(*row, frozenset(seen - {Need.LOGGING_IN_STACK}), RunFacts(cores_free=7.0))]
-    assert ids[0] == "profile-python"
+    assert choose(*row, frozenset(seen), free)[0].remedy.id == "profile-python"
+
+    def texts(facts, *more):
+        return [one.text for one in choose(*row, frozenset({*seen, *more}), facts)]
+
+    some = RunFacts(ranks=1, budget_cores=8.0, cores_free=2.9)
+    assert "let the rank use its cores: OMP_NUM_THREADS=4" in texts(some)
+    assert not any("threads" in text for text in texts(replace(some, cores_free=0.6)))
+    assert not any("threads" in text for text in texts(some, Need.GPU_PRESENT))
+
+
+def list_ids(kind: Kind, cause: str, *needs: Need) -> list[str]:
+    return [one.remedy.id for one in choose(kind, cause, frozenset(needs), RunFacts())]
 
 
 def test_workers_are_advised_for_certain_only_where_torch_s_loader_was_seen():
@@ -74,18 +91,11 @@ def test_collating_is_given_to_more_workers_where_cores_are_free():
     """A collate function that tokenises has no lists to get rid of."""
     row = (Kind.DATA_BOUND, "collate")
     free = {Need.COLLATE_IN_STACK, Need.TORCH_LOADER, Need.CORES_FREE, Need.MEMORY_FREE}
-    few = frozenset(free | {Need.WORKERS_PRESENT, Need.WORKERS_CPU_BOUND})
-    seen = [(one.remedy.id, one.certain) for one in choose(*row, few, RunFacts())]
+    few = free | {Need.WORKERS_PRESENT, Need.WORKERS_CPU_BOUND}
+    seen = [(one.remedy.id, one.certain) for one in choose(*row, frozenset(few), RunFacts())]
     assert seen == [("collate-arrays", True), ("more-workers", True), ("transform-once", True)]
-    none = frozenset(free | {Need.NO_WORKERS})
-    assert [one.remedy.id for one in choose(*row, none, RunFacts())][:2] == ["start-workers", "collate-arrays"]
-    full = few - {Need.CORES_FREE} | {Need.CORES_FULL}
-    assert "more-workers" not in {one.remedy.id for one in choose(*row, full, RunFacts())}
-
-
-def test_every_fault_has_a_remedy():
-    faults = {row.kind for row in TABLE if row.exit_code >= 10} - {Kind.NOT_ENOUGH_EVIDENCE}
-    assert all(one.remedies for (kind, _), one in EXPLANATIONS.items() if kind in faults)
+    assert list_ids(*row, *free, Need.NO_WORKERS)[:2] == ["start-workers", "collate-arrays"]
+    assert "more-workers" not in list_ids(*row, *(few - {Need.CORES_FREE}), Need.CORES_FULL)
 
 
 @pytest.mark.parametrize("remedy", CATALOGUE.values(), ids=list(CATALOGUE))
@@ -96,23 +106,20 @@ def test_a_remedy_says_all_that_it_must(remedy):
     assert not set(remedy.needs) & set(remedy.never_with)
 
 
-def test_the_dumps_of_several_hosts_come_in_files_or_with_labels_for_srun_mixes_what_its_tasks_print():
+def test_dumps_of_several_hosts_are_of_a_step_beside_the_job_with_a_task_a_host_in_files_or_with_labels():
+    """srun mixes what its tasks print.
+
+    Without the job a login node asks for a new one; a step holds all that is there; -n is the shell's else.
+    """
     pasted = fill_paste(CATALOGUE["look-on-other-hosts"].paste, RunFacts(slurm_job="4711"))
-    lines = pasted.splitlines()
-    lines += (Path(__file__).parents[3] / "docs" / "guide.md").read_text(encoding="utf-8").splitlines()
-    dumps = [line for line in lines if "srun" in line and "tpmon dump" in line]
+    guide = (Path(__file__).parents[3] / "docs" / "guide.md").read_text(encoding="utf-8")
+    told = [line for line in (*pasted.splitlines(), *guide.splitlines()) if "tpmon dump" in line]
+    dumps = [line for line in told if "srun" in line]
     assert len(dumps) == 3
     for line in dumps:
         in_files = " --output=dump-%N-%t.json " in line and "|" not in line
         assert in_files or " --label " in line.partition("|")[0]
     assert "srun --jobid=4711 " in pasted
-
-
-def test_a_step_beside_the_job_names_the_job_shares_its_cores_and_has_a_task_a_host():
-    """Without the job a login node asks for a new one; a step holds all that is there; -n is the shell's else."""
-    pasted = fill_paste(CATALOGUE["look-on-other-hosts"].paste, RunFacts(slurm_job="4711"))
-    guide = (Path(__file__).parents[3] / "docs" / "guide.md").read_text(encoding="utf-8")
-    told = [line for line in (*pasted.splitlines(), *guide.splitlines()) if "tpmon dump" in line]
     with pytest.raises(UsageError) as raised:
         read_dumps([__file__])
     steps = [part for line in (*told, raised.value.try_this) for part in line.split("srun --jobid")[1:]]
@@ -164,16 +171,12 @@ def propose(**changes):
     return propose_workers(**{**values, **changes})
 
 
-def test_workers_are_sized_by_need_cores_and_memory():
+def test_workers_are_sized_by_need_cores_and_memory_and_readers_that_only_wait_by_the_machine():
+    """Workers behind a socket want no cores, and memory is there: 20 times as many would be proposed."""
     assert propose() == 6
     assert propose(cores_free=1.0) == 3
     assert propose(memory_free_bytes=GIB * 2) == 3
     assert propose(cores_free=0.0) == 2
-    assert isinstance(propose(cores_free=Missing("no budget")), Missing)
-
-
-def test_readers_that_only_wait_are_not_proposed_without_end():
-    """Workers behind a socket want no cores, and memory is there: 20 times as many would be proposed."""
     waits = {"workers_now": 8, "needed_ratio": 20.0, "worker_busy_ratio": 0.05, "cores_free": 90.0}
     room = {"memory_free_bytes": 900 * GIB, "worker_rss_bytes": GIB // 2}
     assert propose(**waits, **room, budget_cores=96.0) == 32
@@ -182,7 +185,8 @@ def test_readers_that_only_wait_are_not_proposed_without_end():
     assert propose(**(waits | {"workers_now": 2}), **room, budget_cores=2.0) == 4
     assert propose(**waits, **room, budget_cores=96.0, shm_room=20.0) == 16
     assert propose(**waits, **room, budget_cores=96.0, shm_room=0.0) == 8
-    assert isinstance(propose(budget_cores=Missing("no budget")), Missing)
+    for unread in ("cores_free", "budget_cores"):
+        assert isinstance(propose(**{unread: Missing("no budget")}), Missing)
 
 
 def test_batches_that_new_workers_queue_must_fit_into_shared_memory():
@@ -193,27 +197,12 @@ def test_batches_that_new_workers_queue_must_fit_into_shared_memory():
     assert isinstance(gather_facts(see(line_up(frames[1:])), SUSPECT).shm_room, Missing)
 
 
-def _texts(kind: Kind, cause: str, needs: set[Need], facts: RunFacts) -> list[str]:
-    return [one.text for one in choose(kind, cause, frozenset(needs), facts)]
-
-
-def test_a_rank_is_given_no_threads_on_the_cores_of_its_workers():
-    needs = {Need.ONE_THREAD_SET, Need.CORES_FREE, Need.ONE_THREAD_BUSY}
-    row = (Kind.PYTHON_BOUND, "single-thread")
-    some = RunFacts(ranks=1, budget_cores=8.0, cores_free=2.9)
-    assert "let the rank use its cores: OMP_NUM_THREADS=4" in _texts(*row, needs, some)
-    full = replace(some, cores_free=0.6)
-    assert not any("threads" in text for text in _texts(*row, needs, full))
-    assert not any("threads" in text for text in _texts(*row, needs | {Need.GPU_PRESENT}, some))
-
-
 def test_raising_a_quota_is_certain_where_the_rule_saw_it_throttle():
     frame = make_frame(cpu=make_cpu(throttled_ratio=0.9, budget_by=BudgetBy.QUOTA))
     scene = see([frame] * 2)
     found = judge_quota(scene)
-    chosen = choose(found.kind, found.cause, observe(scene, found), gather_facts(scene, found))
-    assert chosen[0].remedy.id == "raise-quota"
-    assert chosen[0].certain
+    first = choose(found.kind, found.cause, observe(scene, found), gather_facts(scene, found))[0]
+    assert (first.remedy.id, first.certain) == ("raise-quota", True)
 
 
 def test_threads_that_the_program_asked_for_are_not_capped_from_outside():
@@ -276,20 +265,10 @@ def test_the_job_of_slurm_is_that_of_the_environment_of_a_rank(environment, job)
 PAGE = Path(__file__).parents[3] / "docs" / "verdicts.md"
 
 
-def test_the_page_is_of_today():
-    assert PAGE.read_text(encoding="utf-8") == write_page(), "make docs"
-
-
-def test_every_row_says_all_four_parts():
-    for one in EXPLANATIONS.values():
-        assert one.means.endswith(".")
-        assert one.sees.endswith(".")
-        assert one.confused_with.endswith(".")
-        assert bool(one.remedies) != one.what_to_do.endswith("."), "remedies, or a sentence"
-
-
-def test_every_section_of_the_page_has_its_three_points():
-    rows, _, _ = PAGE.read_text(encoding="utf-8").partition("# The catalogue of remedies")
+def test_the_page_is_of_today_and_every_section_has_its_three_points():
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == write_page(), "make docs"
+    rows, _, _ = page.partition("# The catalogue of remedies")
     for point in ("How tpmon sees it", "Often confused with", "What to do"):
         points = re.findall(rf"^\* {point}: (.*)$", rows, re.MULTILINE)
         assert len(points) == len(EXPLANATIONS)
@@ -302,10 +281,6 @@ def test_every_section_of_the_page_has_its_three_points():
 def fill(name: str, facts: RunFacts | None = None) -> Chosen:
     remedy = CATALOGUE[name]
     return fill_remedy(remedy, frozenset(remedy.needs), facts or RunFacts())
-
-
-def list_ids(kind: Kind, cause: str, *needs: Need) -> list[str]:
-    return [one.remedy.id for one in choose(kind, cause, frozenset(needs), RunFacts())]
 
 
 @pytest.mark.parametrize(
@@ -331,14 +306,11 @@ def test_what_is_pasted_is_right_and_takes_no_cpus_that_the_job_was_not_given(na
     assert [word for word in ("assign", "nproc", "cpu_count") if word in paste] == []
 
 
-def test_what_changes_the_science_of_a_run_is_said_in_what_is_seen():
+def test_what_is_seen_says_what_changes_the_science_of_a_run_and_a_title_that_ends_with_its_paste_once():
     assert write_try(fill("exchange-less-often")).splitlines()[0].endswith(" (changes the experiment):")
     assert " (changes the numerics): torch.set_float32" in write_try(fill("tf32"))
     assert "changes the" not in write_try(fill("pin-off"))
     assert {fill(name).remedy.risk for name in ("exchange-less-often", "tf32", "pin-off")} == set(Risk)
-
-
-def test_a_title_that_ends_with_its_paste_says_it_once_with_its_risk():
     assert write_try(fill("set-to-none")).count("zero_grad") == 1
     said = "keep the workers between epochs: persistent_workers=True,  # argument of DataLoader"
     assert write_try(fill("persistent-workers")).startswith(said)
@@ -354,17 +326,14 @@ def test_no_sync_is_advised_only_where_the_model_may_have_it():
     assert "accumulate-no-sync" in list_ids(Kind.COMMS_BOUND, "transfer", Need.FSDP_IN_STACK)
 
 
-def test_parameters_are_gathered_further_ahead_than_by_default_and_not_over_a_full_network():
+def test_a_full_network_gathers_no_parameters_further_ahead_and_keeps_shards_within_a_machine():
     assert "blocks[i + 1 : i + 3]" in fill("fsdp-prefetch").paste
-    seen = (Need.FSDP_IN_STACK, Need.GPU_MEMORY_FREE)
+    transfer, seen = (Kind.COMMS_BOUND, "transfer"), (Need.FSDP_IN_STACK, Need.GPU_MEMORY_FREE)
     assert "fsdp-prefetch" in list_ids(Kind.COMMS_BOUND, "unknown", *seen)
-    assert "fsdp-prefetch" not in list_ids(Kind.COMMS_BOUND, "transfer", *seen, Need.TRANSFER_SEEN)
-
-
-def test_shards_stay_within_a_machine_where_ranks_run_on_several():
-    seen = (Need.FSDP_IN_STACK, Need.GPU_MEMORY_FREE, Need.TRANSFER_SEEN)
-    assert "fsdp-hybrid" not in list_ids(Kind.COMMS_BOUND, "transfer", *seen)
-    assert "fsdp-hybrid" in list_ids(Kind.COMMS_BOUND, "transfer", *seen, Need.RANKS_ELSEWHERE)
+    full = list_ids(*transfer, *seen, Need.TRANSFER_SEEN)
+    assert "fsdp-prefetch" not in full
+    assert "fsdp-hybrid" not in full
+    assert "fsdp-hybrid" in list_ids(*transfer, *seen, Need.TRANSFER_SEEN, Need.RANKS_ELSEWHERE)
     assert "(world // 8, 8)" in fill("fsdp-hybrid", RunFacts(ranks=8)).paste
 
 
@@ -410,28 +379,30 @@ def test_no_paste_stats_what_a_descriptor_is_open_on_or_starts_a_second_training
     assert "{script}" not in CATALOGUE["local-environment"].paste
 
 
-def test_a_fast_path_of_nccl_that_was_switched_off_comes_first():
-    row = (Kind.COMMS_BOUND, "transfer")
-    assert list_ids(*row, Need.TRANSFER_SEEN, Need.NCCL_PATH_OFF)[0] == "nccl-paths-on"
-    assert "nccl-paths-on" not in list_ids(*row, Need.TRANSFER_SEEN)
-
-
-def test_clocks_that_nobody_set_are_not_set_back():
-    row = (Kind.GPU_THROTTLED, "odd-cap")
-    assert list_ids(*row, Need.CARD_SICK)[0] == "check-card"
-    assert list_ids(*row, Need.CARD_CAPPED)[0] == "reset-caps"
+def test_what_was_seen_of_a_cause_decides_what_comes_first():
+    transfer, cap = (Kind.COMMS_BOUND, "transfer"), (Kind.GPU_THROTTLED, "odd-cap")
+    assert list_ids(*transfer, Need.TRANSFER_SEEN, Need.NCCL_PATH_OFF)[0] == "nccl-paths-on"
+    assert "nccl-paths-on" not in list_ids(*transfer, Need.TRANSFER_SEEN)
+    assert list_ids(*cap, Need.CARD_SICK)[0] == "check-card", "clocks that nobody set are not set back"
+    assert list_ids(*cap, Need.CARD_CAPPED)[0] == "reset-caps"
     assert fill("check-card", RunFacts(card=3)).paste.endswith("-d PERFORMANCE,POWER,TEMPERATURE -i 3")
+    leak = (Kind.MEMORY_PRESSURE, "leak")
+    assert list_ids(*leak, Need.ANON_GROWS)[0] == "detach-history"
+    assert list_ids(*leak, Need.ANON_GROWS, Need.GPU_PRESENT)[0] == "find-leak", "it keeps no graphs on the host"
 
 
-def test_a_loader_that_stands_still_raises_without_a_name_of_a_worker():
-    assert "after 120 s" in CATALOGUE["time-limit-for-batches"].proof
-
-
-def test_data_are_brought_near_before_they_are_written_anew():
-    chosen = list_ids(Kind.DATA_BOUND, "storage-bandwidth", Need.WORKERS_IO_WAIT)
-    assert chosen.index("stage-on-nvme") < chosen.index("denser-format")
-    seen = frozenset((Need.WORKERS_IO_WAIT,))
-    assert not any(one.certain for one in choose(Kind.DATA_BOUND, "storage-bandwidth", seen, RunFacts()))
+def test_data_are_brought_near_before_they_are_written_anew_and_decoded_on_a_gpu_if_they_are_jpegs():
+    near = choose(Kind.DATA_BOUND, "storage-bandwidth", frozenset((Need.WORKERS_IO_WAIT,)), RunFacts())
+    ids = [one.remedy.id for one in near]
+    assert ids.index("stage-on-nvme") < ids.index("denser-format")
+    assert not any(one.certain for one in near)
+    assert "only what is not random can be stored" in fill("transform-once").text
+    row = (Kind.DATA_BOUND, "cpu-transform")
+    assert "decode-on-gpu" not in list_ids(*row, Need.WORKERS_CPU_BOUND)
+    seen = frozenset((Need.WORKERS_CPU_BOUND, Need.GPU_PRESENT))
+    decode = next(one for one in choose(*row, seen, RunFacts()) if one.remedy.id == "decode-on-gpu")
+    assert decode.text.startswith("if the workers decode JPEGs: ")
+    assert "after 120 s" in CATALOGUE["time-limit-for-batches"].proof, "a loader that stands names no worker"
 
 
 @pytest.mark.parametrize("need", [Need.AFFINITY_BELOW_HOST, Need.QUOTA_BELOW_AFFINITY])
@@ -442,44 +413,6 @@ def test_cores_that_the_machine_has_and_the_job_has_not_come_first(need):
     assert list_ids(*row, *full, need)[0] == "more-cores"
     assert list_ids(*row, *full, need, Need.POOL_IN_WORKERS)[0] == "cap-worker-threads"
     assert list_ids(*row, *(set(full) - {Need.CORES_FULL}), need)[0] == "transform-once"
-
-
-def test_only_what_is_not_random_is_stored():
-    assert "only what is not random can be stored" in fill("transform-once").text
-
-
-def test_jpegs_are_decoded_on_a_gpu_if_that_is_what_the_workers_do():
-    row = (Kind.DATA_BOUND, "cpu-transform")
-    assert "decode-on-gpu" not in list_ids(*row, Need.WORKERS_CPU_BOUND)
-    seen = frozenset((Need.WORKERS_CPU_BOUND, Need.GPU_PRESENT))
-    decode = next(one for one in choose(*row, seen, RunFacts()) if one.remedy.id == "decode-on-gpu")
-    assert decode.text.startswith("if the workers decode JPEGs: ")
-
-
-def test_a_host_that_grows_beside_a_gpu_keeps_no_graphs():
-    row = (Kind.MEMORY_PRESSURE, "leak")
-    assert list_ids(*row, Need.ANON_GROWS)[0] == "detach-history"
-    assert list_ids(*row, Need.ANON_GROWS, Need.GPU_PRESENT)[0] == "find-leak"
-
-
-def test_one_worker_takes_its_time_for_each_batch():
-    """A share w in loading: n workers leave the longer of w / n and 1 - w."""
-    facts = RunFacts(
-        ranks=1,
-        workers_per_rank=0,
-        needed_ratio=14.0,
-        cores_free=1.0,
-        memory_free_bytes=1 << 34,
-        worker_rss_bytes=1 << 28,
-        worker_busy_ratio=1.0,
-        budget_cores=2.0,
-        waiting_ratio=0.9,
-    )
-    assert advice_facts.fill("{workers}: {workers_gain} of {gain}", facts) == "2: 2.2x of 10.0x"
-    assert advice_facts.fill("{workers_gain}", replace(facts, cores_free=9.0, worker_busy_ratio=0.1)) == "10.0x"
-    on_card = replace(facts, cores_free=0.0, loading_ratio=0.8, waiting_ratio=0.5)
-    assert advice_facts.fill("{workers}: {workers_gain}", on_card) == "1: 1.2x"
-    assert advice_facts.fill("{workers_gain}", RunFacts()) == "1 / (share of the wait / N)"
 
 
 MORE = RunFacts(
@@ -493,6 +426,16 @@ MORE = RunFacts(
     budget_cores=4.0,
     waiting_ratio=0.75,
 )
+
+
+def test_one_worker_takes_its_time_for_each_batch():
+    """A share w in loading: n workers leave the longer of w / n and 1 - w."""
+    facts = replace(MORE, workers_per_rank=0, needed_ratio=14.0, budget_cores=2.0, waiting_ratio=0.9)
+    assert advice_facts.fill("{workers}: {workers_gain} of {gain}", facts) == "2: 2.2x of 10.0x"
+    assert advice_facts.fill("{workers_gain}", replace(facts, cores_free=9.0, worker_busy_ratio=0.1)) == "10.0x"
+    on_card = replace(facts, cores_free=0.0, loading_ratio=0.8, waiting_ratio=0.5)
+    assert advice_facts.fill("{workers}: {workers_gain}", on_card) == "1: 1.2x"
+    assert advice_facts.fill("{workers_gain}", RunFacts()) == "1 / (share of the wait / N)"
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.collectives import HOST, make_call, make_entry, make_group, make_raw, make_record, one_missing, reading
-from tests.dumps import ALL_REDUCE, DECODE, NFS, SITE, make_native, make_rank, make_round
+from tests.collectives import HOST, RAS, make_call, make_entry, make_group, make_raw, make_record, one_missing, reading
+from tests.dumps import make_native, make_rank, make_round
 from tests.frames import NOW, make_frame, make_output
+from tests.stacks import ALL_REDUCE, DECODE, NFS, SITE
 from tpmon.judge.dumps.collective_words import find_standings, may_wait
 from tpmon.judge.dumps.collectives import add_collectives, find_transfers, fold_collectives, judge_collectives
 from tpmon.judge.dumps.groups import DumpOrigin, fold_dumps, fold_rounds
@@ -16,17 +17,7 @@ from tpmon.judge.dumps.hot import add_records, date_log, fold_state
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Asker, Dump, DumpRequest, DumpState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.results.collectives import (
-    CallState,
-    CollectiveCause,
-    Collectives,
-    CollectivesReading,
-    RankRecord,
-    RasRank,
-    RasReport,
-    RecordSource,
-    SourceNote,
-)
+from tpmon.model.results.collectives import CallState, CollectiveCause, RankRecord, RecordSource, SourceNote
 from tpmon.model.stacks import StackFrame
 from tpmon.probe.records.flight_recorder import parse_record
 from tpmon.report.stacks import write_dump
@@ -38,8 +29,7 @@ AGO_NS = round((NOW - timedelta(seconds=200)).timestamp() * 1e9)
 def parse(rank: int, entries: list[dict[str, Any]], first: int = 0) -> RankRecord:
     """Parse what rank ``rank`` wrote down; its buffer begins with entry number ``first``."""
     numbered = [entry | {"record_id": first + number} for number, entry in enumerate(entries)]
-    origin = RankRecord("node-01", 4000 + 10 * rank, rank, RecordSource.FILE, NOW, False, ())
-    return parse_record(make_raw(numbered, pg_config=MEMBERS), origin)
+    return parse_record(make_raw(numbered, pg_config=MEMBERS), make_record(rank, from_start=False))
 
 
 def batch(number: int, transfer: int, *names: str, done: bool = True) -> list[dict[str, Any]]:
@@ -52,7 +42,7 @@ def batch(number: int, transfer: int, *names: str, done: bool = True) -> list[di
     ]
 
 
-def judge(*records: RankRecord) -> Collectives:
+def judge(*records: RankRecord):
     return judge_collectives([reading(*records)], 2, {})
 
 
@@ -70,17 +60,11 @@ def stage(rank: int, batches: int, *, steps: int, open_: bool | None, first: int
     return parse(rank, entries[:-1] if open_ is None else entries, first)
 
 
-def test_the_sends_and_receives_of_a_batch_are_done_when_the_batch_is():
+def test_the_sends_and_receives_of_a_batch_are_done_when_the_batch_is_and_a_send_after_it_is_not_of_it():
     judged = judge(parse(0, batch(1, 1, "send 0->1")), parse(1, batch(1, 1, "recv 1<-0")))
     assert judged.summary == "every collective that was called is done: no rank waits in one that the records know"
-
-
-def test_a_batch_that_is_not_done_is_told_by_its_sends_and_receives():
     judged = judge(parse(0, batch(1, 1, "send 0->1", done=False)))
     assert (judged.findings, judged.summary) == ((), "rank 0 waits in send 0->1 of default_pg for 3m20s")
-
-
-def test_a_send_after_a_batch_is_not_of_it():
     single = make_entry(1, "nccl:send 0->1", is_p2p=True, p2p_seq_id=2, time_created_ns=AGO_NS)
     judged = judge(parse(0, [*batch(1, 1, "recv 0<-1"), single]))
     assert judged.summary == "rank 0 waits in send 0->1 of default_pg for 3m20s"
@@ -128,12 +112,9 @@ def test_numbers_that_cannot_be_compared_accuse_nobody():
         " receives count among its collectives, and without the oldest calls the numbers cannot be compared"
         " between ranks)"
     )
-
-
-def test_overwritten_records_without_batches_are_compared_as_before():
-    waits = make_record(0, make_group(17, 18, ranks=(0, 1)), from_start=False)
-    (found,) = judge(waits, make_record(1, make_group(17, 17, ranks=(0, 1)), from_start=False)).findings
-    assert found.missing == (1,)
+    overwritten = (make_record(rank, make_group(17, 18 - rank, ranks=(0, 1)), from_start=False) for rank in (0, 1))
+    (found,) = judge(*overwritten).findings
+    assert found.missing == (1,), "without batches they are compared as before"
 
 
 # who is missing
@@ -204,19 +185,19 @@ def test_a_record_that_is_older_than_the_call_proves_nothing(before_s, host, mis
 
 ORIGIN = DumpOrigin(4000, "train.py", 4)
 NO_SERVER = SourceNote(HOST, RecordSource.SERVER, "no debug server in it")
-BEHIND = RasRank("00a1b2c3d4e5f607", 3, "behind", "AllReduce", 4710, 4711, 4242, "10.0.0.1")
-REPORT = RasReport("2.27.5", 8, 8, ("MISMATCH",), (BEHIND,), 0, 0)
+NCCL = make_native(77, "pt_nccl_watchdg")
 
 
 def test_ncclls_report_is_said_beside_the_records_and_alone():
-    alone = judge_collectives([reading(ras=[REPORT])], 4, {})
-    lags = "NCCL RAS: rank 3 of communicator e5f607 (process 4242 on 10.0.0.1) launched 4710 of 4711 AllReduce"
+    report = replace(RAS, processes=8, gpus=8, errors=("MISMATCH",))
+    alone = judge_collectives([reading(ras=[report])], 4, {})
+    lags = "NCCL RAS: rank 1 of communicator e5f607 (process 4242 on 10.0.0.1) launched 3 of 4 AllReduce"
     assert alone.summary == f"{lags} (a job that runs shows this too: look again whether the numbers stay)"
-    both = judge_collectives([reading(*one_missing(), ras=[REPORT])], 4, {})
+    both = judge_collectives([reading(*one_missing(), ras=[report])], 4, {})
     assert both.summary.endswith(lags)
-    fine = replace(REPORT, ranks=(), errors=())
+    fine = replace(report, ranks=(), errors=())
     assert "names no rank" in judge_collectives([reading(ras=[fine])], 4, {}).summary
-    dead = replace(REPORT, dead=2, silent=1, ranks=(replace(BEHIND, problem="status ABORT"),) * 5)
+    dead = replace(report, dead=2, silent=1, ranks=(replace(report.ranks[0], problem="status ABORT"),) * 5)
     said = judge_collectives([reading(ras=[dead])], 4, {}).summary
     assert "2 processes are dead, 1 process gave no answer" in said
     assert "status ABORT" in said
@@ -224,23 +205,14 @@ def test_ncclls_report_is_said_beside_the_records_and_alone():
 
 
 def hung_dump(ranks=range(4), host: str = HOST) -> Dump:
-    native = make_native(77, "pt_nccl_watchdg")
-    looks = [
-        make_round(
-            *(
-                make_rank(rank, native, **({"frames": DECODE, "state": "D", "waits_on": NFS} if rank == 3 else {}))
-                for rank in ranks
-            ),
-            at_s=at_s,
-            host=host,
-        )
-        for at_s in (0.0, 60.0)
-    ]
-    return fold_rounds(looks, DumpOrigin(4000, "train.py", 4))
+    late = {3: {"frames": DECODE, "state": "D", "waits_on": NFS}}
+    looks = [make_rank(rank, NCCL, **late.get(rank, {})) for rank in ranks]
+    return fold_rounds([make_round(*looks, at_s=at_s, host=host) for at_s in (0.0, 60.0)], ORIGIN)
 
 
 def test_a_dump_carries_what_was_recorded_and_survives_its_json():
-    dump = add_collectives(hung_dump(), reading(*one_missing(), notes=[NO_SERVER]))
+    bare = hung_dump()
+    dump = add_collectives(bare, reading(*one_missing(), notes=[NO_SERVER]))
     assert "rank 3 has not called it: decode data.py:88 (data wait), blocked in a read" in dump.collectives.summary
     assert decode(Dump, encode(dump)) == dump
     text = "\n".join(write_dump(dump, lambda _: ()))
@@ -248,12 +220,9 @@ def test_a_dump_carries_what_was_recorded_and_survives_its_json():
     assert "  default_pg: ranks 0-2 done up to 17 all_reduce (4x4 Float), in 18 all_reduce (4x4 Float)" in text
     assert "  default_pg: rank 3 done up to 17 all_reduce (4x4 Float), called no more" in text
     assert "from debug server of torch (4 ranks, 03:07:41)" in text
-
-
-def test_a_dump_of_an_older_tpmon_is_read():
-    line = encode(hung_dump())
-    assert '"collectives"' not in line
-    assert decode(Dump, line).collectives is NOT_APPLICABLE
+    # A dump of an older tpmon has none.
+    assert '"collectives"' not in encode(bare)
+    assert decode(Dump, encode(bare)).collectives is NOT_APPLICABLE
 
 
 def test_without_records_the_dump_says_why_and_assumes_the_default_timeout():
@@ -276,31 +245,25 @@ def test_without_records_the_dump_says_why_and_assumes_the_default_timeout():
 )
 def test_the_default_timeout_is_that_of_the_framework_in_the_stacks(file, words):
     frames = (*ALL_REDUCE[:2], StackFrame("step", f"{SITE}/{file}", 7), *ALL_REDUCE[2:])
-    native = make_native(77, "pt_nccl_watchdg")
-    looks = [
-        make_round(*(make_rank(rank, native, frames=frames) for rank in range(4)), at_s=at_s) for at_s in (0.0, 60.0)
-    ]
+    looks = [make_round(*(make_rank(n, NCCL, frames=frames) for n in range(4)), at_s=at_s) for at_s in (0.0, 60.0)]
     told = add_collectives(fold_rounds(looks, ORIGIN), reading(notes=[NO_SERVER])).collectives
     assert told.summary.endswith(f"NCCL aborts this job {words}")
 
 
 def test_ranks_that_wait_for_others_or_for_the_device_are_told_from_those_that_run():
-    running = fold_rounds([make_round(*(make_rank(one, frames=DECODE) for one in range(2)))], ORIGIN)
+    def look_at(*looks):
+        return fold_rounds([make_round(*looks)], DumpOrigin(4000, "train.py", len(looks)))
+
+    running = look_at(*(make_rank(one, frames=DECODE) for one in range(2)))
     assert not may_wait(running.groups)
-    waiting = fold_rounds([make_round(make_rank(0, frames=DECODE), make_rank(1))], ORIGIN)
-    assert may_wait(waiting.groups)
+    for notes in ([NO_SERVER], []):
+        assert add_collectives(running, reading(notes=notes)).collectives is NOT_APPLICABLE
+    assert may_wait(look_at(make_rank(0, frames=DECODE), make_rank(1)).groups)
     synchronize = (*DECODE[:2], StackFrame("synchronize", f"{SITE}/torch/cuda/__init__.py", 900))
-    assert may_wait(fold_rounds([make_round(make_rank(0, frames=synchronize))], ORIGIN).groups)
-    assert may_wait(fold_rounds([make_round(make_rank(0, frames=Missing("denied")))], ORIGIN).groups)
+    assert may_wait(look_at(make_rank(0, frames=synchronize)).groups)
+    assert may_wait(look_at(make_rank(0, frames=Missing("denied"))).groups)
     in_driver = make_rank(0, state="D", wchan="nv_wait", waits_for="nv_wait")
-    assert may_wait(fold_rounds([make_round(in_driver)], ORIGIN).groups), "its records may know more"
-
-
-def test_a_job_that_waits_for_no_rank_is_told_nothing_of_records_that_are_not_there():
-    looks = make_round(*(make_rank(rank, frames=DECODE) for rank in range(2)))
-    dump = fold_rounds([looks], DumpOrigin(4000, "train.py", 2))
-    assert add_collectives(dump, reading(notes=[NO_SERVER])).collectives is NOT_APPLICABLE
-    assert add_collectives(dump, reading()).collectives is NOT_APPLICABLE
+    assert may_wait(look_at(in_driver).groups), "its records may know more"
 
 
 def test_records_of_two_hosts_are_judged_together():
@@ -324,22 +287,18 @@ def test_a_call_that_runs_ahead_is_shown_with_how_many_more():
 
 def test_a_record_that_was_written_long_before_says_so():
     dump = hung_dump()
-    records = [replace(one, taken=dump.taken - timedelta(seconds=540)) for one in one_missing()]
-    told = add_collectives(dump, reading(*records)).collectives
-    fresh = add_collectives(dump, reading(*(replace(one, taken=dump.taken) for one in records))).collectives
-    assert is_known(told)
-    assert is_known(fresh)
-    assert told.summary.startswith("as recorded 9m00s before: all_reduce number")
-    assert not fresh.summary.startswith("as recorded")
-    assert "NCCL aborts this job in" in fresh.summary
-    assert "if they still wait, NCCL aborts this job in" in told.summary or "aborts" not in told.summary
 
+    def told(records, seconds):
+        taken = dump.taken - timedelta(seconds=seconds)
+        return add_collectives(dump, reading(*(replace(one, taken=taken) for one in records))).collectives.summary
 
-def test_old_records_without_a_wait_are_not_the_present():
-    dump = hung_dump()
-    done = make_record(0, make_group(4, 4))
-    said = add_collectives(dump, reading(replace(done, taken=dump.taken - timedelta(minutes=2)))).collectives
-    assert said.summary.startswith("as recorded 2m00s before: every collective that was called is done")
+    old, fresh = told(one_missing(), 540), told(one_missing(), 0)
+    assert old.startswith("as recorded 9m00s before: all_reduce number")
+    assert not fresh.startswith("as recorded")
+    assert "NCCL aborts this job in" in fresh
+    assert "if they still wait, NCCL aborts this job in" in old or "aborts" not in old
+    done = told([make_record(0, make_group(4, 4))], 120)
+    assert done.startswith("as recorded 2m00s before: every collective that was called is done")
 
 
 def test_of_ranks_of_two_hosts_with_one_number_no_stack_is_joined_with_a_record():
@@ -363,13 +322,13 @@ def fold(*looks, log=LOG) -> Dump:
     state = DumpState(DumpRequest(Asker.KEY), looks, 2, 2, running=False, refused="")
     update = fold_state(state, make_frame(output=(log,)))
     assert update.awaits_records
-    dump = add_records(update, CollectivesReading((), (), (NO_SERVER,))).dump
+    dump = add_records(update, reading(notes=[NO_SERVER])).dump
     assert is_known(dump)
     return dump
 
 
 def look(*ranks: int, at_s: float = 0.0):
-    return make_round(*(make_rank(rank, make_native(77, "pt_nccl_watchdg")) for rank in ranks), at_s=at_s)
+    return make_round(*(make_rank(rank, NCCL) for rank in ranks), at_s=at_s)
 
 
 def calls_of(dump: Dump) -> str:
@@ -384,20 +343,13 @@ def test_the_newest_log_that_has_an_age_dates_the_silence():
     assert date_log([]) is NOT_APPLICABLE
 
 
-def test_one_look_on_a_key_has_the_last_log_write_and_assumes_the_end_from_its_age():
+def test_one_look_on_a_key_assumes_the_end_from_the_last_log_write_and_two_need_no_log():
     dump = fold(look(0, 1))
     assert dump.last_write == LOG.last_write
     assert ABORT in calls_of(dump)
-
-
-def test_a_log_that_is_young_old_or_of_other_ranks_tells_no_end():
-    young = replace(LOG, last_write=NOW - timedelta(seconds=5))
-    old = replace(LOG, last_write=NOW - timedelta(hours=5))
-    for log in (young, old):
-        assert "default" not in calls_of(fold(look(0, 1), log=log)), "the wait may have begun after it"
+    for ago in (timedelta(seconds=5), timedelta(hours=5)):
+        other = replace(LOG, last_write=NOW - ago)
+        assert "default" not in calls_of(fold(look(0, 1), log=other)), "the wait may have begun after it"
     assert "default" not in calls_of(fold(look(2, 3))), "rank 0 writes the log, elsewhere"
-
-
-def test_looks_that_tell_for_how_long_they_wait_need_no_log():
     said = calls_of(fold(look(0, 1), look(0, 1, at_s=60.0)))
     assert "in about 9m00s (assumed: its default timeout)" in said

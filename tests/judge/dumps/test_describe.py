@@ -1,29 +1,13 @@
 """What a thread does in words, and stacks without the insides of libraries."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.dumps import (
-    ALL_REDUCE,
-    BACKWARD,
-    DECODE,
-    LIB,
-    MAIN,
-    NFS,
-    ONCE,
-    SITE,
-    TRAIN,
-    WORKER_READS,
-    WORKER_WAITS,
-    fold,
-    make_native,
-    make_rank,
-    odd_pid,
-    rounds,
-    stack_of,
-)
+from tests.dumps import ONCE, fold, make_native, make_rank, odd_pid, rounds
 from tests.hanging import conclude, stand
+from tests.stacks import ALL_REDUCE, BACKWARD, DECODE, LIB, NFS, READS, SITE, WORKER_READS, WORKER_WAITS, stack_of
 from tpmon.judge.dumps.describe import collapse_frames, describe_stack
 from tpmon.model.dump import WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE, Missing
@@ -35,46 +19,32 @@ from tpmon.model.waits import WaitReason
 RANK = (Role.RANK, ThreadKind.MAIN)
 
 
-def in_train(function, file, line):
-    return (MAIN, TRAIN, StackFrame(function, file, line))
+BESIDE, FEEDER = (Role.RANK, ThreadKind.OTHER), (Role.WORKER, ThreadKind.OTHER)
+
+
+def in_train(text):
+    return stack_of(f"main > train > {text}")
+
+
+def in_thread(text):
+    return stack_of(f"_bootstrap lib/threading.py:1002 > {text}")
 
 
 WORDS = [
     (Role.WORKER, ThreadKind.MAIN, WORKER_WAITS, "waits for work (queue.get)"),
     (Role.WORKER, ThreadKind.MAIN, WORKER_READS, "decode data.py:88"),
-    (*RANK, in_train("get", f"{LIB}/queue.py", 171), "queue.get in train train.py:40"),
-    (*RANK, in_train("save", f"{SITE}/torch/serialization.py", 9), "checkpoint train.py:40"),
-    (
-        Role.RANK,
-        ThreadKind.OTHER,
-        stack_of("_bootstrap lib/threading.py:1002 > run tqdm/_monitor.py:60 > wait lib/threading.py:629"),
-        "tqdm: condition or event",
-    ),
-    (
-        Role.WORKER,
-        ThreadKind.OTHER,
-        stack_of(
-            "_bootstrap lib/threading.py:1002 > _feed lib/multiprocessing/queues.py:231 > wait lib/threading.py:327"
-        ),
-        "queue feeder",
-    ),
+    (*RANK, in_train("get lib/queue.py:171"), "queue.get in train train.py:40"),
+    (*RANK, in_train("save torch/serialization.py:9"), "checkpoint train.py:40"),
+    (*BESIDE, in_thread("run tqdm/_monitor.py:60 > wait lib/threading.py:629"), "tqdm: condition or event"),
+    (*FEEDER, in_thread("_feed lib/multiprocessing/queues.py:231 > wait lib/threading.py:327"), "queue feeder"),
+    (*RANK, in_train("SemLock.__enter__ lib/multiprocessing/synchronize.py:95"), "process lock in train train.py:40"),
     (
         *RANK,
-        in_train("SemLock.__enter__", f"{LIB}/multiprocessing/synchronize.py", 95),
-        "process lock in train train.py:40",
-    ),
-    (
-        *RANK,
-        in_train("Event.wait", f"{LIB}/multiprocessing/synchronize.py", 350),
+        in_train("Event.wait lib/multiprocessing/synchronize.py:350"),
         "process condition or event in train train.py:40",
     ),
     (Role.LAUNCHER, ThreadKind.MAIN, (), "no Python frames"),
-    (
-        Role.RANK,
-        ThreadKind.MAIN,
-        (StackFrame("_shutdown", f"{LIB}/threading.py", 1590),),
-        "waits for threads to end (interpreter exit)",
-    ),
+    (*RANK, stack_of("_shutdown lib/threading.py:1590"), "waits for threads to end (interpreter exit)"),
 ]
 
 
@@ -94,15 +64,9 @@ def test_library_frames_become_a_word_and_the_users_stay():
         ("__getitem__ data.py:60", True),
         ("decode data.py:88", True),
     ]
-    assert [one.text for one in collapse_frames(BACKWARD)][-1] == "backward"
-    module = StackFrame("Module._call_impl", f"{SITE}/torch/nn/modules/module.py", 1500)
-    nested = (
-        MAIN,
-        module,
-        StackFrame("forward", "/run/model.py", 5),
-        module,
-        StackFrame("forward", "/run/model.py", 9),
-    )
+    assert texts(BACKWARD)[-1] == "backward"
+    module = "Module._call_impl torch/nn/modules/module.py:1500"
+    nested = stack_of(f"main > {module} > forward /run/model.py:5 > {module} > forward /run/model.py:9")
     assert texts(nested) == ["<module> train.py:90", "forward model.py:5", "forward model.py:9"]
 
 
@@ -162,8 +126,7 @@ def test_a_thread_of_a_pool_is_idle_only_where_it_has_no_task(frames, words, wai
     doing = describe_stack(Role.RANK, ThreadKind.OTHER, frames)
     assert doing.text.endswith(words)
     assert doing.wait is wait
-    shown = [one.text for one in collapse_frames(frames)]
-    assert any("idle" in one for one in shown) is (wait is WaitReason.WORK)
+    assert any("idle" in one for one in texts(frames)) is (wait is WaitReason.WORK)
 
 
 PROCESS = StackFrame("_process_worker", f"{LIB}/concurrent/futures/process.py", 240)
@@ -268,11 +231,8 @@ WATCHED = ("pt_nccl_watchdg", "pt_nccl_heartbt", "pt_gloo_runloop")
 
 
 def test_the_threads_of_process_groups_are_told_together_and_accuse_nobody():
-    ranks = [
-        make_rank(rank, *(make_native(9000 + 10 * rank + at, name) for at, name in enumerate(WATCHED)))
-        for rank in range(4)
-    ]
-    dump = fold(*ranks)
+    threads = [make_native(9000 + at, name) for at, name in enumerate(WATCHED)]
+    dump = fold(*(make_rank(rank, *threads) for rank in range(4)))
     assert odd_pid(dump) == 0
     native = [group for group in dump.groups if group.threads[0].kind is ThreadKind.COMM]
     assert {group.threads[0].name: len(group.threads) for group in native} == dict.fromkeys(WATCHED, 4)
@@ -298,30 +258,19 @@ def test_frames_of_c_tell_what_a_line_alone_does_not(function, text, wait):
     frames = (*users, native("THPVariable_item"), native(function), native("?"))
     doing = describe_stack(Role.RANK, ThreadKind.MAIN, frames)
     assert (doing.text, doing.wait) == (text, wait)
-    assert [one.text for one in collapse_frames(frames)][2:] == [
-        "THPVariable_item libtorch_cpu.so",
-        f"{function} libtorch_cpu.so",
-        "? libtorch_cpu.so",
-    ]
+    assert texts(frames)[2:] == ["THPVariable_item libtorch_cpu.so", f"{function} libtorch_cpu.so", "? libtorch_cpu.so"]
 
 
 # one line of the user makes many collectives
 
-_TORCH, _TRAINER = f"{SITE}/torch", f"{SITE}/transformers/trainer.py"
-_HF = (MAIN, TRAIN, StackFrame("train", _TRAINER, 2200), StackFrame("_inner_training_loop", _TRAINER, 2500))
-EVALUATE = (
-    *_HF,
-    *stack_of(
-        "evaluate transformers/trainer.py:4100 > evaluation_loop transformers/trainer.py:4300"
-        " > gather accelerate/utils/operations.py:400 > all_gather torch/distributed/distributed_c10d.py:3500"
-    ),
+_HF = "main > train > train transformers/trainer.py:2200 > _inner_training_loop transformers/trainer.py:2500"
+EVALUATE = stack_of(
+    f"{_HF} > evaluate transformers/trainer.py:4100 > evaluation_loop transformers/trainer.py:4300"
+    " > gather accelerate/utils/operations.py:400 > all_gather torch/distributed/distributed_c10d.py:3500"
 )
-STEP = (
-    *_HF,
-    *stack_of(
-        "training_step transformers/trainer.py:3600 > forward torch/nn/parallel/distributed.py:1600"
-        " > _sync_buffers torch/nn/parallel/distributed.py:2100"
-    ),
+STEP = stack_of(
+    f"{_HF} > training_step transformers/trainer.py:3600 > forward torch/nn/parallel/distributed.py:1600"
+    " > _sync_buffers torch/nn/parallel/distributed.py:2100"
 )
 
 
@@ -332,9 +281,6 @@ def test_ranks_in_two_collectives_of_one_user_line_are_two_camps():
         f" (validation) train.py:40, waits for: lock or queue (futex){ONCE}"
     )
     assert dump.odd_one_out.rank == 0
-
-
-def test_the_verdict_on_two_collectives_of_one_user_line_says_who_is_in_which():
     ranks = [make_rank(rank, frames=EVALUATE if rank == 5 else STEP) for rank in range(8)]
     finding = conclude(stand(*ranks))
     assert finding.cause == "missing-rank"
@@ -345,7 +291,7 @@ def test_the_verdict_on_two_collectives_of_one_user_line_says_who_is_in_which():
 
 
 def test_one_collective_is_one_camp_wherever_in_its_library_the_ranks_are():
-    spins = (*ALL_REDUCE, StackFrame("_spin", f"{_TORCH}/distributed/distributed_c10d.py", 90))
+    spins = (*ALL_REDUCE, replace(ALL_REDUCE[-1], function="_spin", line=90))
     without = tuple(frame for frame in ALL_REDUCE if frame.function != "wrapper")
     stacks = (ALL_REDUCE, spins, without, ALL_REDUCE)
     dump = fold(*[make_rank(rank, frames=frames) for rank, frames in enumerate(stacks)])
@@ -356,10 +302,9 @@ def test_one_collective_is_one_camp_wherever_in_its_library_the_ranks_are():
 
 
 def test_who_waits_for_its_card_is_not_the_odd_one_beside_one_that_reads():
-    sync = (MAIN, TRAIN, StackFrame("synchronize", f"{_TORCH}/cuda/__init__.py", 950))
-    reads = make_rank(7, frames=DECODE, state="D", waits_for="NFS", waits_on=NFS)
+    sync = stack_of("main > train > synchronize torch/cuda/__init__.py:950")
     ranks = [make_rank(rank, frames=sync) for rank in range(1, 7)]
-    job = [make_rank(0), *ranks, reads]
+    job = [make_rank(0), *ranks, make_rank(7, frames=DECODE, **READS)]
     dump = rounds(job, job, job, world=8)
     assert dump.odd_one_out.rank == 7
     assert "not there either" not in dump.summary

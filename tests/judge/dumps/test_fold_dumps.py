@@ -10,26 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.dumps import (
-    ALL_REDUCE,
-    BROADCAST,
-    DECODE,
-    HOST,
-    IN_LOCK,
-    MAIN,
-    NEXT_BATCH,
-    NFS,
-    RUNNING,
-    SITE,
-    fold,
-    inner,
-    make_rank,
-    make_round,
-    make_worker,
-    rounds,
-    stack_of,
-)
+from tests.dumps import HOST, fold, inner, make_rank, make_round, make_worker, rounds
 from tests.frames import NOW
+from tests.stacks import ALL_REDUCE, BROADCAST, DECODE, IN_LOCK, MAIN, NEXT_BATCH, READS, RUNNING, SITE, stack_of
 from tpmon.commands.dump import FoldOptions, pick_exit_code, run_fold
 from tpmon.errors import ExitCode, UsageError
 from tpmon.judge.dumps.describe import collapse_frames
@@ -45,7 +28,6 @@ from tpmon.report.stacks import write_dump
 
 SAVE = (MAIN, StackFrame("save", f"{SITE}/torch/serialization.py", 900))
 BARRIER = stack_of("main > train > barrier torch/distributed/distributed_c10d.py:4000")
-IO = {"state": "D", "waits_for": "NFS", "waits_on": NFS, "call": "read"}
 
 
 def text(dump: Dump) -> str:
@@ -65,7 +47,7 @@ def looked(those: list[ProcessLook], looks: int = 3, every_s: float = 16.0, worl
     return rounds(*[those] * looks, every_s=every_s, world=world)
 
 
-BLOCKED = make_rank(3, frames=DECODE, **IO)
+BLOCKED = make_rank(3, frames=DECODE, **READS)
 
 
 @pytest.mark.parametrize("since_s", [1e299, -1e299])
@@ -114,7 +96,7 @@ def test_what_stood_still_for_long_enough_is_hung_and_never_with_full_trust(look
 @pytest.mark.parametrize(
     ("culprit", "frames", "excuse"),
     [
-        (make_rank(3, frames=SAVE, **IO), ALL_REDUCE, "checkpoint may take long"),
+        (make_rank(3, frames=SAVE, **READS), ALL_REDUCE, "checkpoint may take long"),
         (make_rank(3, frames=IN_LOCK, run_ns=0, **RUNNING), ALL_REDUCE, "it computes"),
         (make_rank(3, frames=IN_LOCK, waits_for="sleep"), ALL_REDUCE, "a sleep ends by itself"),
         (BLOCKED, BARRIER, "they wait for what one rank does alone"),
@@ -127,14 +109,10 @@ def test_what_may_end_by_itself_is_never_hung_however_long(culprit, frames, excu
     assert [row.text for row in finding.against] == [excuse]
 
 
-def test_a_rank_that_moves_is_slow_and_no_hang():
+def test_while_a_rank_or_one_of_those_that_wait_for_it_moves_it_is_no_hang():
     looks = [eight(make_rank(3, frames=inner(line))) for line in (7, 9, 11)]
-    dump = rounds(*looks, every_s=20.0, world=8)
-    assert isinstance(dump.verdict, Missing)
-    assert dump.verdict.reason == ("rank 3 moves between the looks while others wait: slow, and so far no hang")
-
-
-def test_while_one_of_those_that_wait_moves_it_is_no_hang():
+    slow = rounds(*looks, every_s=20.0, world=8)
+    assert slow.verdict == Missing("rank 3 moves between the looks while others wait: slow, and so far no hang")
     looks = [[make_rank(0, frames=frames), make_rank(1), BLOCKED] for frames in (inner(7), ALL_REDUCE)]
     finding = verdict_of(rounds(looks[0], *[looks[1]] * 2, every_s=20.0, world=3))
     assert finding.kind is Kind.NOT_ENOUGH_EVIDENCE
@@ -146,10 +124,6 @@ def test_where_nobody_is_out_of_line_nothing_is_decided(ranks):
     those = [make_rank(rank, frames=frames) for rank, frames in enumerate(ranks)]
     for dump in (fold(*those), looked(those, 4, 30.0, world=len(those))):
         assert dump.verdict == UNDECIDED
-
-
-def test_without_a_stack_there_is_no_verdict():
-    assert fold(make_rank(0, frames=Missing("denied"))).verdict == NOBODY
 
 
 def test_ranks_elsewhere_are_asked_for_and_nobody_here_is_accused():
@@ -186,7 +160,7 @@ def on_host(host: str, looks: Sequence[list[ProcessLook]], every_s: float = 16.0
 @pytest.mark.parametrize(("looks", "kind"), [(1, Kind.NOT_ENOUGH_EVIDENCE), (3, Kind.HUNG)])
 def test_the_fold_of_two_hosts_names_the_rank_that_neither_could_name(looks, kind):
     here = on_host("node-01", [[make_rank(0), make_rank(1)]] * looks)
-    there = on_host("node-02", [[make_rank(2), make_rank(3, frames=DECODE, **IO)]] * looks)
+    there = on_host("node-02", [[make_rank(2), make_rank(3, frames=DECODE, **READS)]] * looks)
     assert verdict_of(here).rank == NOT_APPLICABLE
     together = fold_dumps([decode(Dump, encode(one)) for one in (there, here)])
     finding = verdict_of(together)
@@ -236,12 +210,16 @@ def failed(pid: int) -> DumpError:
 # parts
 
 
-def test_a_later_dump_of_one_rank_leaves_the_others_as_they_were():
+def test_a_later_dump_of_one_rank_leaves_the_others_as_they_were_with_their_errors():
     part = dump(make_rank(3, frames=DECODE), at_s=20, not_asked=3)
     folded = fold_dumps([WHOLE, part])
     assert folded.summary.startswith("3 of 4 ranks wait in all_reduce train.py:40; rank 3 is in decode")
     assert folded.summary.endswith("frozen for at least 20 s")
     assert folded.not_asked is NOT_APPLICABLE
+    whole = replace(WHOLE, errors=(failed(4000), failed(4030)))
+    assert [one.pid for one in fold_dumps([whole, part]).errors] == [4000]
+    parts = [dump(make_rank(rank), at_s=5.0 * rank, not_asked=3) for rank in (0, 1)]
+    assert fold_dumps(parts).not_asked == 2
 
 
 def test_what_was_asked_for_and_is_not_there_any_more_has_ended():
@@ -256,29 +234,15 @@ def test_what_was_asked_for_and_is_not_there_any_more_has_ended():
     assert {one.pid for group in folded.groups for one in group.threads} == {4000, 4030}
 
 
-def test_parts_of_one_job_are_put_together():
-    parts = [dump(make_rank(rank), at_s=5.0 * rank, not_asked=3) for rank in (0, 1)]
-    assert fold_dumps(parts).not_asked == 2
-
-
-def test_errors_of_the_rest_stay_with_a_part():
-    whole = replace(WHOLE, errors=(failed(4000), failed(4030)))
-    part = dump(make_rank(3), at_s=20, not_asked=3)
-    assert [one.pid for one in fold_dumps([whole, part]).errors] == [4000]
-
-
 # machines of one name
 
 
-def test_two_machines_of_one_name_are_told_by_their_ranks():
+def test_two_machines_of_one_name_are_told_by_their_ranks_and_other_dumps_of_one_host_do_not_clash():
     first = dump(make_rank(0, pid=50), make_rank(1, pid=51), host="localhost")
     same = dump(make_rank(2, pid=50), make_rank(3, pid=51), host="localhost", at_s=0.4)
     assert find_clash([first, same]) == "process 50 on localhost is rank 0 and rank 2"
     other = dump(make_rank(2, pid=60), make_rank(3, pid=61), host="localhost")
     assert find_clash([first, other]) == "job 1 on localhost has ranks 0-1 and ranks 2-3"
-
-
-def test_other_dumps_of_one_host_do_not_clash():
     again = dump(make_rank(0, pid=70), make_rank(1, pid=71), at_s=60)
     assert not find_clash([WHOLE, again])
     assert not find_clash([dump(make_rank(rank), not_asked=3) for rank in range(4)])
@@ -288,30 +252,22 @@ def test_other_dumps_of_one_host_do_not_clash():
 # time
 
 
-def test_dumps_of_one_moment_are_one_look():
+def test_dumps_of_one_moment_are_one_look_and_that_takes_not_the_place_of_several():
     for dumps in ([WHOLE, WHOLE], [WHOLE, dump(make_rank(0), make_rank(3, frames=DECODE), at_s=0.03)]):
         folded = fold_dumps(dumps)
         assert folded.rounds == 1
         assert {group.motion for group in folded.groups} == {Motion.ONCE}
-
-
-def test_a_single_look_does_not_take_the_place_of_several():
-    looks = [make_round(make_rank(0), at_s=at_s) for at_s in (0.0, 60.0)]
-    frozen = fold_rounds(looks, DumpOrigin(1, "train.py", 1))
-    folded = fold_dumps([frozen, dump(make_rank(0), at_s=60.2)])
+    folded = fold_dumps([rounds(*[[make_rank(0)]] * 2, every_s=60.0, world=1), dump(make_rank(0), at_s=60.2)])
     assert (folded.groups[0].motion, folded.groups[0].since_s, folded.rounds) == (Motion.FROZEN, 60.0, 2)
 
 
-def test_clocks_of_two_hosts_are_not_compared():
+def test_of_two_hosts_clocks_are_not_compared_and_the_last_log_write_of_any_is_kept():
     looks = [
         [make_round(make_rank(rank), at_s=600.0 * rank + at_s, host=f"n{rank}") for at_s in (0.0, 5.0)]
         for rank in (0, 1)
     ]
     folded = fold_dumps([fold_rounds(one, DumpOrigin(1, "train.py", 2)) for one in looks])
     assert (folded.rounds, folded.seconds) == (2, 5.0)
-
-
-def test_the_last_log_write_of_any_host_is_kept():
     first = replace(WHOLE, host="a", last_write=NOW - timedelta(minutes=26))
     second = replace(WHOLE, host="b", last_write=NOW - timedelta(minutes=28))
     assert fold_dumps([first, second]).last_write == first.last_write
@@ -323,7 +279,7 @@ def test_the_last_log_write_of_any_host_is_kept():
 # files
 
 
-def test_lines_that_are_no_dump_are_left_out_and_listed(tmp_path, capfd):
+def test_a_fold_lists_lines_that_are_no_dump_and_refuses_two_machines_of_one_name(tmp_path, capfd):
     path = tmp_path / "all.json"
     line = encode(WHOLE)
     path.write_text(f"0: {line}\n1: {line}\n{line[: len(line) // 2]}\n")
@@ -333,42 +289,29 @@ def test_lines_that_are_no_dump_are_left_out_and_listed(tmp_path, capfd):
     assert f"{path}:3: no dump of tpmon" in err
     assert out.startswith("dump ")
     assert "not read" in out
-
-
-def test_a_byte_order_mark_is_no_part_of_a_dump(tmp_path):
-    path = tmp_path / "bom.json"
-    path.write_bytes(codecs.BOM_UTF8 + encode(WHOLE).encode())
-    assert [encode(one) for one in read_dumps([str(path)])] == [encode(WHOLE)]
-
-
-def test_many_lines_that_are_no_dump_are_counted(tmp_path):
-    path, empty = tmp_path / "a.json", tmp_path / "empty.json"
-    path.write_text(f"{encode(WHOLE)}\n" + "nonsense\n" * 50)
-    empty.write_text("")
-    told: list[str] = []
-    assert len(read_dumps([str(path), str(empty)], told.append)) == 1
-    assert told[-2:] == [f"{path}: 46 more lines", f"{empty}: no dump in it"]
-    assert len(told) == 6
-
-
-def test_a_fold_says_what_it_could_not_read():
     folded = replace(WHOLE, left_out=("b.json:1: no dump of tpmon: not JSON",))
     assert decode(Dump, encode(folded)) == folded
     assert any("b.json:1: no dump" in line for line in write_dump(folded, lambda _: ()))
-
-
-def test_two_machines_of_one_name_are_not_folded(tmp_path):
-    path = tmp_path / "a.json"
     other = dump(make_rank(2, pid=60), make_rank(3, pid=61))
     path.write_text(f"{encode(dump(make_rank(0), make_rank(1)))}\n{encode(other)}\n")
     with pytest.raises(UsageError, match="two machines of one name"):
         run_fold(FoldOptions((str(path),)))
 
 
+def test_many_lines_that_are_no_dump_are_counted_and_a_byte_order_mark_is_none(tmp_path):
+    path, empty = tmp_path / "a.json", tmp_path / "empty.json"
+    path.write_bytes(codecs.BOM_UTF8 + f"{encode(WHOLE)}\n".encode() + b"nonsense\n" * 50)
+    empty.write_text("")
+    told: list[str] = []
+    assert [encode(one) for one in read_dumps([str(path), str(empty)], told.append)] == [encode(WHOLE)]
+    assert told[-2:] == [f"{path}: 46 more lines", f"{empty}: no dump in it"]
+    assert len(told) == 6
+
+
 @pytest.mark.parametrize(
     "kind", [ErrorKind.TRACED, ErrorKind.BUSY, ErrorKind.LATE, ErrorKind.UNKNOWN_PYTHON, ErrorKind.FAILED]
 )
-def test_a_dump_without_a_stack_does_not_end_well(kind):
+def test_a_dump_without_a_stack_has_no_verdict_and_does_not_end_well(kind):
     nothing = dump(make_rank(0, frames=Missing("x")), errors=[replace(failed(4000), kind=kind)])
     assert not any(is_known(group.frames) for group in nothing.groups)
-    assert pick_exit_code(nothing) == ExitCode.USAGE
+    assert (nothing.verdict, pick_exit_code(nothing)) == (NOBODY, ExitCode.USAGE)

@@ -7,30 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.dumps import (
-    ALL_REDUCE,
-    BACKWARD,
-    BROADCAST,
-    DECODE,
-    HOST,
-    IN_LOCK,
-    LIB,
-    NEXT_BATCH,
-    NFS,
-    ONCE,
-    RUNNING,
-    WORKER_READS,
-    WORKER_WAITS,
-    fold,
-    inner,
-    make_native,
-    make_rank,
-    make_round,
-    make_thread,
-    make_worker,
-    odd_pid,
-    rounds,
-)
+from tests.dumps import fold, inner, make_native, make_rank, make_round, make_thread, make_worker, odd_pid, rounds
+from tests.stacks import ALL_REDUCE, BACKWARD, BROADCAST, DECODE, IN_LOCK, NEXT_BATCH, READS, WORKER_READS, WORKER_WAITS
 from tpmon.judge.dumps.describe import collapse_frames, describe_stack
 from tpmon.judge.dumps.groups import DumpOrigin, fold_dumps, fold_rounds
 from tpmon.judge.dumps.hot import TOP, build_tree, leaves
@@ -45,11 +23,11 @@ from tpmon.model.stacks import StackFrame
 
 def test_the_sentence_names_who_waits_where_and_who_is_elsewhere():
     waiting = [make_rank(rank) for rank in range(8) if rank != 3]
-    blocked = make_rank(3, frames=DECODE, state="D", waits_for="NFS", waits_on=NFS, call="read")
+    blocked = make_rank(3, frames=DECODE, **READS)
     dump = fold(*waiting, blocked)
     assert dump.summary == (
         "7 of 8 ranks wait in all_reduce train.py:40; rank 3 is in decode data.py:88 (data wait),"
-        f" blocked in a read of /data/7.bin on NFS (/data){ONCE}"
+        " blocked in a read of /data/7.bin on NFS (/data) (seen once: --rounds 3 shows whether it moves)"
     )
     odd = dump.odd_one_out
     assert (odd.rank, odd.pid, odd.worker) == (3, 4030, NOT_APPLICABLE)
@@ -96,25 +74,32 @@ def test_backward_with_a_lock_is_a_collective_where_the_process_talks_to_others(
     assert odd_pid(dump) == 4010
     silent = fold(make_rank(0, frames=BACKWARD), make_rank(1, frames=IN_LOCK))
     assert odd_pid(silent) == 0
-    running = fold(make_rank(0, loop[0], frames=BACKWARD, **RUNNING), make_rank(1, loop[1], frames=IN_LOCK))
+    running = fold(
+        make_rank(0, loop[0], frames=BACKWARD, state="R", waits_for="running"), make_rank(1, loop[1], frames=IN_LOCK)
+    )
     assert odd_pid(running) == 0
 
 
 def test_the_worker_that_holds_a_rank_is_named():
-    reading = make_worker(0, 1, frames=WORKER_READS, state="D", waits_for="NFS", waits_on=NFS)
+    reading = make_worker(0, 1, frames=WORKER_READS, **READS)
     dump = fold(make_rank(0, frames=NEXT_BATCH), make_worker(0, 0), reading, make_worker(0, 2))
     odd = dump.odd_one_out
     assert (odd.rank, odd.worker, odd.pid) == (0, 1, 4002)
     assert dump.summary.startswith("rank 0 is in its wait for a batch (queue train.py:40); worker 1 of rank 0 is in")
     assert "worker 1 of rank 0 is in decode data.py:88, blocked in a read of /data/7.bin on NFS" in dump.summary
     assert dump.groups[0].threads[0].worker == 1
+    # An odd rank that waits for a batch leads to its own worker.
+    ranks = [make_rank(rank, frames=NEXT_BATCH if rank == 1 else ALL_REDUCE) for rank in range(3)]
+    workers = (make_worker(1, 0, frames=WORKER_READS), make_worker(1, 1), make_worker(0, 0, frames=WORKER_READS))
+    odd = fold(*ranks, *workers).odd_one_out
+    assert (odd.rank, odd.worker) == (1, 0)
 
 
 @pytest.mark.parametrize(
     ("count", "fields", "words"),
     [
         (2, {}, "all its 2 workers wait for work too: a batch was lost"),
-        (3, {"frames": WORKER_READS, "waits_on": NFS}, "all its 3 workers are in decode data.py:88"),
+        (3, {"frames": WORKER_READS, **READS}, "all its 3 workers are in decode data.py:88"),
     ],
 )
 def test_of_workers_that_are_all_at_one_place_none_is_accused(count, fields, words):
@@ -123,38 +108,20 @@ def test_of_workers_that_are_all_at_one_place_none_is_accused(count, fields, wor
     assert odd_pid(dump) == 0
 
 
-def test_an_odd_rank_that_waits_for_a_batch_leads_to_its_worker():
-    dump = fold(
-        make_rank(0),
-        make_rank(1, frames=NEXT_BATCH),
-        make_rank(2),
-        make_worker(1, 0, frames=WORKER_READS),
-        make_worker(1, 1),
-        make_worker(0, 0, frames=WORKER_READS),
-    )
-    odd = dump.odd_one_out
-    assert (odd.rank, odd.worker) == (1, 0)
-
-
-def test_a_stopped_rank_is_odd_also_at_the_same_line():
+def test_a_stopped_or_frozen_rank_is_odd_and_said_to_be_so_also_at_the_same_line():
     dump = fold(make_rank(0), make_rank(1, state="T", waits_for="stopped by a signal"), make_rank(2))
     assert odd_pid(dump) == 4010
     assert "stopped by a signal" in dump.summary
-
-
-def test_a_frozen_rank_is_odd_and_said_to_be_frozen_whatever_it_was_interrupted_in():
-    group = Freezer(2, "/train/rank1", "/sys/fs/cgroup/train/rank1")
-    frozen = replace(make_rank(1), frozen=group)
+    frozen = replace(make_rank(1), frozen=Freezer(2, "/train/rank1", "/sys/fs/cgroup/train/rank1"))
     dump = fold(make_rank(0), frozen, make_rank(2))
     assert odd_pid(dump) == 4010
     assert "frozen by control group /train/rank1" in dump.summary
-    threads = [one for row in dump.groups for one in row.threads]
-    assert {one.pid for one in threads if is_known(one.frozen)} == {4010}
+    assert {one.pid for group in dump.groups for one in group.threads if is_known(one.frozen)} == {4010}
 
 
 def test_a_rank_that_could_not_be_read_is_said_and_not_accused():
     reason = "not permitted: it is a process of uid 7"
-    error = DumpError(HOST, 4030, Role.RANK, 3, NOT_APPLICABLE, ErrorKind.DENIED, reason)
+    error = DumpError("node-01", 4030, Role.RANK, 3, NOT_APPLICABLE, ErrorKind.DENIED, reason)
     unread = make_rank(3, frames=Missing(reason))
     dump = fold(make_rank(0), make_rank(1), make_rank(2), unread, errors=[error])
     assert odd_pid(dump) == 0
@@ -163,14 +130,11 @@ def test_a_rank_that_could_not_be_read_is_said_and_not_accused():
     assert Counter(is_known(group.frames) for group in dump.groups) == {True: 1, False: 1}
 
 
-def test_several_odd_ranks_are_listed():
+def test_several_odd_ranks_are_listed_and_none_at_all_is_said():
     dump = fold(*(make_rank(rank) for rank in range(4)), *(make_rank(rank, frames=IN_LOCK) for rank in (4, 5, 6)))
     odd = dump.odd_one_out
     assert (odd.rank, odd.others) == (4, (4050, 4060))
     assert "ranks 5-6 not there either" in dump.summary
-
-
-def test_no_rank_at_all_is_said():
     assert fold().summary == "no rank was found"
     assert fold(make_rank(0, frames=Missing("gone"))).summary == "no rank could be read; rank 0 could not be read"
 
@@ -226,11 +190,12 @@ def test_one_stack_is_frozen_only_for_what_rests_or_spins(ran_s, delayed_s, moti
 
 
 def test_what_a_forked_process_inherited_is_not_its_own():
+    python = "/env/lib/python3.11/multiprocessing"
     forked = (
         *NEXT_BATCH[:3],
-        StackFrame("_launch", f"{LIB}/multiprocessing/popen_fork.py", 71),
-        StackFrame("BaseProcess._bootstrap", f"{LIB}/multiprocessing/process.py", 314),
-        StackFrame("BaseProcess.run", f"{LIB}/multiprocessing/process.py", 108),
+        StackFrame("_launch", f"{python}/popen_fork.py", 71),
+        StackFrame("BaseProcess._bootstrap", f"{python}/process.py", 314),
+        StackFrame("BaseProcess.run", f"{python}/process.py", 108),
         *WORKER_READS[1:],
     )
     assert [one.text for one in collapse_frames(forked)] == ["fetch", "__getitem__ data.py:60", "decode data.py:88"]
@@ -240,41 +205,26 @@ def test_what_a_forked_process_inherited_is_not_its_own():
     assert [one.text for one in collapse_frames(waits)] == ["queue.get"]
 
 
-def test_a_job_that_moves_accuses_nobody():
+def test_a_job_that_moves_accuses_nobody_and_a_rank_that_moves_while_the_others_wait_is_said_to():
     first = [make_rank(0), make_rank(1), make_rank(2, frames=IN_LOCK)]
     then = [make_rank(0, frames=IN_LOCK), make_rank(1, frames=IN_LOCK), make_rank(2, frames=ALL_REDUCE)]
     dump = rounds(first, then, first, world=3)
     assert odd_pid(dump) == 0
     assert dump.summary.startswith("the ranks move")
-
-
-def test_a_rank_that_moves_while_the_others_wait_is_said_to_move():
-    looks = [[make_rank(0), make_rank(1), make_rank(2, frames=frames)] for frames in (DECODE, IN_LOCK)]
-    dump = rounds(*looks, world=3)
-    odd = dump.odd_one_out
-    assert (odd.rank, odd.motion) == (2, Motion.MOVING)
+    dump = rounds([*first[:2], make_rank(2, frames=DECODE)], first, world=3)
+    assert (dump.odd_one_out.rank, dump.odd_one_out.motion) == (2, Motion.MOVING)
     assert dump.summary.endswith("moving")
 
 
-def test_a_thread_that_ended_between_the_looks_is_left_out():
+def test_native_threads_are_judged_by_their_cpu_and_one_that_ended_between_the_looks_is_left_out():
+    idle = make_native(8, "pt_autograd_0", ThreadKind.AUTOGRAD)
+    looks = [[make_rank(0, make_native(7, "pt_nccl_watchdg", run_ns=run_ns), idle)] for run_ns in (1, 2)]
+    dump = rounds(*looks, world=1)
+    found = {group.threads[0].name: group.motion for group in dump.groups if not is_known(group.frames)}
+    assert found == {"pt_nccl_watchdg": Motion.MOVING, "pt_autograd_0": Motion.FROZEN}
     extra = make_thread(99, name="Thread-1", kind=ThreadKind.OTHER, frames=IN_LOCK)
     dump = rounds([make_rank(0, extra), make_rank(1)], [make_rank(0)], world=2)
     assert [thread.pid for group in dump.groups for thread in group.threads] == [4000]
-
-
-def test_native_threads_are_judged_by_their_cpu():
-    def look(run_ns):
-        return [
-            make_rank(
-                0,
-                make_native(7, "pt_nccl_watchdg", run_ns=run_ns),
-                make_native(8, "pt_autograd_0", ThreadKind.AUTOGRAD),
-            )
-        ]
-
-    dump = rounds(look(1), look(2), world=1)
-    found = {group.threads[0].name: group.motion for group in dump.groups if not is_known(group.frames)}
-    assert found == {"pt_nccl_watchdg": Motion.MOVING, "pt_autograd_0": Motion.FROZEN}
 
 
 # hosts
@@ -315,18 +265,19 @@ def test_nothing_to_fold_is_refused():
 
 def test_a_dead_child_is_named_and_no_worker_is_blamed_for_its_batch():
     killed = DeadChild(4712, 4000, "pt_data_worker", "SIGKILL")
-    waits = make_rank(0, pid=4000, frames=NEXT_BATCH)
-    alone = fold_rounds([replace(make_round(waits), dead=(killed,))], DumpOrigin(1, "train.py", 1))
+    waits, idle = make_rank(0, pid=4000, frames=NEXT_BATCH), make_worker(0, 0)
+
+    def fold_beside(dead, *looks):
+        return fold_rounds([replace(make_round(*looks), dead=(dead,))], DumpOrigin(1, "train.py", 1))
+
+    alone = fold_beside(killed, waits)
     assert "process 4712 (pt_data_worker) of rank 0 is dead: SIGKILL" in alone.summary
     assert "no worker of it was seen" not in alone.summary
     assert alone.dead == (killed,)
-    idle = make_worker(0, 0)
-    left = fold_rounds([replace(make_round(waits, idle), dead=(killed,))], DumpOrigin(1, "train.py", 1))
+    left = fold_beside(killed, waits, idle)
     assert "its worker that lives waits for work too" in left.summary
     assert "lost" not in left.summary
-    other = replace(killed, parent=9)
-    plain = fold_rounds([replace(make_round(waits, idle), dead=(other,))], DumpOrigin(1, "train.py", 1))
-    assert "a batch was lost on the way" in plain.summary
+    assert "a batch was lost on the way" in fold_beside(replace(killed, parent=9), waits, idle).summary
     both = fold_dumps([left, fold(make_rank(1, pid=4000), host="node-9", world=2)])
     assert "process 4712 (pt_data_worker) of rank 0 is dead" in both.summary
 
@@ -404,11 +355,6 @@ def test_ranks_that_are_all_alike_are_never_accused(frames, count, world):
     assert odd_pid(dump) == 0
 
 
-def place_of(dump: Dump) -> list[set[tuple[object, object]]]:
-    """Return who is together in a group, whatever the order of the groups."""
-    return sorted(({(thread.pid, thread.tid) for thread in group.threads} for group in dump.groups), key=sorted)
-
-
 @given(jobs(), st.randoms(use_true_random=False))
 def test_rounds_in_any_order_are_the_same_story(job, chance):
     made = [make_round(*processes, at_s=5.0 * number) for number, processes in enumerate(job)]
@@ -419,6 +365,10 @@ def test_rounds_in_any_order_are_the_same_story(job, chance):
 @given(jobs(), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_hosts_in_any_order_are_the_same_job(job, count, chance):
     """Spread the processes over hosts, each with its looks as Dumps of their own."""
+
+    def place_of(dump):
+        return sorted(({(thread.pid, thread.tid) for thread in group.threads} for group in dump.groups), key=sorted)
+
     dumps = []
     for number, processes in enumerate(job):
         for host in range(count):

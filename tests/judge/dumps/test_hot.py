@@ -6,26 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.dumps import (
-    ALL_REDUCE,
-    BACKWARD,
-    BROADCAST,
-    DECODE,
-    IN_LOCK,
-    LIB,
-    MAIN,
-    NEXT_BATCH,
-    SITE,
-    TRAIN,
-    WORKER_READS,
-    WORKER_WAITS,
-    make_native,
-    make_rank,
-    make_round,
-    make_thread,
-    make_worker,
-)
+from tests.dumps import make_native, make_rank, make_round, make_thread, make_worker
 from tests.samples import count, make_reading, make_sampled, make_sampled_worker
+from tests.stacks import ALL_REDUCE, BACKWARD, BROADCAST, DECODE, IN_LOCK, LIB, MAIN, NEXT_BATCH, TRAIN, WORKER_READS
 from tpmon.judge.dumps.groups import DumpOrigin, fold_dumps, fold_rounds
 from tpmon.judge.dumps.hot import MOST_FUNCTIONS, NOT_KEPT, TOP, build_tree, fold_stacks, hot_functions, show_stacks
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -55,6 +38,9 @@ def test_self_is_the_innermost_frame_and_total_the_whole_stack():
     assert (train.self_samples, train.total_samples, train.total_pct) == (0, 20, 100.0)
     assert (engine.package, engine.line) == ("torch", 979)
     assert group.functions[0] is engine
+    again = StackFrame("walk", "/run/train.py", 3)
+    (group,) = add_up(make_sampled(0, count(4000, (MAIN, again, again, again), 8))).groups
+    assert (find(group, "walk").self_samples, find(group, "walk").total_samples) == (8, 8), "once a stack"
 
 
 def test_functions_are_one_over_ranks_and_their_line_is_the_one_seen_most():
@@ -67,12 +53,6 @@ def test_functions_are_one_over_ranks_and_their_line_is_the_one_seen_most():
     step = find(group, "step")
     assert (step.line, step.self_samples, step.total_samples) == (9, 10, 100)
     assert (group.ranks, group.processes, group.looks) == ((0, 1, 2), 3, 100)
-
-
-def test_a_function_that_calls_itself_counts_once_a_stack():
-    again = StackFrame("walk", "/run/train.py", 3)
-    (group,) = add_up(make_sampled(0, count(4000, (MAIN, again, again, again), 8))).groups
-    assert (find(group, "walk").self_samples, find(group, "walk").total_samples) == (8, 8)
 
 
 def test_main_threads_workers_and_other_threads_are_apart():
@@ -89,20 +69,17 @@ def test_main_threads_workers_and_other_threads_are_apart():
     assert (groups[2].cpu_pct, groups[2].delay_pct, groups[2].phases) == (NOT_APPLICABLE, NOT_APPLICABLE, ())
 
 
-def test_frames_that_wait_are_counted_for_all_above_them():
-    (group,) = add_up(make_sampled(0, count(4000, NEXT_BATCH, 15), count(4000, BACKWARD, 5))).groups
-    assert group.waiting_pct == 75.0
-    assert find(group, "train").waiting_samples == 15
-    assert find(group, "poll").waiting_pct == 75.0
-    assert find(group, "_engine_run_backward").waiting_samples == 0
-
-
-def test_ranks_say_their_phases():
+def test_ranks_say_their_phases_and_frames_that_wait_are_counted_for_all_above_them():
     stacks = (count(4000, NEXT_BATCH, 10), count(4000, BACKWARD, 6), count(4000, ALL_REDUCE, 4))
     (group,) = add_up(make_sampled(0, *stacks)).groups
     told = [(one.phase, one.samples, one.pct) for one in group.phases]
     assert told == [("data wait", 10, 50.0), ("backward", 6, 30.0), ("comms", 4, 20.0)]
     assert add_up(make_sampled_worker(0, 0)).groups[0].phases == ()
+    (group,) = add_up(make_sampled(0, count(4000, NEXT_BATCH, 15), count(4000, BACKWARD, 5))).groups
+    assert group.waiting_pct == 75.0
+    assert find(group, "train").waiting_samples == 15
+    assert find(group, "poll").waiting_pct == 75.0
+    assert find(group, "_engine_run_backward").waiting_samples == 0
 
 
 def test_cpu_is_the_mean_of_the_main_threads_that_were_read():
@@ -117,10 +94,13 @@ def test_cpu_is_the_mean_of_the_main_threads_that_were_read():
     assert (group.cpu_pct, group.delay_pct) == (unread, unread)
 
 
-def test_lost_looks_are_in_no_share_and_are_told():
+def test_lost_looks_and_stacks_that_were_not_kept_are_told():
     hot = add_up(make_sampled(0, count(4000, BACKWARD, 15), looks=20, lost=5, behind_s=1.5))
     assert (hot.lost_samples, hot.behind_s) == (5, 1.5)
     assert (hot.groups[0].looks, find(hot.groups[0], "_engine_run_backward").self_pct) == (15, 100.0)
+    (group,) = add_up(make_sampled(0, count(4000, (), 5), count(4000, BACKWARD, 15))).groups
+    lost = find(group, NOT_KEPT.function)
+    assert (lost.self_samples, lost.self_pct, lost.package) == (5, 25.0, "python")
 
 
 @pytest.mark.parametrize("counted", [CountedFunction.RUNNING, CountedFunction.GIL])
@@ -135,12 +115,6 @@ def test_where_some_samples_do_not_count_shares_are_of_all_looks(counted):
     assert [(one.looks, one.samples, one.functions) for one in quiet] == [(20, 0, ())]
 
 
-def test_stacks_that_were_not_kept_are_a_function_of_their_own():
-    (group,) = add_up(make_sampled(0, count(4000, (), 5), count(4000, BACKWARD, 15))).groups
-    lost = find(group, NOT_KEPT.function)
-    assert (lost.self_samples, lost.self_pct, lost.package) == (5, 25.0, "python")
-
-
 def test_what_a_worker_inherited_by_fork_is_not_its_own():
     forked = StackFrame("BaseProcess._bootstrap", f"{LIB}/multiprocessing/process.py", 314)
     stack = (MAIN, TRAIN, forked, *WORKER_READS[1:])
@@ -152,12 +126,10 @@ def test_what_a_worker_inherited_by_fork_is_not_its_own():
 
 
 def test_functions_beyond_the_most_are_counted():
-    stacks = [
-        count(4000, (MAIN, StackFrame(f"f{n}", f"{SITE}/numpy/core.py", n)), 1) for n in range(MOST_FUNCTIONS + 5)
-    ]
+    names = [f"f{n}" for n in range(MOST_FUNCTIONS + 5)]
+    stacks = [count(4000, (MAIN, StackFrame(name, "/run/data.py", 1)), 1) for name in names]
     (group,) = add_up(make_sampled(0, *stacks)).groups
-    assert len(group.functions) == MOST_FUNCTIONS
-    assert group.more_functions == 6
+    assert (len(group.functions), group.more_functions) == (MOST_FUNCTIONS, 6)
 
 
 def test_the_whole_is_told():
@@ -244,18 +216,8 @@ def test_lines_that_all_pass_come_once_and_a_fork_goes_in():
         "  1 train train.py:55",
         "  1 broadcast =1",
     ]
-
-
-def test_a_stack_that_ends_where_another_goes_on_is_a_fork_too():
-    assert tree_text(make_rank(0, frames=IN_LOCK), make_rank(1, frames=IN_LOCK[:2])) == [
-        "2 <module> train.py:90",
-        "2 train train.py:40 =1",
-        "  1 hold train.py:12 =1",
-    ]
-
-
-def test_ranks_come_before_their_many_workers():
-    workers = [make_worker(0, n, frames=(StackFrame("main", "/run/w.py", 1), *WORKER_WAITS[1:])) for n in range(9)]
+    # Ranks come before their many workers.
+    workers = [make_worker(0, n, frames=(StackFrame("main", "/run/w.py", 1), *WORKER_READS[1:])) for n in range(9)]
     assert tree_text(make_rank(0, frames=IN_LOCK), *workers)[0] == "1 <module> train.py:90"
 
 
@@ -263,6 +225,7 @@ def test_the_tree_holds_threads_beside_the_main_ones_after_those_each_once():
     feeder = [make_thread(70 + n, name="QueueFeederThread", kind=ThreadKind.OTHER, frames=FEEDS) for n in range(3)]
     watchdog = make_native(90, "pt_nccl_watchdg")
     job = [make_rank(0, *feeder, watchdog, frames=IN_LOCK), make_rank(1, frames=IN_LOCK[:2])]
+    # A stack that ends where another goes on is a fork, too.
     assert tree_text(*job) == [
         "2 <module> train.py:90",
         "2 train train.py:40 =1",
@@ -291,13 +254,9 @@ def test_the_tree_of_several_hosts_names_them_and_a_deep_one_stays_in_its_column
     assert max(map(len, lines)) <= WIDTH
 
 
-def test_stacks_that_were_not_read_are_lines_of_their_own_at_the_end():
+def test_stacks_that_were_not_read_or_are_as_deep_as_a_program_recurses_are_laid_out():
     tree = build_tree(groups_of(make_rank(0), make_rank(1, frames=Missing("denied"))))
-    assert tree[-1].shown is NOT_APPLICABLE
-    assert (tree[-1].parent, tree[-1].threads) == (TOP, 1)
-
-
-def test_a_stack_as_deep_as_its_program_recurses_is_laid_out():
+    assert (tree[-1].shown, tree[-1].parent, tree[-1].threads) == (NOT_APPLICABLE, TOP, 1)
     deep = tuple(StackFrame(f"step_{n}", "/run/a.py", n + 1) for n in range(5_000))
     tree = build_tree(groups_of(make_rank(0, frames=deep), make_rank(1, frames=deep[:4_000])))
     assert len(tree) == 5_000

@@ -5,25 +5,14 @@ from typing import Any
 
 import pytest
 
-from tests.dumps import (
-    IN_LOCK,
-    LIB,
-    MAIN,
-    NEXT_BATCH,
-    READS,
-    RUNNING,
-    SITE,
-    WORKER_READS,
-    make_rank,
-    make_worker,
-    stack_of,
-)
+from tests.dumps import make_rank, make_worker
 from tests.frames import make_gpu, make_process
-from tests.hanging import Change, beside, conclude, died, job, read, said, see, see_moves, stand, thread
+from tests.hanging import Change, beside, change_looks, conclude, died, job, read, said, see, see_moves, stand, thread
 from tests.judge.hang.test_devices import SPINS
-from tpmon.model.dump import DumpRound, OtherEnd, ProcessLook, ProcessToll, WaitKind, WaitTarget
+from tests.stacks import IN_LOCK, LIB, MAIN, NEXT_BATCH, READS, RUNNING, SITE, WORKER_READS, stack_of
+from tpmon.model.dump import OtherEnd, ProcessLook, ProcessToll, WaitKind, WaitTarget
 from tpmon.model.frame import Frame
-from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.process import Outcome, ProcessEnd, Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind
@@ -126,18 +115,12 @@ def row(name: str, given: dict[str, Any], **more: Any) -> Any:
 
 def moved_while_looked_at(bytes_s: float) -> Change:
     """Let every process have moved so much a second since the machine was started."""
-
-    def take(one: DumpRound) -> DumpRound:
-        toll = ProcessToll(0, 0, round(bytes_s * one.taken_ns / 1e9))
-        return replace(one, processes=tuple(replace(process, toll=toll) for process in one.processes))
-
-    def change(frames: list[Frame]) -> list[Frame]:
-        return [replace(one, rounds=tuple(map(take, one.rounds))) if is_known(one.rounds) else one for one in frames]
-
-    return change
+    return change_looks(
+        lambda process, look: replace(process, toll=ProcessToll(0, 0, round(bytes_s * look.taken_ns / 1e9)))
+    )
 
 
-COMM = (ThreadGroup(ThreadKind.MAIN, 1, 0.0), ThreadGroup(ThreadKind.COMM, 1, 1.0))
+COMM = {"thread_groups": (ThreadGroup(ThreadKind.MAIN, 1, 0.0), ThreadGroup(ThreadKind.COMM, 1, 1.0)), **CPU}
 ONE_MAIN = (ThreadGroup(ThreadKind.MAIN, 1, 1.0),)
 CALLS = make_rank(0, frames=TOKENIZE, holds_gil=False, **RUNNING)
 LOOPS = make_rank(0, frames=BUILD, holds_gil=True, **RUNNING)
@@ -161,12 +144,7 @@ AT_BOTH = {4000: (BUILD, PARSE)}
         job("a call beside no pool", CALLS, says={400: "spin"}, change=read(runnable=1.0, thread_groups=ONE_MAIN)),
         job("a call with a pool", CALLS, says={400: ""}, change=read(runnable=9.0, thread_groups=ONE_MAIN)),
         job("CPU while it was looked at", replace(TOKENIZES, toll=ProcessToll(10**9, 0, 0)), says={100: ""}),
-        job(
-            "threads that talk to other ranks are no work",
-            LOCKED,
-            says={40: "lock"},
-            change=read(thread_groups=COMM, **CPU),
-        ),
+        job("threads that talk to other ranks are no work", LOCKED, says={40: "lock"}, change=read(**COMM)),
         job("threads that make batches", BATCH, says={100: ""}, change=read(runnable=6.0, waiting=0.0)),
         row("a worker at a future of its own", decodes(FUTURE), says={60: ""}),
         row("a worker at a queue of its own", decodes(FETCHED), says={60: ""}),
@@ -383,53 +361,43 @@ def asks(*below: StackFrame, target: WaitTarget = ASKED, above: str = "") -> dic
     return {"frames": (*outer, *IN_LOCK, *below), "waits_for": "socket receive", "waits_on": target, "call": "recvfrom"}
 
 
-VLLM = started(
-    4500,
-    StackFrame("run", f"{LIB}/asyncio/runners.py", 190),
-    StackFrame("run_forever", f"{LIB}/asyncio/base_events.py", 608),
-    StackFrame("_run_once", f"{LIB}/asyncio/base_events.py", 1898),
-    StackFrame("select", f"{LIB}/selectors.py", 468),
-    state="S",
-    waits_for="epoll",
-    wchan="ep_poll",
-    call="epoll_wait",
+def asking(name: str, says: dict[int, str], *below: StackFrame, **more: Any) -> Any:
+    """Make a row of a rank that waits for the answer to a request."""
+    return job(name, make_rank(0, **asks(*below, **more)), says=says)
+
+
+EVENT_LOOP = stack_of(
+    "run lib/asyncio/runners.py:190 > run_forever lib/asyncio/base_events.py:608"
+    " > _run_once lib/asyncio/base_events.py:1898 > select lib/selectors.py:468"
 )
+VLLM = started(4500, *EVENT_LOOP, state="S", waits_for="epoll", wchan="ep_poll", call="epoll_wait")
 MINUTES, HALF_AN_HOUR = {120: "", 310: "blocked-io"}, {400: "", 1810: "blocked-io"}
 
 
 @pytest.mark.parametrize(
     "job",
     [
-        job("a socket that nothing tells of", make_rank(0, **asks()), says={40: "blocked-io"}),
-        job("a client of HTTP", make_rank(0, **asks(REQUESTS)), says=MINUTES),
-        job("the standard library", make_rank(0, **asks(HTTP)), says=MINUTES),
+        asking("a socket that nothing tells of", {40: "blocked-io"}),
+        asking("a client of HTTP", MINUTES, REQUESTS),
+        asking("the standard library", MINUTES, HTTP),
         job("a worker that asks", BATCH, make_worker(0, 0, **asks(REQUESTS)), says=MINUTES),
-        job("redis here", make_rank(0, **asks(replace(HTTP, file=f"{SITE}/redis/x.py"), target=HERE)), says=MINUTES),
-        job("wandb here", make_rank(0, **asks(replace(HTTP, file=f"{SITE}/wandb/x.py"), target=HERE)), says=MINUTES),
-        job(
-            "actors", make_rank(0, **asks(StackFrame("get", f"{SITE}/ray/_private/worker.py", 2600))), says=HALF_AN_HOUR
-        ),
-        job("a model on this machine", make_rank(0, **asks(REQUESTS, target=HERE)), says=HALF_AN_HOUR),
+        asking("redis here", MINUTES, replace(HTTP, file=f"{SITE}/redis/x.py"), target=HERE),
+        asking("wandb here", MINUTES, replace(HTTP, file=f"{SITE}/wandb/x.py"), target=HERE),
+        asking("actors", HALF_AN_HOUR, StackFrame("get", f"{SITE}/ray/_private/worker.py", 2600)),
+        asking("a model on this machine", HALF_AN_HOUR, REQUESTS, target=HERE),
         job(
             "a model that the trainer started",
             make_rank(0, **asks(REQUESTS, target=replace(ASKED, others=(OtherEnd(4500, NOT_APPLICABLE, "vllm"),)))),
             VLLM,
             says={400: "", 1810: "no-progress"},
         ),
-        job(
-            "a model through a logger", make_rank(0, **asks(REQUESTS, target=HERE, above="mlflow/x.py")), says={400: ""}
-        ),
-        job(
+        asking("a model through a logger", {400: ""}, REQUESTS, target=HERE, above="mlflow/x.py"),
+        asking(
             "a model through a client of files",
-            make_rank(
-                0,
-                **asks(
-                    replace(HTTP, file=f"{SITE}/huggingface_hub/inference/_client.py"),
-                    target=HERE,
-                    above="requests/x.py",
-                ),
-            ),
-            says={400: ""},
+            {400: ""},
+            replace(HTTP, file=f"{SITE}/huggingface_hub/inference/_client.py"),
+            target=HERE,
+            above="requests/x.py",
         ),
     ],
 )

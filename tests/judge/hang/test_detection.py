@@ -2,16 +2,18 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.dumps import DECODE, FUTEX, IN_LOCK, MAIN, NEXT_BATCH, SITE, TRAIN, make_rank, make_round, make_worker
+from tests.dumps import FUTEX, make_rank, make_round, make_worker
 from tests.frames import NOW, NOW_NS, later, make_cpu, make_frame, make_process, set_all
 from tests.hanging import conclude, expect, remember, run, sample, sample_of, stand
 from tests.judging import SECOND, scene_of
 from tests.paces import make_hook, make_pace, with_hooks
+from tests.stacks import DECODE, IN_LOCK, MAIN, NEXT_BATCH, SITE, TRAIN
 from tests.starving import line_up
 from tests.waits import wait_of
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
@@ -27,7 +29,6 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import EnvironmentSetting, Freezer, Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import EXIT_CODES, Kind, SinceIs
-from tpmon.model.waits import WaitReason
 
 LOCKED = make_rank(0, frames=IN_LOCK)
 FORWARD = (MAIN, TRAIN, StackFrame("forward", f"{SITE}/torch/nn/modules/linear.py", 134))
@@ -61,9 +62,15 @@ def test_looks_are_asked_for_before_the_time_is_up_and_hold_three_rounds():
     assert (looks[0].rounds - 1) * looks[0].every_s >= 5.0
 
 
-def test_an_old_log_makes_looks_worth_it_within_seconds():
-    assert asked_at(blind(stand(LOCKED, seconds=10, log_age_s=310.0)))[0] <= 3
+def test_an_old_log_makes_looks_worth_it_within_seconds_and_a_young_one_is_a_sign_of_life():
+    old = stand(LOCKED, seconds=10, log_age_s=310.0)
+    assert asked_at(blind(old))[0] <= 3
+    finding = expect("lock", old)
+    assert (finding.since, finding.since_is) == (NOW - timedelta(seconds=310), SinceIs.LOWER_BOUND)
     assert asked_at(blind(stand(LOCKED, seconds=10, log_age_s=60.0))) == []
+    young = stand(LOCKED, log_age_s=5.0)
+    assert conclude(young).kind is not Kind.HUNG
+    assert asked_at(blind(young)) == []
 
 
 def test_old_connections_do_where_no_log_is_a_file():
@@ -77,22 +84,12 @@ def test_old_connections_do_where_no_log_is_a_file():
     assert asked_at(blind(stand(LOCKED, seconds=14, log_age_s=None, sockets=busy))) == []
 
 
-def test_an_old_hang_is_said_within_ten_seconds_and_as_old_as_the_log():
-    judged = run(stand(LOCKED, seconds=10, log_age_s=310.0))
-    finding = judged[-1].frame.verdict
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "lock")
-    assert (finding.since, finding.since_is) == (NOW - timedelta(seconds=310), SinceIs.LOWER_BOUND)
-
-
-def test_who_shall_only_look_asks_for_nothing_and_judges_by_the_readings():
+def test_the_readings_have_the_word_where_none_may_be_asked_and_after_a_while_where_no_looks_come():
     frames = blind(stand(LOCKED, seconds=90, log_age_s=95.0))
     assert asked_at(frames, may_ask=False) == []
     finding = run(frames, may_ask=False)[-1].frame.verdict
     assert (finding.kind, finding.cause) == (Kind.HUNG, "no-progress")
-
-
-def test_looks_that_never_come_leave_the_word_to_the_readings_after_a_while():
-    judged = run(blind(stand(LOCKED, seconds=90, log_age_s=95.0)))
+    judged = run(frames)
     kinds = [one.frame.verdict.kind for one in judged]
     assert Kind.HUNG not in kinds[:74]
     assert kinds[-1] is Kind.HUNG
@@ -106,17 +103,13 @@ def test_a_worker_that_started_before_the_hang_bounds_it_from_the_other_side():
     assert (row.value, row.unit) == (3600.0, "s ago")
 
 
-def test_looks_that_come_late_are_waited_for_and_not_replaced_by_the_word_of_the_readings():
-    judged = run(look_at(stand(LOCKED, seconds=80, log_age_s=85.0), (40, 58, 76), LOCKED))
-    assert [second for second, one in enumerate(judged) if is_known(one.look)] == [20]
-    assert {one.frame.verdict.cause for one in judged if one.frame.verdict.kind is Kind.HUNG} == {"lock"}
-
-
-def test_a_picture_that_still_holds_is_not_taken_again():
-    early = look_at(stand(LOCKED, seconds=300, log_age_s=305.0), (22, 25, 28), LOCKED)
-    assert asked_at(early) == [20]
-    judged = run(early)
-    assert {one.frame.verdict.cause for one in judged[35:]} == {"lock"}
+def test_late_looks_are_waited_for_and_a_picture_that_still_holds_is_not_taken_again():
+    late = run(look_at(stand(LOCKED, seconds=80, log_age_s=85.0), (40, 58, 76), LOCKED))
+    early = run(look_at(stand(LOCKED, seconds=300, log_age_s=305.0), (22, 25, 28), LOCKED))
+    for judged in (late, early):
+        assert [second for second, one in enumerate(judged) if is_known(one.look)] == [20]
+    assert {one.frame.verdict.cause for one in late if one.frame.verdict.kind is Kind.HUNG} == {"lock"}
+    assert {one.frame.verdict.cause for one in early[35:]} == {"lock"}
 
 
 @pytest.mark.parametrize(("kind", "again"), [(ErrorKind.LATE, [20, 45]), (ErrorKind.DENIED, [20])])
@@ -147,14 +140,6 @@ def test_an_old_log_says_nothing_of_a_run_that_was_seen_to_get_on_since():
     assert conclude(rested_since(frames, 30)).kind is Kind.HUNG
 
 
-def test_stacks_of_several_places_tell_that_a_run_that_naps_got_on():
-    naps = make_process(4000, start_ticks=100, state="S", waits_for="sleep", waits_unchanged_s=0.0)
-    frames = [make_frame(taken_ns=NOW_NS + n * SECOND, processes=(naps,), output=(), loader=()) for n in range(40)]
-    for stacks, moved in (((FORWARD, BACKWARD), True), ((FORWARD,), False)):
-        watch = remember(sample(frames, 4000, *stacks))
-        assert bool(watch.moved_ns) is moved
-
-
 @pytest.mark.parametrize(("demand", "waiting", "moved"), [(0.6, 0.0, True), (0.02, 0.0, False), (0.6, 0.6, False)])
 def test_a_main_thread_that_worked_and_waits_for_the_same_again_has_got_on(demand, waiting, moved):
     frames = stand(LOCKED, seconds=60, log_age_s=None)
@@ -175,20 +160,8 @@ def test_the_users_time_counts_in_place_of_the_default():
 
 def pauses(*lengths_s: int):
     """Build a rank whose wait ends after each of ``lengths_s``."""
-    frames = []
-    for length in lengths_s:
-        for second in range(length):
-            at = len(frames)
-            rank = make_process(4000, start_ticks=100, state="S", waits_for="sleep")
-            frames.append(
-                make_frame(
-                    taken=NOW + timedelta(seconds=at),
-                    taken_ns=NOW_NS + at * SECOND,
-                    processes=(replace(rank, waits_unchanged_s=float(second)),),
-                    output=(),
-                )
-            )
-    return frames
+    waited_s = [float(second) for length in lengths_s for second in range(length)]
+    return [read_at(second, unchanged_s, waits_for="sleep") for second, unchanged_s in enumerate(waited_s)]
 
 
 @pytest.mark.parametrize(
@@ -208,8 +181,7 @@ def test_a_pause_is_remembered_beyond_the_window_and_a_new_rank_is_none():
 
 
 def test_another_line_of_a_loop_is_no_end_of_its_pause_until_it_leaves_the_loop():
-    runs = make_process(4000, start_ticks=100, state="R", waits_for="running")
-    frames = [make_frame(taken_ns=NOW_NS + n * SECOND, processes=(runs,), output=(), loader=()) for n in range(200)]
+    frames = [read_at(second, 0.0, state="R", waits_for="running") for second in range(200)]
     loop, body = ((MAIN, StackFrame("poll", "/run/train.py", line)) for line in (50, 51))
     spins = [*sample(frames[:100], 4000, loop), *sample(frames[100:110], 4000, loop, body)]
     watch = remember([*spins, *sample(frames[110:150], 4000, loop)])
@@ -220,32 +192,17 @@ def test_another_line_of_a_loop_is_no_end_of_its_pause_until_it_leaves_the_loop(
     assert watch.hang_after_s == pytest.approx(200, abs=30), "it came back from it"
 
 
-def test_a_log_line_is_a_sign_of_life():
-    frames = stand(LOCKED, log_age_s=5.0)
-    assert conclude(frames).kind is not Kind.HUNG
-    assert asked_at(blind(frames)) == []
-
-
-def test_a_stack_that_stays_counts_whatever_the_thread_uses():
-    runs = make_process(4000, start_ticks=100, state="R", waits_for="running")
-    frames = [make_frame(taken_ns=NOW_NS + n * SECOND, processes=(runs,), output=(), loader=()) for n in range(40)]
-    watch = remember(sample(frames, 4000, FORWARD))
-    assert (frames[-1].taken_ns - watch.still_ns) / SECOND >= 39
-    assert remember(sample(frames, 4000, FORWARD, BACKWARD)).still_ns == frames[-1].taken_ns
-
-
-def test_naps_that_begin_again_each_second_are_no_movement_while_the_stack_stays():
-    naps = make_process(4000, start_ticks=100, state="S", waits_for="sleep", waits_unchanged_s=0.0)
-    batches = replace(naps, waits_for=wait_of("a batch (loader queue)"))
+def test_while_the_stack_stays_neither_cpu_nor_naps_are_movement_and_several_places_are():
     still_s = {}
-    for process in (naps, batches):
-        frames = [
-            make_frame(taken_ns=NOW_NS + n * SECOND, processes=(process,), output=(), loader=()) for n in range(40)
-        ]
+    for waits_for, state in (("running", "R"), ("sleep", "S"), (BATCH, "S")):
+        frames = [read_at(second, 0.0, waits_for=waits_for, state=state) for second in range(40)]
         watch = remember(sample(frames, 4000, FORWARD))
-        still_s[process.waits_for.reason] = (frames[-1].taken_ns - watch.still_ns) / SECOND
-    assert still_s[WaitReason.SLEEP] >= 39
-    assert still_s[WaitReason.BATCH] < 10
+        still_s[waits_for] = (frames[-1].taken_ns - watch.still_ns) / SECOND
+        moves = remember(sample(frames, 4000, FORWARD, BACKWARD))
+        assert moves.still_ns == frames[-1].taken_ns
+        assert (bool(watch.moved_ns), bool(moves.moved_ns)) == (waits_for == BATCH, True)
+    assert min(still_s["running"], still_s["sleep"]) >= 39
+    assert still_s[BATCH] < 10
 
 
 def test_a_corner_is_one_function_of_the_program_and_what_the_standard_library_does_for_it():
@@ -261,10 +218,7 @@ def test_a_corner_is_one_function_of_the_program_and_what_the_standard_library_d
 
 @given(st.lists(st.floats(0, 20), max_size=8))
 def test_a_picture_is_of_three_looks_at_least_and_of_some_seconds(gaps):
-    at_s, rounds = 0.0, []
-    for gap in gaps:
-        at_s += gap
-        rounds.append(make_round(LOCKED, at_s=at_s))
+    rounds = [make_round(LOCKED, at_s=at_s) for at_s in accumulate(gaps)]
     chosen = choose_rounds(rounds)
     if chosen:
         assert len(chosen) >= 3
@@ -331,20 +285,16 @@ def read_at(second: float, unchanged_s: float, **fields: object) -> Frame:
     )
 
 
-def test_an_hour_in_which_tpmon_was_stopped_is_no_pause_of_a_run_that_went_on():
-    healthy = [read_at(second, 0.0) for second in (*range(60), *range(HOUR, HOUR + 5))]
-    watch = remember(healthy)
-    assert watch.hang_after_s == 30.0
-
-
-def test_a_wait_that_looks_the_same_after_a_pause_of_tpmon_is_as_old_as_it_was_watched():
+def test_an_hour_in_which_tpmon_was_stopped_is_no_pause_of_the_run_and_no_part_of_a_wait():
     """Whoever froze tpmon may have frozen the job beside it."""
+    healthy = [read_at(second, 0.0) for second in (*range(60), *range(HOUR, HOUR + 5))]
+    assert remember(healthy).hang_after_s == 30.0
     stood = [read_at(second, float(second)) for second in (*range(20), *range(HOUR, HOUR + 8))]
     quiet = see_quiet(remember(stood), stood[-1])
     assert quiet.own_s == pytest.approx(29, abs=3)
-    went_on = [*stood, *(read_at(HOUR + 8 + second, 0.0) for second in range(3))]
-    assert remember(went_on).longest_s == pytest.approx(29, abs=3)
-    assert remember(went_on).hang_after_s < 70
+    went_on = remember([*stood, *(read_at(HOUR + 8 + second, 0.0) for second in range(3))])
+    assert went_on.longest_s == pytest.approx(29, abs=3)
+    assert went_on.hang_after_s < 70
 
 
 def test_a_stack_that_is_the_same_before_and_after_a_pause_of_tpmon_is_no_pause_of_the_run():
@@ -358,14 +308,11 @@ def test_a_stack_that_is_the_same_before_and_after_a_pause_of_tpmon_is_no_pause_
     assert remember([*before, *after, *on]).longest_s < 80
 
 
-def test_readings_that_are_meant_to_be_far_apart_show_the_pauses_of_the_run():
+def test_readings_that_are_far_apart_or_late_show_pauses_and_hangs():
     far = [read_at(10.0 * n, 10.0 * (n % 10), interval_s=10.0) for n in range(25)]
     assert remember(far).longest_s == pytest.approx(90, abs=11)
-    late = [replace(one, taken_ns=one.taken_ns + (n % 2) * 2 * SECOND) for n, one in enumerate(far)]
-    assert remember(late).longest_s == pytest.approx(90, abs=15)
-
-
-def test_a_machine_on_which_every_reading_is_late_still_sees_a_hang():
+    off = [replace(one, taken_ns=one.taken_ns + (n % 2) * 2 * SECOND) for n, one in enumerate(far)]
+    assert remember(off).longest_s == pytest.approx(90, abs=15)
     late = [read_at(4.0 * n, 4.0 * n) for n in range(20)]
     assert see_quiet(remember(late), late[-1]).own_s >= 55
 
@@ -386,22 +333,16 @@ def fell_asleep(log_age_s: float) -> list[Frame]:
     return begun + stood
 
 
-def test_a_hang_that_began_while_tpmon_was_stopped_is_as_old_as_the_log_says():
-    frames = fell_asleep(1800.0)
-    judged = run(frames)
-    kinds = [one.frame.verdict.kind for one in judged]
+def test_a_hang_that_began_while_tpmon_was_stopped_is_as_old_as_the_log_says_unless_that_is_of_before():
+    judged = run(fell_asleep(1800.0))
     finding = judged[-1].frame.verdict
     assert (finding.kind, finding.cause) == (Kind.HUNG, "lock")
     assert (finding.since, finding.since_is) == (NOW - timedelta(seconds=1800), SinceIs.LOWER_BOUND)
     assert finding.since_source.startswith("last log write")
-    assert Kind.HUNG not in kinds[:60]
-
-
-def test_a_line_from_before_the_pause_says_nothing_of_a_run_that_has_got_on_since():
-    frames = fell_asleep(2.0 * HOUR)
-    finding = run(frames)[-1].frame.verdict
+    assert Kind.HUNG not in [one.frame.verdict.kind for one in judged[:60]]
+    finding = run(fell_asleep(2.0 * HOUR))[-1].frame.verdict
     assert (finding.kind, finding.since_is) == (Kind.HUNG, SinceIs.LOWER_BOUND)
-    assert NOW - finding.since <= timedelta(seconds=45)
+    assert NOW - finding.since <= timedelta(seconds=45), "the run has got on since that line"
 
 
 @pytest.mark.parametrize(
@@ -468,7 +409,8 @@ def suspect(kind: Kind) -> Suspicion:
 
 
 def test_fifteen_seconds_without_movement_rule_nothing_out_and_say_how_long_to_look():
-    finding = conclude(blind(stand(LOCKED, seconds=15, log_age_s=20.0)))
+    frames = blind(stand(LOCKED, seconds=15, log_age_s=20.0))
+    finding = conclude(frames)
     said = " ".join(finding.ruled_out)
     assert finding.kind is Kind.NOT_ENOUGH_EVIDENCE
     assert "hang" not in said
@@ -478,34 +420,15 @@ def test_fifteen_seconds_without_movement_rule_nothing_out_and_say_how_long_to_l
     assert "no progress (nothing has moved for the 15 s watched)" in finding.unknown
     assert finding.summary == "nothing has moved for the 15 s watched, too short to call it hung"
     assert "tpmon diagnose 4211 --until hung --for 85s" in finding.try_
-
-
-def test_the_time_that_is_asked_for_is_the_time_that_is_named():
-    finding = conclude(blind(stand(LOCKED, seconds=15, log_age_s=20.0)), asked_s=60.0)
-    assert any("1m00s are needed" in text for text in finding.unknown)
-    assert "--for 70s" in finding.try_
-
-
-def test_first_steps_are_steps_and_other_starts_take_their_time():
-    scene = unmoved()
-    first = replace(suspect(Kind.STARTING), cause="first-steps")
-    load = replace(first, cause="load")
-    assert hold_back([first, load], scene) == [
-        Unsure("starting first-steps (nothing has moved since tpmon attached)"),
-        load,
-    ]
+    asked = conclude(frames, asked_s=60.0)
+    assert any("1m00s are needed" in text for text in asked.unknown)
+    assert "--for 70s" in asked.try_
 
 
 def test_what_was_seen_to_move_is_said_to_have_moved():
     frames = blind(stand(LOCKED, seconds=15, log_age_s=20.0))
-    sooner = [
-        replace(
-            frame, processes=tuple(replace(one, waits_unchanged_s=min(7.0, float(number))) for one in frame.processes)
-        )
-        for number, frame in enumerate(frames)
-    ]
-    finding = conclude(sooner)
-    assert "no progress (rank 0 moved 7 s ago)" in finding.ruled_out
+    sooner = [set_all(frame, waits_unchanged_s=min(7.0, float(number))) for number, frame in enumerate(frames)]
+    assert "no progress (rank 0 moved 7 s ago)" in conclude(sooner).ruled_out
 
 
 def test_no_verdict_about_the_speed_of_a_run_that_has_not_moved():
@@ -517,6 +440,11 @@ def test_no_verdict_about_the_speed_of_a_run_that_has_not_moved():
     assert held[-1] == Cleared("swap (0 B)")
     assert Kind.HUNG not in SPEEDS
     assert not {Kind.STARTING, Kind.PAUSED, Kind.IDLE} & SPEEDS
+    # First steps are steps, other starts take their time.
+    first = replace(suspect(Kind.STARTING), cause="first-steps")
+    load = replace(first, cause="load")
+    untold = Unsure("starting first-steps (nothing has moved since tpmon attached)")
+    assert hold_back([first, load], scene) == [untold, load]
 
 
 @pytest.mark.parametrize(
@@ -543,14 +471,11 @@ def test_ranks_that_stopped_moving_wait_for_each_other_or_for_ever():
     begun_ns = scene.frame.taken_ns - 40 * 10**9
     stopped = replace(scene, watch=WatchedTime(begun_ns=begun_ns, still_ns=scene.frame.taken_ns - 15 * 10**9))
     assert not is_unmoved(stopped)
+    assert not is_unmoved(replace(scene, watch=WatchedTime())), "before the first reading is remembered"
     comms, data = suspect(Kind.COMMS_BOUND), suspect(Kind.DATA_BOUND)
     assert hold_back([comms, data], stopped) == [Unsure("comms-bound cause (nothing has moved for 15 s)"), data]
     shortly = replace(scene, watch=WatchedTime(begun_ns=begun_ns, still_ns=scene.frame.taken_ns - 6 * 10**9))
     assert hold_back([comms, data], shortly) == [comms, data]
-
-
-def test_before_the_first_reading_is_remembered_nothing_is_held_back():
-    assert not is_unmoved(replace(unmoved(), watch=WatchedTime()))
 
 
 def test_a_verdict_about_speed_does_not_outlast_the_movement():

@@ -5,26 +5,11 @@ from typing import Any
 
 import pytest
 
-from tests.dumps import (
-    BACKWARD,
-    DECODE,
-    LIB,
-    MAIN,
-    NFS,
-    READS,
-    RUNNING,
-    SITE,
-    TRAIN,
-    fold,
-    make_native,
-    make_rank,
-    make_thread,
-    odd_pid,
-    stack_of,
-)
+from tests.dumps import fold, make_native, make_rank, make_thread, odd_pid
 from tests.frames import NOW_NS, make_gpu
 from tests.hanging import job, thread
 from tests.judging import SECOND
+from tests.stacks import BACKWARD, DECODE, LIB, MAIN, NFS, READS, RUNNING, SITE, stack_of
 from tpmon.judge.watch.tracker import RankMemory
 from tpmon.model.dump import ProcessLook
 from tpmon.model.gpu import GpuSample
@@ -41,6 +26,7 @@ IN_FRAMEWORK = (*ITEM, StackFrame("has_overflow", f"{SITE}/deepspeed/runtime/uti
 QUIET = {"pcie_tx_bytes_s": 1e4, "pcie_rx_bytes_s": 1e4, "nvlink_tx_bytes_s": 0.0, "nvlink_rx_bytes_s": 0.0}
 SPINS = {"sm_pct": 100.0, "sm_active_pct": 2.0, "power_w": 110.0, **QUIET}
 UNREAD = Missing("not supported")
+WORKS = {"sm_pct": 100.0}
 MOVES = {"pcie_tx_bytes_s": 60e6, "pcie_rx_bytes_s": 60e6}
 NO_LINKS = {"pcie_tx_bytes_s": UNREAD, "pcie_rx_bytes_s": UNREAD}
 NETWORK = (NetworkSample("eth0", "nic", True, 60e6, 60e6, 0.0, 0.0),)
@@ -75,6 +61,19 @@ def cards(*of: dict[str, Any]) -> tuple[GpuSample, ...]:
     return tuple(make_gpu(number, pids=(4000 + 10 * number,), **one) for number, one in enumerate(of))
 
 
+def alone(name: str, says: dict[int, str], card: dict[str, Any], **more: Any) -> Any:
+    """Make a row of one rank that spins over its card."""
+    return job(name, spins(0), says=says, gpus=cards(card), **more)
+
+
+def pair(
+    name: str, says: dict[int, str], *of: dict[str, Any], others: tuple[ProcessLook, ...] = (), **more: Any
+) -> Any:
+    """Make a row of two ranks that spin over their cards, beside others."""
+    return job(name, *TWO, *others, says=says, gpus=cards(*of), **({"world_size": 2 + len(others)} | more))
+
+
+TWO = (spins(0), spins(1))
 TRACED = make_rank(2, frames=Missing("another tracer holds it"), **READS)
 LATE = make_rank(3, frames=DECODE, **READS)
 POWER = {"sm_active_pct": UNREAD}
@@ -89,28 +88,17 @@ STEPS = {
 @pytest.mark.parametrize(
     "job",
     [
-        job("at work", spins(0), says={400: "", 1830: "gpu-wait"}, words="card 0 works", gpus=cards({"sm_pct": 99.0})),
-        job("at work, its log old", spins(0), says={400: ""}, log_age_s=4000.0, gpus=cards({"sm_pct": 99.0})),
-        job("idle", spins(0), says={310: "spin"}, gpus=cards({**SPINS, "sm_pct": 0.0})),
-        job(
-            "hollow",
-            spins(0),
-            says={40: "gpu-wait"},
-            words="card 0 is busy and does next to nothing",
-            gpus=cards({**SPINS, "power_w": 90.0}),
-        ),
+        alone("at work", {400: "", 1830: "gpu-wait"}, WORKS, words="card 0 works"),
+        alone("at work, its log old", {400: ""}, WORKS, log_age_s=4000.0),
+        alone("idle", {310: "spin"}, {**SPINS, "sm_pct": 0.0}),
+        alone("hollow", {40: "gpu-wait"}, {**SPINS, "power_w": 90.0}, words="card 0 is busy and does next to nothing"),
         # A slow kernel of few blocks draws as little.
-        job(
-            "hollow by power", spins(0), says={60: "", 85: "gpu-wait"}, gpus=cards({**SPINS, **POWER, "power_w": 90.0})
-        ),
-        job("unread", spins(0), says={100: "", 330: "gpu-wait"}, gpus=cards({"sm_pct": UNREAD})),
-        job("a slice", spins(0), says={330: "gpu-wait"}, gpus=cards({"mig": True, "sm_pct": UNREAD, **POWER})),
+        alone("hollow by power", {60: "", 85: "gpu-wait"}, {**SPINS, **POWER, "power_w": 90.0}),
+        alone("unread", {100: "", 330: "gpu-wait"}, {"sm_pct": UNREAD}),
+        alone("a slice", {330: "gpu-wait"}, {"mig": True, "sm_pct": UNREAD, **POWER}),
         *(
-            job(
-                f"at {watts:.0f} of {limit:.0f} W",
-                spins(0),
-                says=says,
-                gpus=cards({**SPINS, **POWER, "power_w": watts, "power_limit_w": limit}),
+            alone(
+                f"at {watts:.0f} of {limit:.0f} W", says, {**SPINS, **POWER, "power_w": watts, "power_limit_w": limit}
             )
             for watts, limit, says in (
                 (34.0, 70.0, {100: "", 330: "gpu-wait"}),
@@ -121,21 +109,12 @@ STEPS = {
         ),
         # A collective over a slow network is as hollow; the bytes tell.
         *(
-            job(
-                name,
-                spins(0),
-                says={100: cause},
-                watch=STEPS,
-                world_size=2,
-                log_age_s=100.0,
-                network=network,
-                gpus=gpus,
-            )
-            for name, cause, network, gpus in (
-                ("with links at rest", "remote-rank", (), cards(SPINS)),
-                ("with links that move", "", (), cards({**SPINS, **MOVES})),
-                ("with links unread", "", (), cards({**SPINS, **NO_LINKS})),
-                ("beside a network that moves", "", NETWORK, cards(SPINS)),
+            alone(name, {100: cause}, card, watch=STEPS, world_size=2, log_age_s=100.0, network=network)
+            for name, cause, network, card in (
+                ("with links at rest", "remote-rank", (), SPINS),
+                ("with links that move", "", (), {**SPINS, **MOVES}),
+                ("with links unread", "", (), {**SPINS, **NO_LINKS}),
+                ("beside a network that moves", "", NETWORK, SPINS),
             )
         ),
     ],
@@ -144,58 +123,35 @@ def test_a_rank_that_waits_for_its_card_has_the_time_of_what_that_does(job):
     job.check()
 
 
-TWO = (spins(0), spins(1))
-
-
 @pytest.mark.parametrize(
     "job",
     [
-        job(
+        pair(
             "one is not in the collective",
-            *TWO,
-            spins(2),
-            LATE,
-            says={40: "missing-rank"},
+            {40: "missing-rank"},
+            *[SPINS] * 3,
+            others=(spins(2), LATE),
             words=("3 of 4 ranks wait in ", "rank 3 is in decode data.py:88"),
             rank=3,
-            world_size=4,
-            gpus=cards(SPINS, SPINS, SPINS),
         ),
-        job(
+        pair(
             "they are at several lines",
-            *TWO,
-            spins(2, frames=SYNCHRONIZE),
-            says={60: "gpu-wait"},
+            {60: "gpu-wait"},
+            *[SPINS] * 3,
+            others=(spins(2, frames=SYNCHRONIZE),),
             words="one collective, or in different ones: ranks 0-1 in train train.py:77",
             rank=NOT_APPLICABLE,
-            world_size=3,
-            gpus=cards(SPINS, SPINS, SPINS),
         ),
-        job(
+        pair(
             "one card works",
-            *TWO,
-            says={400: "", 1830: "gpu-wait"},
+            {400: "", 1830: "gpu-wait"},
+            SPINS,
+            WORKS,
             words=("all 2 ranks wait for their cards; rank 1 waits for its card", "card 1 works"),
-            world_size=2,
-            gpus=cards(SPINS, {"sm_pct": 100.0}),
         ),
-        job(
-            "all cards work",
-            *TWO,
-            says={1830: "gpu-wait"},
-            rank=NOT_APPLICABLE,
-            world_size=2,
-            gpus=cards({"sm_pct": 100.0}, {"sm_pct": 100.0}),
-        ),
-        job("others run elsewhere", *TWO, says={310: "remote-rank"}, world_size=4, gpus=cards(SPINS, SPINS)),
-        job(
-            "one card is unread",
-            *TWO,
-            says={330: "gpu-wait"},
-            rank=NOT_APPLICABLE,
-            world_size=2,
-            gpus=cards(SPINS, {**SPINS, "sm_pct": UNREAD}),
-        ),
+        pair("all cards work", {1830: "gpu-wait"}, WORKS, WORKS, rank=NOT_APPLICABLE),
+        pair("others run elsewhere", {310: "remote-rank"}, SPINS, SPINS, world_size=4),
+        pair("one card is unread", {330: "gpu-wait"}, SPINS, {**SPINS, "sm_pct": UNREAD}, rank=NOT_APPLICABLE),
         *(
             job(
                 f"they wait for gradients while their cards {name}",
@@ -224,14 +180,7 @@ TWO = (spins(0), spins(1))
             says={100: "", 330: "blocked-io"},
             world_size=4,
         ),
-        job(
-            "one could not be read beside cards",
-            *TWO,
-            TRACED,
-            says={330: "missing-rank"},
-            world_size=3,
-            gpus=cards(SPINS, SPINS),
-        ),
+        pair("one could not be read beside cards", {330: "missing-rank"}, SPINS, SPINS, others=(TRACED,)),
         # Over cards that cannot be read they are not told to compute.
         *(
             job(
@@ -295,8 +244,7 @@ def test_ranks_that_all_spin_wait_in_one_collective_and_none_of_them_is_the_culp
 
 # ranks that seem to wait for others
 
-TORCH = f"{SITE}/torch/distributed"
-DEEPSPEED = f"{SITE}/deepspeed/runtime"
+
 USERS = (StackFrame("Fn.backward", "/run/ops.py", 33), StackFrame("load_table", "/run/ops.py", 77))
 REDUCES = stack_of(
     "_post_backward_hook torch/distributed/fsdp/_runtime_utils.py:700"
@@ -306,10 +254,10 @@ FETCH = stack_of(
     "main > train > forward deepspeed/runtime/engine.py:1900"
     " > fetch_sub_module deepspeed/runtime/zero/partitioned_param_coordinator.py:300"
 )
-SWAP = (*FETCH, StackFrame("swap_in", f"{DEEPSPEED}/swap_tensor/partitioned_param_swapper.py", 290))
-GATHER = (*FETCH, StackFrame("wait", f"{DEEPSPEED}/zero/partition_parameters.py", 90))
-OBJECTS = (MAIN, TRAIN, StackFrame("broadcast_object_list", f"{TORCH}/distributed_c10d.py", 3000))
-PACKS = (*OBJECTS, StackFrame("_object_to_tensor", f"{TORCH}/distributed_c10d.py", 2700))
+SWAP = (*FETCH, *stack_of("swap_in deepspeed/runtime/swap_tensor/partitioned_param_swapper.py:290"))
+GATHER = (*FETCH, *stack_of("wait deepspeed/runtime/zero/partition_parameters.py:90"))
+OBJECTS = stack_of("main > train > broadcast_object_list torch/distributed/distributed_c10d.py:3000")
+PACKS = (*OBJECTS, replace(OBJECTS[-1], function="_object_to_tensor", line=2700))
 MEETS = stack_of(
     "main > init_process_group torch/distributed/distributed_c10d.py:1700"
     " > _file_rendezvous_handler torch/distributed/rendezvous.py:130"
@@ -318,10 +266,9 @@ MEETS = stack_of(
 
 def lowers(line):
     """Build the stack of a backward pass that is compiled when it is first run."""
-    return (
-        StackFrame("_backward_impl", f"{SITE}/torch/_functorch/_aot_autograd/runtime_wrappers.py", 3450),
-        StackFrame("compile_fx_inner", f"{SITE}/torch/_inductor/compile_fx.py", 700),
-        StackFrame("codegen", f"{SITE}/torch/_inductor/graph.py", line),
+    return stack_of(
+        "_backward_impl torch/_functorch/_aot_autograd/runtime_wrappers.py:3450"
+        f" > compile_fx_inner torch/_inductor/compile_fx.py:700 > codegen torch/_inductor/graph.py:{line}"
     )
 
 

@@ -4,31 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from tests.dumps import (
-    DECODE,
-    IN_LOCK,
-    LIB,
-    MAIN,
-    NEXT_BATCH,
-    READS,
-    RUNNING,
-    SITE,
-    TRAIN,
-    WORKER_READS,
-    fold,
-    make_rank,
-    make_thread,
-    make_worker,
-    stack_of,
-)
+from tests.dumps import fold, make_rank, make_thread, make_worker
 from tests.frames import make_gpu, make_loader
-from tests.hanging import Job, conclude, died, job, read, run, said, stand, thread
+from tests.hanging import Job, change_looks, conclude, died, job, read, run, said, stand, thread
+from tests.stacks import DECODE, IN_LOCK, LIB, MAIN, NEXT_BATCH, READS, RUNNING, SITE, TRAIN, WORKER_READS, stack_of
 from tpmon.judge.hang.causes import Grace
 from tpmon.judge.hang.detection import need_s
 from tpmon.judge.watch.tracker import RankMemory, WatchedTime
 from tpmon.model.dump import OtherEnd, ProcessToll, WaitKind, WaitTarget
-from tpmon.model.frame import Frame
-from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind
@@ -69,6 +53,14 @@ TO_WORKER = WaitTarget(
 )  # fmt: skip
 
 
+def waits_for_gil(holder, frames):
+    """Make a rank whose main thread waits in ``frames`` for the interpreter's lock, which another thread has."""
+    return make_rank(0, holder, frames=frames, waits_for="lock with a time-out (futex)", holds_gil=False)
+
+
+KEEPS = thread(7, FLUSH, waits_for="sleep", holds_gil=True)
+
+
 @pytest.mark.parametrize(
     "job",
     [
@@ -93,25 +85,13 @@ TO_WORKER = WaitTarget(
         job("a lock beside an idle thread of a logger", make_rank(0, MONITOR, frames=IN_LOCK), says={60: "lock"}),
         job(
             "a library that keeps the interpreter in a thread",
-            make_rank(
-                0,
-                thread(7, FLUSH, waits_for="sleep", holds_gil=True),
-                frames=IN_LOCK,
-                waits_for="lock with a time-out (futex)",
-                holds_gil=False,
-            ),
+            waits_for_gil(KEEPS, IN_LOCK),
             says={40: "lock"},
             words="rank 0 waits for the interpreter's lock (GIL): thread thread-7 (7) holds it in flush",
         ),
         job(
             "the same while the main thread asks a process that died",
-            make_rank(
-                0,
-                thread(7, FLUSH, waits_for="sleep", holds_gil=True),
-                frames=RESULT,
-                waits_for="lock with a time-out (futex)",
-                holds_gil=False,
-            ),
+            waits_for_gil(KEEPS, RESULT),
             says={40: "lock"},
             words="thread thread-7 (7) holds it in flush",
             **died("python"),
@@ -178,16 +158,13 @@ def test_of_threads_that_are_left_the_programs_own_is_named_and_no_daemon():
     finding = conclude(stand(told))
     assert "but thread thread-8 (8) of it has not" in finding.summary
     assert finding.summary.endswith("Python waits for it because it is no daemon thread")
-
-
-def test_a_thread_that_moves_after_the_end_is_no_hang():
-    writes = [make_rank(0, thread(7, frames, **RUNNING), frames=EXIT) for frames in (FLUSH, WRITE)]
-    assert said(stand(writes[0], moved=writes[1:]))[0] is not Kind.HUNG
+    one, two = (make_rank(0, thread(7, frames, **RUNNING), frames=EXIT) for frames in (FLUSH, WRITE))
+    assert said(stand(one, moved=(two,)))[0] is not Kind.HUNG, "one that moves after the end"
 
 
 # --- batches and results ---
 
-LOADER, PINNING = f"{SITE}/torch/utils/data/dataloader.py", f"{SITE}/torch/utils/data/_utils/pin_memory.py"
+PINNING = f"{SITE}/torch/utils/data/_utils/pin_memory.py"
 PIN_LOOP = stack_of(
     "run lib/threading.py:982 > _pin_memory_loop torch/utils/data/_utils/pin_memory.py:60"
     " > do_one_step torch/utils/data/_utils/pin_memory.py:35"
@@ -206,22 +183,12 @@ ASKS = make_rank(0, frames=RESULT, waits_for="pipe read")
 
 def pinned(frames):
     """Build a rank that waits for its pin thread, which is in ``frames``, with two workers that have no work."""
-    waits = (
-        MAIN,
-        TRAIN,
-        StackFrame("__next__", LOADER, 700),
-        StackFrame("_get_data", LOADER, 1360),
-        StackFrame("_try_get_data", LOADER, 1251),
-        StackFrame("get", f"{LIB}/queue.py", 180),
-        replace(WAITS, line=331),
+    waits = stack_of(
+        "main > train > __next__ torch/utils/data/dataloader.py:700 > _get_data torch/utils/data/dataloader.py:1360"
+        " > _try_get_data torch/utils/data/dataloader.py:1251 > get lib/queue.py:180 > wait lib/threading.py:331"
     )
     pin = make_thread(9200, name="pin", kind=ThreadKind.PIN, frames=frames)
     return make_rank(0, pin, frames=waits, waits_for="lock with a time-out"), *IDLE
-
-
-def with_loader(frames: list[Frame]) -> list[Frame]:
-    """Let a batch be ready in the pipe."""
-    return [replace(one, loader=(make_loader(4000, 1, ready_batches=2.0),)) for one in frames]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +209,7 @@ def with_loader(frames: list[Frame]) -> list[Frame]:
             says={40: "lock"},
         ),
         job("everybody waits for work", BATCH, *IDLE, says={40: "lost-batch"}, words="all its 2 workers wait for work"),
-        job("a batch is ready", BATCH, IDLE[0], says={40: ""}, change=with_loader),
+        job("a batch is ready", BATCH, IDLE[0], says={40: ""}, loader=(make_loader(4000, 1, ready_batches=2.0),)),
         job(
             "a worker that could not be read", BATCH, make_worker(0, 0, frames=Missing("late")), IDLE[1], says={40: ""}
         ),
@@ -326,30 +293,12 @@ def calls(toll):
 
 def loads_in_thread(toll):
     """Make a rank whose thread keeps the interpreter in a call."""
-    loader = make_thread(7, kind=ThreadKind.OTHER, name="loader", frames=CALL, holds_gil=True, **RUNNING)
-    waits = make_rank(0, loader, frames=(MAIN,), waits_for="lock with a time-out (futex)", holds_gil=False)
-    return replace(waits, toll=toll)
+    return replace(waits_for_gil(thread(7, CALL, name="loader", holds_gil=True, **RUNNING), (MAIN,)), toll=toll)
 
 
-def starve(frames: list[Frame]) -> list[Frame]:
-    """Let the threads of all looks have got no CPU."""
-    return [
-        replace(
-            one,
-            rounds=tuple(
-                replace(
-                    a,
-                    processes=tuple(
-                        replace(p, threads=tuple(replace(t, run_ns=SECOND_NS) for t in p.threads)) for p in a.processes
-                    ),
-                )
-                for a in one.rounds
-            ),
-        )
-        if is_known(one.rounds)
-        else one
-        for one in frames
-    ]
+def starve(process, _look):
+    """Let the threads of a process have got no CPU."""
+    return replace(process, threads=tuple(replace(one, run_ns=SECOND_NS) for one in process.threads))
 
 
 @pytest.mark.parametrize(
@@ -361,17 +310,10 @@ def starve(frames: list[Frame]) -> list[Frame]:
         # Before the first step programs build their tables in a loop.
         job("a loop before the first step", runs(LOOP), says={130: "", 310: "spin"}, stacks=AT_4000),
         job("a loop after a step", runs(LOOP), says={100: "", 130: "spin"}, stacks=AT_4000, watch=TRAINED),
-        job("a loop that gets no CPU", runs(LOOP), says={310: "spin"}, stacks=AT_4000, change=starve),
+        job("a loop that gets no CPU", runs(LOOP), says={310: "spin"}, stacks=AT_4000, change=change_looks(starve)),
         job("a loop of C", runs(LOOP, holds_gil=False), says={130: ""}, stacks=AT_4000, log_age_s=4000.0),
         job("a call of torch", runs(LSTM, holds_gil=False), says={130: ""}, log_age_s=4000.0),
         job("a call of torch for minutes", runs(LSTM, holds_gil=False), says={310: "spin"}),
-        job(
-            "a loop that asks the kernel",
-            polls(),
-            says={30: "spin"},
-            words="runs without end in wait_for_flag train.py:50",
-            log_age_s=400.0,
-        ),
         # What it got while it was looked at counts as long as it is there, not what it gets now.
         job("one that reads", polls(moved_bytes=50_000_000), says={30: "", 120: ""}, log_age_s=400.0),
         job("one that makes memory", polls(faults=1000), says={30: "", 120: ""}, log_age_s=400.0),
@@ -404,14 +346,9 @@ def test_a_thread_that_runs_may_be_at_work_or_in_a_loop_without_end(job):
 
 
 def test_a_loop_that_asks_the_kernel_is_shown_with_its_share_of_that():
-    finding = Job((polls(),), {30: "spin"}, fields={"log_age_s": 400.0}).check()
+    words = ("runs without end in wait_for_flag train.py:50",)
+    finding = Job((polls(),), {30: "spin"}, words, fields={"log_age_s": 400.0}).check()
     assert "50 % of it in the kernel" in finding.evidence[0].text
-
-
-def test_more_grace_is_never_less_time():
-    for watch in (WatchedTime(stepped=True), WatchedTime(longest_s=1500.0, stepped=True)):
-        needs = [need_s(watch, one) for one in Grace]
-        assert needs == sorted(needs)
 
 
 @pytest.mark.parametrize(
@@ -428,8 +365,10 @@ def test_more_grace_is_never_less_time():
         ({"longest_s": 900.0, "asked_s": 60.0}, Grace.SLOW, 300.0),
     ],
 )
-def test_how_long_a_wait_may_last(watch, grace, seconds):
+def test_how_long_a_wait_may_last_and_more_grace_is_never_less_time(watch, grace, seconds):
     assert need_s(WatchedTime(**watch), grace) == seconds
+    needs = [need_s(WatchedTime(**(watch | {"stepped": True})), one) for one in Grace]
+    assert needs == sorted(needs)
 
 
 def test_before_the_time_is_up_nothing_is_said():

@@ -55,8 +55,6 @@ def test_where_a_stopped_rank_is_stands_beside_its_stop(age_s, words):
 V1 = Freezer(1, "/docker/0123", "/sys/fs/cgroup/freezer/docker/0123")
 V2 = Freezer(2, "/train.slice", "/sys/fs/cgroup/train.slice")
 GDB = Tracer(913, "gdb", "gdb -p 4211")
-
-
 SIGNAL = {"state": "T", "waits_for": "stopped by a signal"}
 DEBUGGED = {"state": "t", "waits_for": "stopped by a debugger"}
 BY_V1, BY_V2 = ({"frozen": one, "waits_for": FROZEN} for one in (V1, V2))
@@ -123,8 +121,7 @@ def test_a_frozen_process_is_blocked_in_nothing_whatever_its_state_says():
 
 
 def test_a_job_that_is_suspended_as_a_whole_accuses_no_rank():
-    stopped = SIGNAL
-    ranks = [quiet_rank(pid=4211 + number, rank=number, **stopped) for number in range(4)]
+    ranks = [quiet_rank(pid=4211 + number, rank=number, **SIGNAL) for number in range(4)]
     answer = judge_stopped(scene_of(make_frame(processes=tuple(ranks)), seconds=6))
     assert (answer.summary, answer.rank) == ("all 4 ranks are stopped by a signal", NOT_APPLICABLE)
     ranks[2] = quiet_rank(pid=4213, rank=2)
@@ -132,41 +129,32 @@ def test_a_job_that_is_suspended_as_a_whole_accuses_no_rank():
     assert one_less.rank == 0, "somebody goes on: each stopped rank may be the cause"
 
 
-def test_a_debugger_that_only_looks_is_not_a_hang():
+def test_a_stop_that_was_seen_to_begin_has_its_onset_and_a_debugger_that_only_looks_is_no_hang():
+    frames = hold(make_frame(), 20)
+    for i in range(12, 21):
+        frames[i] = replace(frames[i], processes=(quiet_rank(state="T"),))
+    assert judge_stopped(see(frames)).held_ns == frames[12].taken_ns
     frames = hold(make_frame())
     frames[-1] = replace(frames[-1], processes=(quiet_rank(state="t"),))
     assert type(judge_stopped(see(frames))) is Unsure
 
 
-def test_a_rank_that_fetches_a_batch_from_a_stopped_worker_waits_for_it():
-    stopped = quiet_worker(4222, worker=1, **SIGNAL)
-    members = (make_process(), make_worker(), stopped)
-    fetching = make_frame(processes=members, main_threads=(make_looks(io=10),))
-    assert said(judge_stopped(scene_of(fetching))) == (Kind.HUNG, "stopped")
-    going_on = make_frame(processes=members, main_threads=(make_looks(io=5),))
-    answer = judge_stopped(scene_of(going_on))
-    assert isinstance(answer, Cleared)
-    assert "its rank goes on" in answer.text, "a stopped worker is never told as none"
+def test_a_stopped_worker_hangs_the_job_once_its_rank_waits_or_fetches_a_batch_of_it():
+    members = (make_process(), make_worker(), quiet_worker(4222, worker=1, **SIGNAL))
 
+    def judged(**looks):
+        return judge_stopped(scene_of(make_frame(processes=members, main_threads=(make_looks(**looks),))))
 
-def test_a_stopped_worker_hangs_the_job_once_its_rank_waits():
-    stopped = quiet_worker(4222, worker=1, **SIGNAL)
-    waiting = make_frame(processes=(make_process(), make_worker(), stopped), main_threads=(make_looks(batch_wait=10),))
-    answer = judge_stopped(scene_of(waiting))
-    assert said(answer) == (Kind.HUNG, "stopped")
-    assert "worker 1 (4222) of rank 0" in answer.summary
-    going_on = replace(waiting, main_threads=(make_looks(batch_wait=2),))
-    assert type(judge_stopped(scene_of(going_on))) is Cleared
-    unread = replace(waiting, main_threads=UNREAD)
-    unread = replace(unread, processes=(make_process(waits_for=UNREAD), *waiting.processes[1:]))
+    assert said(judged(io=10)) == (Kind.HUNG, "stopped")
+    going_on = judged(io=5)
+    assert isinstance(going_on, Cleared)
+    assert "its rank goes on" in going_on.text, "a stopped worker is never told as none"
+    waiting = judged(batch_wait=10)
+    assert said(waiting) == (Kind.HUNG, "stopped")
+    assert "worker 1 (4222) of rank 0" in waiting.summary
+    assert type(judged(batch_wait=2)) is Cleared
+    unread = make_frame(processes=(make_process(waits_for=UNREAD), *members[1:]), main_threads=UNREAD)
     assert type(judge_stopped(scene_of(unread))) is Unsure
-
-
-def test_a_stop_that_was_seen_to_begin_has_its_onset():
-    frames = hold(make_frame(), 20)
-    for i in range(12, 21):
-        frames[i] = replace(frames[i], processes=(quiet_rank(state="T"),))
-    assert judge_stopped(see(frames)).held_ns == frames[12].taken_ns
 
 
 # Blocked
@@ -175,56 +163,43 @@ def test_a_stop_that_was_seen_to_begin_has_its_onset():
 def test_a_worker_blocked_for_half_a_minute_hangs_the_rank_that_waits_for_it():
     rank = quiet_rank(waits_for=BATCH, waits_unchanged_s=40.0)
     stuck = quiet_worker(state="D", waits_for="NFS", waits_unchanged_s=45.0)
-    answer = judge_blocked_io(scene_of(quiet_frame(rank, stuck)))
+
+    def judged(*processes):
+        return judge_blocked_io(scene_of(quiet_frame(*processes)))
+
+    answer = judged(rank, stuck)
     assert said(answer) == (Kind.HUNG, "blocked-io")
     assert "NFS" in answer.summary
     assert answer.pid == stuck.pid
-    slow = replace(stuck, waits_unchanged_s=4.0)
-    assert type(judge_blocked_io(scene_of(quiet_frame(rank, slow)))) is Cleared
-    fed = make_process()
-    assert type(judge_blocked_io(scene_of(quiet_frame(fed, stuck)))) is Cleared
-    unread = replace(stuck, waits_unchanged_s=UNREAD)
-    assert type(judge_blocked_io(scene_of(quiet_frame(rank, unread)))) is Unsure
-
-
-def test_a_rank_blocked_on_a_file_is_told_from_one_that_waits_for_a_socket():
-    blocked = quiet_rank(waits_for="FUSE file system")
-    assert said(judge_blocked_io(scene_of(quiet_frame(blocked)))) == (Kind.HUNG, "blocked-io")
-    peer = quiet_rank(waits_for="socket receive")
-    assert type(judge_blocked_io(scene_of(quiet_frame(peer)))) is Cleared
+    assert type(judged(rank, replace(stuck, waits_unchanged_s=4.0))) is Cleared
+    assert type(judged(make_process(), stuck)) is Cleared
+    assert type(judged(rank, replace(stuck, waits_unchanged_s=UNREAD))) is Unsure
+    assert said(judged(quiet_rank(waits_for="FUSE file system"))) == (Kind.HUNG, "blocked-io")
+    assert type(judged(quiet_rank(waits_for="socket receive"))) is Cleared
 
 
 # Dead workers, lost cards
 
 
-def test_a_worker_that_vanished_while_its_rank_waits_is_dead():
+def test_a_worker_that_vanished_while_its_rank_waits_is_dead_but_not_at_the_end_of_an_epoch():
     rank = quiet_rank(waits_for=BATCH, waits_unchanged_s=35.0)
-    both = quiet_frame(rank, quiet_worker(4221), quiet_worker(4222))
-    frames = hold(both, 50)
-    left = (rank, quiet_worker(4221))
-    frames[15:] = [replace(frame, processes=left) for frame in frames[15:]]
-    answer = judge_dead_worker(see(frames))
+    frames = hold(quiet_frame(rank, quiet_worker(4221), quiet_worker(4222)), 50)
+
+    def judge_left(*left):
+        return judge_dead_worker(see(frames[:15] + [replace(frame, processes=(rank, *left)) for frame in frames[15:]]))
+
+    answer = judge_left(quiet_worker(4221))
     assert said(answer) == (Kind.HUNG, "dead-worker")
     assert "4222" in answer.summary
     assert answer.held_ns == frames[-1].taken_ns - 35 * SECOND
-
-
-def test_an_epoch_that_ends_kills_no_worker():
-    rank = quiet_rank(waits_for=BATCH, waits_unchanged_s=35.0)
-    frames = hold(quiet_frame(rank, quiet_worker(4221), quiet_worker(4222)), 50)
-    none_left = [replace(frame, processes=(rank,)) for frame in frames[15:]]
-    assert type(judge_dead_worker(see(frames[:15] + none_left))) is Cleared
-    fresh = quiet_worker(4230, started=NOW - timedelta(seconds=20))
-    replaced = [replace(frame, processes=(rank, fresh)) for frame in frames[15:]]
-    assert type(judge_dead_worker(see(frames[:15] + replaced))) is Cleared
+    assert type(judge_left()) is Cleared
+    assert type(judge_left(quiet_worker(4230, started=NOW - timedelta(seconds=20)))) is Cleared
 
 
 def test_a_zombie_worker_is_dead_also_when_nobody_saw_it_die():
-    rank = quiet_rank(waits_for=BATCH, waits_unchanged_s=35.0)
-    frame = quiet_frame(rank, quiet_worker(4221), quiet_worker(4222, state="Z"))
-    assert said(judge_dead_worker(scene_of(frame))) == (Kind.HUNG, "dead-worker")
-    busy = replace(frame, processes=(make_process(), *frame.processes[1:]))
-    assert type(judge_dead_worker(scene_of(busy))) is Cleared
+    rank, *workers = quiet_rank(waits_for=BATCH), quiet_worker(4221), quiet_worker(4222, state="Z")
+    assert said(judge_dead_worker(scene_of(quiet_frame(rank, *workers)))) == (Kind.HUNG, "dead-worker")
+    assert type(judge_dead_worker(scene_of(quiet_frame(make_process(), *workers)))) is Cleared
 
 
 def test_a_card_is_lost_after_three_readings_in_a_row():
@@ -249,6 +224,13 @@ def test_nothing_that_moves_for_half_a_minute_is_a_hang():
     assert answer.origins == {Origin.PROC, Origin.LOG}
     assert LOCK in answer.summary
     assert answer.held_ns == NOW_NS - 90 * SECOND
+    early = judge_no_progress(scene_of(quiet_frame(), seconds=20))
+    assert type(early) is Unsure
+    assert "20 s of the 25 s" in early.text
+    without_log = judge_no_progress(scene_of(quiet_frame(output=()), seconds=40))
+    assert without_log.origins == {Origin.PROC}
+    stopped = judge_no_progress(scene_of(quiet_frame(quiet_rank(**SIGNAL)), seconds=40))
+    assert "stopped by a signal" in stopped.text, "the cause that says more takes its place"
 
 
 @pytest.mark.parametrize(
@@ -268,10 +250,11 @@ def test_a_rest_of_which_no_stack_tells_may_end_by_itself(fields, world, least_s
         target = make_target(world_size=world, local_ranks=1)
         return judge_no_progress(scene_of(quiet_frame(rank, target=target), seconds=40))
 
-    early = judge_after(least_s - 5.0)
+    early, late = judge_after(least_s - 5.0), judge_after(least_s + 5.0)
     assert type(early) is Unsure
     assert f"of the {least_s} s that it takes" in early.text
-    assert said(judge_after(least_s + 5.0)) == (Kind.HUNG, "no-progress")
+    assert said(late) == (Kind.HUNG, "no-progress")
+    assert ("7 ranks of this job run elsewhere" in late.summary) is (world == 8), "nobody here is accused"
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(80.0, False), (310.0, True)])
@@ -283,16 +266,13 @@ def test_of_ranks_of_an_unknown_number_others_may_save_elsewhere(seconds, told):
     assert (type(answer) is Suspicion) is told
 
 
-def test_where_stacks_tell_half_a_minute_is_enough():
+def test_stacks_that_stay_in_one_place_are_a_further_source_and_with_them_half_a_minute_is_enough():
     stuck = make_phases({Phase.OTHER: 1.0}, where="lock train.py:9", distinct=1, same_place_s=25.0)
     frame = quiet_frame(quiet_rank(waits_unchanged_s=40.0), target=make_target(world_size=1))
     assert said(judge_no_progress(scene_of(frame, [stuck], seconds=40))) == (Kind.HUNG, "no-progress")
-
-
-def test_before_half_a_minute_it_is_not_said():
-    answer = judge_no_progress(scene_of(quiet_frame(), seconds=20))
-    assert type(answer) is Unsure
-    assert "20 s of the 25 s" in answer.text
+    assert Origin.STACKS in judge_no_progress(scene_of(quiet_frame(), [stuck], seconds=40)).origins
+    moving = make_phases({Phase.OTHER: 1.0}, distinct=4)
+    assert type(judge_no_progress(scene_of(quiet_frame(), [moving], seconds=40))) is Cleared
 
 
 def test_a_standstill_that_was_seen_to_begin_has_its_onset():
@@ -328,42 +308,29 @@ def test_a_hang_is_as_old_as_its_wait_and_older_where_the_log_says_so():
     assert (undated.since, undated.since_is) == (unlogged.since, unlogged.since_is)
 
 
-def test_stacks_that_stay_in_one_place_are_a_further_source():
-    stuck = make_phases({Phase.OTHER: 1.0}, where="lock train.py:9", distinct=1, same_place_s=25.0)
-    assert Origin.STACKS in judge_no_progress(scene_of(quiet_frame(), [stuck], seconds=40)).origins
-    moving = make_phases({Phase.OTHER: 1.0}, distinct=4)
-    assert type(judge_no_progress(scene_of(quiet_frame(), [moving], seconds=40))) is Cleared
-
-
-def test_ranks_elsewhere_are_named_and_nobody_here_is_accused():
-    frame = quiet_frame(quiet_rank(waits_unchanged_s=320.0), target=make_target(world_size=8))
-    assert "7 ranks of this job run elsewhere" in judge_no_progress(scene_of(frame, seconds=40)).summary
-
-
-def test_ticking_threads_and_rare_wake_ups_are_no_movement_on_a_crowded_machine():
+def test_ticking_threads_rare_wake_ups_and_helpers_that_come_and_go_are_no_movement():
     crowded = quiet_rank(runnable=0.4, waiting=0.38)
     frames = hold(quiet_frame(crowded), 40)
     woken = (ThreadGroup(ThreadKind.MAIN, 1, 0.02),)
     for i in range(0, 41, 5):
         frames[i] = replace(frames[i], processes=(replace(crowded, thread_groups=woken),))
     assert said(judge_no_progress(see(frames))) == (Kind.HUNG, "no-progress")
+    fresh = make_process(4500, role=Role.HELPER, runnable=UNREAD)
+    answer = judge_no_progress(scene_of(quiet_frame(quiet_rank(), fresh), seconds=40))
+    assert said(answer) == (Kind.HUNG, "no-progress")
 
 
 def test_the_rank_that_is_not_in_the_collective_is_named():
     ranks = (quiet_rank(), quiet_rank(pid=4212, rank=1, waits_for="signal"))
-    looks = (make_looks(4211, lock=10), make_looks(4212, other=10))
-    answer = judge_no_progress(scene_of(quiet_frame(*ranks, main_threads=looks), seconds=40))
+
+    def judged(**second):
+        looks = (make_looks(4211, lock=10), make_looks(4212, **second))
+        return judge_no_progress(scene_of(quiet_frame(*ranks, main_threads=looks), seconds=40))
+
+    answer = judged(other=10)
     assert answer.rank == 1
     assert "rank 1 is in signal" in answer.summary
-    alike = (make_looks(4211, lock=10), make_looks(4212, lock=10))
-    answer = judge_no_progress(scene_of(quiet_frame(*ranks, main_threads=alike), seconds=40))
-    assert answer.rank == 0
-
-
-def test_helpers_that_come_and_go_do_not_hide_a_hang():
-    fresh = make_process(4500, role=Role.HELPER, runnable=UNREAD)
-    answer = judge_no_progress(scene_of(quiet_frame(quiet_rank(), fresh), seconds=40))
-    assert said(answer) == (Kind.HUNG, "no-progress")
+    assert judged(lock=10).rank == 0
 
 
 MOVES = [
@@ -410,16 +377,6 @@ def test_a_pause_may_stand_still_for_minutes(phase):
     assert said(judge_no_progress(scene_of(long, phases, seconds=40))) == (Kind.HUNG, "no-progress")
 
 
-def test_the_cause_that_says_more_takes_the_place_of_no_progress():
-    stopped = quiet_frame(quiet_rank(**SIGNAL))
-    assert "stopped by a signal" in judge_no_progress(scene_of(stopped, seconds=40)).text
-
-
-def test_a_job_whose_log_is_no_file_is_judged_without_it():
-    answer = judge_no_progress(scene_of(quiet_frame(output=()), seconds=40))
-    assert answer.origins == {Origin.PROC}
-
-
 # Killed, or asleep in a driver of cards
 
 KILLED = "killed, but thread 4290 is stuck in nvidia_ioctl (D) and holds its cards"
@@ -437,9 +394,8 @@ def test_a_killed_rank_that_cannot_die_is_blocked_and_not_the_end_of_the_job():
 @pytest.mark.parametrize("words", ["nvidia_ioctl", "uvm_down_read", "_nv041234rm", "os_acquire_mutex"])
 def test_a_rank_asleep_in_the_driver_is_told_with_its_function_and_asks_for_the_card(words):
     answer = judge_blocked_io(scene_of(make_frame(processes=(quiet_rank(state="D", waits_for=words),))))
-    assert said(answer) == (Kind.HUNG, "blocked-io")
+    assert (said(answer), answer.observed) == ((Kind.HUNG, "blocked-io"), {Need.GPU_WAIT})
     assert words in answer.summary
-    assert answer.observed == {Need.GPU_WAIT}
 
 
 @pytest.mark.parametrize("words", ["nvme_queue_rq", "NFS", "killed, but thread 7 is stuck in rpc_wait (D)"])

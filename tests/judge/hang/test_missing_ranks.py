@@ -7,29 +7,12 @@ from typing import Any
 import pytest
 
 from tests.collectives import make_group, make_record, reading
-from tests.dumps import (
-    ALL_REDUCE,
-    BACKWARD,
-    BROADCAST,
-    DECODE,
-    IN_LOCK,
-    MAIN,
-    READS,
-    RUNNING,
-    SITE,
-    TRAIN,
-    fold,
-    make_native,
-    make_rank,
-    make_round,
-    odd_pid,
-    rounds,
-    stack_of,
-)
+from tests.dumps import fold, make_native, make_rank, make_round, odd_pid, rounds
 from tests.frames import make_gpu, make_process, set_all
-from tests.hanging import Change, Job, beside, conclude, job, said, stand
+from tests.hanging import Change, Job, beside, conclude, job, number_here, said, stand
 from tests.judge.hang.test_activity import END, ends
-from tests.judge.hang.test_devices import SPINS, spins
+from tests.judge.hang.test_devices import OBJECTS, SPINS, spins
+from tests.stacks import ALL_REDUCE, BACKWARD, BROADCAST, DECODE, IN_LOCK, MAIN, READS, RUNNING, TRAIN, stack_of
 from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.judge.watch.tracker import WatchedTime, observe
 from tpmon.model.dump import ProcessLook
@@ -41,7 +24,6 @@ from tpmon.model.results.collectives import CollectivesReading, RasReport
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Finding, Kind, SinceIs
 
-ACCELERATE, TORCH = f"{SITE}/accelerate", f"{SITE}/torch/distributed"
 FIRST = stack_of(
     "main > train > main_process_first accelerate/accelerator.py:900"
     " > _goes_first accelerate/state.py:400 > wait_for_everyone accelerate/state.py:380"
@@ -54,9 +36,8 @@ SAVE = stack_of(
     "main > train > _save_state_dict torch/distributed/checkpoint/state_dict_saver.py:300"
     " > gather_object torch/distributed/distributed_c10d.py:2900"
 )
-OBJECTS = (MAIN, TRAIN, StackFrame("broadcast_object_list", f"{TORCH}/distributed_c10d.py", 3000))
 RECEIVES = (MAIN, TRAIN, StackFrame("recv_forward", "/w/megatron/core/pipeline_parallel/p2p_communication.py", 400))
-BARRIER = (*IN_LOCK[:2], StackFrame("barrier", f"{TORCH}/distributed_c10d.py", 4000))
+BARRIER = stack_of("main > train > barrier torch/distributed/distributed_c10d.py:4000")
 GLOO = make_native(9001, "pt_gloo_runloop")
 DEAD = RasReport("2.27.5", 4, 4, (), (), 1, 0)
 SILENT = SocketSample(6, 380.0, 390.0, 0, 0)
@@ -69,13 +50,6 @@ UNTOLD = Missing("no WORLD_SIZE in the start environment")
 def two(frames: tuple[StackFrame, ...] = ALL_REDUCE, first: int = 0) -> list[ProcessLook]:
     """Make two ranks, from number ``first`` on, that wait in one place."""
     return [make_rank(first + rank, replace(GLOO, tid=9000 + rank), frames=frames) for rank in (0, 1)]
-
-
-def number_here(frames: list[Frame]) -> list[Frame]:
-    """Count the ranks of this machine from 0 on."""
-    return [
-        replace(one, processes=tuple(replace(p, local_rank=n) for n, p in enumerate(one.processes))) for one in frames
-    ]
 
 
 def turn(demand: float = 1.0, threads: int = 1, waiting: float = 0.0) -> Change:
@@ -241,11 +215,8 @@ def test_who_waits_for_a_rank_elsewhere_is_told_to_look_there():
     assert "of ranks 2-3" in finding.summary
     assert "tpmon dump --job --json there" in finding.summary
     assert "tpmon fold" in finding.try_
-
-
-def test_the_log_of_another_rank_than_0_is_not_told_as_the_last_sign():
-    frames = number_here(stand(*two(BACKWARD, 2), world_size=4, seconds=310, log_age_s=7200.0))
-    assert "log" not in conclude(frames).since_source
+    without_0 = number_here(stand(*two(BACKWARD, 2), world_size=4, seconds=310, log_age_s=7200.0))
+    assert "log" not in conclude(without_0).since_source, "rank 0 writes it"
 
 
 def named(finding: Finding) -> list[str]:

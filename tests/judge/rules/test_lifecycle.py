@@ -5,10 +5,10 @@ from datetime import timedelta
 
 import pytest
 
-from tests.dumps import BACKWARD, MAIN
 from tests.frames import NOW, NOW_NS, make_frame, make_output, make_process, make_target, make_worker
 from tests.hanging import make_slice
 from tests.judging import SECOND, UNREAD, conclude, follow, hold, make_looks, make_phases, quiet_rank, said, scene_of
+from tests.stacks import BACKWARD, MAIN
 from tests.starving import line_up
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Unsure

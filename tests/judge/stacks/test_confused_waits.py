@@ -4,15 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.frames import make_cpu, make_frame, make_gpu, make_process, make_target
-from tests.judging import make_looks, make_phases
+from tests.frames import make_gpu, make_process, make_target
+from tests.judging import make_phases
 from tests.loop_stacks import LIB, RANK, WAIT, frame_of, see_waiting, slice_of, stack
-from tests.starving import line_up
 from tpmon.judge.advice.choose import choose
 from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
-from tpmon.judge.features.snapshot import see
 from tpmon.judge.features.starvation import find_named_wait
 from tpmon.judge.ranking import find_explained
 from tpmon.judge.rules.data import judge_no_workers
@@ -48,6 +46,9 @@ def test_beside_other_ranks_a_sleep_without_a_frame_of_its_own_may_be_a_wait_for
     assert isinstance(judge_blocking_call(see_waiting(SLEEPS, io=5, frame=BESIDE)), Suspicion)
     named = replace(SLEEPS, calls_ratio=0.45, calls=Spot("average grads.py:7", 0.45))
     assert isinstance(judge_blocking_call(see_waiting(named, other=5, frame=BESIDE)), Suspicion)
+    # The disk of the data wait proves no call.
+    loads = make_phases({Phase.OTHER: 0.4, Phase.DATA_WAIT: 0.4, Phase.FORWARD: 0.2})
+    assert isinstance(judge_blocking_call(see_waiting(loads, io=4, other=4, frame=BESIDE)), Unsure)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,10 @@ def test_beside_other_ranks_a_sleep_without_a_frame_of_its_own_may_be_a_wait_for
     ids=["may be for the card", "for a socket", "longer than the card is busy", "hidden"],
 )
 def test_a_sleep_on_a_card_is_a_call_only_where_it_cannot_be_a_wait_for_the_card(sm_pct, looks, expected):
-    assert isinstance(judge_blocking_call(see_waiting(SLEEPS, frame=on_card(sm_pct), **looks)), expected)
+    answer = judge_blocking_call(see_waiting(SLEEPS, frame=on_card(sm_pct), **looks))
+    assert isinstance(answer, expected)
+    if sm_pct == 20.0:
+        assert answer.share == pytest.approx(0.3), "what may be a wait for the card is taken off"
 
 
 def test_on_a_card_only_a_lock_may_be_the_wait_for_the_backward_pass():
@@ -103,33 +107,40 @@ def test_a_wait_with_a_time_out_counts_where_its_frame_tells_that_it_waits():
     frames = stack(("log", "/home/u/log.py", 5), ("wait", f"{LIB}/threading.py"))
     phases = see_stacks({frames: 50, STEP: 50})
     assert judge_blocking_call(see_waiting(phases, timed_lock=5)).share == pytest.approx(0.5)
+    # A fight for the interpreter is no part of a request.
+    phases = make_phases({Phase.OTHER: 0.6, Phase.FORWARD: 0.4}, calls_ratio=0.2, calls=Spot("send log.py:7", 0.2))
+    assert not isinstance(judge_blocking_call(see_waiting(phases, io=2, timed_lock=4)), Suspicion)
 
 
 @pytest.mark.parametrize(
-    "frames",
+    ("name", "call", "file"),
     [
-        stack(("to_remote", "/home/u/rpc.py"), ("rpc_sync", f"{TORCH}/distributed/rpc/api.py")),
-        stack(("pull", "/home/u/rpc.py"), ("_invoke_rpc", f"{TORCH}/distributed/rpc/rref_proxy.py")),
-        stack(("pull", "/home/u/rpc.py"), ("wait_all", f"{TORCH}/futures/__init__.py")),
+        ("to_remote", "rpc_sync", "distributed/rpc/api.py"),
+        ("pull", "_invoke_rpc", "distributed/rpc/rref_proxy.py"),
+        ("pull", "wait_all", "futures/__init__.py"),
     ],
-    ids=["rpc_sync", "a remote reference", "futures"],
 )
-def test_calls_of_other_ranks_are_comms(frames):
-    assert classify(frames) == (Phase.COMMS, None)
+def test_calls_of_other_ranks_are_comms(name, call, file):
+    assert classify(stack((name, "/home/u/rpc.py"), (call, f"{TORCH}/{file}"))) == (Phase.COMMS, None)
 
 
 @pytest.mark.parametrize("name", ["wait_for_ckpt", "maybe_wait_checkpoint", "flush_upload", "join_pending_saves"])
 def test_a_future_of_a_checkpoint_is_a_checkpoint(name):
-    future = stack((name, "/home/u/ckpt.py"), ("result", f"{LIB}/concurrent/futures/_base.py"), WAIT)
-    assert classify(future) == (Phase.CHECKPOINT, None)
-    loading = stack(("wait_for_rollouts", "/home/u/rl.py"), ("result", f"{LIB}/concurrent/futures/_base.py"), WAIT)
-    assert classify(loading) == (Phase.OTHER, None)
+    for one, phase in ((name, Phase.CHECKPOINT), ("wait_for_rollouts", Phase.OTHER)):
+        future = stack((one, "/home/u/ckpt.py"), ("result", f"{LIB}/concurrent/futures/_base.py"), WAIT)
+        assert classify(future) == (phase, None)
 
 
-def test_an_event_loop_without_a_task_to_run_is_named_as_one():
+def test_an_event_loop_without_a_task_to_run_is_named_as_one_and_has_an_advice_of_its_own():
     runs = (*RESTS[:2], frame_of("step", "/home/u/grpo.py", 90))
-    phases = see_stacks({RESTS: 60, runs: 40})
-    assert phases.calls == Spot("event loop of <module> grpo.py:200", 0.6, is_loop=True)
+    for other in (runs, STEP):
+        phases = see_stacks({RESTS: 60, other: 40})
+        assert phases.calls == Spot("event loop of <module> grpo.py:200", 0.6, is_loop=True)
+    one = judge_blocking_call(see_waiting(phases, other=6))
+    assert one.summary == "the event loop has nothing to run 60 % of the time: all of its tasks await something"
+    assert one.observed == {Need.EVENT_LOOP_WAIT}
+    chosen = choose(one.kind, one.cause, one.observed, RunFacts())
+    assert [each.remedy.id for each in chosen if each.certain] == ["feed-event-loop"]
 
 
 def test_a_notebook_without_a_cell_to_run_is_in_no_call_of_its_own():
@@ -137,16 +148,6 @@ def test_a_notebook_without_a_cell_to_run_is_in_no_call_of_its_own():
     phases = see_stacks({rests: 60, STEP: 40})
     assert (phases.resting_ratio, phases.calls_ratio) == (0.6, 0.0)
     assert isinstance(judge_blocking_call(see_waiting(phases, other=6)), Cleared)
-
-
-def test_an_event_loop_is_no_call_and_has_an_advice_of_its_own():
-    phases = see_stacks({RESTS: 60, STEP: 40})
-    one = judge_blocking_call(see_waiting(phases, other=6))
-    assert one.summary == "the event loop has nothing to run 60 % of the time: all of its tasks await something"
-    assert one.observed == {Need.EVENT_LOOP_WAIT}
-    chosen = choose(one.kind, one.cause, one.observed, RunFacts())
-    assert [each.remedy.id for each in chosen if each.certain] == ["feed-event-loop"]
-    assert "call-aside" not in [each.remedy.id for each in chosen if each.certain]
 
 
 @pytest.mark.parametrize(
@@ -180,17 +181,13 @@ def see_beside(main, thread, frames, written=100):
 
 
 @pytest.mark.parametrize(("thread", "frames"), WRITES.values(), ids=WRITES)
-def test_a_future_beside_a_thread_that_saves_is_a_wait_for_the_checkpoint(thread, frames):
+def test_a_future_beside_a_thread_that_saves_for_more_than_a_moment_is_a_wait_for_the_checkpoint(thread, frames):
     phases = see_beside(FUTURE, thread, frames)
     assert (phases.ratio(Phase.CHECKPOINT), phases.handed_ratio) == (0.6, 0.0)
     assert phases.where == "checkpoint: wait save.py:7"
     assert see_beside(QUEUE_WAIT, thread, frames).handed_ratio == 0.6
-
-
-def test_a_checkpoint_that_is_written_for_a_moment_is_not_what_the_futures_of_a_slice_are_for():
-    thread, frames = WRITES["torch.save"]
-    phases = see_beside(FUTURE, thread, frames, written=20)
-    assert (phases.ratio(Phase.CHECKPOINT), phases.handed_ratio) == (0.0, 0.6)
+    moment = see_beside(FUTURE, thread, frames, written=20)
+    assert (moment.ratio(Phase.CHECKPOINT), moment.handed_ratio) == (0.0, 0.6)
 
 
 @pytest.mark.parametrize(("thread", "frames"), NO_WRITES.values(), ids=NO_WRITES)
@@ -199,33 +196,26 @@ def test_a_future_beside_other_threads_is_what_they_hand_over(thread, frames):
     assert (phases.ratio(Phase.CHECKPOINT), phases.handed_ratio) == (0.0, 0.6)
 
 
-def see_named(lock, other):
-    named = stack(("get_batch", "/home/u/feed.py", 53))
-    phases = see_stacks({named: 60, STEP: 40})
-    assert phases.hinted_ratio == 0.6
-    assert DataPart.FETCH in phases.parts
-    return see_waiting(phases, lock=lock, other=other)
+NAMED = stack(("get_batch", "/home/u/feed.py", 53))
 
 
 def test_a_loading_function_that_sleeps_in_a_lock_only_takes_what_others_load():
-    taking, loading = see_named(6, 0), see_named(0, 6)
+    phases = see_stacks({NAMED: 60, STEP: 40})
+    assert phases.hinted_ratio == 0.6
+    assert DataPart.FETCH in phases.parts
+    taking, loading = see_waiting(phases, lock=6), see_waiting(phases, other=6)
     assert find_named_wait(taking.ranks[0]) == pytest.approx(0.6)
     assert judge_own_loader(taking).cause == "own-loader"
     assert isinstance(judge_no_workers(taking), Cleared)
     assert isinstance(judge_own_loader(loading), Cleared)
     assert judge_no_workers(loading).cause == "no-workers"
-
-
-def test_a_lock_of_the_backward_pass_is_none_of_the_function_that_loads():
-    named = stack(("get_batch", "/home/u/feed.py", 53))
+    # A lock of the backward pass is none of the function that loads.
     back = stack(("backward", f"{TORCH}/_tensor.py"), ("_engine_run_backward", f"{TORCH}/autograd/graph.py"))
-    phases = see_stacks({named: 50, back: 50})
+    phases = see_stacks({NAMED: 50, back: 50})
     assert find_named_wait(see_waiting(phases, lock=5).ranks[0]) == 0.0
-
-
-def test_a_name_above_the_frames_of_a_loader_is_more_than_a_name():
+    # A name above the frames of a loader is more than a name.
     fetch = ("fetch", f"{TORCH}/utils/data/_utils/fetch.py")
-    loaded = stack(("get_batch", "/home/u/feed.py"), ("__next__", f"{TORCH}/utils/data/dataloader.py"), fetch)
+    loaded = (*NAMED, *stack(("__next__", f"{TORCH}/utils/data/dataloader.py"), fetch)[1:])
     assert see_stacks({loaded: 50}).hinted_ratio == 0.0
 
 
@@ -240,21 +230,6 @@ def test_a_program_that_is_installed_takes_from_its_queue_in_a_process_that_was_
     assert receives(spawned)
 
 
-def test_a_disk_of_the_data_wait_does_not_prove_a_call_beside_other_ranks():
-    phases = make_phases({Phase.OTHER: 0.4, Phase.DATA_WAIT: 0.4, Phase.FORWARD: 0.2})
-    assert isinstance(judge_blocking_call(see_waiting(phases, io=4, other=4, frame=BESIDE)), Unsure)
-
-
-def test_a_fight_for_the_interpreter_is_no_part_of_a_request():
-    phases = make_phases({Phase.OTHER: 0.6, Phase.FORWARD: 0.4}, calls_ratio=0.2, calls=Spot("send log.py:7", 0.2))
-    assert not isinstance(judge_blocking_call(see_waiting(phases, io=2, timed_lock=4)), Suspicion)
-
-
-def test_what_may_be_a_wait_for_the_card_is_taken_off():
-    one = judge_blocking_call(see_waiting(SLEEPS, other=5, frame=on_card(20.0)))
-    assert one.share == pytest.approx(0.3)
-
-
 def test_a_request_below_a_lot_of_logging_is_no_logging():
     phases = make_phases(
         {Phase.LOGGING: 0.4, Phase.OTHER: 0.35, Phase.FORWARD: 0.25},
@@ -266,19 +241,9 @@ def test_a_request_below_a_lot_of_logging_is_no_logging():
     assert Need.LOGGING_IN_STACK in judge_blocking_call(see_waiting(to_wandb, io=4)).observed
 
 
-def test_a_rank_in_a_call_of_its_own_is_the_one_that_the_others_wait_for():
-    call = (Kind.PYTHON_BOUND, "blocking-call")
-    late = (Kind.COMMS_BOUND, "straggler")
-    assert find_explained((call, late)) == {late}
-
-
 def test_looks_at_a_rank_alone_without_cards_are_taken_whole():
-    fields = {
-        "processes": (make_process(RANK, runnable=0.3, waiting=0.0),),
-        "loader": (),
-        "main_threads": (make_looks(RANK, 10, lock=5),),
-        "cpu": make_cpu(),
-    }
     phases = make_phases({Phase.OTHER: 0.5, Phase.BACKWARD: 0.4, Phase.FORWARD: 0.1})
-    scene = see(line_up([make_frame(**fields)] * 12), {RANK: phases})
-    assert judge_blocking_call(scene).share == pytest.approx(0.5)
+    assert judge_blocking_call(see_waiting(phases, lock=5)).share == pytest.approx(0.5)
+    # A rank in a call of its own is the one that the others wait for.
+    late = (Kind.COMMS_BOUND, "straggler")
+    assert find_explained(((Kind.PYTHON_BOUND, "blocking-call"), late)) == {late}

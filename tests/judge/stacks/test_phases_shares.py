@@ -1,6 +1,6 @@
 """Shares of stack samples by rank, what they prove, and the phases that stacks of frameworks are in."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
@@ -9,24 +9,14 @@ from hypothesis import strategies as st
 
 from tests import any_windows
 from tests.frames import NOW_NS
+from tests.judging import SECOND
+from tests.loop_stacks import RANK as PID
 from tests.phase_stacks import SITE
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.stacks.classify import classify, read_stack
-from tpmon.judge.stacks.profile import (
-    DataPart,
-    Phase,
-    RankPhases,
-    Share,
-    differs,
-    measure_design,
-    read_phases,
-    share_of,
-)
+from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases, differs, measure_design, read_phases, share_of
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
 from tpmon.probe.spy.text import parse_raw
-
-PID = 4211
-SECOND = 1_000_000_000
 
 MAIN = StackFrame("main", "/home/usr/train/train.py", 60)
 QUEUE = (
@@ -75,8 +65,9 @@ def read_one(*slices: StackSlice) -> RankPhases:
     return phases
 
 
-def test_samples_of_all_slices_weigh_alike():
-    phases = read_one(make_slice({QUEUE: 90, FORWARD: 60}, 11), make_slice({QUEUE: 70, FORWARD: 80}))
+def test_samples_of_all_slices_weigh_alike_and_the_place_is_the_most_frequent_of_the_newest():
+    older = make_slice({QUEUE: 90, FORWARD: 60}, 11)
+    phases = read_one(older, make_slice({QUEUE: 70, FORWARD: 80}))
     assert phases.samples == 300
     assert phases.ratio(Phase.DATA_WAIT) == pytest.approx(160 / 300)
     assert phases.ratio(Phase.DATA_WAIT, Phase.FORWARD) == pytest.approx(1.0)
@@ -84,15 +75,11 @@ def test_samples_of_all_slices_weigh_alike():
     assert (phases.span_s, phases.newest_age_s) == (pytest.approx(21.0), 0.0)
     assert phases.share(Phase.SYNC).low == 0.0
     assert 0.0 < phases.share(Phase.SYNC).high < 0.1
-
-
-def test_the_place_is_the_most_frequent_of_the_newest_slice():
-    older = make_slice({QUEUE: 150}, 11)
-    assert read_one(older, make_slice({FORWARD: 90, QUEUE: 80})).where == "forward model.py:88"
+    assert phases.where == "forward model.py:88"
     assert read_one(older, make_slice({FETCH: 90})).where == "data wait: decode in data.py:41"
 
 
-def test_only_the_main_thread_counts():
+def test_only_the_main_thread_counts_and_of_it_no_torn_samples_without_frames():
     pin = StackCount(PID + 7, "Thread-1", QUEUE, 170)
     assert read_one(make_slice({FORWARD: 170}, others=(pin,))).ratio(Phase.FORWARD) == 1.0
     # In a container a thread may have another number: then its name tells.
@@ -100,9 +87,6 @@ def test_only_the_main_thread_counts():
     assert read_one(renamed).ratio(Phase.FORWARD) == 1.0
     nameless = replace(make_slice({}), stacks=(StackCount(9, "", FORWARD, 170), pin))
     assert read_one(nameless).ratio(Phase.FORWARD) == 1.0
-
-
-def test_torn_samples_without_frames_count_for_nothing():
     assert read_one(make_slice({(): 30, FORWARD: 70})).samples == 70
     assert read_phases([make_slice({(): 30})], NOW_NS) == {}
 
@@ -120,11 +104,12 @@ def test_ranks_are_read_apart_and_the_last_minute_only():
     assert ranks[PID].newest_age_s == pytest.approx(5.0)
 
 
-def test_after_a_change_only_the_newer_slices_count():
+def test_after_a_change_only_the_newer_slices_count_and_a_handful_of_samples_is_none():
     slices = [make_slice({FORWARD: 160, QUEUE: 10}, age) for age in (55, 44, 33, 22, 11)]
     phases = read_one(*slices, make_slice({FORWARD: 20, QUEUE: 150}))
     assert phases.samples == 170
     assert phases.ratio(Phase.DATA_WAIT) == pytest.approx(150 / 170)
+    assert read_one(*slices, make_slice({QUEUE: 1}, seconds=0)).samples == 5 * 170 + 1
     # The kind of a wait may change while its share stays.
     parts = read_one(*(make_slice({FETCH: 170}, age) for age in (44, 33, 22, 11)), make_slice({QUEUE: 170}))
     assert set(parts.parts) == {DataPart.QUEUE}
@@ -157,29 +142,19 @@ def test_a_behaviour_that_comes_and_goes_is_counted_whole():
     assert read_one(*back, make_slice(calm)).samples == 170
 
 
-def test_a_handful_of_samples_is_no_change():
-    slices = [make_slice({FORWARD: 160, QUEUE: 10}, age) for age in (44, 33, 22, 11)]
-    assert read_one(*slices, make_slice({QUEUE: 1}, seconds=0)).samples == 4 * 170 + 1
-
-
-def test_needs_are_seen_from_one_sample_in_twenty_on():
+def test_needs_are_seen_from_one_sample_in_twenty_on_each_with_its_own_share():
     assert Need.LOGGING_IN_STACK in read_one(make_slice({FORWARD: 95, LOG: 5})).needs
     assert Need.LOGGING_IN_STACK not in read_one(make_slice({FORWARD: 96, LOG: 4})).needs
     # A wrapper is there or it is not.
     assert Need.DDP_IN_STACK in read_one(make_slice({QUEUE: 500, DDP: 1})).needs
-
-
-def test_each_need_is_told_with_its_own_share_of_the_samples():
+    # Recomputing is seen on the thread of autograd.
+    autograd = StackCount(PID + 9, "Dummy-4", RECOMPUTE, 30)
+    assert Need.RECOMPUTE_IN_STACK in read_one(make_slice({BACKWARD: 100}, others=(autograd,))).needs
+    assert Need.RECOMPUTE_IN_STACK not in read_one(make_slice({BACKWARD: 100})).needs
     phases = read_one(make_slice({FORWARD: 60, ITEM: 30}), make_slice({FREE: 10}))
     assert phases.ratio(Phase.SYNC) == pytest.approx(0.4)
     assert phases.proven[Need.SYNC_IN_STACK] == pytest.approx(0.3)
     assert phases.proven[Need.ALLOCATOR_IN_STACK] == pytest.approx(0.1)
-
-
-def test_recomputing_on_the_thread_of_autograd_is_seen():
-    autograd = StackCount(PID + 9, "Dummy-4", RECOMPUTE, 30)
-    assert Need.RECOMPUTE_IN_STACK in read_one(make_slice({BACKWARD: 100}, others=(autograd,))).needs
-    assert Need.RECOMPUTE_IN_STACK not in read_one(make_slice({BACKWARD: 100})).needs
 
 
 def test_a_stack_that_does_not_move_is_told_from_one_that_does():
@@ -190,13 +165,10 @@ def test_a_stack_that_does_not_move_is_told_from_one_that_does():
     assert (moved.distinct, moved.unchanged_s, moved.same_place_s) == (2, 0.0, 0.0)
     began = read_one(make_slice({FORWARD: 100, SAVE: 70}, 22), make_slice({SAVE: 170}, 11), make_slice({SAVE: 170}))
     assert began.unchanged_s == pytest.approx(21.0)
-
-
-def test_a_wait_that_wakes_up_to_wait_again_keeps_its_place():
+    # A wait that wakes up to wait again keeps its place.
     woken = (*QUEUE[:-1], replace(QUEUE[-1], line=1470))
     phases = read_one(make_slice({QUEUE: 170}, 11), make_slice({QUEUE: 169, woken: 1}))
-    assert (phases.distinct, phases.unchanged_s) == (2, 0.0)
-    assert phases.same_place_s == pytest.approx(21.0)
+    assert (phases.distinct, phases.unchanged_s, phases.same_place_s) == (2, 0.0, pytest.approx(21.0))
 
 
 def test_slices_in_any_order_read_alike_and_a_second_time_too():
@@ -209,12 +181,9 @@ def test_slices_in_any_order_read_alike_and_a_second_time_too():
 
 
 def test_slices_that_differ_more_than_chance_widen_the_interval():
-    even = read_one(*(make_slice({FORWARD: 85, QUEUE: 85}, age) for age in (0, 11, 22, 33)))
-    odd = read_one(
-        *(
-            make_slice({FORWARD: 85 + off, QUEUE: 85 - off}, age)
-            for age, off in ((0, 12), (11, -12), (22, 12), (33, -12))
-        )
+    even, odd = (
+        read_one(*(make_slice({FORWARD: 85 + off, QUEUE: 85 - off}, age) for age, off in offs.items()))
+        for offs in ({0: 0, 11: 0, 22: 0, 33: 0}, {0: 12, 11: -12, 22: 12, 33: -12})
     )
     assert odd.shares[Phase.FORWARD].ratio == even.shares[Phase.FORWARD].ratio
     assert odd.design > even.design
@@ -224,7 +193,7 @@ def test_slices_that_differ_more_than_chance_widen_the_interval():
 def test_wilson_interval_by_hand():
     share = share_of(10, 100, design=1.0)
     assert (share.low, share.high) == (pytest.approx(0.0552, abs=1e-4), pytest.approx(0.1744, abs=1e-4))
-    assert share_of(0, 0) == Share(0.0, 0.0, 1.0, 0)
+    assert astuple(share_of(0, 0)) == (0.0, 0.0, 1.0, 0)
 
 
 def test_two_proportion_test_needs_a_gap_and_samples():
@@ -278,10 +247,9 @@ def test_waits_at_queues_locks_and_futures_of_python_are_counted():
         StackFrame("pthread_cond_timedwait", "/lib/x86_64-linux-gnu/libc.so.6", 0),
     )
     own = (MAIN, StackFrame("wait", "/home/usr/train/threading.py", 7))
-    phases = read_phases([make_slice({pool: 10, queue: 20, own: 30, FORWARD: 40})], NOW_NS)[PID]
+    phases = read_one(make_slice({pool: 10, queue: 20, own: 30, FORWARD: 40}))
     assert phases.waits_ratio == phases.plain_waits_ratio == pytest.approx(0.3)
-    loader = (*QUEUE, *queue[1:])
-    phases = read_one(make_slice({loader: 60, FORWARD: 40}))
+    phases = read_one(make_slice({(*QUEUE, *queue[1:]): 60, FORWARD: 40}))
     assert (phases.waits_ratio, phases.plain_waits_ratio) == (pytest.approx(0.6), 0.0)
 
 

@@ -1,6 +1,7 @@
 """Which phase a stack is in: the innermost meaningful frame, and the regions that keep their insides."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
@@ -196,7 +197,7 @@ def test_words_name_the_phase_and_the_users_own_line(names, words):
 
 def test_python_3_10_names_without_classes_are_read_alike():
     for names, phase, part in TABLE:
-        plain = tuple(StackFrame(frame.function.rpartition(".")[2], frame.file, frame.line) for frame in stack(names))
+        plain = tuple(replace(frame, function=frame.function.rpartition(".")[2]) for frame in stack(names))
         assert classify(plain) == (phase, part), names
 
 
@@ -217,15 +218,6 @@ def test_installed_packages_and_python_are_no_user_code():
         assert not is_library(file), file
 
 
-def test_an_editable_torch_is_known_by_the_end_of_its_paths():
-    frames = (
-        StackFrame("main", "/home/usr/train/train.py", 1),
-        StackFrame("Tensor.backward", "/home/usr/pytorch/torch/_tensor.py", 2),
-    )
-    assert classify(frames) == (Phase.BACKWARD, None)
-    assert read_stack(frames).where == "backward train.py:1"
-
-
 RULES = [rule for rules in read_frame_rules().frames.values() for rule in rules]
 HOMES = sorted({rule.path.split("/")[0] for rule in RULES if rule.installed})
 
@@ -240,12 +232,9 @@ def test_a_folder_with_the_name_of_a_library_does_not_make_all_that_is_in_it_tha
         ("module main wrapper adam", Phase.OPTIMIZER),
         ("module main next next_data get_data", Phase.DATA_WAIT),
     ):
-        frames = tuple(
-            StackFrame(one.function, one.file.replace(SITE, place.format(home)), one.line) for one in stack(names)
-        )
+        frames = tuple(replace(one, file=one.file.replace(SITE, place.format(home))) for one in stack(names))
         assert classify(frames)[0] is phase, (place, names)
-    of_python = StackFrame("Queue.get", f"/home/{home}/lib/python3.11/queue.py", 3)
-    assert mark_frame(of_python.function, of_python.file) is None
+    assert mark_frame("Queue.get", f"/home/{home}/lib/python3.11/queue.py") is None
 
 
 def test_libraries_are_known_in_every_place_where_they_are_installed():
@@ -263,79 +252,69 @@ def test_libraries_are_known_in_every_place_where_they_are_installed():
 
 
 def test_folders_of_a_torch_built_from_source_are_known_as_well():
-    source = "/home/rich/pytorch/"
     for names, phase in (
         ("module main wrapper my_opt", Phase.OPTIMIZER),
         ("module main wrapper adam", Phase.OPTIMIZER),
         ("module main dcp_save", Phase.CHECKPOINT),
         ("module main call unshard", Phase.COMMS),
+        ("module main backward", Phase.BACKWARD),
     ):
-        frames = tuple(StackFrame(one.function, one.file.replace(SITE, source), one.line) for one in stack(names))
+        frames = tuple(replace(one, file=one.file.replace(SITE, "/home/rich/pytorch/")) for one in stack(names))
         assert classify(frames)[0] is phase, names
+    assert read_stack(frames).where == "backward train.py:2"
 
 
-def test_batches_of_torch_s_loader_are_told_from_those_of_others():
-    for names in (
+PROVEN: dict[tuple[Need, ...], tuple[str, ...]] = {
+    # A batch that is taken out of shared memory is no copy to a device, and what a data set logs is no logging.
+    (Need.TORCH_LOADER,): (
         "module main next next_data get_data",
         "module main next next_data fetch item decode",
         "module main stateful fetch item decode",
         "module main pl_fetch next next_data",
-    ):
-        assert Need.TORCH_LOADER in read_stack(stack(names)).needs, names
-    for names in ("module main get_batch", "module main dali", "module main node_loader node node_prefetch"):
-        assert Need.TORCH_LOADER not in read_stack(stack(names)).needs, names
+        "module main next next_data fetch item decode logging",
+        "module main next next_data get_data try_get queue_get rebuild",
+        "module main next next_data pin",
+    ),
+    (Need.TORCH_LOADER, Need.COLLATE_IN_STACK): ("module main next next_data fetch user_collate",),
+    (Need.LOAD_IN_STACK,): tuple(
+        f"module main {names}" for names in ("load", "from_pretrained load", "dcp_load c10d all_reduce")
+    ),
+    (Need.DDP_IN_STACK,): ("module main call ddp call net",),
+    (Need.FSDP_IN_STACK,): ("module main call unshard",),
+    (Need.RECOMPUTE_IN_STACK,): ("module main backward engine unpack call net",),
+    (Need.ALLOCATOR_IN_STACK,): ("module main empty_cache",),
+    (Need.IMPORT_IN_STACK,): ("module import torch_module convert",),
+    (Need.COPY_IN_STACK,): ("main hf_inner hf_step hf_prepare",),
+    (Need.SCALER_IN_STACK,): ("module main scaler scaler_item",),
+    (Need.SYNC_IN_STACK,): ("module main synchronize",),
+    (): tuple(
+        f"module main {names}"
+        for names in ("get_batch", "dali", "node_loader node node_prefetch", "to", "load_dataset", "hub_download")
+    ),
+}
 
 
-def test_only_a_checkpoint_that_is_read_proves_one():
-    for names in ("load", "from_pretrained load", "dcp_load c10d all_reduce"):
-        assert Need.LOAD_IN_STACK in read_stack(stack(f"module main {names}")).needs, names
-    for names in ("to", "load_dataset", "hub_download"):
-        reading = read_stack(stack(f"module main {names}"))
-        assert (reading.phase, reading.needs) == (Phase.LOAD, frozenset()), names
+@pytest.mark.parametrize(("needs", "names"), [(needs, one) for needs, names in PROVEN.items() for one in names])
+def test_needs_tell_what_a_stack_proves(needs, names):
+    assert read_stack(stack(names)).needs == set(needs)
 
 
-def test_needs_tell_what_a_stack_proves():
-    assert Need.DDP_IN_STACK in read_stack(stack("module main call ddp call net")).needs
-    assert Need.FSDP_IN_STACK in read_stack(stack("module main call unshard")).needs
-    assert Need.RECOMPUTE_IN_STACK in read_stack(stack("module main backward engine unpack call net")).needs
-    assert Need.ALLOCATOR_IN_STACK in read_stack(stack("module main empty_cache")).needs
-    assert Need.COLLATE_IN_STACK in read_stack(stack("module main next next_data fetch user_collate")).needs
-    logging_in_data = read_stack(stack("module main next next_data fetch item decode logging")).needs
-    assert Need.LOGGING_IN_STACK not in logging_in_data
-    at_import = read_stack(stack("module import torch_module convert")).needs
-    assert at_import == {Need.IMPORT_IN_STACK}
-
-
-def test_a_batch_that_is_taken_out_of_shared_memory_is_no_copy_to_a_device():
-    for names in ("module main next next_data get_data try_get queue_get rebuild", "module main next next_data pin"):
-        assert Need.COPY_IN_STACK not in read_stack(stack(names)).needs, names
-    assert Need.COPY_IN_STACK in read_stack(stack("main hf_inner hf_step hf_prepare")).needs
-
-
-def test_the_wait_of_a_scaler_is_told_from_one_of_the_users_line():
-    assert read_stack(stack("module main scaler scaler_item")).needs == {Need.SCALER_IN_STACK}
-    assert read_stack(stack("module main synchronize")).needs == {Need.SYNC_IN_STACK}
-
-
-def test_a_stack_without_frames_says_so():
+def test_a_stack_without_frames_says_so_and_names_of_others_cannot_reach_the_screen_raw():
     assert classify(()) == (Phase.OTHER, None)
     assert read_stack(()).where == "no Python frames"
-
-
-def test_names_of_others_cannot_reach_the_screen_raw():
-    frames = (StackFrame("\x1b[31mmain" * 40, "/home/usr/\x1b]0;x\x07.py" * 9, 3),)
-    words = read_stack(frames).where
+    words = read_stack((StackFrame("\x1b[31mmain" * 40, "/home/usr/\x1b]0;x\x07.py" * 9, 3),)).where
     assert words.isprintable()
     assert len(words) < 120
 
 
-def test_no_rule_is_shadowed_by_an_earlier_one():
+def test_no_rule_is_shadowed_by_an_earlier_one_and_every_phase_says_what_it_gives_way_to():
     for rule in RULES:
         path = rule.path + "some_file.py" if rule.path.endswith("/") else rule.path
         file = path if path.startswith("<") else SITE + path
         for name in rule.functions or {"some_function"}:
-            mark = mark_frame(name, file)
-            assert mark == rule.mark, (rule.path, name)
+            assert mark_frame(name, file) == rule.mark, (rule.path, name)
+    assert set(GIVES_WAY) == set(Phase)
+    assert all(Phase.INPUT in inner for phase, inner in GIVES_WAY.items() if phase is not Phase.INPUT)
 
 
 SMALL = {
@@ -352,10 +331,8 @@ def test_a_table_of_frames_is_read_into_rules():
     rules = make_rules(SMALL)
     files = [(rule.path, rule.functions, rule.but) for rule in rules.frames["x.py"]]
     assert files == [(f"lib/{name}/x.py", {"wait", "join"}, set()) for name in "ab"]
-    assert [(rule.path, rule.but, rule.installed) for rule in rules.frames[""]] == [
-        ("rich/", set(), True),
-        ("lib/", {"get"}, False),
-    ]
+    others = [(rule.path, rule.but, rule.installed) for rule in rules.frames[""]]
+    assert others == [("rich/", set(), True), ("lib/", {"get"}, False)]
     ((mark, pattern),) = rules.names
     assert mark.weak
     assert pattern.fullmatch("wait_all")
@@ -376,11 +353,6 @@ def test_a_table_of_frames_is_read_into_rules():
 def test_a_row_of_frames_that_does_not_fit_says_where_and_why(part, told):
     with pytest.raises(TableError, match=rf"^{re.escape(told)}"):
         make_rules({**SMALL, **part})
-
-
-def test_every_phase_says_what_it_gives_way_to():
-    assert set(GIVES_WAY) == set(Phase)
-    assert all(Phase.INPUT in inner for phase, inner in GIVES_WAY.items() if phase is not Phase.INPUT)
 
 
 _TEXT = st.text(max_size=30)

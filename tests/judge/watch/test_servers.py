@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.dumps import IN_LOCK, LIB, MAIN, SITE, TRAIN, make_native, make_rank, stack_of
+from tests.dumps import make_native, make_rank
 from tests.frames import later, set_all
 from tests.hanging import Change, job, run, sample, stand, thread
+from tests.stacks import IN_LOCK, LIB, MAIN, SITE, TRAIN, stack_of
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.stacks import StackFrame

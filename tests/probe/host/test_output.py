@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.children import child
-from tests.dumps import IN_LOCK, make_rank, make_worker
+from tests.dumps import make_rank, make_worker
 from tests.frames import NOW
 from tests.hanging import conclude, run, stand
+from tests.stacks import IN_LOCK
 from tpmon.judge.hang.activity import file_age_s
 from tpmon.model.frame import Frame
 from tpmon.model.host import FileWrite, SocketSample

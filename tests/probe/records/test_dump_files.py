@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.dumps import DECODE, make_rank, make_round
+from tests.dumps import make_rank, make_round
+from tests.stacks import DECODE
 from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.model.codec import encode
 from tpmon.probe.records.dump_files import _join_labelled, read_dumps

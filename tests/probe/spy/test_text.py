@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.dumps import RUNNING, make_rank, rounds
+from tests.dumps import make_rank, rounds
+from tests.stacks import RUNNING
 from tpmon.judge.stacks.classify import is_library
 from tpmon.model.dump import Local, Motion
 from tpmon.model.known import NOT_APPLICABLE

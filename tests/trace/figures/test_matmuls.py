@@ -75,10 +75,16 @@ def test_what_is_launched_beside_a_product_counts_with_it_and_fused_kernels_do_n
     assert not is_known(gemm.gb_s)  # the bytes are of both
 
 
-def test_more_than_the_card_can_is_not_shown_as_a_share(tmp_path):
+def test_more_than_the_card_can_is_not_shown_as_a_share_and_without_shapes_nothing_is_reached(tmp_path):
     row = analyse(product("ampere_bf16_s16816gemm_bf16_x", BF16, 1), tmp_path).products[0]
     assert is_known(row.tflop_s)
     assert not is_known(row.peak_pct)
+    file = analyse(product("ampere_bf16_s16816gemm_bf16_x", {}, 500), tmp_path)
+    kernel = file.kernels[0]
+    values = (kernel.gb_s, kernel.gb_s_peak_pct, kernel.tflop_s, kernel.tflop_s_peak_pct, kernel.bound_by)
+    assert not any(map(is_known, values))
+    assert file.products[0].dtype == "bf16"  # by its name
+    assert not is_known(file.products[0].misaligned_pct)
 
 
 def test_an_elementwise_kernel_is_held_by_the_memory(tmp_path):
@@ -91,15 +97,6 @@ def test_an_elementwise_kernel_is_held_by_the_memory(tmp_path):
     assert not is_known(kernel.tflop_s)
 
 
-def test_without_shapes_nothing_is_reached(tmp_path):
-    file = analyse(product("ampere_bf16_s16816gemm_bf16_x", {}, 500), tmp_path)
-    kernel = file.kernels[0]
-    values = (kernel.gb_s, kernel.gb_s_peak_pct, kernel.tflop_s, kernel.tflop_s_peak_pct, kernel.bound_by)
-    assert not any(map(is_known, values))
-    assert file.products[0].dtype == "bf16"  # by its name
-    assert not is_known(file.products[0].misaligned_pct)
-
-
 def test_sizes_that_are_no_multiple_of_eight_are_misaligned(tmp_path):
     odd = {**BF16, "Input Dims": [[512, 1024], [1024, 30522]]}
     trace = product("ampere_bf16_s16816gemm_bf16_x", odd, 300)
@@ -109,6 +106,13 @@ def test_sizes_that_are_no_multiple_of_eight_are_misaligned(tmp_path):
     pattern = next(row for row in file.patterns if row.name == "misaligned-products")
     assert "512 x 1024 by 1024 x 30522" in pattern.seen
     assert pattern.advice[0].startswith("pad vocabulary")
+
+
+def test_the_report_has_products_rates_and_the_command(tmp_path):
+    path = product("ampere_bf16_s16816gemm_bf16_x", BF16, 1000).write(tmp_path / "t.json", {"deviceProperties": [BIG]})
+    text = "\n".join(write_report(analyze([path])))
+    said = ("bf16  matmul", "44.1 %", "ncu --set full --kernel-name ampere_bf16_s16816gemm_bf16_x")
+    assert all(words in text for words in said)
 
 
 def test_convolutions_are_counted_with_the_output_that_their_backward_tells(tmp_path):
@@ -270,10 +274,3 @@ def test_peaks_by_name(name, memory, gb_s):
     peak = find_peak(Device(name=name, memory_bytes=memory))
     assert (peak.gb_s if peak else None) == gb_s
     assert find_peak(None) is None
-
-
-def test_the_report_has_products_rates_and_the_command(tmp_path):
-    path = product("ampere_bf16_s16816gemm_bf16_x", BF16, 1000).write(tmp_path / "t.json", {"deviceProperties": [BIG]})
-    text = "\n".join(write_report(analyze([path])))
-    said = ("bf16  matmul", "44.1 %", "ncu --set full --kernel-name ampere_bf16_s16816gemm_bf16_x")
-    assert all(words in text for words in said)

@@ -1,16 +1,20 @@
 """Idle time, its causes and the verdict, on traces with known microseconds."""
 
 from dataclasses import astuple
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from tests.traces import A100, TraceBuilder
-from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing
 from tpmon.model.results.trace import GAP_CAUSES
+from tpmon.model.results.trace_tables import CountedSteps
 from tpmon.model.verdict import Kind
 from tpmon.report.trace import write_csv, write_report
 from tpmon.trace.analysis import analyze
 from tpmon.trace.compare import compare_traces
+from tpmon.trace.figures.steps import UNCOUNTED, number_first
 from tpmon.view.trace import KINDS
 
 
@@ -27,13 +31,10 @@ def busy_trace() -> TraceBuilder:
     return trace
 
 
-def test_every_idle_microsecond_has_one_cause(tmp_path):
+def test_every_idle_microsecond_has_one_cause_the_first_of_the_order(tmp_path):
     (gaps,) = busy_trace().analyse(tmp_path).gaps
     assert (gaps.window, gaps.busy, gaps.idle) == (1000, 301, 699)
     assert dict(gaps.causes()) == {**dict.fromkeys(GAP_CAUSES, 100), "sync_implicit": 99, "comms": 0}
-
-
-def test_the_first_cause_of_the_order_counts(tmp_path):
     trace = TraceBuilder().step(1, 0, 100).loader(10, 50).op("aten::copy_", 10, 80)
     trace.call("cudaMalloc", 40, 40).kernel(0, 10, launch=0).kernel(90, 10, launch=89)
     gaps = trace.analyse(tmp_path).gaps[0]
@@ -52,7 +53,7 @@ def test_a_pageable_copy_that_the_call_waits_for_is_an_implicit_sync(tmp_path):
     assert (gaps.sync_implicit, gaps.launch) == (0, 30)
 
 
-def test_large_gaps_are_named_with_call_operator_and_line(tmp_path):
+def test_large_gaps_are_named_with_call_operator_and_line_from_the_first_mark_on(tmp_path):
     trace = TraceBuilder().step(1, 0, 1000).kernel(0, 10, launch=0).kernel(900, 100, launch=899)
     trace.op("aten::item", 10, 889).call("cudaStreamSynchronize", 20, 800)
     trace.add("python_function", "train.py(12): step", 5, 950)
@@ -62,6 +63,10 @@ def test_large_gaps_are_named_with_call_operator_and_line(tmp_path):
     assert (largest.start_ms, largest.us, largest.cause) == (0.01, 890, "sync_explicit")
     assert (largest.call, largest.operator) == ("cudaStreamSynchronize", "aten::item")
     assert largest.source == "train.py(12): step"
+    trace = TraceBuilder().kernel(0, 300, launch=-10).step(1, 100, 500)
+    gaps = trace.kernel(350, 50, launch=110).kernel(500, 100, launch=120).analyse(tmp_path).gaps[0]
+    assert gaps.window == 300
+    assert [(gap.start_ms, gap.us) for gap in gaps.largest] == [(0.3, 100), (0.2, 50)]
 
 
 def test_work_of_one_device_hides_no_communication_of_another(tmp_path):
@@ -143,6 +148,10 @@ def test_a_busy_device_is_compute_bound_and_names_what_is_next(tmp_path):
     trace = TraceBuilder().step(1, 0, 1000).kernel(0, 800, launch=0).loader(800, 150)
     verdict = trace.analyse(tmp_path).verdict
     assert (verdict.kind, verdict.cause, verdict.second) == (Kind.COMPUTE_BOUND, "gpu", "data-bound")
+    compiles = TraceBuilder().op("fx_codegen_and_compile (dynamo_timed)", 0, 90_000).op("aten::mm", 90_000, 9_000)
+    verdict = compiles.analyse(tmp_path, deviceProperties=[]).verdict
+    assert (verdict.kind, verdict.cause) == (Kind.STARTING, "compile")
+    assert {share.name: round(share.pct) for share in verdict.shares} == {"compile": 91, "other": 9}
 
 
 def test_a_host_that_runs_ahead_is_judged_by_the_work_that_it_launched(tmp_path):
@@ -155,14 +164,6 @@ def test_a_host_that_runs_ahead_is_judged_by_the_work_that_it_launched(tmp_path)
     assert file.verdict.share_pct == pytest.approx(50)
     graph = TraceBuilder().step(1, 0, 90).op("CompiledFxGraph", 0, 80).kernel(81, 900, launch=80)
     assert graph.analyse(tmp_path).verdict.kind is Kind.COMPUTE_BOUND
-
-
-def test_places_of_gaps_are_counted_from_the_first_mark(tmp_path):
-    trace = TraceBuilder().kernel(0, 300, launch=-10).step(1, 100, 500)
-    trace.kernel(350, 50, launch=110).kernel(500, 100, launch=120)
-    file = trace.analyse(tmp_path)
-    assert file.gaps[0].window == 300
-    assert [(gap.start_ms, gap.us) for gap in file.gaps[0].largest] == [(0.3, 100), (0.2, 50)]
 
 
 def test_exposed_communication_counts_where_no_kernel_computes(tmp_path):
@@ -202,13 +203,29 @@ def shaped(name: str, start: float, dims: list[list[int]], kind: str, **more: ob
     return TraceBuilder().step(1, 0, 1000).add("user_annotation", name, start, 50, args=given, **more)
 
 
-def test_the_annotation_around_a_launch_tells_what_a_collective_moves(tmp_path):
+def test_the_annotation_around_a_launch_tells_what_a_collective_moves_and_each_table_is_csv(tmp_path):
     trace = shaped("nccl:all_reduce", 90, [[1000]], "float").kernel(0, 300, launch=0)
-    trace.kernel(200, 700, launch=100, name="ncclDevKernel_AllReduce")
+    trace.kernel(500, 200, launch=100, name="ncclDevKernel_AllReduce")
     trace.kernel(950, 20, launch=500, name="ncclDevKernel_Broadcast")
-    moved = {row.name: row.bytes for row in trace.analyse(tmp_path).communication.collectives}
+    report = analyze([trace.write(tmp_path / "t.json")])
+    moved = {row.name: row.bytes for row in report.files[0].communication.collectives}
     assert moved["ncclDevKernel_AllReduce"] == 4000
     assert isinstance(moved["ncclDevKernel_Broadcast"], Missing)
+    assert write_csv(report, "collectives") == [
+        "path,rank,name,count,total_us,bytes,bus_gb_s",
+        f"{tmp_path / 't.json'},,ncclDevKernel_AllReduce,1,200.0,4000,",
+        f"{tmp_path / 't.json'},,ncclDevKernel_Broadcast,1,20.0,,",
+    ]
+    idle = [line.split(",")[2:6] for line in write_csv(report, "idle")]
+    assert idle[:2] == [["device", "start_ms", "us", "cause"], ["0", "0.7", "250.0", "other"]]
+    shares = [line.split(",")[2:] for line in write_csv(report, "shares")[1:]]
+    assert sum(float(pct) for _, pct in shares) == pytest.approx(100)
+    assert len(write_csv(report, "host")) == 1
+    assert [line.split(",")[:3] for line in write_csv(report, "ranks")] == [["rank", "path", "step_ms"]]
+    other = trace.write(tmp_path / "other.json")
+    ranks = write_csv(analyze([str(tmp_path / "t.json"), other]), "ranks")
+    assert ranks[0].startswith("rank,path,step_ms,")
+    assert len(ranks) == 3
 
 
 def test_communication_on_the_host_says_what_its_tensors_hold(tmp_path):
@@ -219,27 +236,6 @@ def test_communication_on_the_host_says_what_its_tensors_hold(tmp_path):
     moved = {row.name: row.bytes for row in file.communication.collectives}
     assert moved["gloo:all_reduce"] == 960
     assert isinstance(moved["gloo:barrier"], Missing)
-
-
-def test_each_table_of_a_verdict_is_csv(tmp_path):
-    trace = shaped("nccl:all_reduce", 90, [[1000]], "float").kernel(0, 300, launch=0)
-    trace.kernel(500, 200, launch=100, name="ncclDevKernel_AllReduce")
-    report = analyze([trace.write(tmp_path / "t.json")])
-    assert write_csv(report, "collectives") == [
-        "path,rank,name,count,total_us,bytes,bus_gb_s",
-        f"{tmp_path / 't.json'},,ncclDevKernel_AllReduce,1,200.0,4000,",
-    ]
-    idle = [line.split(",")[2:6] for line in write_csv(report, "idle")]
-    assert idle[0] == ["device", "start_ms", "us", "cause"]
-    assert idle[1] == ["0", "0.7", "300.0", "other"]
-    shares = [line.split(",")[2:] for line in write_csv(report, "shares")[1:]]
-    assert sum(float(pct) for _, pct in shares) == pytest.approx(100)
-    assert len(write_csv(report, "host")) == 1
-    assert [line.split(",")[:3] for line in write_csv(report, "ranks")] == [["rank", "path", "step_ms"]]
-    other = trace.write(tmp_path / "other.json")
-    ranks = write_csv(analyze([str(tmp_path / "t.json"), other]), "ranks")
-    assert ranks[0].startswith("rank,path,step_ms,")
-    assert len(ranks) == 3
 
 
 def test_what_a_trace_does_not_hold_is_not_zero(tmp_path):
@@ -287,13 +283,6 @@ def test_an_empty_trace_has_no_numbers_and_a_moment_without_steps_no_evidence(tm
         assert (verdict.kind, verdict.shares) == (Kind.NOT_ENOUGH_EVIDENCE, ())
 
 
-def test_a_trace_of_torch_compile_at_work_is_called_so(tmp_path):
-    trace = TraceBuilder().op("fx_codegen_and_compile (dynamo_timed)", 0, 90_000).op("aten::mm", 90_000, 9_000)
-    verdict = trace.analyse(tmp_path, deviceProperties=[]).verdict
-    assert (verdict.kind, verdict.cause) == (Kind.STARTING, "compile")
-    assert {share.name: round(share.pct) for share in verdict.shares} == {"compile": 91, "other": 9}
-
-
 def test_without_a_device_the_host_is_split(tmp_path):
     trace = TraceBuilder().step(1, 0, 1000).loader(0, 400).op("aten::copy_", 100, 50)
     trace.op("aten::mm", 400, 300).op("aten::item", 700, 100)
@@ -306,26 +295,20 @@ def test_without_a_device_the_host_is_split(tmp_path):
     assert file.verdict.second == "comms-bound"
 
 
-@pytest.mark.parametrize("kind", ["of torchdata", "beside another one"])
+@pytest.mark.parametrize("kind", ["alone", "of torchdata", "beside another one"])
 @pytest.mark.parametrize(("single", "cause"), [(True, "no-workers"), (False, NOT_APPLICABLE)])
 def test_the_loader_that_holds_the_window_is_the_one_with_or_without_workers(kind, single, cause, tmp_path):
     trace = TraceBuilder().step(1, 0, 1000).loader(0, 800, single).op("aten::mm", 800, 100)
     if kind == "of torchdata":
         trace.events[1]["name"] = trace.events[1]["name"].replace("#_", "#_Stateful")
-    else:
+    elif kind == "beside another one":
         trace.kernel(810, 90, launch=801).loader(950, 5, not single)
     verdict = trace.analyse(tmp_path).verdict
     assert (verdict.kind, verdict.cause) == (Kind.DATA_BOUND, cause)
     assert ("num_workers=N" in "".join(verdict.advice)) is single
-
-
-def test_advice_that_a_trace_cannot_prove_in_full_says_if(tmp_path):
-    alone = TraceBuilder().step(1, 0, 1000).loader(0, 800).op("aten::mm", 800, 200)
-    advice = alone.analyse(tmp_path).verdict.advice
-    assert "num_workers=N" in advice[0]
-    assert all(text.startswith("if ") for text in advice)
-    workers = TraceBuilder().step(1, 0, 1000).loader(0, 800, single=False).op("aten::mm", 800, 200)
-    assert workers.analyse(tmp_path).verdict.advice == ()
+    if kind == "alone":
+        assert bool(verdict.advice) is single
+        assert all(text.startswith("if ") for text in verdict.advice), "a trace cannot prove it in full"
 
 
 def test_the_profilers_own_wait_for_the_device_holds_nothing(tmp_path):
@@ -339,3 +322,86 @@ def test_the_profilers_own_wait_for_the_device_holds_nothing(tmp_path):
     trace.call("cudaDeviceSynchronize", 950, 9000)
     file = trace.analyse(tmp_path)
     assert (file.verdict.kind, file.gaps[0].sync_explicit) == (Kind.COMPUTE_BOUND, 0)
+
+
+# where steps begin and end, and which step of the loop a recording of kineto's begins with
+
+
+def step_lengths(trace: TraceBuilder, tmp_path: Path) -> list[float]:
+    return [row.ms * 1000 for row in trace.analyse(tmp_path).overview.step_table]
+
+
+def test_work_of_the_warm_up_whose_calls_were_dropped_is_of_no_step(tmp_path):
+    trace = TraceBuilder()
+    trace.kernel(0, 500).kernel(500, 400, stream=9)
+    trace.step(0, 0, 300).kernel(500, 300, launch=10).kernel(900, 100, launch=20, stream=9)
+    trace.step(1, 300, 300).kernel(1000, 200, launch=310).kernel(1200, 100, launch=320)
+    assert step_lengths(trace, tmp_path) == [100, 300]
+
+
+def test_work_without_calls_is_of_its_step_and_moves_none(tmp_path):
+    """Work of before, work on a stream of its own, kernels of Triton where the driver's launches are not recorded."""
+    trace = TraceBuilder().kernel(-5, 905, launch=-10, stream=9)
+    trace.step(0, 0, 100).kernel(20, 1, launch=10).step(1, 100, 100).kernel(120, 1, launch=110)
+    file = trace.analyse(tmp_path)
+    assert file.gaps[0].window == file.overview.window_us >= 0, "that outlasts all steps"
+    trace = TraceBuilder().step(0, 0, 300).kernel(10, 280, launch=5).kernel(20, 500, stream=9)
+    trace.step(1, 300, 300).kernel(310, 280, launch=305).kernel(560, 20, launch=306, stream=9)
+    assert step_lengths(trace, tmp_path) == [300, 300]
+    trace = TraceBuilder()
+    for at in (0, 1000):
+        trace.step(at // 1000, at, 1000).kernel(at + 10, 800).kernel(at + 820, 100, launch=at + 815)
+    assert step_lengths(trace, tmp_path) == [1000, 1000]
+
+
+MS = 1_000_000
+BASE = 1_790_000_000 * 10**9
+
+
+def spans(*ends_ms: float) -> list[tuple[int, int]]:
+    """Steps from update to update."""
+    return [(int(start * MS), int(end * MS)) for start, end in pairwise(ends_ms)]
+
+
+def counted(*ends_ms: float, first: int = 7, at_update: bool = False, each: int = 1) -> CountedSteps:
+    return CountedSteps(
+        tuple(BASE + int(ms * MS) for ms in ends_ms), tuple(first + each * at for at in range(len(ends_ms))), at_update
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "loop", "first"),
+    [
+        # The next batch is asked for 2 ms after the update.
+        (spans(100, 110, 120, 130), counted(102, 112, 122, 132), 7),
+        # ... or 60 us after it, and the clocks are 40 us off.
+        (spans(100, 110, 120, 130), counted(100.02, 110.02, 120.02, 130.02), 7),
+        # A step ends in its update, a moment before that is over.
+        (spans(100, 110, 120), counted(99.99, 109.99, 119.99, at_update=True), 7),
+        # The window began late: its first step is short.
+        (spans(108, 110, 120), counted(100, 110.1, 120.1), 7),
+        # A program that sleeps asks for its batch only 0.8 ms before its update.
+        (spans(100, 111, 122), counted(99.2, 110.2, 121.2, 132.2), 8),
+        # An evaluation between them, whose records count the same step.
+        (spans(100, 110, 120), CountedSteps(tuple(BASE + ms * MS for ms in (102, 104, 112, 122)), (7, 7, 8, 9), False), 7),
+    ],
+)  # fmt: skip
+def test_a_step_has_the_number_of_those_that_had_ended_before_it(found, loop, first):
+    assert number_first(found, BASE, loop) == first
+
+
+@pytest.mark.parametrize(
+    ("found", "base", "loop", "why"),
+    [
+        (spans(100, 110), BASE, UNCOUNTED, "no hook counts them"),
+        (spans(100, 110), None, counted(100, 110), "does not say when"),
+        ([], BASE, counted(100, 110), "no step is marked"),
+        (spans(100, 110), BASE, counted(120, 130), "do not go back"),
+        (spans(100, 110), BASE, counted(90, 100), "ended after it"),
+        (spans(100, 110), BASE, counted(90, 112, each=4), "share one record"),
+        (spans(100, 105, 110, 115, 120), BASE, counted(101, 111, 121), "not those that the hook counts"),
+    ],
+)
+def test_what_is_not_certain_has_no_number_but_a_reason(found, base, loop, why):
+    told: Known[int] = number_first(found, base, loop)
+    assert why in (told.reason if isinstance(told, Missing) else "a number")

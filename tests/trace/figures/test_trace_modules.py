@@ -56,21 +56,18 @@ def test_modules_have_host_forward_and_backward_time(tmp_path):
     assert (net.backward_total_us, net.backward_self_us) == (160, 0)
 
 
-def test_without_a_device_the_backward_pass_is_that_of_the_host(tmp_path):
-    trace = two_layers()
-    trace.events = [one for one in trace.events if one["cat"] not in ("kernel", "cuda_runtime")]
-    rows = trace.analyse(tmp_path, deviceProperties=[]).modules
-    layer = next(row for row in rows if row.name == "Linear_0")
-    assert (layer.host_total_us, layer.forward_total_us, layer.backward_total_us) == (80, NOT_APPLICABLE, 100)
-
-
-def test_functions_of_process_0_stand_for_the_thread_with_operators(tmp_path):
+def test_functions_of_process_0_stand_for_the_thread_with_operators_and_without_a_device_the_host_goes_back(tmp_path):
     trace = two_layers()
     for event in trace.events:
         if event["cat"] == "python_function":
             event |= {"pid": 0, "tid": 0}
     rows = trace.analyse(tmp_path).modules
     assert next(row for row in rows if row.name == "Linear_0").forward_total_us == 30
+    trace = two_layers()
+    trace.events = [one for one in trace.events if one["cat"] not in ("kernel", "cuda_runtime")]
+    rows = trace.analyse(tmp_path, deviceProperties=[]).modules
+    layer = next(row for row in rows if row.name == "Linear_0")
+    assert (layer.host_total_us, layer.forward_total_us, layer.backward_total_us) == (80, NOT_APPLICABLE, 100)
 
 
 def test_python_functions_count_recursion_once_and_name_their_caller(tmp_path):
@@ -209,20 +206,6 @@ def marked() -> TraceBuilder:
     return trace
 
 
-ROWS = (
-    RangeRow("my range", 2, 800.0, 600.0, 400.0, 180.0),
-    RangeRow("inner", 2, 200.0, 200.0, 100.0, 120.0),
-    RangeRow("graph", 2, NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE, 100.0),
-)
-
-
-def test_without_a_device_there_is_no_work_in_a_range(tmp_path):
-    trace = TraceBuilder().add("user_annotation", "my range", 0, 400)
-    file = trace.analyse(tmp_path, deviceProperties=[])
-    assert file.ranges == (RangeRow("my range", 1, 400.0, 400.0, 400.0, NOT_APPLICABLE),)
-    assert has_data(file, NOT_APPLICABLE, Tab.OPS)
-
-
 def test_text_csv_and_screen_show_only_ranges_of_the_program_with_the_work_launched_inside(tmp_path):
     report = analyze([marked().write(tmp_path / "a.json")])
     for text in (write_report(report), write_tables(report, "ranges", 10)):
@@ -237,4 +220,7 @@ def test_text_csv_and_screen_show_only_ranges_of_the_program_with_the_work_launc
         ["graph", "2", "", "", "", "100.0"],
     ]
     sheets = [block for block in list_tab(report.files[0], NOT_APPLICABLE, Tab.OPS) if isinstance(block, Sheet)]
-    assert ROWS in [sheet.rows for sheet in sheets]
+    assert report.files[0].ranges in [sheet.rows for sheet in sheets]
+    on_host = TraceBuilder().add("user_annotation", "my range", 0, 400).analyse(tmp_path, deviceProperties=[])
+    assert on_host.ranges == (RangeRow("my range", 1, 400.0, 400.0, 400.0, NOT_APPLICABLE),)
+    assert has_data(on_host, NOT_APPLICABLE, Tab.OPS)

@@ -6,7 +6,6 @@ import pytest
 
 from tests.traces import A100, V100, TraceBuilder
 from tpmon.commands.trace import TraceOptions, run_trace
-from tpmon.model.known import is_known
 from tpmon.model.results.trace import TraceFile
 from tpmon.model.results.trace_tables import PatternRow
 from tpmon.report.trace import write_report
@@ -83,13 +82,12 @@ def test_a_pattern_is_seen_from_its_threshold_on(name, build, counts, expected, 
     assert any(advice in text for text in enough.advice)
 
 
-def test_operators_cost_a_busy_device_nothing(tmp_path):
+def test_operators_cost_a_busy_device_nothing_and_a_plain_step_has_no_pattern(tmp_path):
     assert see(operators(120).kernel(0, 9_900, launch=1), tmp_path, "tiny-operators") is None
-
-
-def test_copies_within_the_card_want_no_pinning(tmp_path):
-    copy = {"category": "gpu_memcpy", "name": "Memcpy DtoD (Device -> Device)", "bytes": 1000}
-    assert see(TraceBuilder().step(1, 0, 1000).kernel(0, 500, launch=0, **copy), tmp_path, "copy-heavy").advice == ()
+    half = {**FP32, "Input type": ["c10::Half", "c10::Half"]}
+    trace = TraceBuilder().step(1, 0, 1000).op("aten::mm", 0, 20, **half).kernel(10, 980, launch=10)
+    assert analyse(trace, tmp_path, deviceProperties=[V100]).patterns == ()
+    assert analyse(TraceBuilder(), tmp_path).patterns == ()
 
 
 def test_without_marks_nothing_is_said_of_a_step(tmp_path):
@@ -102,25 +100,20 @@ def test_without_marks_nothing_is_said_of_a_step(tmp_path):
     assert "--launch-skip 100 --launch-count 1 " in str(file.hot_kernel.command)
 
 
-def test_waits_in_each_step_name_their_operator(tmp_path):
-    trace = two_steps()
+def test_waits_in_each_step_name_their_operator_and_one_that_keeps_no_card_idle_is_none(tmp_path):
+    trace, busy = two_steps(), two_steps()
     for step in (0, 1000):
         trace.kernel(step, 100, launch=step)
         trace.op("aten::item", step + 100, 700).op("aten::_local_scalar_dense", step + 110, 680)
         trace.call("cudaStreamSynchronize", step + 120, 600)
+        busy.kernel(step, 995, launch=step).call("cudaStreamSynchronize", step + 100, 890)
     row = see(trace, tmp_path, "sync-per-step")
     assert row.seen == "the host waits for the device 1 times a step, most of the time in aten::item"
     assert row.share_pct == 60
     assert row.advice[0].startswith("read the loss every 50 steps")
     del trace.events[-1]  # the second step has none
     assert see(trace, tmp_path, "sync-per-step") is None
-
-
-def test_a_wait_that_keeps_no_card_idle_is_none(tmp_path):
-    trace = two_steps()
-    for step in (0, 1000):
-        trace.kernel(step, 995, launch=step).call("cudaStreamSynchronize", step + 100, 890)
-    assert see(trace, tmp_path, "sync-per-step") is None
+    assert see(busy, tmp_path, "sync-per-step") is None
 
 
 def test_attention_without_a_fused_kernel(tmp_path):
@@ -181,43 +174,30 @@ def test_recomputing_matters_where_memory_is_free(tmp_path):
     assert unknown.advice[0].startswith("if much of the GPU memory is free")
 
 
-def test_a_plain_step_has_no_pattern(tmp_path):
-    half = {**FP32, "Input type": ["c10::Half", "c10::Half"]}
-    trace = TraceBuilder().step(1, 0, 1000).op("aten::mm", 0, 20, **half).kernel(10, 980, launch=10)
-    assert analyse(trace, tmp_path, deviceProperties=[V100]).patterns == ()
-    assert analyse(TraceBuilder(), tmp_path).patterns == ()
-
-
-def test_patterns_prove_what_the_advice_of_the_verdict_needs(tmp_path):
+def test_patterns_prove_what_the_advice_of_the_verdict_needs(tmp_path, capfd):
     trace = TraceBuilder().step(1, 0, 1000).op("aten::mm", 0, 100, **FP32)
     trace.kernel(20, 970, launch=20, name="ampere_sgemm_128x64_tn")
-    file = analyse(trace, tmp_path)
-    assert file.verdict.advice[0] == "allow TF32 for matrix products"
-    lines = "\n".join(write_report(analyze([trace.write(tmp_path / "t.json", {"deviceProperties": [A100]})])))
-    assert "pattern  fp32-products, 97.0 % of the window: matmul in fp32 on ordinary cores" in lines
+    report = analyze([trace.write(tmp_path / "t.json", {"deviceProperties": [A100]})])
+    assert report.files[0].verdict.advice[0] == "allow TF32 for matrix products"
+    said = "pattern  fp32-products, 97.0 % of the window: matmul in fp32 on ordinary cores"
+    assert said in "\n".join(write_report(report))
+    assert run_trace(TraceOptions((str(tmp_path / "t.json"),), table="shapes")) == 0
+    alone = capfd.readouterr().out
+    assert "aten::mm  [[64,64],[64,64]]" in alone
+    assert said not in alone
 
 
-def test_shares_are_of_all_devices(tmp_path):
-    trace = TraceBuilder().step(1, 0, 1000)
-    trace.kernel(0, 400, launch=0, category="gpu_memcpy", name="Memcpy DtoH (Device -> Pinned)", bytes=8)
-    trace.kernel(0, 1000, launch=1, device=1)
-    row = see(trace, tmp_path, "copy-heavy", deviceProperties=[A100, {**A100, "id": 1}])
-    assert row.share_pct == 20
-    assert is_known(row.share_pct)
-
-
-def test_a_host_that_runs_ahead_gives_no_share_above_the_whole(tmp_path):
+def test_shares_are_of_all_devices_and_never_above_the_whole(tmp_path):
+    copy = {"category": "gpu_memcpy", "name": "Memcpy DtoH (Device -> Pinned)", "bytes": 8}
+    trace = TraceBuilder().step(1, 0, 1000).kernel(0, 400, launch=0, **copy).kernel(0, 1000, launch=1, device=1)
+    assert see(trace, tmp_path, "copy-heavy", deviceProperties=[A100, {**A100, "id": 1}]).share_pct == 20
+    within = {**copy, "name": "Memcpy DtoD (Device -> Device)"}
+    trace = TraceBuilder().step(1, 0, 1000).kernel(0, 500, launch=0, **within)
+    assert see(trace, tmp_path, "copy-heavy").advice == (), "copies within the card want no pinning"
     trace = TraceBuilder().step(1, 0, 100).op("aten::mm", 0, 100, **FP32)
     trace.kernel(50, 10_000, launch=20, name="ampere_sgemm_128x64_tn")
     row = see(trace, tmp_path, "fp32-products")
-    assert row.share_pct == pytest.approx(100 * 10_000 / 10_050)
-
-
-def test_one_table_is_written_alone(tmp_path, capfd):
-    trace = TraceBuilder().step(1, 0, 1000).op("aten::mm", 0, 100, **FP32)
-    path = trace.kernel(20, 970, launch=20, name="ampere_sgemm_128x64_tn").write(tmp_path / "t.json")
-    assert run_trace(TraceOptions((path,), table="shapes")) == 0
-    assert "aten::mm  [[64,64],[64,64]]" in capfd.readouterr().out
+    assert row.share_pct == pytest.approx(100 * 10_000 / 10_050), "the host runs ahead"
 
 
 def test_every_remedy_of_a_pattern_is_in_the_catalogue():

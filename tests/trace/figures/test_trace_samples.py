@@ -15,7 +15,6 @@ from tpmon.model.verdict import Kind
 from tpmon.trace.analysis import Findings, analyze
 from tpmon.trace.figures.breakdown import find_gaps
 from tpmon.trace.figures.operators import nest_operators
-from tpmon.trace.reading.read import read_trace
 
 SAMPLES = Path(os.environ.get("TPMON_SAMPLE_TRACES", Path(__file__).parents[4] / "shared" / "traces"))
 PATHS = sorted(SAMPLES.glob("*/*.json.gz")) if SAMPLES.is_dir() else []
@@ -151,11 +150,6 @@ def test_the_rank_that_waits_least_is_the_straggler():
     assert (ranks.missing, [row.rank for row in ranks.ranks]) == ((), list(range(8)))
 
 
-def test_a_python_table_is_there_where_stacks_are():
-    trace = read_trace(str(SAMPLES / "fresh_torch213_ours/cpu_nw0_stack.pt.trace.json.gz"))
-    assert len(trace.python.start) == 5874
-
-
 H100 = "tracelens/h100_gaunernst_bert-small-uncased__1016001.json.gz"
 
 
@@ -243,8 +237,10 @@ def test_habits_of_the_samples():
 
 
 def test_a_trace_of_torch_with_stacks_gives_modules_functions_and_lines():
-    name = "fresh_torch213_ours/cpu_nw0_stack.pt.trace.json.gz"
-    file = analyze([str(SAMPLES / name)], wanted=("lines",)).files[0]
+    kept: list[Findings] = []
+    path = str(SAMPLES / "fresh_torch213_ours/cpu_nw0_stack.pt.trace.json.gz")
+    file = analyze([path], wanted=("lines",), keep=kept.append).files[0]
+    assert len(kept[0].trace.python.start) == 5874
     modules = {row.name: row for row in file.modules}
     assert (modules["Linear_4"].calls, modules["Linear_4"].inside) == (4, "M_0")
     whole = modules["M_0"].backward_total_us

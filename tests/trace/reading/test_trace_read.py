@@ -1,12 +1,16 @@
 """The reader of traces: generations, layouts, damage, and what is counted as lost."""
 
 import gzip
+import importlib
+import importlib.util
 import json
 import random
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from tests.snapshots import training
 from tests.traces import BASE_US, HOST, V100, TraceBuilder
 from tpmon.errors import TpmonError, UsageError
 from tpmon.model.codec import encode
@@ -14,9 +18,13 @@ from tpmon.model.known import is_known
 from tpmon.model.results.trace import TraceReport
 from tpmon.report.trace import write_report
 from tpmon.trace.analysis import analyze
-from tpmon.trace.child import summarize
+from tpmon.trace.child import STEP, Marks, find_updates, summarize, write_marked
 from tpmon.trace.reading import chunks
 from tpmon.trace.reading.read import read_trace
+from tpmon.trace.reading.schema import CallClass, class_of_call, is_comm_kernel, uses_tensor_cores
+from tpmon.trace.reading.slice import choose_steps, write_slice
+from tpmon.trace.reading.sources import are_snapshots, find_files, is_remote
+from tpmon.trace.snapshot import analyze_snapshots
 
 
 def small_trace() -> TraceBuilder:
@@ -33,7 +41,7 @@ def small_trace() -> TraceBuilder:
 @pytest.mark.parametrize("name", ["rank3.json", "rank3.pt.trace.json.gz"])
 def test_plain_and_packed_files_are_read_whole(name, tmp_path):
     trace = read_trace(small_trace().write(tmp_path / name, traceName="t"))
-    assert trace.events == len(small_trace().events)
+    assert trace.events == len(small_trace().events) == 32
     assert trace.phases == {"X": 28, "i": 4}
     assert [len(table.start) for table in (trace.host, trace.calls, trace.work)] == [12 + 8, 4, 4]
     assert (trace.rank, trace.header.trace_name) == (3, "t")
@@ -41,6 +49,10 @@ def test_plain_and_packed_files_are_read_whole(name, tmp_path):
     assert (trace.lost.events, trace.lost.bytes, trace.lost.broken_off) == (0, 0, False)
     assert trace.host.start[0] == round(BASE_US * 1000)
     assert len(trace.memory.time) == 4
+    bare = tmp_path / "list.json"
+    for events in (small_trace().events, []):
+        bare.write_text(json.dumps(events))
+        assert read_trace(str(bare)).events == len(events)
 
 
 def test_pieces_of_any_size_give_the_same(tmp_path, monkeypatch):
@@ -76,14 +88,6 @@ def test_cards_behind_the_events_survive_a_cut_between_them(size, tmp_path, monk
     assert (trace.events, trace.lost.values) == (1, 0)
 
 
-def test_a_bare_list_of_events_is_a_trace(tmp_path):
-    path = tmp_path / "list.json"
-    path.write_text(json.dumps(small_trace().events))
-    assert read_trace(str(path)).events == 32
-    path.write_text("[]")
-    assert read_trace(str(path)).events == 0
-
-
 def test_absolute_times_of_old_traces_stay_exact(tmp_path):
     trace = TraceBuilder(base_us=1623142623460072)
     for at in range(50):
@@ -97,10 +101,14 @@ def test_absolute_times_of_old_traces_stay_exact(tmp_path):
     assert card.kernel_busy_us == 150
 
 
-def test_categories_that_are_not_known_are_kept(tmp_path):
+def test_categories_that_are_not_known_are_kept_and_names_with_addresses_of_objects_are_one(tmp_path):
     trace = TraceBuilder().step(0, 0, 10).add("some_new_thing", "x", 1, 2)
     read = read_trace(trace.write(tmp_path / "t.json"))
     assert [read.names[name] for name in read.host.name] == ["ProfilerStep#0", "x"]
+    trace = TraceBuilder().step(0, 0, 100)
+    for at in range(20):
+        trace.add("python_function", f"<built-in method f of type object at 0x7f{at:08x}>", at, 1)
+    assert len(set(read_trace(trace.write(tmp_path / "t.json")).python.name.tolist())) == 1
 
 
 def damage(text: str, old: str, new: str, times: int = 1) -> bytes:
@@ -150,18 +158,12 @@ def test_a_file_that_breaks_off_gives_what_is_there(tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", b"{}", b'{"a": 1}', b"\x1f\x8b", b"\x80\x04\x95K", b"[1, 2]"])
-def test_what_is_no_trace_is_refused_with_its_name(data, tmp_path):
+def test_what_is_no_trace_or_not_there_is_refused_with_its_name(data, tmp_path):
     path = tmp_path / "t.json"
     path.write_bytes(data)
-    with pytest.raises(UsageError, match=r"t\.json"):
-        read_trace(str(path))
-
-
-def test_a_file_that_is_not_there_or_not_readable_is_said(tmp_path):
-    with pytest.raises(UsageError, match="No such file"):
-        read_trace(str(tmp_path / "none.json"))
-    with pytest.raises(UsageError, match="directory"):
-        read_trace(str(tmp_path))
+    for name, said in (("t.json", r"t\.json"), ("none.json", "No such file"), ("", "directory")):
+        with pytest.raises(UsageError, match=said):
+            read_trace(str(tmp_path / name))
 
 
 def test_escape_sequences_never_reach_the_terminal(tmp_path):
@@ -173,21 +175,12 @@ def test_escape_sequences_never_reach_the_terminal(tmp_path):
 
 def test_the_summary_of_a_capture(tmp_path):
     summary = summarize(small_trace().write(tmp_path / "t.json"))
-    assert (summary.steps, summary.kernels) == (4, 4)
+    assert (summary.steps, summary.kernels, summary.lost.broken_off) == (4, 4, False)
     assert summary.step_ms == pytest.approx(0.99)
-    assert summary.split_us.kernel == 300
-    assert summary.split_us.data_loader == 100
-    assert [row.name for row in summary.operators] == ["aten::mm", "aten::empty"]
-    assert (summary.operators[0].host_total_us, summary.operators[0].host_self_us) == (2000, 1920)
-    assert summary.operators[0].device_self_us == 1200
-    assert not summary.lost.broken_off
-
-
-def test_names_with_addresses_of_objects_are_one_name(tmp_path):
-    trace = TraceBuilder().step(0, 0, 100)
-    for at in range(20):
-        trace.add("python_function", f"<built-in method f of type object at 0x7f{at:08x}>", at, 1)
-    assert len(set(read_trace(trace.write(tmp_path / "t.json")).python.name.tolist())) == 1
+    assert (summary.split_us.kernel, summary.split_us.data_loader) == (300, 100)
+    told = [(row.name, row.host_total_us, row.host_self_us, row.device_self_us) for row in summary.operators]
+    assert told[0] == ("aten::mm", 2000, 1920, 1200)
+    assert [name for name, *_ in told] == ["aten::mm", "aten::empty"]
 
 
 HOSTILE = (
@@ -278,3 +271,211 @@ def test_times_at_both_ends_of_what_fits_give_no_negative_time(tmp_path):
     overview = report.files[0].overview
     assert report.files[0].lost.events == 1
     assert min(overview.step_ms, overview.window_us, overview.breakdown_us.other) >= 0
+
+
+# what names of kernels and calls stand for
+
+COMMUNICATE = (
+    "multimem_one_shot_all_reduce_kernel",
+    "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>(c10::BFloat16**)",
+    "multimem_all_gather_kernel",
+    "allreduce_fusion_kernel_oneshot_lamport",
+    "userbuffers_fp16_sum_inplace_gpu_rr_rs_oop<8>(int)",
+    "mscclKernel_Sum_half_Simple_false",
+    "void quickreduce::allreduce_prototype_twoshot<__half>",
+    "void tensorrt_llm::kernels::oneShotAllReduceKernel<__nv_bfloat16>",
+    "void flashinfer::trtllm_mnnvl_allreduce::oneshotAllreduceFusionKernel",
+    "void aiter::reduce_scatter_cross_device_store<>",
+    "void lamport_style_kernel",
+)
+CALLS = {
+    CallClass.EXPLICIT: ("urEventWait", "zeEventHostSynchronize", "cudaStreamSynchronize"),
+    CallClass.IMPLICIT: ("zeModuleCreate", "hipModuleLoadData"),
+    CallClass.ALLOCATOR: ("zeMemAllocDevice", "urUSMDeviceAlloc", "urUSMFree", "hipFree"),
+    CallClass.LAUNCH: (
+        *("urEnqueueEventsWait", "urEnqueueKernelLaunch", "hipModuleLaunchKernel"),
+        "hipModuleLaunchCooperativeKernel",
+    ),
+}
+TENSOR_CORES = {
+    "yes": (
+        "void marlin::Marlin<__nv_bfloat16, 1125899906909960l, 256, 1, 8>",
+        "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16_tensor16x8x8",
+        *("flash_fwd_kernel", "bmm_Bfloat16_E4m3", "Cijk_Ailk_Bljk_MI16x16x16"),
+    ),
+    "no": (
+        "void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int)",
+        "void cutlass::Kernel<cutlass::reduction::kernel::ReduceSplitK<x>>",
+        "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4",
+        "cutlass_80_simt_sgemm_128x64_8x5_tn_align1",
+        "void marlin::gptq_marlin_repack_kernel<256, 4, false>",
+        "void vllm::moe::moe_align_block_size_kernel<int>",
+        "triton_poi_fused_add_0",
+        "multimem_one_shot_all_reduce_kernel",
+        "void at::native::vectorized_elementwise_kernel<4>(int)",
+    ),
+    "unknown": (
+        *("fused_moe_kernel", "_fwd_kernel", "void mha_fwd_kernel<128>(Params)"),
+        "chunk_gated_delta_rule_h_blockdim64",
+    ),
+}
+
+
+def test_kernels_of_symmetric_memory_communicate():
+    others = ("gemm_one_shot_all_reduce_kernel", "gemm_oneshot_allreduce_kernel", "reduce_kernel")
+    assert tuple(name for name in (*COMMUNICATE, *others) if is_comm_kernel(name)) == COMMUNICATE
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_calls_of_level_zero_and_unified_runtime_are_told_apart(kind):
+    assert {name: class_of_call(name) for name in CALLS[kind]} == dict.fromkeys(CALLS[kind], kind)
+
+
+@pytest.mark.parametrize("answer", TENSOR_CORES)
+def test_a_name_that_does_not_tell_tensor_cores_is_unknown(answer):
+    names = TENSOR_CORES[answer]
+    assert {name: uses_tensor_cores(name) for name in names} == dict.fromkeys(names, answer)
+
+
+# which updates of optimizers end a step, in traces that mark none
+
+NODE = "autograd::engine::evaluate_function: MulBackward0"
+
+
+def update(trace: TraceBuilder, name: str, start: float, length: float = 50) -> None:
+    trace.add("user_annotation", f"Optimizer.step#{name}.step", start, length)
+
+
+def find(tmp_path: Path, updates: list[tuple[str, float]], nodes: list[float], length: float = 100) -> Marks:
+    """Find the steps of a loop with these updates, and nodes of the backward pass of a length."""
+    trace = TraceBuilder(base_us=0).op("aten::mm", 0, 100)
+    for start in nodes:
+        trace.op(NODE, start, length)
+    for name, start in updates:
+        update(trace, name, start)
+    return find_updates(read_trace(trace.write(tmp_path / "t.json")), 20)
+
+
+PAIRS = [(name, at + start) for at in range(0, 4000, 1000) for name, start in (("Muon", 800), ("AdamW", 860))]
+NETWORKS = [("Adam" if at % 4000 == 3000 else "RMSprop", at + 800) for at in range(0, 16_000, 1000)]
+EIGHTS = [("SGD", number * 1000 + 400 + at * 60) for number in range(3) for at in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("updates", "nodes", "ends"),
+    [
+        pytest.param(PAIRS, [], range(910, 4000, 1000), id="two optimizers without a backward pass"),
+        pytest.param(PAIRS, [500, 1500, 2500, 3500], range(910, 4000, 1000), id="two optimizers"),
+        pytest.param(PAIRS[1:], [], range(910, 4000, 1000), id="two optimizers, the first update cut off"),
+        pytest.param(PAIRS[1:], [500, 1500, 2500, 3500], range(910, 4000, 1000), id="the same with a backward pass"),
+        pytest.param(
+            NETWORKS, [*range(500, 16_000, 1000)], range(3850, 16_000, 4000), id="a critic updates three times"
+        ),
+        pytest.param(EIGHTS, [300, 1300, 2300], range(870, 3000, 1000), id="updates one after the other"),
+    ],
+)
+def test_a_step_ends_once(updates, nodes, ends, tmp_path):
+    assert [step[1] for step in find(tmp_path, updates, nodes).steps] == [1000 * end for end in ends]
+
+
+def test_updates_within_the_backward_pass_are_no_steps_and_a_recording_begins_with_a_whole_one(tmp_path):
+    marks = find(tmp_path, [("AdamW", at + 20) for at in range(0, 2000, 100)], [*range(0, 2000, 100)], 90)
+    assert (marks.steps, "within the backward pass" in marks.why) == ((), True)
+    steps = find(tmp_path, [("AdamW", 150), *PAIRS[:6]], [500, 1500, 2500]).steps
+    assert [step[0] for step in steps] == [200_000, 910_000, 1_910_000]
+
+
+def test_marks_of_neighbours_touch_and_hold_their_updates_also_in_doubles(tmp_path):
+    """TensorBoard's plugin drops a range that begins 1 ns before the one before it ends."""
+    trace = TraceBuilder(base_us=BASE_US + 0.818).op("aten::mm", 0, 100)
+    for number in range(500):
+        trace.op(NODE, number * 1000.137 + 500, 100.01)
+        update(trace, "SGD", number * 1000.137 + 800.003, 50.011)
+    source, target = trace.write(tmp_path / "t.json"), tmp_path / "marked.json.gz"
+    assert write_marked(str(source), str(target), 600).marks == 500
+    events = json.loads(gzip.decompress(target.read_bytes()))["traceEvents"]
+    ends = {
+        kind: [(one["ts"], one["ts"] + one["dur"]) for one in events if one["name"].startswith(kind)]
+        for kind in (STEP, "Optimizer.step#")
+    }
+    steps = ends[STEP]
+    assert steps[0][0] < min(one["ts"] for one in events if one["name"] == "aten::mm")
+    assert [end for _, end in steps[:-1]] == [start for start, _ in steps[1:]]
+    assert all(end <= step_end for (_, end), (_, step_end) in zip(ends["Optimizer.step#"], steps, strict=True))
+
+
+# object stores: a real local S3 server where moto is here, and clear words where the extra is not
+
+HAS_MOTO = all(importlib.util.find_spec(name) for name in ("moto", "flask", "s3fs", "boto3"))
+needs_moto = pytest.mark.skipif(not HAS_MOTO, reason="no moto server here: pip install -e '.[cloud-test]'")
+
+
+def test_only_stores_are_remote():
+    assert all(map(is_remote, ("s3://b/t.json", "gs://b/t.json", "abfs://c@a.dfs/t.json", "az://c/t")))
+    assert not any(map(is_remote, ("s3:/b", "/tmp/s3://x", "t.json", "file:///t.json", "https://x/t.json", "s3")))
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "abfs"])
+def test_a_store_without_its_package_names_the_extra(scheme, monkeypatch):
+    monkeypatch.setattr(importlib, "import_module", Mock(side_effect=ImportError("No module named 's3fs'")))
+    with pytest.raises(UsageError, match=f"{scheme}:// needs the extra cloud") as error:
+        read_trace(f"{scheme}://bucket/rank0.json")
+    assert "'.[cloud]'" in error.value.try_this
+
+
+@pytest.fixture
+def store(monkeypatch):
+    """Start an S3 server on this machine, and give a client of it."""
+    import boto3
+    import s3fs
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    for key, value in (
+        ("AWS_ENDPOINT_URL", url),
+        ("AWS_ACCESS_KEY_ID", "nobody"),
+        ("AWS_SECRET_ACCESS_KEY", "nothing"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+        ("AWS_EC2_METADATA_DISABLED", "true"),
+        ("AWS_CONFIG_FILE", "/dev/null"),
+    ):
+        monkeypatch.setenv(key, value)
+    s3fs.S3FileSystem.clear_instance_cache()
+    client = boto3.client("s3", endpoint_url=url)
+    client.create_bucket(Bucket="runs")
+    yield client
+    s3fs.S3FileSystem.clear_instance_cache()
+    server.stop()
+
+
+@needs_moto
+def test_traces_in_a_bucket_are_read_like_files(store, tmp_path):
+    for rank in range(2):
+        built = TraceBuilder()
+        for number in range(3):
+            built.step(number, number * 100, 90).op("aten::mm", number * 100, 50)
+        path = Path(built.write(tmp_path / f"rank{rank}.json.gz"))
+        store.put_object(Bucket="runs", Key=f"night/rank{rank}.json.gz", Body=path.read_bytes())
+    snapshot = Path(training().write(tmp_path / "s.pickle")).read_bytes()
+    store.put_object(Bucket="runs", Key="night/s.pickle", Body=snapshot)
+    store.put_object(Bucket="runs", Key="night/broken.json", Body=b"{}")
+    names = [f"s3://runs/night/rank{rank}.json.gz" for rank in range(2)]
+    assert find_files(["s3://runs/night/rank*.gz"]) == names
+    assert find_files(["s3://runs/night"]) == ["s3://runs/night/broken.json", *names]
+    report = analyze(names)
+    assert [file.rank for file in report.files] == [0, 1]
+    assert [file.overview.steps for file in report.files] == [3, 3]
+    assert report.files[0].file_bytes == (tmp_path / "rank0.json.gz").stat().st_size
+    assert are_snapshots(["s3://runs/night/s.pickle"])
+    assert analyze_snapshots(["s3://runs/night/s.pickle"]).files[0].file_bytes == len(snapshot)
+    choice = choose_steps(read_trace(names[1]), "1")
+    write_slice(names[1], str(tmp_path / "part.json"), choice)
+    assert analyze([str(tmp_path / "part.json")]).files[0].overview.steps == 1
+    for wrong in ("s3://runs/night/none.json", "s3://none/t.json", "s3://runs/night/broken.json"):
+        with pytest.raises(UsageError, match=wrong):
+            read_trace(wrong)
+    with pytest.raises(UsageError, match="nothing matches"):
+        find_files(["s3://runs/x*.json"])

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.dumps import DECODE, IN_LOCK, inner, make_rank, make_round
+from tests.dumps import inner, make_rank, make_round
 from tests.frames import make_frame, make_view
 from tests.goldens import dump_views
 from tests.painted import screen_of
 from tests.probe.spy.test_dump_service import Bench
+from tests.stacks import DECODE, IN_LOCK
 from tpmon.judge.dumps.hot import fold_state
 from tpmon.model.dump import Asker, Dump, DumpRequest, DumpState, Motion
 from tpmon.model.known import NOT_APPLICABLE, is_known

@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from tests.dumps import HOST, IN_LOCK, NFS, WORKER_READS, make_native, make_rank, make_round, make_thread
+from tests.dumps import HOST, make_native, make_rank, make_round, make_thread
 from tests.frames import NOW_NS, make_frame, make_process, make_target, make_view, make_worker
 from tests.frames import make_rank as make_row
 from tests.goldens import dump_views, sample_views
 from tests.painted import find_wrong
 from tests.painted import screen_of as text_of
 from tests.samples import count, make_reading, make_sampled
+from tests.stacks import IN_LOCK, NFS, WORKER_READS
 from tpmon.model.dump import Asker, DumpError, DumpRequest, ErrorKind, FrameLocals, Local
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
