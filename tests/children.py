@@ -61,6 +61,11 @@ class Child:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
+    def ask(self, word: str) -> str:
+        """Say a word and wait for the answer."""
+        self.say(word)
+        return self.hear()
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()

@@ -60,8 +60,7 @@ def test_reader_shares_the_ticks_of_the_interval(proc):
         text.replace("485300", "485400").replace("15923300", "15923360").replace("1400 300", "1440 300")
     )
     second = reader.read()
-    assert second.used_cores == pytest.approx(1.0)
-    assert second.steal_pct == pytest.approx(20.0)
+    assert (second.used_cores, second.steal_pct) == (pytest.approx(1.0), pytest.approx(20.0))
     reader.close()
 
 
@@ -137,8 +136,7 @@ def test_shm_of_the_target_grows_by_what_it_writes():
         assert writer.stdout.readline() == "full\n"
         during = read_shm(writer.pid)
         writer.stdin.close()
-    assert during.path == "/dev/shm"
-    assert during.total_bytes == before.total_bytes
+    assert (during.path, during.total_bytes) == ("/dev/shm", before.total_bytes)
     # Others may free some of it meanwhile; half of what was written is proof enough.
     assert during.used_bytes - before.used_bytes > 4 << 20
 
@@ -225,8 +223,7 @@ def test_own_cpu_and_memory_are_those_of_this_process():
         pass
     second = meter.read([], 1.0, 2.5)
     expected = 100 * (time.process_time() - used) / (time.monotonic() - started)
-    assert second.cpu_pct == pytest.approx(expected, rel=0.15)
-    assert second.target_paused_ms == 2.5
+    assert (second.cpu_pct, second.target_paused_ms) == (pytest.approx(expected, rel=0.15), 2.5)
     with open("/proc/self/statm") as file:
         assert second.rss_bytes == pytest.approx(int(file.read().split()[1]) * 4096, rel=0.05)
     assert abs(second.descriptors - len(os.listdir("/proc/self/fd"))) <= 2

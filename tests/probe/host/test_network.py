@@ -116,8 +116,7 @@ def test_rates_are_differences_over_time(machine):
     assert first.receive_bytes_s == Missing("needs a second reading")
     machine.replace("66965987000 44108301    2   17", "66967987000 44108301    6   18")
     (second,) = reader.read(3 * SECOND, NONE)
-    assert (second.receive_bytes_s, second.send_bytes_s) == (1e6, 0.0)
-    assert (second.errors_s, second.drops_s) == (2.0, 0.5)
+    assert (second.receive_bytes_s, second.send_bytes_s, second.errors_s, second.drops_s) == (1e6, 0.0, 2.0, 0.5)
     machine.replace("66967987000", "5")
     (third,) = reader.read(4 * SECOND, NONE)
     assert third.receive_bytes_s == Missing("counter was reset")
@@ -319,8 +318,7 @@ def test_descriptors_are_told_by_their_links(tmp_path):
     (tmp_path / "class/infiniband_verbs/uverbs0").mkdir(parents=True)
     (tmp_path / "class/infiniband_verbs/uverbs0/ibdev").write_text("mlx5_3\n")
     found = read_descriptors([7, 8, 9], str(tmp_path), str(tmp_path))
-    assert found.inodes == {11, 13}
-    assert found.devices == {"mlx5_3"}
+    assert (found.inodes, found.devices) == ({11, 13}, {"mlx5_3"})
     assert read_descriptors([9], str(tmp_path)) == Missing("the process is gone")
 
 

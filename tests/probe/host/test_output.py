@@ -23,7 +23,6 @@ from tpmon.model.process import Role
 from tpmon.model.text.redaction import HIDDEN, hide, hide_words
 from tpmon.model.verdict import Kind, SinceIs
 from tpmon.probe.host import output
-from tpmon.probe.host import output as open_files
 from tpmon.probe.host.output import (
     LINE_LENGTH,
     TAIL_BYTES,
@@ -202,7 +201,7 @@ def logged(tmp_path, writer):
         return log, writer(file, subprocess.PIPE)
 
 
-def test_real_file_is_followed_as_it_grows(logged):
+def test_real_file_is_followed_as_it_grows_and_also_when_it_was_deleted(logged):
     log, process = logged
     (sample,) = OutputReader().read([process.pid])
     assert (sample.path, sample.size_bytes, sample.lines) == (str(log), 0, ())
@@ -216,14 +215,9 @@ def test_real_file_is_followed_as_it_grows(logged):
     assert sample.last_write.astimezone(timezone.utc) == datetime.fromtimestamp(1_700_000_000, timezone.utc)
     assert sample.last_write_age_s > 1e6
     assert log.stat().st_atime == 1_000, "reading leaves the access time alone"
-
-
-def test_a_log_that_was_deleted_is_still_read(logged):
-    log, process = logged
-    say(process, "still here")
     log.unlink()
-    (sample,) = OutputReader().read([process.pid])
-    assert (sample.path, sample.lines) == (f"{log} (deleted)", ("still here",))
+    (deleted,) = OutputReader().read([process.pid])
+    assert (deleted.path, deleted.lines) == (f"{log} (deleted)", sample.lines)
 
 
 def test_one_file_behind_two_descriptors_of_two_processes_is_read_once(tmp_path, writer):
@@ -262,8 +256,7 @@ def test_unreadable_log_says_why_and_keeps_its_age(logged):
         assert "secret" not in seen.stdout
     else:
         (sample,) = OutputReader().read([process.pid])
-        assert sample.size_bytes == Missing("not readable: the file itself does not permit it")
-        assert sample.lines == ()
+        assert (sample.size_bytes, sample.lines) == (Missing("not readable: the file itself does not permit it"), ())
         assert sample.last_write_age_s < 60
 
 
@@ -353,13 +346,7 @@ def test_a_log_that_is_cut_under_its_writer_keeps_the_age_of_its_last_line(logge
     assert sample.last_write_age_s < 60
 
 
-def test_process_that_ended_has_no_output():
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    assert OutputReader().read([process.pid]) == ()
-
-
-def test_last_words_are_read_after_the_end_of_their_writer(logged):
+def test_last_words_are_read_after_the_end_of_their_writer_by_who_knew_it(logged):
     log, process = logged
     say(process, "step 1")
     reader = OutputReader()
@@ -368,6 +355,7 @@ def test_last_words_are_read_after_the_end_of_their_writer(logged):
     process.kill()
     process.wait()
     assert reader.read([process.pid])[0].lines == ("step 1", "RuntimeError: out of memory")
+    assert OutputReader().read([process.pid]) == ()
     log.rename(log.with_suffix(".1"))
     log.write_text("of the next run\n")
     assert reader.read([])[0].lines == ("step 1", "RuntimeError: out of memory")
@@ -415,18 +403,15 @@ def test_what_this_process_has_open_for_writing_is_listed_and_what_it_reads_is_n
 def test_the_newest_file_is_told_and_no_network_file_system_is_asked(tmp_path, monkeypatch):
     old, new = tmp_path / "old", tmp_path / "new"
     with old.open("w") as first, new.open("w") as second:
-        if read_mount(os.getpid(), first.fileno(), "/proc")[1] not in open_files.LOCAL:
+        if read_mount(os.getpid(), first.fileno(), "/proc")[1] not in output.LOCAL:
             pytest.skip("the folder of this test is on no local file system")
         later = 2_000_000_000
         os.utime(second.fileno(), (later, later))
         found = read_newest_write([os.getpid()])
         assert (found.pid, found.path, found.last_write.timestamp()) == (os.getpid(), str(new), later)
-        monkeypatch.setattr(open_files, "LOCAL", frozenset())
+        monkeypatch.setattr(output, "LOCAL", frozenset())
         assert read_newest_write([os.getpid()]) is NOT_APPLICABLE
-
-
-def test_a_process_that_is_gone_has_none(tmp_path):
-    assert read_newest_write([1, 2], str(tmp_path)) is NOT_APPLICABLE
+    assert read_newest_write([1, 2], str(tmp_path)) is NOT_APPLICABLE, "they are gone"
 
 
 OLD_LOG = stand(LOCKED, seconds=10, log_age_s=1560.0)
@@ -498,7 +483,7 @@ def test_a_file_that_is_appended_to_is_a_journal_and_an_empty_one_is_none(tmp_pa
     # In a process of its own: the output of this one may be a file that make has opened for appending.
     with child(HOLDS, str(path), mode, text) as one:
         fd = next(fd for fd, name in list_written(one.pid) if name == str(path))
-        if read_mount(one.pid, fd, "/proc")[1] not in open_files.LOCAL:
+        if read_mount(one.pid, fd, "/proc")[1] not in output.LOCAL:
             pytest.skip("the folder of this test is on no local file system")
         assert is_journal(one.pid, fd, str(path)) is (mode == "a")
         assert read_newest_write([one.pid]).journal is expected

@@ -99,13 +99,11 @@ def test_a_mapped_file_that_is_touched_is_no_anonymous_memory(tmp_path):
             return rss, AnonReader().read(SECOND, HIDDEN, [make_process(real.pid, rss_bytes=rss)]).anon_bytes
 
         before = measure()
-        real.say("go")
-        assert real.hear() == "touched"
+        assert real.ask("go") == "touched"
         touched = measure()
         assert touched[0] - before[0] > 48 * MIB
         assert abs(touched[1] - before[1]) < 8 * MIB
-        real.say("go")
-        assert real.hear() == "allocated"
+        assert real.ask("go") == "allocated"
         assert measure()[1] - touched[1] > 24 * MIB
 
 

@@ -92,15 +92,13 @@ def test_a_thread_born_within_the_interval_counts_from_its_birth(watch):
         threads = watch(one.pid)
         read_now(threads)
         time.sleep(0.3)
-        one.say("go")
-        one.hear()
+        one.ask("go")
         born = time.monotonic()
         time.sleep(0.4)
         now = read_now(threads)
         lived = time.monotonic() - born
         first_ns = now.taken_ns
-        assert now.busy_threads == 2
-        assert now.runnable == pytest.approx(2 * lived / (0.3 + lived), rel=0.2)
+        assert (now.busy_threads, now.runnable) == (2, pytest.approx(2 * lived / (0.3 + lived), rel=0.2))
         time.sleep(0.4)
         later = read_now(threads)
     assert later.taken_ns > first_ns
@@ -122,12 +120,10 @@ def test_a_thread_that_takes_the_place_of_a_dead_one_counts_in_the_same_tick(wat
     with child(REPLACE) as one:
         threads = watch(one.pid)
         read_now(threads)
-        one.say("go")
-        one.hear()
+        one.ask("go")
         time.sleep(0.5)
         now = read_now(threads)
-        assert now.busy_threads == 1
-        assert now.runnable == pytest.approx(1.0, abs=0.35)
+        assert (now.busy_threads, now.runnable) == (1, pytest.approx(1.0, abs=0.35))
         time.sleep(0.5)
         assert read_now(threads).runnable == pytest.approx(1.0, rel=0.15)
 
@@ -146,11 +142,9 @@ time.sleep(60)
     with child(code) as one:
         threads = watch(one.pid)
         read_now(threads)
-        one.say("go")
-        one.hear()
+        one.ask("go")
         read_now(threads)
-        one.say("exec")
-        one.hear()
+        one.ask("exec")
         now = read_now(threads)
         assert now.runnable >= 0
         assert now.switches_s >= 0
@@ -169,8 +163,7 @@ def test_descriptors_return_when_threads_die_and_when_the_set_is_closed(watch):
         read_now(threads)
         assert threads.allowance.descriptors == 1000 - 9
         assert open_files() == pipes + 9 + 1
-        one.say("die")
-        one.hear()
+        one.ask("die")
         assert wait_until(lambda: count_threads(one.pid) == 1)
         read_now(threads)
         assert threads.allowance.descriptors == 1000 - 1
@@ -235,8 +228,7 @@ threading.Thread(target=late, daemon=True).start(); say("up"); hear(); go.set();
         threads = watch(one.pid)
         now = threads.read(lambda: clock[0], 2, moved=True, skip=False)
         assert [group.kind for group in now.groups] == [ThreadKind.MAIN, ThreadKind.OTHER]
-        one.say("go")
-        one.hear()
+        one.ask("go")
         clock[0] += RELIST_NS
         now = threads.read(lambda: clock[0], 2, moved=True, skip=False)
         assert [group.kind for group in now.groups] == [ThreadKind.MAIN, ThreadKind.AUTOGRAD]
@@ -404,8 +396,7 @@ def test_a_resting_thread_that_runs_is_seen_in_the_same_tick_by_the_cpu_time_of_
     assert job.tick().runnable == pytest.approx(0.5)
     job.put((78, "10600000000 200000000 20"))
     now = job.tick(others_s=0.6)
-    assert now.runnable == pytest.approx(0.5 + 0.6 + 0.2)
-    assert now.busy_threads == 2
+    assert (now.runnable, now.busy_threads) == (pytest.approx(0.5 + 0.6 + 0.2), 2)
     assert sum(group.count for group in now.groups) == 3
 
 
@@ -427,5 +418,4 @@ def test_a_busy_thread_in_the_place_of_a_dead_resting_one_is_met_in_the_same_tic
     (job.task / "79").rmdir()
     job.put((80, "400000000 0 3"))
     now = job.tick(others_s=0.4)
-    assert now.runnable == pytest.approx(0.9)
-    assert now.busy_threads == 2
+    assert (now.runnable, now.busy_threads) == (pytest.approx(0.9), 2)

@@ -109,8 +109,7 @@ def test_a_fifo_is_named_with_its_mount(name, code, tmp_path):
     path = tmp_path / "thing \x1b[2J"
     with blocked(f"os.mkfifo(sys.argv[1])\n{code}", str(path)) as one:
         target = target_of(one.pid)
-        assert target.kind is WaitKind.FILE
-        assert target.name == str(path).replace("\x1b", "?")
+        assert (target.kind, target.name) == (WaitKind.FILE, str(path).replace("\x1b", "?"))
         assert is_known(target.mount)
         assert is_known(target.file_system)
         assert str(path).startswith(target.mount)
