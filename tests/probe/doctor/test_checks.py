@@ -45,6 +45,8 @@ RELAX = "docker run --security-opt {}  # at its next start"
 SHUT = "sudo setsebool deny_ptrace off"
 ALONE = "in a container: it sees the processes in there alone"
 NO_YAMA = Missing("this kernel has no Yama")
+OR_THERE = f"or there: {GO_INSIDE} 7; at the next start of the container, as root in it: {ADD}"
+LIFT_ON_HOST, ENTER_FOR_JOB = f"{LIFT_YAMA}  # on the host, as root", f"{GO_INSIDE} --job  # on the host"
 BY_ANCESTORS = "only a process's own ancestors, or all where tpmon run --allow-stacks started it, may read"
 
 
@@ -55,15 +57,9 @@ BY_ANCESTORS = "only a process's own ancestors, or all where tpmon run --allow-s
         (0, own(), ALLOWED, "ptrace_scope is 0", ""),
         (1, own(), DENIED, BY_ANCESTORS, "sudo sysctl kernel.yama.ptrace_scope=0"),
         (1, own(1000, 19), ALLOWED, "and tpmon has CAP_SYS_PTRACE", ""),
-        (
-            1,
-            own(0, runtime=ENGINE),
-            DENIED,
-            f"or there: {GO_INSIDE} 7; at the next start of the container, as root in it: {ADD}",
-            f"{LIFT_YAMA}  # on the host, as root",
-        ),
+        (1, own(0, runtime=ENGINE), DENIED, OR_THERE, LIFT_ON_HOST),
         (1, own(0), DENIED, BY_ANCESTORS, ""),
-        (1, own(0, runtime=RuntimeKind.UNKNOWN), DENIED, "may read", f"{LIFT_YAMA}  # on the host, as root"),
+        (1, own(0, runtime=RuntimeKind.UNKNOWN), DENIED, "may read", LIFT_ON_HOST),
         (1, own(runtime=LXC), DENIED, "may read", "sudo tpmon attach 7"),
         (1, own(runtime=WSL), DENIED, "may read", f"sudo {LIFT_YAMA}"),
         (2, own(), DENIED, "only who has CAP_SYS_PTRACE", "sudo tpmon attach 7"),
@@ -106,13 +102,7 @@ def test_the_py_spy_that_tpmon_starts_is_the_one_to_be_given_the_right(tmp_path,
         (judge_capability, own(0, 19), ALLOWED, "tpmon has CAP_SYS_PTRACE", ""),
         (judge_capability, own(0, 19, all_users=False), ALLOWED, "inside its own user namespace", ""),
         (judge_capability, own(0, 21), DENIED, "root, but without CAP_SYS_PTRACE (a container's default)", ""),
-        (
-            judge_capability,
-            own(0, 21, runtime=ENGINE),
-            DENIED,
-            f"next start: {ADD}",
-            f"{GO_INSIDE} --job  # on the host",
-        ),
+        (judge_capability, own(0, 21, runtime=ENGINE), DENIED, f"next start: {ADD}", ENTER_FOR_JOB),
         (judge_container, own(), ALLOWED, "outside of containers", ""),
         (judge_container, own(0, runtime=ENGINE, own_pids=True), UNKNOWN, ALONE, "docker run --pid=host"),
         (judge_container, own(0, runtime=ENGINE), ALLOWED, "in a container with the host's PIDs", ""),
@@ -234,11 +224,13 @@ def test_where_tpmon_runs_is_told_from_marks_and_not_from_its_pids():
     assert place(podman, pods=True) == RuntimePlace(RuntimeKind.UNKNOWN, True)
 
 
-def test_the_bounds_of_this_process_say_whether_sudo_can_help():
+def test_the_bounds_of_this_process_say_whether_sudo_can_help_and_what_it_may_do_itself():
     full, none = b"CapBnd:\t000001ffffffffff\n", b"CapBnd:\t00000000a80425fb\n"
     assert may_root_trace(full + b"NoNewPrivs:\t0\n")
     assert not may_root_trace(full + b"NoNewPrivs:\t1\n")
     assert not may_root_trace(none)
+    status = own(1000, 19, filtered=2).status
+    assert (parse_capabilities(status), parse_capabilities(status, b"CapPrm")) == (1 << 19, 0)
 
 
 @pytest.mark.parametrize(
@@ -256,12 +248,6 @@ def test_what_perf_may_count(paranoid, who, access):
     check = judge_perf(paranoid, who)
     assert check.access is access
     assert fix_of(check) == ("sudo sysctl kernel.perf_event_paranoid=2" if access is DENIED else "")
-
-
-def test_fields_of_status_are_parsed():
-    status = own(1000, 19, filtered=2).status
-    assert parse_capabilities(status) == 1 << 19
-    assert parse_capabilities(status, b"CapPrm") == 0
 
 
 # programs

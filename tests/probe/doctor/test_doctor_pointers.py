@@ -56,7 +56,7 @@ def test_the_table_of_names_is_that_of_the_checks_that_the_doctor_runs():
     assert {plan.name for plan in plans if plan.needed} == {"py-spy", "stacks", "stat", "environ", "fd"}
 
 
-def test_every_reason_names_a_line_of_the_doctor():
+def test_every_reason_names_a_line_of_the_doctor_and_is_spelled_in_one_place():
     found = dict(names_in_calls())
     assert len(found) > 30
     # Two pass on what their caller names.
@@ -67,6 +67,8 @@ def test_every_reason_names_a_line_of_the_doctor():
     for needed in ("py-spy", "stacks", "fd", "io", "smaps_rollup", "environ", "wchan", "syscall", "memory"):
         assert needed in named
     assert {"cgroup", "nvml", "cards", "kernel-log", "hidepid"} <= named
+    spelled = {path.name for path, text in modules() if "(doctor:" in text or "doctor says more" in text}
+    assert spelled == {"doctor.py"}
 
 
 SPY_ENDS = {
@@ -100,11 +102,6 @@ def test_a_pane_without_cards_names_the_line_of_nvml(code):
     waiting = Board(0).read({}, {}, True, 60 * 10**9).gpus
     assert isinstance(waiting, Missing)
     assert waiting.reason.endswith(" (doctor: nvml)")
-
-
-def test_nothing_spells_a_pointer_out_beside_the_one_place():
-    spelled = {path.name for path, text in modules() if "(doctor:" in text or "doctor says more" in text}
-    assert spelled == {"doctor.py"}
 
 
 @pytest.mark.parametrize("name", CHECK_NAMES)

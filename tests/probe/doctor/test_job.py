@@ -54,17 +54,10 @@ def test_each_file_of_an_own_process_may_be_read():
         assert try_source(source, gone).gone
 
 
-def test_a_process_that_ended_is_not_counted_as_a_refusal():
-    source = SOURCES[0]
-
-    def never(pid):
-        raise AssertionError(pid)
-
-    assert judge_source(source, [Trial(1, ""), Trial(2, "No such file", gone=True)], never).access is ALLOWED
-    assert judge_source(source, [Trial(2, "No such file", gone=True)], never).access is UNKNOWN
-
-
-def test_it_is_said_of_which_processes_a_file_may_not_be_read():
+def test_it_is_said_of_which_processes_a_file_may_not_be_read_and_one_that_ended_is_not_counted():
+    gone = Trial(2, "No such file", gone=True)
+    assert judge_source(SOURCES[0], [Trial(1, ""), gone], pytest.fail).access is ALLOWED
+    assert judge_source(SOURCES[0], [gone], pytest.fail).access is UNKNOWN
     trials = [Trial(10, ""), *(Trial(pid, "Permission denied") for pid in (11, 12, 13, 14))]
     check = judge_source(SOURCES[3], trials, lambda pid: (f"it is {pid}", f"sudo tpmon attach {pid}"))
     assert (check.name, check.access) == ("environ", DENIED)
@@ -144,7 +137,7 @@ def test_what_a_dump_of_one_process_says(kind, access, fix):
 ENTER_NETWORK = "sudo nsenter --net --target 7 tpmon attach 7"
 
 
-def test_listening_ports_are_parsed():
+def test_listening_ports_and_the_step_of_a_job_are_parsed():
     table = (
         "  sl  local_address rem_address   st tx_queue\n"
         "   0: 0100007F:6D7C 00000000:0000 0A 00000000:00000000\n"
@@ -155,6 +148,8 @@ def test_listening_ports_are_parsed():
     assert parse_listeners(table) == {28028}
     assert parse_listeners(six) == {28028}
     assert parse_listeners("") == frozenset()
+    assert parse_step(b"A=1\0SLURM_JOB_ID=991\0B=2\0") == "991"
+    assert parse_step(b"MY_SLURM_JOB_ID=991\0") == ""
 
 
 OFF = Missing("NCCL_RAS_ENABLE=0 turned it off")
@@ -208,11 +203,6 @@ def test_cards_that_the_job_holds_and_nvml_does_not_show(held, shown, access, wh
     check = judge_cards(held, shown, "docker run --gpus all")
     assert (check.access, fix_of(check)) == (access, fix)
     assert check.why.endswith(why)
-
-
-def test_the_step_of_a_job_is_told_by_its_environment():
-    assert parse_step(b"A=1\0SLURM_JOB_ID=991\0B=2\0") == "991"
-    assert parse_step(b"MY_SLURM_JOB_ID=991\0") == ""
 
 
 @pytest.mark.parametrize(
@@ -291,6 +281,8 @@ def test_cards_that_this_shell_does_not_see_are_looked_for_where_they_can_be():
     assert (missing.fix, "(a container without GPUs?)" in missing.why) == ("docker run --gpus all", True)
     for card in (REFUSED, LOST):
         assert "sudo" not in fix_of(judge_nvml(make_answer(1, card), True, Caller(0), ""))
+    assert list_minors(make_answer(2, make_card(minor=3), make_card(1, minor=Missing("?")))) == {3}
+    assert not is_known(list_minors(fail(12)))
 
 
 def test_a_job_in_no_control_group_misses_nothing_and_one_out_of_view_needs_the_hosts_namespace(tmp_path):
@@ -310,11 +302,6 @@ def test_a_job_in_no_control_group_misses_nothing_and_one_out_of_view_needs_the_
         "docker run --cgroupns=host -v /sys/fs/cgroup:/sys/fs/cgroup:ro  # at its next start",
     )
     assert "outside this container's view; seen from the job's own container" in beside.why
-
-
-def test_minors_are_those_of_the_cards_that_said_one():
-    assert list_minors(make_answer(2, make_card(minor=3), make_card(1, minor=Missing("?")))) == {3}
-    assert not is_known(list_minors(fail(12)))
 
 
 def test_the_child_that_asks_nvml_has_a_deadline_and_may_fail(tmp_path):

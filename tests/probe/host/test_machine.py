@@ -49,7 +49,7 @@ def test_the_files_of_the_machine_are_parsed():
     assert parse_loadavg((DATA / "loadavg").read_bytes()) == 7.39
 
 
-def test_reader_shares_the_ticks_of_the_interval(proc):
+def test_reader_shares_the_ticks_of_the_interval_and_counters_that_step_back_give_no_negative_share(proc):
     reader = HostReader(str(proc))
     first = reader.read()
     assert first.used_cores == first.steal_pct == Missing("needs a second reading")
@@ -61,14 +61,7 @@ def test_reader_shares_the_ticks_of_the_interval(proc):
     )
     second = reader.read()
     assert (second.used_cores, second.steal_pct) == (pytest.approx(1.0), pytest.approx(20.0))
-    reader.close()
-
-
-def test_counters_that_step_back_give_no_negative_share(proc):
-    reader = HostReader(str(proc))
-    reader.read()
-    text = (DATA / "stat").read_text()
-    (proc / "stat").write_text(text.replace("485300", "485299").replace("15923300", "15923400"))
+    (proc / "stat").write_text(text.replace("485300", "485399").replace("15923300", "15923460"))
     assert reader.read().used_cores == 0.0
     reader.close()
 
@@ -149,10 +142,12 @@ def test_shm_says_why_it_was_not_read(tmp_path):
     assert "link" in read_shm(7, str(tmp_path)).reason
 
 
-def test_the_first_tick_may_be_expensive_without_shedding():
+def test_the_first_tick_may_be_expensive_without_shedding_and_the_cost_counts_per_second_and_not_per_tick():
     meter = feed(1, 500.0)
     assert not meter.shedding
     assert feed(1, 5 * BUDGET_MS_PER_S + 10, meter=meter).shedding
+    assert feed(40, BUDGET_MS_PER_S * 0.8, 0.5).shedding
+    assert not feed(40, BUDGET_MS_PER_S * 4, 5.0).shedding
 
 
 def test_a_cost_over_budget_sheds_and_one_just_below_it_does_not_return_to_full_rates():
@@ -188,23 +183,16 @@ def feed(times: int, tick_ms: float, interval_s: float = 1.0, meter=None) -> Own
     return meter
 
 
-def test_the_cost_counts_per_second_and_not_per_tick():
-    assert feed(40, BUDGET_MS_PER_S * 0.8, 0.5).shedding
-    assert not feed(40, BUDGET_MS_PER_S * 4, 5.0).shedding
-
-
-def test_our_own_figures_do_not_hang_on_our_number(monkeypatch):
+def test_our_own_figures_do_not_hang_on_our_number_and_those_that_cannot_be_read_are_missing(monkeypatch):
     """In a /proc of another PID namespace /proc/<getpid()> is another process, or none."""
+
+    def refuse(*_):
+        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+
     monkeypatch.setattr(os, "getpid", lambda: 1 << 22)
     told = OwnCostMeter().read([], 1.0, 0.0)
     assert told.rss_bytes > 1 << 20
     assert is_known(told.descriptors)
-
-
-def test_figures_of_ours_that_cannot_be_read_are_missing(monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-
     monkeypatch.setattr(own_cost, "read_stat", refuse)
     monkeypatch.setattr(own_cost.os, "stat", refuse)
     told = OwnCostMeter().read([], 1.0, 0.0)

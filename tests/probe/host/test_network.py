@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,7 +110,7 @@ def test_without_hardware_all_that_carries_traffic_but_the_loopback_is_shown(mac
     assert [name for name, _ in names(machine)] == ["enp65s0f0np0", "docker0", "vethb1a2c3d", "eth1.100"]
 
 
-def test_rates_are_differences_over_time(machine):
+def test_rates_are_differences_over_time_and_an_interface_that_comes_back_begins_anew(machine):
     reader = machine.reader()
     (first,) = reader.read(SECOND, NONE)
     assert first.receive_bytes_s == Missing("needs a second reading")
@@ -120,16 +120,10 @@ def test_rates_are_differences_over_time(machine):
     machine.replace("66967987000", "5")
     (third,) = reader.read(4 * SECOND, NONE)
     assert third.receive_bytes_s == Missing("counter was reset")
-
-
-def test_interface_that_comes_back_begins_anew(machine):
-    reader = machine.reader()
     used = frozenset(["eth1.100"])
-    reader.read(SECOND, used)
-    machine.replace("eth1.100", "eth9.100")
-    reader.read(2 * SECOND, used)
-    machine.replace("eth9.100", "eth1.100")
-    back = {one.interface: one for one in reader.read(3 * SECOND, used)}
+    for second, old, new in ((5, "eth1", "eth1"), (6, "eth1", "eth9"), (7, "eth9", "eth1")):
+        machine.replace(f"{old}.100", f"{new}.100")
+        back = {one.interface: one for one in reader.read(second * SECOND, used)}
     assert back["eth1.100"].receive_bytes_s == Missing("needs a second reading")
 
 
@@ -339,7 +333,7 @@ def inode(one: socket.socket) -> int:
     return os.fstat(one.fileno()).st_ino
 
 
-def test_real_pair_last_movement_grows_and_falls(pair):
+def test_real_pair_last_movement_grows_and_falls_and_what_the_peer_does_not_read_is_unsent(pair):
     client, peer = pair
     client.sendall(b"x")
     peer.recv(1)
@@ -353,16 +347,10 @@ def test_real_pair_last_movement_grows_and_falls(pair):
     assert fresh.last_sent_ms < seen[-1].last_sent_ms
     (received,) = read_established({inode(peer)})
     assert received.last_received_ms < waiting.last_received_ms + 100
-
-
-def test_real_pair_unsent_bytes_of_a_peer_that_does_not_read(pair):
-    client, _ = pair
     client.setblocking(False)
-    try:
+    with suppress(BlockingIOError):
         for _ in range(1000):
             client.send(bytes(65536))
-    except BlockingIOError:
-        pass
     (stuck,) = read_established({inode(client)})
     assert stuck.unsent_bytes > 0
 
@@ -373,6 +361,7 @@ def test_real_job_is_this_process(pair):
     first = reading(sockets, [os.getpid()], now)
     assert first.sample.connections >= 2
     assert "lo" in first.interfaces
+    assert read_addresses()["127.0.0.1"] == "lo"
     with socket.create_server(("127.0.0.1", 0)) as server:
         late = socket.create_connection(server.getsockname())
         # Descriptors are scanned every ten seconds.
@@ -380,7 +369,3 @@ def test_real_job_is_this_process(pair):
         later = reading(sockets, [os.getpid()], now + 11 * SECOND)
         assert later.sample.connections == first.sample.connections + 1
         late.close()
-
-
-def test_own_addresses_name_the_loopback():
-    assert read_addresses()["127.0.0.1"] == "lo"

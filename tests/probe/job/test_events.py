@@ -58,7 +58,7 @@ def tell(teller: EventTracker, changes: Changes = QUIET, processes=(), others=()
 def test_events_of_one_second_stand_by_weight_the_most_important_last(teller):
     tell(teller)
     others = [Event(NOW, EventKind.GPU, "Xid 79 on GPU 0"), Event(NOW, EventKind.PROBE, "tpmon is over its CPU budget")]
-    changes = replace(gone((rank(1), EXIT_1), (worker(0), 9)), born=(worker(5),))
+    changes = replace(gone((rank(1), EXIT_1), (worker(0), 9)), born=(worker(5),), root_runs="resume.py")
     texts = tell(teller, changes, others=others, group=replace(GROUP, oom_kills=1))
     assert [text.split(" (")[0] for text in texts] == [
         "tpmon is over its CPU budget",
@@ -67,10 +67,11 @@ def test_events_of_one_second_stand_by_weight_the_most_important_last(teller):
         "the OOM killer ended 1 process in the job's control group",
         "Xid 79 on GPU 0",
         "rank 1",
+        "the root of the job replaced itself",
     ]
 
 
-def test_a_stop_and_its_end_are_one_event_each(teller):
+def test_a_stop_and_its_end_are_one_event_each_and_a_freeze_is_told_with_its_group(teller):
     stopped = make_process(state="T")
     assert tell(teller, processes=[make_process(), make_worker()]) == []
     assert tell(teller, processes=[stopped, make_worker()]) == ["rank 0 (4211) stopped by a signal"]
@@ -82,31 +83,20 @@ def test_a_stop_and_its_end_are_one_event_each(teller):
         "rank 0 (4211) running again",
     ]
     assert tell(teller, processes=[make_process(), make_worker(4221, 0)]) == []
-
-
-def test_a_freeze_of_a_group_is_told_with_the_group_and_its_end(teller):
     frozen = make_process(state="D", frozen=Freezer(1, "/train", "/sys/fs/cgroup/freezer/train"))
     assert tell(teller, processes=[frozen]) == ["rank 0 (4211) frozen by control group /train"]
     assert tell(teller, processes=[frozen]) == []
     assert tell(teller, processes=[make_process(state="t")]) == ["rank 0 (4211) running again"]
 
 
-def test_a_stopped_process_that_ends_does_not_run_again(teller):
+def test_a_stopped_process_that_ends_does_not_run_again_and_many_stops_at_once_are_counted(teller):
     tell(teller, processes=[make_process(state="T")])
     assert tell(teller, processes=[]) == []
     assert tell(teller, processes=[make_process(start_ticks=99)]) == [], "another one of the same PID"
-
-
-def test_many_stops_at_once_are_counted_and_those_of_helpers_are_none(teller):
     workers = [make_worker(4300 + i, i, state="T") for i in range(8)]
     helper = make_process(9, role=Role.HELPER, state="T")
-    assert tell(teller, processes=[*workers, helper]) == ["8 workers of rank 0 stopped by a signal"]
-
-
-def test_that_the_root_runs_another_program_is_one_event(teller):
-    assert tell(teller, Changes(root_runs="resume.py")) == [
-        "the root of the job replaced itself (exec) and now runs resume.py"
-    ]
+    counted = ["8 workers of rank 0 stopped by a signal"]
+    assert tell(teller, processes=[*workers, helper]) == counted, "those of helpers are none"
 
 
 LAUNCHER = made_up(100, role=Role.LAUNCHER, rank=NOT_APPLICABLE, label="torchrun")

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -120,11 +121,8 @@ def test_a_process_without_its_main_thread_stays_in_its_job(headless):
 @needs_exit
 def test_its_reading_and_its_look_are_those_of_the_thread_that_lives(headless):
     tid = next(int(one) for one in os.listdir(f"/proc/{headless.pid}/task") if one != str(headless.pid))
-    probe = ProcessProbe(headless.pid, lambda _: ThreadKind.OTHER, Allowance(100))
-    try:
+    with closing(ProcessProbe(headless.pid, lambda _: ThreadKind.OTHER, Allowance(100))) as probe:
         reading = probe.read(Role.RANK, skip_threads=False)
-    finally:
-        probe.close()
     assert (reading.stat.state, reading.state) == ("Z", "S")
     assert "zombie" not in str(reading.waits_for)
     assert "zombie" not in str(reading.threads)

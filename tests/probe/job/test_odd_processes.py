@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from unittest.mock import patch
 
@@ -302,10 +303,7 @@ def test_one_member_that_cannot_be_read_is_counted_with_its_reason(monkeypatch):
             return fail_in_words() if self.pid == one.pid else whole(self, *given, **named)
 
         monkeypatch.setattr(ProcessProbe, "read", read)
-        population = Population(shares=Shares(10, 10, 10, 1024))
-        try:
+        with closing(Population(shares=Shares(10, 10, 10, 1024))) as population:
             readings = population.read(members, skip_threads=False)
-        finally:
-            population.close()
     assert [reading.member.identity.pid for reading in readings] == [other.pid]
     assert (population.left_out, population.unreadable, population.why) == (1, 1, WHY)

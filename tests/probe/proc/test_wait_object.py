@@ -344,13 +344,7 @@ def test_the_kernels_answer_about_a_unix_socket_is_read_and_bounded():
         parse_unix(b"")
 
 
-def test_watched_descriptors_of_an_epoll_are_read():
-    text = b"pos:\t0\nflags:\t02\ntfd:        5 events:       19 data: 5\ntfd:       11 events:  1\n"
-    assert parse_epoll(text) == (5, 11)
-    assert parse_epoll(b"") == ()
-
-
-def test_calls_have_names_and_only_some_a_descriptor():
+def test_calls_have_names_and_some_a_descriptor_or_an_epoll_with_several():
     assert name_call(0, "x86_64") == "read"
     assert name_call(63, "aarch64") == "read"
     assert name_call(-1, "x86_64") == ""
@@ -359,6 +353,11 @@ def test_calls_have_names_and_only_some_a_descriptor():
     assert find_descriptors(Syscall(202, (7, 1, 2), 0), "x86_64", 1) is None
     assert find_descriptors(Syscall(-1, (), 0), "x86_64", 1) is None
     assert isinstance(find_descriptors(Syscall(7, (16, 1, 0), 0), "x86_64", os.getpid()), Missing)
+    assert parse_epoll(b"pos:\t0\nflags:\t02\ntfd:        5 events:       19 data: 5\ntfd:       11 events:  1\n") == (
+        5,
+        11,
+    )
+    assert parse_epoll(b"") == ()
 
 
 def test_a_child_in_a_container_is_named_by_its_number_here(tmp_path):
@@ -411,11 +410,10 @@ x: FLOCK  ADVISORY  WRITE 1 fe:00:1 0 EOF
 """
 
 
-def test_rows_are_parsed_and_those_that_are_cut_left_out():
+def test_rows_are_parsed_and_those_that_are_cut_left_out_and_without_proc_locks_the_reason_is_told(tmp_path):
     locks = parse_locks(ROWS)
-    assert len(locks) == 7
-    assert locks[1] == FileLock(1, True, 12, 500)
-    assert locks[2] == FileLock(2, False, 21, 600)
+    assert (len(locks), *locks[1:3]) == (7, FileLock(1, True, 12, 500), FileLock(2, False, 21, 600))
+    assert find_lock_holders(1, 3, str(tmp_path)).reason.startswith("locks: ")
 
 
 @pytest.mark.parametrize(
@@ -424,12 +422,6 @@ def test_rows_are_parsed_and_those_that_are_cut_left_out():
 )
 def test_the_holder_is_in_the_row_above_of_the_same_number(pid, inode, holders):
     assert pick_holders(parse_locks(ROWS), pid, inode) == holders
-
-
-def test_without_proc_locks_the_reason_is_told(tmp_path):
-    answer = find_lock_holders(1, 3, str(tmp_path))
-    assert isinstance(answer, Missing)
-    assert answer.reason.startswith("locks: ")
 
 
 def test_the_process_that_holds_a_flock_is_named(tmp_path):
