@@ -1,7 +1,9 @@
 """What is said of the files, memory and stacks of a process, of ports, cards and containers, and of NVML."""
 
+import os
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -39,9 +41,22 @@ from tpmon.probe.doctor.nvml import (
 from tpmon.probe.gpu.nvml import blank_fast
 from tpmon.probe.gpu.nvml_queries import NO_PERMISSION, describe_code
 from tpmon.probe.gpu.wire import CardIdentity, CardLine, DriverLine, FailureLine
-from tpmon.probe.proc.access import AccessStanding, Caller, RuntimeKind, read_dumpable, read_standing
+from tpmon.probe.proc import access as stack_refusal
+from tpmon.probe.proc.access import (
+    AccessStanding,
+    Caller,
+    RuntimeKind,
+    find_unreadable,
+    judge_file,
+    parse_pythons,
+    read_dumpable,
+    read_refusal,
+    read_standing,
+)
 from tpmon.probe.proc.memory import try_memory
 from tpmon.probe.records.servers import PORT
+from tpmon.probe.spy import failure as spy_failure
+from tpmon.probe.spy.failure import SpyOutcome
 
 
 def test_each_file_of_an_own_process_may_be_read():
@@ -331,3 +346,63 @@ def test_counters_of_profilers():
     assert judge_counters(True, privileged=True).access is ALLOWED
     assert judge_counters(False, privileged=False).access is ALLOWED
     assert judge_counters(Missing("no driver"), privileged=False).access is ABSENT
+
+
+NAP = "say('up')\nhear()"
+MAPS = b"""\
+55d0-55d1 r--p 00000000 08:01 11 /home/u/env/bin/python3.11
+55d1-55d2 r-xp 00001000 08:01 11 /home/u/env/bin/python3.11
+7f00-7f01 r-xp 00000000 08:01 12 /home/u/my env/lib/libpython3.11.so.1.0
+7f02-7f03 r-xp 00000000 08:01 13 /usr/lib/libc.so.6
+7f04-7f05 r-xp 00000000 08:01 14 /opt/lib/libpython3.10.so.1.0 (deleted)
+7f06-7f07 rw-p 00000000 00:00 0
+"""
+COMPLAINT = b"Permission Denied: Try running again\nError: Permission denied (os error 13)\n"
+AS_ROOT = AccessStanding(Missing("no Yama"), 0, 1000, may_ptrace=True, gid=100, caller=Caller(0))
+
+
+def test_the_files_of_python_are_found_in_the_maps():
+    assert parse_pythons(MAPS) == ("/home/u/env/bin/python3.11", "/home/u/my env/lib/libpython3.11.so.1.0")
+    assert parse_pythons(b"") == ()
+
+
+@pytest.fixture
+def closed(monkeypatch):
+    """Refuse to open every program and library of Python, as a FUSE mount does to root."""
+    really = os.open
+
+    def refuse(path, flags, *more):
+        if "/root/" in str(path) and "python" in Path(path).name:
+            raise PermissionError(13, "Permission denied")
+        return really(path, flags, *more)
+
+    monkeypatch.setattr(stack_refusal.os, "open", refuse)
+
+
+@pytest.mark.usefixtures("closed")
+def test_the_file_is_named_and_the_user_who_may_read_it(monkeypatch):
+    monkeypatch.setattr(stack_refusal, "read_standing", lambda _pid, _proc: AS_ROOT)
+    outcome = SpyOutcome(b"", COMPLAINT, 1, 0.0, 0.0, late=False, flooded=False)
+    with child(NAP) as one:
+        path = find_unreadable(one.pid)
+        refused = read_refusal(one.pid)
+        failure = spy_failure.explain_outcome(one.pid, outcome, 1.0)
+    assert "python" in Path(path).name
+    assert refused.why == f"py-spy may not read {path} as root"
+    assert refused.fix == f"setpriv --reuid=1000 --regid=100 --clear-groups tpmon attach {one.pid}"
+    assert failure.kind is ErrorKind.DENIED
+    assert failure.reason == f"not permitted: {refused.why} (doctor: stacks); {refused.fix}"
+
+
+def test_files_that_may_be_read_are_not_blamed(monkeypatch):
+    monkeypatch.setattr(stack_refusal, "read_standing", lambda _pid, _proc: AS_ROOT)
+    with child(NAP) as one:
+        assert find_unreadable(one.pid) == ""
+        assert "a sandbox forbids it although" in read_refusal(one.pid).why
+    assert find_unreadable(one.pid) == ""
+
+
+def test_who_is_the_jobs_user_already_is_not_sent_to_itself():
+    own = AccessStanding(0, 1000, 1000, may_ptrace=False)
+    assert judge_file(own, "/x/python3", 7).fix == ""
+    assert judge_file(own, "/x/python3", 7).why == "py-spy may not read /x/python3 as uid 1000"

@@ -45,12 +45,10 @@ def test_of_two_jobs_on_a_node_the_one_of_the_own_slurm_job_is_meant(fake, monke
         fake.add(pid, 1, ("python", f"train{pid}.py"), environ=step, torch=True)
     monkeypatch.setenv("SLURM_JOB_ID", "78")
     assert find_only_job(fake.proc).root.pid == 200
-    monkeypatch.setenv("SLURM_JOB_ID", "79")
-    with pytest.raises(UsageError, match="3 training jobs here"):
-        find_only_job(fake.proc)
-    monkeypatch.delenv("SLURM_JOB_ID")
-    with pytest.raises(UsageError, match="3 training jobs here"):
-        find_only_job(fake.proc)
+    for slurm_job in ("79", ""):
+        monkeypatch.setenv("SLURM_JOB_ID", slurm_job)
+        with pytest.raises(UsageError, match="3 training jobs here"):
+            find_only_job(fake.proc)
 
 
 def test_processes_that_do_not_answer_in_time_are_counted_and_none_is_called_the_only_job(fake, monkeypatch):

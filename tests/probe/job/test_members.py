@@ -19,18 +19,11 @@ from tpmon.model.dump import DeadChild
 from tpmon.model.known import Missing
 from tpmon.model.process import Identity, Role
 from tpmon.probe.base import procread
-from tpmon.probe.base.procread import TICKS_PER_S, boot_time_s, read_stat
+from tpmon.probe.base.procread import TICKS_PER_S, boot_time_s
 from tpmon.probe.job import exit_status as ending
 from tpmon.probe.job import members as members_module
 from tpmon.probe.job.events import Changes, Departure
-from tpmon.probe.job.exit_status import (
-    UNSEEN,
-    describe_end,
-    find_dead,
-    parse_oom_victims,
-    read_oom_victims,
-    read_wait_status,
-)
+from tpmon.probe.job.exit_status import UNSEEN, describe_end, find_dead, parse_oom_victims, read_oom_victims
 from tpmon.probe.job.members import BIRTHS_PER_REFRESH, Membership
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.proc.counters import Shares
@@ -419,14 +412,6 @@ def test_a_real_worker_that_was_reaped_tells_its_exit_code_where_the_kernel_keep
         assert tuple(map(int, os.uname().release.split(".")[:2])) < (6, 15)
     else:
         assert describe_end(departure.wait_status) == "exit 3"
-
-
-def test_the_end_of_an_unwatched_process_is_not_made_up():
-    with child('say("ready"); hear()') as one:
-        stat = read_stat(one.pid)
-        one.kill()
-        identity = Identity(one.pid, stat.start_ticks)
-        assert read_wait_status(identity, -1) == Missing("it was reaped before tpmon could read it")
 
 
 @pytest.mark.parametrize(
