@@ -15,34 +15,8 @@ import tpmon
 from tests.permissions import ABSENT, ALLOWED, DENIED, UNKNOWN, fix_of, own
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.results.doctor import CHECK_NAMES, NOT_PERMITTED, Access, drop_pointers, point_to, say_refusal
-from tpmon.probe.doctor import checks as permissions_tools
-from tpmon.probe.doctor import rules as permissions_rules
-from tpmon.probe.doctor.checks import (
-    CheckupSubject,
-    NvmlOnce,
-    Plan,
-    check_spy,
-    judge_clipboard,
-    judge_log,
-    judge_spy,
-    plan_job,
-    plan_machine,
-    read_privileges,
-    run_plans,
-)
+from tpmon.probe.doctor import checks, rules
 from tpmon.probe.doctor.nvml import NOT_ASKED
-from tpmon.probe.doctor.rules import (
-    check_yama,
-    judge_capability,
-    judge_container,
-    judge_hidepid,
-    judge_perf,
-    judge_profile,
-    judge_seccomp,
-    judge_yama,
-    make_check,
-    parse_hidepid,
-)
 from tpmon.probe.gpu.card_readings import Board
 from tpmon.probe.gpu.wire import FailureLine, Line
 from tpmon.probe.host.machine import pick_lines
@@ -90,7 +64,7 @@ BY_ANCESTORS = "only a process's own ancestors, or all where tpmon run --allow-s
     ],
 )
 def test_what_yama_allows(scope, who, access, why, fix):
-    check = judge_yama(scope, who, Missing("not installed"), "7")
+    check = rules.judge_yama(scope, who, Missing("not installed"), "7")
     assert (check.name, check.access, fix_of(check)) == ("yama", access, fix)
     assert why in check.why
     # Only scope 1 lets a process name who may look: beyond it the option would change nothing.
@@ -101,17 +75,17 @@ def test_the_py_spy_that_tpmon_starts_is_the_one_to_be_given_the_right(tmp_path,
     """pipx puts none on PATH: ``command -v`` finds nothing, or the py-spy of another Python."""
     give = "for py-spy alone: sudo setcap cap_sys_ptrace+ep '/opt/my venv/bin/py-spy'"
     for scope in (1, 2):
-        assert judge_yama(scope, own(), "/opt/my venv/bin/py-spy", "7").why.endswith(give)
+        assert rules.judge_yama(scope, own(), "/opt/my venv/bin/py-spy", "7").why.endswith(give)
     for scope, who in ((0, own()), (3, own()), (1, own(0, 19)), (1, own(0, runtime=ENGINE))):
-        assert "setcap" not in judge_yama(scope, who, "/bin/py-spy", "7").why
+        assert "setcap" not in rules.judge_yama(scope, who, "/bin/py-spy", "7").why
     program = tmp_path / "real"
     program.touch(mode=0o755)
     (tmp_path / "py-spy").symlink_to(program)
     (tmp_path / "sys/kernel/yama").mkdir(parents=True)
     (tmp_path / "sys/kernel/yama/ptrace_scope").write_text("1\n")
-    monkeypatch.setattr(permissions_rules, "read_own", lambda _: own())
+    monkeypatch.setattr(rules, "read_own", lambda _: own())
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert check_yama(str(tmp_path)).why.endswith(f"setcap cap_sys_ptrace+ep {program}")
+    assert rules.check_yama(str(tmp_path)).why.endswith(f"setcap cap_sys_ptrace+ep {program}")
     page = (Path(__file__).parents[3] / "docs" / "permissions.md").read_text(encoding="utf-8")
     assert "command -v py-spy" not in page
 
@@ -119,24 +93,24 @@ def test_the_py_spy_that_tpmon_starts_is_the_one_to_be_given_the_right(tmp_path,
 @pytest.mark.parametrize(
     ("judge", "who", "access", "why", "fix"),
     [
-        (judge_capability, own(), ALLOWED, "your own jobs do not need it", ""),
-        (judge_capability, own(0, 19), ALLOWED, "tpmon has CAP_SYS_PTRACE", ""),
-        (judge_capability, own(0, 19, all_users=False), ALLOWED, "inside its own user namespace", ""),
-        (judge_capability, own(0, 21), DENIED, "root, but without CAP_SYS_PTRACE (a container's default)", ""),
-        (judge_capability, own(0, 21, runtime=ENGINE), DENIED, f"next start: {ADD}", ENTER_FOR_JOB),
-        (judge_container, own(), ALLOWED, "outside of containers", ""),
-        (judge_container, own(0, runtime=ENGINE, own_pids=True), UNKNOWN, ALONE, "docker run --pid=host"),
-        (judge_container, own(0, runtime=ENGINE), ALLOWED, "in a container with the host's PIDs", ""),
-        (judge_container, own(runtime=WSL, own_pids=True), UNKNOWN, "in a distribution of WSL", ""),
-        (judge_container, own(runtime=LXC, own_pids=True), UNKNOWN, "in a container of LXC", ""),
-        (judge_container, own(runtime=RuntimeKind.UNKNOWN, own_pids=True), UNKNOWN, "in a container", ""),
-        (judge_container, own(runtime=TOOLBOX, all_users=False), UNKNOWN, "in a user namespace", ""),
-        (judge_container, own(0, 19, all_users=False), UNKNOWN, "in a user namespace", ""),
-        (judge_container, own(0, 19, runtime=ENGINE, all_users=False), UNKNOWN, "in a user namespace", ""),
+        (rules.judge_capability, own(), ALLOWED, "your own jobs do not need it", ""),
+        (rules.judge_capability, own(0, 19), ALLOWED, "tpmon has CAP_SYS_PTRACE", ""),
+        (rules.judge_capability, own(0, 19, all_users=False), ALLOWED, "inside its own user namespace", ""),
+        (rules.judge_capability, own(0, 21), DENIED, "root, but without CAP_SYS_PTRACE (a container's default)", ""),
+        (rules.judge_capability, own(0, 21, runtime=ENGINE), DENIED, f"next start: {ADD}", ENTER_FOR_JOB),
+        (rules.judge_container, own(), ALLOWED, "outside of containers", ""),
+        (rules.judge_container, own(0, runtime=ENGINE, own_pids=True), UNKNOWN, ALONE, "docker run --pid=host"),
+        (rules.judge_container, own(0, runtime=ENGINE), ALLOWED, "in a container with the host's PIDs", ""),
+        (rules.judge_container, own(runtime=WSL, own_pids=True), UNKNOWN, "in a distribution of WSL", ""),
+        (rules.judge_container, own(runtime=LXC, own_pids=True), UNKNOWN, "in a container of LXC", ""),
+        (rules.judge_container, own(runtime=RuntimeKind.UNKNOWN, own_pids=True), UNKNOWN, "in a container", ""),
+        (rules.judge_container, own(runtime=TOOLBOX, all_users=False), UNKNOWN, "in a user namespace", ""),
+        (rules.judge_container, own(0, 19, all_users=False), UNKNOWN, "in a user namespace", ""),
+        (rules.judge_container, own(0, 19, runtime=ENGINE, all_users=False), UNKNOWN, "in a user namespace", ""),
     ],
 )
 def test_what_the_capability_allows_and_a_container_takes_away(judge, who, access, why, fix):
-    check = judge(who, "--job") if judge is judge_capability else judge(who)
+    check = judge(who, "--job") if judge is rules.judge_capability else judge(who)
     assert (check.access, fix_of(check)) == (access, fix)
     assert why in check.why
 
@@ -159,7 +133,7 @@ PROC_MOUNT = "22 21 0:20 / /proc rw,nosuid,nodev,noexec,relatime shared:12 - pro
     ],
 )
 def test_hidepid_is_found_in_the_mounts(text, expected):
-    assert parse_hidepid(text) == expected
+    assert rules.parse_hidepid(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -175,7 +149,7 @@ def test_hidepid_is_found_in_the_mounts(text, expected):
     ],
 )
 def test_whom_hidepid_binds(hidden, group, who, access):
-    check = judge_hidepid(hidden, group, who, frozenset((27, 1000)))
+    check = rules.judge_hidepid(hidden, group, who, frozenset((27, 1000)))
     assert check.access is access
     remount = "mount -o remount,hidepid=0 /proc"
     fix = f"sudo {remount}" if who.caller.uid else remount
@@ -184,15 +158,15 @@ def test_whom_hidepid_binds(hidden, group, who, access):
 
 def test_a_filter_is_found_by_what_it_does_to_tpmon_itself():
     refused = Missing("Operation not permitted")
-    assert judge_seccomp(own(), 1).access is ALLOWED
-    passed = judge_seccomp(own(filtered=2), 1)
+    assert rules.judge_seccomp(own(), 1).access is ALLOWED
+    passed = rules.judge_seccomp(own(filtered=2), 1)
     assert (passed.access, passed.why) == (ALLOWED, "a seccomp filter binds tpmon, but lets process_vm_readv pass")
-    held = judge_seccomp(own(filtered=2), refused)
+    held = rules.judge_seccomp(own(filtered=2), refused)
     assert (held.access, fix_of(held)) == (DENIED, "")
-    inside = judge_seccomp(own(filtered=2, runtime=ENGINE), refused)
+    inside = rules.judge_seccomp(own(filtered=2, runtime=ENGINE), refused)
     assert fix_of(inside) == f"{ADD}  # at its next start"
     assert "a seccomp filter forbids it" in held.why
-    assert "a sandbox does not have it" in judge_seccomp(own(), Missing("Function not implemented")).why
+    assert "a sandbox does not have it" in rules.judge_seccomp(own(), Missing("Function not implemented")).why
 
 
 @pytest.mark.parametrize(
@@ -210,11 +184,11 @@ def test_a_filter_is_found_by_what_it_does_to_tpmon_itself():
 )
 def test_what_a_security_profile_says(modules, attribute, deny, access, fix):
     inside = Caller(1000, ENGINE, root_may=False)
-    check = judge_profile(modules, parse_profile(attribute), inside, deny_ptrace=deny)
+    check = rules.judge_profile(modules, parse_profile(attribute), inside, deny_ptrace=deny)
     assert (check.access, fix_of(check)) == (access, fix)
-    outside = judge_profile(modules, parse_profile(attribute), Caller(), deny_ptrace=deny)
+    outside = rules.judge_profile(modules, parse_profile(attribute), Caller(), deny_ptrace=deny)
     assert (outside.access, fix_of(outside)) == (access, SHUT if deny else "")
-    bound = judge_profile(modules, parse_profile(attribute), Caller(root_may=False), deny_ptrace=deny)
+    bound = rules.judge_profile(modules, parse_profile(attribute), Caller(root_may=False), deny_ptrace=deny)
     there = f"{SHUT}  # in a shell that may become root: this one may not"
     assert fix_of(bound) == (there if deny else "")
 
@@ -266,7 +240,7 @@ def test_the_bounds_of_this_process_say_whether_sudo_can_help_and_what_it_may_do
     ],
 )
 def test_what_perf_may_count(paranoid, who, access):
-    check = judge_perf(paranoid, who)
+    check = rules.judge_perf(paranoid, who)
     assert check.access is access
     assert fix_of(check) == ("sudo sysctl kernel.perf_event_paranoid=2" if access is DENIED else "")
 
@@ -294,27 +268,27 @@ def outcome(output: bytes = b"", errors: bytes = b"", status: int = 0, *, late: 
     ],
 )
 def test_whether_py_spy_works(path, said, access, why, fix):
-    check = judge_spy(path, said, "", INSTALL)
+    check = checks.judge_spy(path, said, "", INSTALL)
     assert check.access is access
     assert why in check.why
     assert fix_of(check).startswith(fix)
 
 
 def test_the_real_py_spy_is_asked_and_a_missing_or_hanging_one_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(permissions_tools, "SPY_S", 0.3)
+    monkeypatch.setattr(checks, "SPY_S", 0.3)
     fake = tmp_path / "py-spy"
     fake.write_text("#!/bin/sh\nexec sleep 60\n")
     fake.chmod(0o755)
-    assert check_spy(lambda: str(fake)).access is UNKNOWN
-    assert check_spy(lambda: "/no/such/py-spy").access is DENIED
-    assert check_spy(lambda: Missing("not here")).access is ABSENT
-    monkeypatch.setattr(permissions_tools, "SPY_S", 30.0)
+    assert checks.check_spy(lambda: str(fake)).access is UNKNOWN
+    assert checks.check_spy(lambda: "/no/such/py-spy").access is DENIED
+    assert checks.check_spy(lambda: Missing("not here")).access is ABSENT
+    monkeypatch.setattr(checks, "SPY_S", 30.0)
     fake.write_text("#!/bin/sh\necho py-spy 0.4.9\n")
-    assert check_spy(lambda: str(fake)).why == f"py-spy 0.4.9 at {fake}"
+    assert checks.check_spy(lambda: str(fake)).why == f"py-spy 0.4.9 at {fake}"
     if os.geteuid() == 0:
         fake.chmod(0o4755)
-        assert read_privileges(str(fake)) == "setuid root"
-    assert read_privileges("/no/such/py-spy") == ""
+        assert checks.read_privileges(str(fake)) == "setuid root"
+    assert checks.read_privileges("/no/such/py-spy") == ""
 
 
 @pytest.mark.parametrize(
@@ -329,13 +303,13 @@ def test_the_real_py_spy_is_asked_and_a_missing_or_hanging_one_is_said(tmp_path,
     ],
 )
 def test_whether_a_copy_reaches_the_clipboard(environment, tmux, access, fix):
-    check = judge_clipboard(environment, tmux)
+    check = checks.judge_clipboard(environment, tmux)
     assert (check.access, fix_of(check)) == (access, fix)
 
 
 def test_the_kernels_log_may_be_closed():
-    assert judge_log(131072, "sudo tpmon bundle 7").access is ALLOWED
-    closed = judge_log(Missing("Operation not permitted"), "sudo tpmon bundle 7")
+    assert checks.judge_log(131072, "sudo tpmon bundle 7").access is ALLOWED
+    closed = checks.judge_log(Missing("Operation not permitted"), "sudo tpmon bundle 7")
     assert (closed.access, fix_of(closed)) == (DENIED, "sudo tpmon bundle 7")
 
 
@@ -369,15 +343,15 @@ def test_a_check_that_hangs_or_fails_costs_itself_alone():
     def refuse():
         raise PermissionError(1, "Operation not permitted")
 
-    good = make_check("good", ALLOWED, "fine")
+    good = rules.make_check("good", ALLOWED, "fine")
     plans = (
-        Plan("hangs", hang, 0.3, needed=True),
-        Plan("fails", fail, 5.0),
-        Plan("refused", refuse, 5.0),
-        Plan("good", lambda: good, 5.0, needed=True),
+        checks.Plan("hangs", hang, 0.3, needed=True),
+        checks.Plan("fails", fail, 5.0),
+        checks.Plan("refused", refuse, 5.0),
+        checks.Plan("good", lambda: good, 5.0, needed=True),
     )
     begun = time.monotonic()
-    hung, failed, refused, last = run_plans(plans)
+    hung, failed, refused, last = checks.run_plans(plans)
     assert time.monotonic() - begun < 20
     assert (hung.access, hung.why, hung.needed) == (UNKNOWN, "no answer within 0.3 s", True)
     assert (failed.access, failed.why) == (UNKNOWN, "the check failed: ZeroDivisionError: by design")
@@ -415,9 +389,9 @@ def names_in_calls() -> Iterator[tuple[str, object]]:
 
 
 def test_the_table_of_names_is_that_of_the_checks_that_the_doctor_runs():
-    nvml = NvmlOnce(lambda: NOT_ASKED)
-    patient = CheckupSubject(os.getpid(), "train.py", "ada", (os.getpid(),), NOT_APPLICABLE, "")
-    plans = (*plan_machine(nvml, no_spy), *plan_job(patient, nvml, no_spy))
+    nvml = checks.NvmlOnce(lambda: NOT_ASKED)
+    patient = checks.CheckupSubject(os.getpid(), "train.py", "ada", (os.getpid(),), NOT_APPLICABLE, "")
+    plans = (*checks.plan_machine(nvml, no_spy), *checks.plan_job(patient, nvml, no_spy))
     assert sorted(plan.name for plan in plans) == sorted(CHECK_NAMES)
     assert {plan.name for plan in plans if plan.needed} == {"py-spy", "stacks", "stat", "environ", "fd"}
 
@@ -477,7 +451,7 @@ def test_a_refusal_fits_a_narrow_pane_and_the_doctor_does_not_point_to_itself(na
     assert len(reason) <= COLUMNS
     assert reason.endswith(f"(doctor: {name})")
     assert drop_pointers(f"PSS: {reason}; more") == "PSS: not permitted; more"
-    assert make_check(name, Access.DENIED, reason).why == NOT_PERMITTED
+    assert rules.make_check(name, Access.DENIED, reason).why == NOT_PERMITTED
 
 
 def test_what_no_check_explains_points_nowhere():
