@@ -307,13 +307,10 @@ def test_whether_a_copy_reaches_the_clipboard(environment, tmux, access, fix):
     assert (check.access, fix_of(check)) == (access, fix)
 
 
-def test_the_kernels_log_may_be_closed():
+def test_the_kernels_log_may_be_closed_and_of_it_what_concerns_a_training_is_kept():
     assert checks.judge_log(131072, "sudo tpmon bundle 7").access is ALLOWED
     closed = checks.judge_log(Missing("Operation not permitted"), "sudo tpmon bundle 7")
     assert (closed.access, fix_of(closed)) == (DENIED, "sudo tpmon bundle 7")
-
-
-def test_of_the_kernels_log_what_concerns_a_training_is_kept():
     log = (
         "<6>[    1.0] usb 1-1: new device\n"
         "<4>[  100.5] NVRM: Xid (PCI:0000:3b:00): 79, pid=4211, GPU has fallen off the bus.\n"
@@ -333,21 +330,14 @@ def test_of_the_kernels_log_what_concerns_a_training_is_kept():
 
 
 def test_a_check_that_hangs_or_fails_costs_itself_alone():
-    def hang():
-        time.sleep(30)
-        raise AssertionError("nobody waits for this")
-
-    def fail():
-        raise ZeroDivisionError("by design")
-
-    def refuse():
-        raise PermissionError(1, "Operation not permitted")
+    def fail(error):
+        raise error
 
     good = rules.make_check("good", ALLOWED, "fine")
     plans = (
-        checks.Plan("hangs", hang, 0.3, needed=True),
-        checks.Plan("fails", fail, 5.0),
-        checks.Plan("refused", refuse, 5.0),
+        checks.Plan("hangs", lambda: time.sleep(30), 0.3, needed=True),
+        checks.Plan("fails", lambda: fail(ZeroDivisionError("by design")), 5.0),
+        checks.Plan("refused", lambda: fail(PermissionError(1, "Operation not permitted")), 5.0),
         checks.Plan("good", lambda: good, 5.0, needed=True),
     )
     begun = time.monotonic()
@@ -428,10 +418,6 @@ def test_however_py_spy_ends_a_pane_without_stacks_names_their_line(outcome):
     assert failure.reason != drop_pointers(failure.reason)
 
 
-def test_stacks_without_a_thread_name_their_line():
-    assert explain_empty(Sampled(0, (), 0), b"[]") == "py-spy saw no Python thread (doctor: stacks)"
-
-
 @pytest.mark.parametrize("code", [0, 3, 4, 9, 12, 15, 18, 999])
 def test_a_pane_without_cards_names_the_line_of_nvml(code):
     board = Board(0)
@@ -454,6 +440,7 @@ def test_a_refusal_fits_a_narrow_pane_and_the_doctor_does_not_point_to_itself(na
     assert rules.make_check(name, Access.DENIED, reason).why == NOT_PERMITTED
 
 
-def test_what_no_check_explains_points_nowhere():
+def test_what_no_check_explains_points_nowhere_and_stacks_without_a_thread_name_their_line():
     assert say_refusal(FileNotFoundError(2, "No such file or directory"), "io") == "no such file or directory"
     assert say_refusal(OSError(), "io") == "refused"
+    assert explain_empty(Sampled(0, (), 0), b"[]") == "py-spy saw no Python thread (doctor: stacks)"

@@ -361,11 +361,6 @@ COMPLAINT = b"Permission Denied: Try running again\nError: Permission denied (os
 AS_ROOT = AccessStanding(Missing("no Yama"), 0, 1000, may_ptrace=True, gid=100, caller=Caller(0))
 
 
-def test_the_files_of_python_are_found_in_the_maps():
-    assert parse_pythons(MAPS) == ("/home/u/env/bin/python3.11", "/home/u/my env/lib/libpython3.11.so.1.0")
-    assert parse_pythons(b"") == ()
-
-
 @pytest.fixture
 def closed(monkeypatch):
     """Refuse to open every program and library of Python, as a FUSE mount does to root."""
@@ -394,15 +389,14 @@ def test_the_file_is_named_and_the_user_who_may_read_it(monkeypatch):
     assert failure.reason == f"not permitted: {refused.why} (doctor: stacks); {refused.fix}"
 
 
-def test_files_that_may_be_read_are_not_blamed(monkeypatch):
+def test_the_files_of_python_are_found_and_those_that_may_be_read_are_not_blamed(monkeypatch):
+    assert parse_pythons(MAPS) == ("/home/u/env/bin/python3.11", "/home/u/my env/lib/libpython3.11.so.1.0")
+    assert parse_pythons(b"") == ()
     monkeypatch.setattr(stack_refusal, "read_standing", lambda _pid, _proc: AS_ROOT)
     with child(NAP) as one:
         assert find_unreadable(one.pid) == ""
         assert "a sandbox forbids it although" in read_refusal(one.pid).why
     assert find_unreadable(one.pid) == ""
-
-
-def test_who_is_the_jobs_user_already_is_not_sent_to_itself():
-    own = AccessStanding(0, 1000, 1000, may_ptrace=False)
-    assert judge_file(own, "/x/python3", 7).fix == ""
-    assert judge_file(own, "/x/python3", 7).why == "py-spy may not read /x/python3 as uid 1000"
+    # Who is the job's user already is not sent to itself.
+    refusal = judge_file(AccessStanding(0, 1000, 1000, may_ptrace=False), "/x/python3", 7)
+    assert (refusal.why, refusal.fix) == ("py-spy may not read /x/python3 as uid 1000", "")

@@ -211,11 +211,17 @@ def parse_dump(data: bytes, inodes: set[int]) -> tuple[list[network.TcpSocket], 
     return network.parse_sockets(messages, inodes), len(messages), last
 
 
-def test_captured_dump_agrees_with_ss():
+def test_captured_dump_agrees_with_ss_and_a_sum_takes_the_newest_movement_and_adds_losses():
     (found,), seen, last = parse_dump(DUMP, {NEWER})
     assert found == network.TcpSocket(NEWER, "127.0.0.1", "127.0.0.1", 1352, 352, retransmits=0, unsent_bytes=2001920)
     assert (seen, last) == (2, True)
     assert parse_dump(DUMP, set()) == ([], 2, True), "those of others are counted and left out"
+    two = replace(found, last_sent_ms=40, last_received_ms=9000, retransmits=3, unsent_bytes=10)
+    total = network.sum_up([found, two])
+    assert (total.connections, total.last_send_s, total.last_receive_s) == (2, 0.04, 0.352)
+    assert (total.retransmits, total.unsent_bytes) == (3, 2001930)
+    none = network.sum_up([])
+    assert (none.connections, none.retransmits, none.last_send_s) == (0, 0, Missing("no connection"))
 
 
 def test_short_tcp_info_of_an_old_kernel_is_missing_not_zero():
@@ -260,16 +266,6 @@ def test_ipv6_and_mapped_addresses(raw, address):
     data = bytearray(DUMP)
     data[16], data[16 + 8 : 16 + 24] = socket.AF_INET6, raw
     assert parse_dump(bytes(data), {NEWER, 102526})[0][0].local_address == address
-
-
-def test_sum_takes_the_newest_movement_and_adds_losses():
-    (one,), _, _ = parse_dump(DUMP, {NEWER})
-    two = replace(one, last_sent_ms=40, last_received_ms=9000, retransmits=3, unsent_bytes=10)
-    total = network.sum_up([one, two])
-    assert (total.connections, total.last_send_s, total.last_receive_s) == (2, 0.04, 0.352)
-    assert (total.retransmits, total.unsent_bytes) == (3, 2001930)
-    none = network.sum_up([])
-    assert (none.connections, none.retransmits, none.last_send_s) == (0, 0, Missing("no connection"))
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_nothing_new_is_no_change_and_a_scan_is_made_every_five_seconds_and_no_m
     assert (watch.membership.members, len(looks)) == (before, 4)
 
 
-def test_a_respawn_at_the_end_of_an_epoch(watch):
+def test_a_respawn_at_the_end_of_an_epoch_and_an_elastic_restart_are_told(watch):
     watch.fake.remove(110)
     watch.add_worker(130)
     changes = watch.refresh()
@@ -99,6 +99,14 @@ def test_a_respawn_at_the_end_of_an_epoch(watch):
     assert (changes.born[0].role, changes.born[0].rank, changes.born[0].worker) == (Role.WORKER, 0, 0)
     assert watch.roles().keys() == {100, 101, 102, 120, 130}
     assert describe_changes(changes) == ("epoch respawn: 1 worker of rank 0 replaced",)
+    for pid in (101, 102, 120, 130):
+        watch.fake.remove(pid)
+    for rank in range(2):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+        watch.fake.add(201 + rank, 100, TRAIN, environ=place, torch=True)
+    changes = watch.refresh()
+    assert describe_changes(changes) == ("2 workers of 2 ranks ended", "elastic restart: 2 ranks replaced")
+    assert watch.membership.job.world_size == 2
 
 
 def test_what_the_thread_of_a_loop_starts_is_met_at_once(watch):
@@ -218,22 +226,17 @@ def test_members_stay_when_their_parent_dies_and_the_job_ends_with_its_last_memb
     assert (watch.membership.members, watch.membership.job.script) == ((), "train.py")
 
 
-def test_an_elastic_restart_replaces_ranks_under_their_launcher(watch):
-    for pid in (101, 102, 110, 120):
-        watch.fake.remove(pid)
-    for rank in range(2):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-        watch.fake.add(201 + rank, 100, TRAIN, environ=place, torch=True)
-    changes = watch.refresh()
-    assert describe_changes(changes) == ("2 workers of 2 ranks ended", "elastic restart: 2 ranks replaced")
-    assert watch.membership.job.world_size == 2
-
-
-def test_a_process_that_runs_another_program_is_read_again(watch):
+def test_a_process_that_names_itself_or_runs_another_program_is_read_again(watch):
     def read_stacks():
         return [one.identity.pid for one in dumpable(watch.membership.job) if one.role is Role.HELPER]
 
+    spawned = ("python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main()")
     start = watch.fake.now - 50
+    watch.fake.add(130, 101, spawned, name="python", start=start)
+    assert [member.role for member in watch.refresh().born] == [Role.WORKER], "before it names itself"
+    watch.fake.write_stat(130, 101, "pt_data_worker", threads=3, start=start)
+    assert [member.name for member in watch.refresh().changed] == ["pt_data_worker"]
+    assert watch.refresh() == Changes()
     watch.fake.add(140, 101, TRAIN, name="python", start=start)
     watch.fake.add(141, 101, ("ffmpeg", "-i", "x"))
     assert sorted(member.label for member in watch.refresh().born) == ["ffmpeg", "multiprocessing child"]
@@ -243,16 +246,6 @@ def test_a_process_that_runs_another_program_is_read_again(watch):
     changes = watch.refresh()
     assert [(member.identity.pid, member.label) for member in changes.changed] == [(140, "ffmpeg")]
     assert (changes.born, changes.gone, read_stacks()) == ((), (), [])
-
-
-def test_a_spawned_worker_is_one_before_it_names_itself(watch):
-    spawned = ("python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main()")
-    start = watch.fake.now - 50
-    watch.fake.add(140, 101, spawned, name="python", start=start)
-    assert [member.role for member in watch.refresh().born] == [Role.WORKER]
-    watch.fake.write_stat(140, 101, "pt_data_worker", threads=3, start=start)
-    assert [member.name for member in watch.refresh().changed] == ["pt_data_worker"]
-    assert watch.refresh() == Changes()
 
 
 def test_a_burst_of_births_is_met_in_portions(watch):

@@ -134,21 +134,16 @@ def test_what_the_reading_of_one_process_raises_is_its_reason(beside, monkeypatc
     assert "1 Python process could not be read and may be jobs too: IndexError" in " ".join(write_jobs(listed))
 
 
-def test_a_process_whose_place_in_a_job_cannot_be_told_is_counted_with_its_reason(beside, monkeypatch):
-    whole = survey.choose_root
-    monkeypatch.setattr(survey, "choose_root", lambda pid, sight: fail() if pid == 200 else whole(pid, sight))
-    listed = list_jobs(beside.proc)
-    assert [one.pid for one in listed.jobs] == [100]
-    assert (listed.unanswered, listed.unanswered_why[0][:11]) == (1, "IndexError:")
-
-
-def test_a_job_that_cannot_be_put_together_has_a_row_with_the_reason(beside, monkeypatch):
-    whole = survey.summarize
+def test_a_job_that_cannot_be_put_together_has_a_row_and_a_process_without_a_place_is_counted(beside, monkeypatch):
+    whole, root = survey.summarize, survey.choose_root
     monkeypatch.setattr(survey, "summarize", lambda job, proc: fail() if job.root.pid == 200 else whole(job, proc))
     sound, odd = list_jobs(beside.proc).jobs
     assert (sound.pid, sound.script, odd.pid, odd.script) == (100, "sound.py", 200, "odd.py")
-    assert isinstance(odd.ranks, Missing)
     assert odd.ranks.reason.startswith("IndexError: ")
+    monkeypatch.setattr(survey, "choose_root", lambda pid, sight: fail() if pid == 200 else root(pid, sight))
+    listed = list_jobs(beside.proc)
+    assert [one.pid for one in listed.jobs] == [100]
+    assert (listed.unanswered, listed.unanswered_why[0][:11]) == (1, "IndexError:")
 
 
 def test_the_only_job_is_found_beside_what_has_ended(beside):

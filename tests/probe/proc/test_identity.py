@@ -63,7 +63,7 @@ def test_stat_of_any_bytes_parses_or_is_refused(raw):
     assert parse_stat(STAT % b") R 1 (").name == ") R 1 ("
 
 
-def test_arguments_variables_of_interest_and_numbers_of_a_process_are_parsed():
+def test_arguments_variables_of_interest_numbers_and_counters_of_a_process_are_parsed():
     assert parse_cmdline(b"python\0-c\0\0x\xff\0") == ("python", "-c", "", "x�")
     assert parse_cmdline(b"") == ()
     data = b"RANK=1\0XRANK=2\0PATH=/bin\0NCCL_IB_HCA=mlx5=0\0OMP_NUM_THREADS=\0LD_RANK=3\0A=RANK=9\0KMP_BLOCKTIME=0"
@@ -71,6 +71,8 @@ def test_arguments_variables_of_interest_and_numbers_of_a_process_are_parsed():
     status = parse_status(b"Name:\tx\nTgid:\t40\nPid:\t41\nUid:\t1000\t1001\t1001\t1001\nNSpid:\t41\t8\t1\n")
     assert (status.thread_group, status.uid, status.ns_pids) == (40, 1001, (41, 8, 1))
     assert parse_status(b"Tgid:\t40\nUid:\t0\t0\t0\t0\n").ns_pids == (40,)
+    assert parse_io(IO) == Io(10, 20, 30, 40, 1), "what was asked, and what reached the device"
+    assert parse_schedstat(b"250145 180000 12\n") == SchedStat(250145, 180000, 12)
 
 
 @pytest.mark.parametrize(
@@ -206,22 +208,6 @@ def test_a_cut_line_is_refused_with_value_error(parse, raw):
 IO = b"rchar: 10\nwchar: 20\nsyscr: 1\nsyscw: 2\nread_bytes: 30\nwrite_bytes: 40\ncancelled_write_bytes: 5\n"
 
 
-def test_io_counts_what_was_asked_and_what_reached_the_device_and_schedstat_run_wait_slices():
-    assert parse_io(IO) == Io(10, 20, 30, 40, 1)
-    assert parse_schedstat(b"250145 180000 12\n") == SchedStat(250145, 180000, 12)
-
-
-def test_a_file_of_a_dead_process_raises_and_closes_once():
-    with child(IDLE) as one:
-        file = ProcFile(f"/proc/{one.pid}/stat")
-        assert b"python" in file.read()
-        one.kill()
-        with pytest.raises(ProcessLookupError):
-            file.read()
-        file.close()
-        file.close()
-
-
 def start_with_pid(pid: int) -> Child | None:
     """Start a child that has the given PID, None where the kernel does not give it."""
     for _ in range(20):
@@ -235,11 +221,13 @@ def start_with_pid(pid: int) -> Child | None:
     return None
 
 
-def test_a_cached_file_never_shows_the_next_process_with_its_pid():
+def test_a_cached_file_of_a_dead_process_raises_closes_once_and_never_shows_the_next_with_its_pid():
     with child(IDLE) as one:
         file = ProcFile(f"/proc/{one.pid}/stat")
-        file.read()
+        assert b"python" in file.read()
         one.kill()
+        with pytest.raises(ProcessLookupError):
+            file.read()
         try:
             heir = start_with_pid(one.pid)
         except OSError as error:  # the file's mode lets everybody write, the kernel asks for a capability
@@ -251,6 +239,7 @@ def test_a_cached_file_never_shows_the_next_process_with_its_pid():
                 file.read()
             assert read_stat(heir.pid).state in "SR"
         finally:
+            file.close()
             file.close()
             heir.close()
 
