@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cgroups import Tree
 from tests.children import child
 from tests.fake_proc import FakeProc
 from tests.permissions import ABSENT, ALLOWED, DENIED, UNKNOWN, fix_of, own
@@ -301,16 +302,13 @@ def test_cards_that_this_shell_does_not_see_are_looked_for_where_they_can_be():
 
 
 def test_a_job_in_no_control_group_misses_nothing_and_one_out_of_view_needs_the_hosts_namespace(tmp_path):
-    (tmp_path / "7").mkdir()
-    (tmp_path / "7" / "stat").write_text("7 (python) S 1\n")
-    (tmp_path / "7" / "cgroup").write_text("0::/\n")
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self" / "mountinfo").write_text("")
-    idle = check_groups((7,), str(tmp_path))
+    tree = Tree(tmp_path)
+    tree.process(7, "0::/\n")
+    idle = check_groups((7,), tree.proc)
     assert (idle.access, fix_of(idle)) == (ABSENT, "")
-    (tmp_path / "self" / "mountinfo").write_text("30 22 0:26 / /sys/fs/cgroup ro - cgroup2 cgroup rw,nsdelegate\n")
-    (tmp_path / "7" / "cgroup").write_text("0::/../other\n")
-    beside = check_groups((7,), str(tmp_path))
+    tree.mount("cg", "", version=2)
+    tree.process(7, "0::/../other\n")
+    beside = check_groups((7,), tree.proc)
     assert beside.access is ABSENT
     assert fix_of(beside) in (
         "",  # no engine is around this machine

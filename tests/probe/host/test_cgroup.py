@@ -132,8 +132,17 @@ def test_v2_reading_with_throttling_counted_at_the_parent_that_has_the_quota(tre
     assert throttled == (1.0, pytest.approx(1.25), "/pod")
 
 
-def test_a_data_set_that_is_read_again_and_lies_warm_in_the_cache_is_not_in_use(tree):
+def test_a_data_set_that_lies_warm_in_the_cache_is_not_in_use_and_of_equal_limits_the_outer_one_binds(tree):
     v2_job(tree)
+    for group in ("pod", "pod/c"):
+        tree.write(f"cg/{group}/memory.max", str(4 << 30))
+    v2_group(tree, "pod/c/leaf")
+    tree.process(7, "0::/pod/c/leaf\n")
+    reading = two_reads(tree, [7])
+    # Memory counts in the nearest group with the controller.
+    assert (reading.limit_source, reading.memory_source, reading.anon_bytes) == ("/pod", "/pod/c", 1416626176)
+    for group in ("pod", "pod/c"):
+        tree.write(f"cg/{group}/memory.max", "max\n")
     tree.write("cg/pod/c/memory.current", str(63 << 30))
     tree.write("cg/pod/c/memory.stat", f"anon {10 << 30}\ninactive_file {1 << 30}\nactive_file {50 << 30}\n")
     assert two_reads(tree, [7]).used_bytes == 12 << 30
@@ -156,16 +165,6 @@ def test_what_is_left_to_a_process_is_below_its_limit_and_on_the_machine(tree):
     assert read_memory_left(7, tree.proc) == Missing("this kernel does not tell MemAvailable:")
 
 
-def test_equal_limits_bind_at_the_outer_group_and_memory_counts_in_the_nearest_with_the_controller(tree):
-    v2_job(tree)
-    for group in ("pod", "pod/c"):
-        tree.write(f"cg/{group}/memory.max", str(4 << 30))
-    v2_group(tree, "pod/c/leaf")
-    tree.process(7, "0::/pod/c/leaf\n")
-    reading = two_reads(tree, [7])
-    assert (reading.limit_source, reading.memory_source, reading.anon_bytes) == ("/pod", "/pod/c", 1416626176)
-
-
 def test_job_in_the_root_has_no_group_and_takes_what_the_host_counts(tree):
     v2_job(tree)
     tree.write("proc/pressure/cpu", "some avg10=0 avg60=0 avg300=0 total=100\n")
@@ -186,17 +185,13 @@ def test_job_in_the_root_has_no_group_and_takes_what_the_host_counts(tree):
 def test_hidden_quota_shows_in_local_throttling(tree):
     v2_job(tree)
     tree.write("cg/cgroup.events", "populated 1\n")
-    reader = CgroupReader([7], tree.proc)
-    assert isinstance(reader.read(SECOND).throttled_ratio, Missing)
-    reader.close()
+    with closing(CgroupReader([7], tree.proc)) as reader:
+        assert isinstance(reader.read(SECOND).throttled_ratio, Missing)
     tree.write("cg/pod/c/cpu.stat.local", "throttled_usec 1000000\n")
     still = two_reads(tree, [7])
     assert (still.throttled_ratio, still.throttled_s) == (0.0, 0.0)
 
-    def throttle():
-        tree.write("cg/pod/c/cpu.stat.local", "throttled_usec 1700000\n")
-
-    throttled = two_reads(tree, [7], throttle)
+    throttled = two_reads(tree, [7], lambda: tree.write("cg/pod/c/cpu.stat.local", "throttled_usec 1700000\n"))
     assert throttled.throttled_s == pytest.approx(0.7)
     assert isinstance(throttled.throttled_ratio, Missing)
 
@@ -352,10 +347,8 @@ def test_hybrid_takes_limits_from_v1_and_pressure_from_v2(tree):
     tree.process(7, "3:cpu:/s\n1:name=systemd:/s\n0::/s\n")
     assert tree.budget(7).cores == 1.0
 
-    def wait_a_quarter():
-        tree.write("cg/unified/s/cpu.pressure", "some avg10=0 avg60=0 avg300=0 total=1250000\n")
-
-    reading = two_reads(tree, [7], wait_a_quarter)
+    later = "some avg10=0 avg60=0 avg300=0 total=1250000\n"
+    reading = two_reads(tree, [7], lambda: tree.write("cg/unified/s/cpu.pressure", later))
     assert (reading.psi_cpu_some_pct, reading.psi_source) == (pytest.approx(25.0), "/s")
     assert reading.psi_io_some_pct == Missing("this kernel does not have it")
 

@@ -5,10 +5,8 @@ import os
 import shutil
 import socket
 import struct
-import subprocess
-import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.children import Child
 from tests.waiting import wait_until
 from tpmon.model.known import Missing, is_known
 from tpmon.probe.host import network
@@ -165,18 +164,10 @@ def test_real_loopback_carries_what_is_sent(pair):
 @contextmanager
 def in_own_network():
     """Run a process in a network namespace of its own, or skip with the reason."""
-    program = "import ctypes\nif ctypes.CDLL(None, use_errno=True).unshare(0x40000000): raise SystemExit('refused')\nprint('in', flush=True)\ninput()"
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        if process.stdout.readline() != "in\n":
+    with closing(Child("say(ctypes.CDLL(None).unshare(0x40000000))\nhear()")) as one:
+        if one.hear() != "0":
             pytest.skip("not permitted to make a network namespace")
-        yield process.pid
-        process.stdin.close()
+        yield one.pid
 
 
 def test_real_namespace_of_the_target_is_the_one_that_is_read():

@@ -217,14 +217,11 @@ def test_a_restart_names_who_made_it_necessary():
     )
 
 
-def test_oom_kills_of_the_past_and_of_another_place_are_not_new():
+def test_oom_kills_of_the_past_and_of_another_place_are_not_new_and_one_counts_before_its_victim_is_gone():
     kills = OomKills()
     looks = [("/job", 3), ("/job", 3), ("/job", 5), ("host", 90), ("host", 91), ("/job", 5), ("/job", 4)]
     looks += [("/job", Missing("gone")), ("/job", 6)]
     assert [kills.count_new(*look, now_ns=0) for look in looks] == [0, 0, 2, 0, 1, 0, 0, 0, 2]
-
-
-def test_a_kill_is_counted_before_its_victim_is_gone():
     kills = OomKills()
     for look in ((0, 0), (1, 0), (1, DYING_NS - 1)):
         kills.count_new("/job", *look)

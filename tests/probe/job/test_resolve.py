@@ -1,8 +1,6 @@
 """Which processes make a job, who is waited for, and what is said of PIDs that belong to none."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -311,11 +309,7 @@ def test_what_will_be_no_training_job_is_not_waited_for(fake):
     fake.add(61, 1, ("vim", "train.py"))
     fake.add(62, 1, ("sh", "start.sh"), start=fake.now)
     fake.add(63, 1, ("torchrun", "train.py"))
-    kinds = {}
-    for pid in (60, 61, 62, 63, 64):
-        with pytest.raises(NoTargetError) as caught:
-            find_job(pid, fake.proc)
-        kinds[pid] = isinstance(caught.value, StartingError)
+    kinds = {pid: isinstance(refusal(pid, fake.proc), StartingError) for pid in (60, 61, 62, 63, 64)}
     assert kinds == {60: False, 61: False, 62: True, 63: True, 64: False}
 
 
@@ -390,22 +384,17 @@ def test_the_process_of_the_container_is_named_before_the_jobs_below_our_own(fak
 
 
 def test_a_target_that_may_not_be_read_is_refused_with_the_way_out(tmp_path):
-    look = (
-        "import os, sys\n"
-        "from tpmon.errors import NotPermittedError\n"
-        "from tpmon.probe.job.resolve import find_job\n"
-        "os.geteuid() or os.setuid(65534)\n"
-        "try:\n    find_job(int(sys.argv[1]))\n"
-        "except NotPermittedError as error:\n    print(error.exit_code.value, error.what, error.try_this)\n"
-    )
-    with child(HOLD_TORCH, str(tmp_path), *(() if os.geteuid() == 0 else ("hide",))) as target:
-        said = subprocess.run(
-            [sys.executable, "-c", look, str(target.pid)], capture_output=True, text=True, timeout=30, check=False
-        )
-        assert said.stdout.startswith("4 process"), said.stderr
-        assert f"tpmon attach {target.pid}" in said.stdout
-        if os.geteuid() == 0:
-            assert "belongs to user root" in said.stdout
+    root = os.geteuid() == 0
+    with child(HOLD_TORCH, str(tmp_path), *(() if root else ("hide",))) as one:
+        if root:
+            what, try_this = ask_as_another(one.pid)[0]
+            assert "belongs to user root" in what
+        else:
+            error = refusal(one.pid, "/proc")
+            what, try_this = error.what, error.try_this
+            assert error.exit_code is ExitCode.NOT_PERMITTED
+        assert what.startswith("process")
+        assert f"tpmon attach {one.pid}" in try_this
 
 
 FAMILY = (

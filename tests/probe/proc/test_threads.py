@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -268,30 +269,24 @@ def test_reading_is_safe_while_this_process_itself_starts_threads(watch):
 SECOND = 1_000_000_000
 
 
-class Clock:
-    """Count the readings that were taken: ``now`` is called right at each."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self) -> int:
-        self.calls += 1
-        return time.monotonic_ns()
+def count_readings() -> Mock:
+    """Give a clock that counts the readings that were taken: it is asked right at each."""
+    return Mock(side_effect=time.monotonic_ns)
 
 
 @pytest.mark.parametrize(("moved", "skip"), [(False, False), (True, True)])
 def test_a_quiet_or_shed_process_is_read_at_least_every_fifth_tick(watch, moved, skip):
     with child("say('up'); hear()") as one:
-        threads, clock = watch(one.pid), Clock()
+        threads, clock = watch(one.pid), count_readings()
         threads.read(clock, 1, moved=True, skip=False)
         threads.read(clock, 1, moved=moved, skip=False)
-        gap, gaps, taken = 0, [], clock.calls
+        gap, gaps, taken = 0, [], clock.call_count
         for _ in range(4 * QUIET_TICKS):
             threads.read(clock, 1, moved=moved, skip=skip)
             gap += 1
-            if clock.calls > taken:
+            if clock.call_count > taken:
                 gaps.append(gap)
-                gap, taken = 0, clock.calls
+                gap, taken = 0, clock.call_count
     assert gaps
     assert max(gaps) <= QUIET_TICKS
     assert sum(gaps) / len(gaps) > 2, "quiet processes are read less often"
@@ -300,24 +295,24 @@ def test_a_quiet_or_shed_process_is_read_at_least_every_fifth_tick(watch, moved,
 @pytest.mark.parametrize("reason", ["moved", "more threads"])
 def test_a_quiet_process_is_read_at_once_when_it_moves_or_grows(watch, reason):
     with child("say('up'); hear()") as one:
-        threads, clock = watch(one.pid), Clock()
+        threads, clock = watch(one.pid), count_readings()
         for _ in range(3):
             threads.read(clock, 1, moved=False, skip=False)
-        before = clock.calls
+        before = clock.call_count
         threads.read(clock, 2 if reason == "more threads" else 1, moved=reason == "moved", skip=False)
-        assert clock.calls == before + 1
+        assert clock.call_count == before + 1
 
 
 def test_quiet_processes_are_not_all_read_in_the_same_tick(watch, tmp_path):
     """137 processes at once are a spike of 30 ms every fifth second."""
     read_in = []
     for pid in range(50, 50 + QUIET_TICKS):
-        threads, clock = Written(watch, tmp_path, pid).put((pid, "1000 0 5")).threads, Clock()
+        threads, clock = Written(watch, tmp_path, pid).put((pid, "1000 0 5")).threads, count_readings()
         threads.read(clock, 1, moved=True, skip=False)
         threads.read(clock, 1, moved=False, skip=False)
-        assert clock.calls == 2, "the second tick gives the first rates"
+        assert clock.call_count == 2, "the second tick gives the first rates"
         tick = 2
-        while clock.calls == 2:
+        while clock.call_count == 2:
             threads.read(clock, 1, moved=False, skip=False)
             tick += 1
         read_in.append(tick)
