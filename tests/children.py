@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 _PRELUDE = """
 import ctypes, hashlib, os, signal, sys, threading, time
@@ -80,9 +80,6 @@ class Child:
 @contextmanager
 def child(code: str, *arguments: str) -> Iterator[Child]:
     """Start a child that runs ``code`` after the prelude, wait for its first line, and end it."""
-    one = Child(code, *arguments)
-    try:
+    with closing(Child(code, *arguments)) as one:
         assert one.hear(), "the child did not start"
         yield one
-    finally:
-        one.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -64,11 +65,8 @@ say(json.dumps([refusal, to_plain(list_jobs())]))
 
 
 def ask_as_another(pid: int) -> tuple[list[str], dict[str, Any]]:
-    one = Child(AS_ANOTHER, str(pid), *sys.path)
-    try:
+    with closing(Child(AS_ANOTHER, str(pid), *sys.path)) as one:
         refusal, jobs = json.loads(one.hear())
-    finally:
-        one.close()
     return refusal, jobs
 
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.children import child
+from tests.children import Child, child
 from tests.dumps import IN_LOCK, make_rank, make_worker
 from tests.frames import NOW
 from tests.hanging import conclude, run, stand
@@ -230,16 +231,13 @@ def test_unreadable_log_says_why_and_keeps_its_age(logged):
     say(process, "secret")
     log.chmod(0)
     if os.access(log, os.R_OK):
-        program = (
-            "import os, sys; sys.path.insert(0, sys.argv[2])\n"
-            "from tpmon.probe.host.output import OutputReader\n"
-            "os.setuid(65534); print(OutputReader().read([int(sys.argv[1])]))"
-        )
-        seen = subprocess.run(
-            [sys.executable, "-c", program, str(process.pid), os.getcwd()], capture_output=True, text=True, check=False
-        )
-        assert "not permitted (doctor: fd)" in seen.stdout, seen.stderr
-        assert "secret" not in seen.stdout
+        program = "sys.path[:0] = sys.argv[2:]\nfrom tpmon.probe.host.output import OutputReader\nos.setuid(65534)\n"
+        with closing(
+            Child(f"{program}say(OutputReader().read([int(sys.argv[1])]))", str(process.pid), *sys.path)
+        ) as one:
+            seen = one.hear()
+        assert "not permitted (doctor: fd)" in seen
+        assert "secret" not in seen
     else:
         (sample,) = output.OutputReader().read([process.pid])
         assert (sample.size_bytes, sample.lines) == (Missing("not readable: the file itself does not permit it"), ())
@@ -378,19 +376,14 @@ def start_workers(frames: list[Frame], ago_s: float) -> list[Frame]:
     return [replace(frame, processes=tuple(map(start, frame.processes))) for frame in frames]
 
 
-def test_what_this_process_has_open_for_writing_is_listed_and_what_it_reads_is_not(tmp_path):
-    log, data = tmp_path / "events", tmp_path / "data"
+def test_of_what_is_open_for_writing_the_newest_is_told_and_no_network_file_system_is_asked(tmp_path, monkeypatch):
+    old, new, data = tmp_path / "old", tmp_path / "new", tmp_path / "data"
     data.write_text("x")
-    with log.open("w") as one, data.open() as other:
+    with old.open("w") as first, new.open("w") as second, data.open() as other:
         listed = dict(output.list_written(os.getpid()))
-        assert listed[one.fileno()] == str(log)
-        assert other.fileno() not in listed
+        assert listed[first.fileno()] == str(old)
+        assert other.fileno() not in listed, "it is only read"
         assert not any(path.startswith(("/dev/", "pipe:", "socket:")) for path in listed.values())
-
-
-def test_the_newest_file_is_told_and_no_network_file_system_is_asked(tmp_path, monkeypatch):
-    old, new = tmp_path / "old", tmp_path / "new"
-    with old.open("w") as first, new.open("w") as second:
         if read_mount(os.getpid(), first.fileno(), "/proc")[1] not in output.LOCAL:
             pytest.skip("the folder of this test is on no local file system")
         later = 2_000_000_000

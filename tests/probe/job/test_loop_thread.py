@@ -172,10 +172,14 @@ def test_the_thread_of_the_loop_is_remembered(loops, run):
         assert loops.said(ME) == tid
 
 
-def test_neither_a_thread_of_autograd_nor_one_of_a_process_that_is_gone_is_the_loop(loops, tmp_path):
+def test_neither_a_thread_of_autograd_nor_one_that_proc_does_not_have_is_the_loop(loops, tmp_path):
     assert loops.learn(Identity(5, 1), [stack(5, MAIN, JOIN), stack(LOOP, TRAIN, STEP)], 0) == 5
     (tmp_path / f"{PID}/task/{LOOP}/comm").write_text("pt_autograd_0\n")
     assert loops.learn(ME, TRAINS, 0) == PID
+    own = os.getpid()
+    assert read_loop(own, stack(own)) == Loop(LoopThread(own, ""), own)
+    assert read_loop(own, stack(1 << 22)) is NOT_APPLICABLE
+    assert read_loop(1 << 22, stack(1 << 22)) is NOT_APPLICABLE
 
 
 def test_a_thread_that_has_the_address_of_one_that_ended_is_another(loops, tmp_path, monkeypatch):
@@ -242,7 +246,7 @@ def dump_kinds(one):
     return {thread.tid: thread.kind for thread in Dumper([one]).read_round().processes[0].threads}
 
 
-def test_a_dump_takes_the_thread_that_trains_for_the_main_one_and_leaves_it_to_those_who_know_it(threaded):
+def test_a_dump_takes_the_thread_that_trains_for_the_main_one_or_the_one_that_is_known(threaded):
     one, tid = threaded
     kinds = dump_kinds(member(one.pid))
     assert (kinds[tid], kinds[one.pid]) == (ThreadKind.MAIN, ThreadKind.OTHER)
@@ -251,10 +255,7 @@ def test_a_dump_takes_the_thread_that_trains_for_the_main_one_and_leaves_it_to_t
     main = replace(member(one.pid), is_loop_told=True)
     assert dump_kinds(main)[one.pid] is ThreadKind.MAIN
     assert dump_kinds(replace(main, loop=loop_of(1 << 22)))[tid] is ThreadKind.MAIN
-
-
-def test_where_no_stack_comes_the_thread_that_is_known_is_read(threaded):
-    one, tid = threaded
+    # Also where no stack comes.
     threads = read_threads(one.pid, Role.RANK, Missing("not asked"), loop_tid=tid)
     (first,) = [look for look in threads.looks if look.kind is ThreadKind.MAIN]
     assert (first.tid, first.frames) == (tid, Missing("not asked"))
@@ -319,13 +320,6 @@ def test_looks_go_to_the_thread_that_trains(threaded):
     probe.stop()
     for thread in probe._threads.values():
         thread.close()
-
-
-def test_a_number_that_proc_does_not_have_is_no_thread():
-    me = os.getpid()
-    assert read_loop(me, stack(me)) == Loop(LoopThread(me, ""), me)
-    assert read_loop(me, stack(1 << 22)) is NOT_APPLICABLE
-    assert read_loop(1 << 22, stack(1 << 22)) is NOT_APPLICABLE
 
 
 @pytest.mark.long

@@ -74,11 +74,9 @@ def victim(odd_folder):
     with start_odd(odd_folder):
         with patch.dict(os.environ, place_of_rank(0)):  # its other ranks are looked for on all the machine
             one = Child(HOLD_TORCH, str(odd_folder))
-        try:
+        with closing(one):
             assert one.hear() == "ready"
             yield one.pid
-        finally:
-            one.close()
 
 
 COMMANDS = [("ps",), ("attach", "--once"), ("attach", "--once", "--json"), ("dump",), ("doctor",)]

@@ -1,6 +1,7 @@
 """Which processes make a job, who is waited for, and what is said of PIDs that belong to none."""
 
 import os
+from contextlib import closing
 
 import pytest
 
@@ -420,14 +421,8 @@ hear()
 
 @needs_root
 def test_a_worker_that_may_not_be_read_names_its_rank_that_may(tmp_path):
-    one = Child(FAMILY, str(tmp_path))
-    try:
+    with closing(Child(FAMILY, str(tmp_path))) as one:
         worker = int(one.hear())
-        refusal, _ = ask_as_another(worker)
-        assert refusal == [
-            f"process {worker} may not be read by this user, but {one.pid} of the same job may",
-            f"tpmon attach {one.pid}",
-        ]
+        told = f"process {worker} may not be read by this user, but {one.pid} of the same job may"
+        assert ask_as_another(worker)[0] == [told, f"tpmon attach {one.pid}"]
         assert ask_as_another(one.pid)[0] == []
-    finally:
-        one.close()

@@ -7,7 +7,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -118,15 +118,11 @@ def test_a_fifo_is_named_with_its_mount(name, code, tmp_path):
 
 
 def test_a_fifo_that_another_process_writes_names_that_process(tmp_path):
-    path = str(tmp_path / "fifo")
+    path = tmp_path / "fifo"
     os.mkfifo(path)
-    writer = os.open(path, os.O_RDWR)
-    try:
-        with blocked("f = os.open(sys.argv[1], os.O_RDONLY)\ndef block():\n os.read(f, 1)", path) as one:
-            target = target_of(one.pid)
-            assert [end.pid for end in target.others] == [os.getpid()]
-    finally:
-        os.close(writer)
+    reads = "f = os.open(sys.argv[1], os.O_RDONLY)\ndef block():\n os.read(f, 1)"
+    with path.open("r+b", buffering=0), blocked(reads, str(path)) as one:
+        assert [end.pid for end in target_of(one.pid).others] == [os.getpid()]
 
 
 def test_standard_input_names_who_should_type():
@@ -180,8 +176,7 @@ say("up")
 block()
 """
     client = "s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\ndef block():\n s.recv(1)"
-    one = Child(server)
-    try:
+    with closing(Child(server)) as one:
         port = one.hear()
         listens = target_of(one.pid)
         assert listens.peer == f"127.0.0.1:{port} (listens)"
@@ -193,8 +188,6 @@ block()
             assert [(end.pid, end.name) for end in target.others] == [(one.pid, "rank 0")]
             back = target_of(one.pid)
             assert [end.pid for end in back.others] == [two.pid]
-    finally:
-        one.close()
 
 
 def test_a_unix_socket_names_its_path_and_who_has_the_other_end(tmp_path):
