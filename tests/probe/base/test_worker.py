@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cgroups import Tree
 from tests.waiting import wait_until
 from tpmon.cli import main, tell_failure
 from tpmon.errors import ExitCode, UsageError
@@ -224,9 +223,8 @@ def no_thread(monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", refuse)
 
 
-def test_the_fullest_group_is_named_with_the_limit_of_the_user_or_else_the_machine(tmp_path, monkeypatch):
+def test_the_fullest_group_is_named_with_the_limit_of_the_user_or_else_the_machine(tree, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (4096, 4096))
-    tree = Tree(tmp_path)
     tree.mount("cg", "", version=2)
     for group, current, most in (("pod", 512, "512"), ("pod/main", 500, "1000"), ("pod/main/sh", 3, "max")):
         tree.write(f"cg/{group}/cgroup.events", "")

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cgroups import Tree
 from tests.children import child
-from tests.fake_proc import FakeProc
 from tests.permissions import ABSENT, ALLOWED, DENIED, UNKNOWN, fix_of, own
 from tpmon.model.dump import DumpError, DumpRound, ErrorKind
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
@@ -109,18 +107,17 @@ def test_why_a_file_may_not_be_read(standing, why, fix):
     assert standing.own_uid or "sudo" not in said[1]
 
 
-def test_a_fake_process_tells_what_decides(tmp_path):
-    proc = FakeProc(tmp_path / "proc")
-    proc.add(50, 1, ("python", "train.py"), uid=4711)
-    (proc.path / "self").mkdir()
-    (proc.path / "self" / "status").write_bytes(own().status)
-    (proc.path / "sys" / "kernel" / "yama").mkdir(parents=True)
-    (proc.path / "sys" / "kernel" / "yama" / "ptrace_scope").write_text("2\n")
-    standing = read_standing(50, proc.proc)
+def test_a_fake_process_tells_what_decides(fake):
+    fake.add(50, 1, ("python", "train.py"), uid=4711)
+    (fake.path / "self").mkdir()
+    (fake.path / "self" / "status").write_bytes(own().status)
+    (fake.path / "sys" / "kernel" / "yama").mkdir(parents=True)
+    (fake.path / "sys" / "kernel" / "yama" / "ptrace_scope").write_text("2\n")
+    standing = read_standing(50, fake.proc)
     assert (standing.ptrace_scope, standing.uid, standing.may_ptrace) == (2, 4711, False)
     # The files belong to whoever runs this test, as those of a process that protects itself belong to root.
-    assert read_dumpable(50, proc.proc) is False
-    assert not is_known(read_dumpable(51, proc.proc))
+    assert read_dumpable(50, fake.proc) is False
+    assert not is_known(read_dumpable(51, fake.proc))
 
 
 HOST = "node-07"
@@ -301,8 +298,7 @@ def test_cards_that_this_shell_does_not_see_are_looked_for_where_they_can_be():
     assert not is_known(list_minors(fail(12)))
 
 
-def test_a_job_in_no_control_group_misses_nothing_and_one_out_of_view_needs_the_hosts_namespace(tmp_path):
-    tree = Tree(tmp_path)
+def test_a_job_in_no_control_group_misses_nothing_and_one_out_of_view_needs_the_hosts_namespace(tree):
     tree.process(7, "0::/\n")
     idle = check_groups((7,), tree.proc)
     assert (idle.access, fix_of(idle)) == (ABSENT, "")

@@ -32,11 +32,6 @@ from tpmon.probe.proc.counters import ProcFile
 DATA = Path(__file__).parents[2] / "data" / "cgroup"
 
 
-@pytest.fixture
-def tree(tmp_path):
-    return Tree(tmp_path)
-
-
 def v1_job(tree: Tree) -> None:
     tree.mount("cg/cpu", "cpu")
     tree.write("cg/cpu/release_agent", "")

@@ -11,7 +11,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.children import Child, child
-from tests.fake_proc import FakeProc
 from tpmon.model.known import Missing
 from tpmon.probe.base.procread import (
     PAGE_BYTES,
@@ -177,18 +176,12 @@ def test_where_no_thread_may_be_started_nothing_is_read_and_nothing_stays_blocke
     assert read_each((6, 7), lambda pid: pid, blocked=blocked) == {6: 6, 7: 7}
 
 
-@pytest.fixture
-def fake(tmp_path):
-    """Give a job of which the command line of 102 blocks its reader, as on a stuck mmap lock."""
-    fake = FakeProc(tmp_path / "proc")
+def test_a_process_whose_memory_does_not_answer_keeps_its_name_and_threads(fake):
+    """The command line of 102 blocks its reader, as on a stuck mmap lock."""
     fake.add_torchrun(100, ranks=1)
     fake.add(102, 100, ("python", "train.py"), environ={"RANK": "1"}, torch=True, threads=("pt_autograd_0",))
     (fake.path / "102" / "cmdline").unlink()
     os.mkfifo(fake.path / "102" / "cmdline")
-    return fake
-
-
-def test_a_process_whose_memory_does_not_answer_keeps_its_name_and_threads(fake):
     facts = read_all_facts([read_stat(pid, fake.proc) for pid in (101, 102)], fake.proc, each_s=0.2)
     assert facts[102].environ == Missing("no answer within 0.2 s")
     assert (facts[102].python, facts[102].torch, facts[101].argv[2]) == (True, True, "train.py")

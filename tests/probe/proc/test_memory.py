@@ -1,7 +1,6 @@
 """Ration PSS, in turn and never of large processes; fit growth that one outlier does not move."""
 
 import os
-import threading
 import time
 
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 
 from tests.children import child
 from tests.frames import make_process
-from tests.waiting import wait_until
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.probe.base.procread import PAGE_BYTES, read_stat
@@ -200,17 +198,6 @@ def test_pss_of_real_processes_that_share_is_less_than_their_rss():
         pss = ration.latest(process)
         assert 12 * MIB < pss.pss_bytes < rss - 8 * MIB
         assert ration.latest(absent) == Missing("PSS: no such file or directory")
-
-
-def test_the_thread_ends_when_it_is_asked_to():
-    def threads():
-        return [thread for thread in threading.enumerate() if thread.name == "tpmon-pss"]
-
-    ration = memory.PssRation()
-    ration.source.start()
-    assert threads()
-    ration.source.stop()
-    assert wait_until(lambda: not threads())
 
 
 SERIES = st.lists(st.floats(-1e9, 1e9), min_size=3, max_size=30)

@@ -22,11 +22,6 @@ V1, V2 = "docker/0123", "system.slice/train.service"
 """Groups as Docker and systemd make them."""
 
 
-@pytest.fixture
-def tree(tmp_path):
-    return Tree(tmp_path)
-
-
 def freeze_v1(tree: Tree, group: str, *, own: bool, frozen: bool = True) -> None:
     """Write what a group of v1 says that was frozen itself, or of which one above was."""
     tree.write(f"cg/freezer/{group}/freezer.state", "FROZEN\n" if frozen else "THAWED\n")

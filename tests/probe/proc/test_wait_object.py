@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.children import Child, child
-from tests.fake_proc import FakeProc
 from tests.waiting import wait_until
 from tests.waits import wait_of
 from tpmon.model.dump import OtherEnd, ThreadLook, WaitKind, WaitTarget
@@ -190,8 +189,9 @@ block()
             assert [end.pid for end in back.others] == [two.pid]
 
 
-def test_a_unix_socket_names_its_path_and_who_has_the_other_end(tmp_path):
-    path = str(tmp_path / "s")
+def test_a_unix_socket_names_its_path_and_who_has_the_other_end(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a long path would be cut
+    path = "socket"
     server = "s = socket.socket(socket.AF_UNIX)\ns.bind(sys.argv[1])\ns.listen()\ndef block():\n s.accept()[0].recv(1)"
     client = "s = socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])\ndef block():\n s.recv(1)"
     with blocked(server, path) as one, blocked(client, path) as two:
@@ -353,15 +353,14 @@ def test_calls_have_names_and_some_a_descriptor_or_an_epoll_with_several():
     assert parse_epoll(b"") == ()
 
 
-def test_a_child_in_a_container_is_named_by_its_number_here(tmp_path):
+def test_a_child_in_a_container_is_named_by_its_number_here(fake):
     """A rank in a PID namespace of its own waits for process 8 of that namespace."""
-    fake = FakeProc(tmp_path / "proc")
     fake.add(7, 1, ("python", "other.py"))
     fake.add(8, 1, ("sshd",))
     fake.add(100, 1, ("python", "train.py"), inside=(7,))
     fake.add(101, 100, ("cc1plus",), inside=(8,))
-    (tmp_path / "proc" / "8" / "comm").write_text("sshd\n")
-    (tmp_path / "proc" / "101" / "comm").write_text("cc1plus\n")
+    for pid, name in ((8, "sshd"), (101, "cc1plus")):
+        (fake.path / str(pid) / "comm").write_text(f"{name}\n")
 
     def target(pid, child):
         call = Syscall(61, (child, 0, 0), 0)
