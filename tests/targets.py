@@ -12,15 +12,7 @@ import pytest
 
 from tests.children import MAP_TORCH, Child
 from tpmon.errors import TpmonError
-from tpmon.model.process import Role
-from tpmon.probe.job.job import Job
 from tpmon.probe.job.resolve import find_job
-
-RANK, WORKER, LAUNCHER, HELPER = Role.RANK, Role.WORKER, Role.LAUNCHER, Role.HELPER
-
-
-def ranks(job: Job) -> dict[int, object]:
-    return {member.identity.pid: member.rank for member in job.members if member.role is RANK}
 
 
 def refusal(pid: int, proc: str) -> TpmonError:

@@ -54,11 +54,8 @@ def test_v1_reading(tree):
         stat = (DATA / "v1_cpu.stat").read_text()
         stat = stat.replace("nr_periods 162", "nr_periods 172").replace("nr_throttled 160", "nr_throttled 168")
         tree.write("cg/cpu/a/cpu.stat", stat.replace("13861270179", "14361270179"))
-        memory = (DATA / "v1_memory.stat").read_text()
-        tree.write(
-            "cg/memory/a/b/memory.stat",
-            memory.replace("total_workingset_refault_file ", "total_workingset_refault_file 1"),
-        )
+        memory, refaulted = (DATA / "v1_memory.stat").read_text(), "total_workingset_refault_file "
+        tree.write("cg/memory/a/b/memory.stat", memory.replace(refaulted, f"{refaulted}1"))
 
     before = dict(line.split() for line in (DATA / "v1_memory.stat").read_text().splitlines())
     reading = two_reads(tree, [7], throttle)

@@ -26,10 +26,8 @@ from tpmon.probe.job.job import Member
 
 QUIET = Changes()
 UNREAD = Missing("reaped")
-GROUP = CgroupReading(
-    **dict.fromkeys(CgroupReading.__dataclass_fields__, UNREAD)
-    | {"memory_source": "/job", "limit_source": "/job", "oom_kills": 0}
-)
+PLACED = {"memory_source": "/job", "limit_source": "/job", "oom_kills": 0}
+GROUP = CgroupReading(**dict.fromkeys(CgroupReading.__dataclass_fields__, UNREAD) | PLACED)
 
 
 @pytest.mark.parametrize(
@@ -78,10 +76,8 @@ def test_a_stop_and_its_end_are_one_event_each_and_a_freeze_is_told_with_its_gro
     assert tell(teller, processes=[stopped, make_worker()]) == []
     both = [stopped, make_worker(4221, 0, state="T")]
     assert tell(teller, processes=both) == ["worker 0 (4221) of rank 0 stopped by a signal"]
-    assert tell(teller, processes=[make_process(), make_worker(4221, 0)]) == [
-        "worker 0 (4221) of rank 0 running again",
-        "rank 0 (4211) running again",
-    ]
+    again = ["worker 0 (4221) of rank 0 running again", "rank 0 (4211) running again"]
+    assert tell(teller, processes=[make_process(), make_worker(4221, 0)]) == again
     assert tell(teller, processes=[make_process(), make_worker(4221, 0)]) == []
     frozen = make_process(state="D", frozen=Freezer(1, "/train", "/sys/fs/cgroup/freezer/train"))
     assert tell(teller, processes=[frozen]) == ["rank 0 (4211) frozen by control group /train"]
@@ -191,12 +187,6 @@ def test_the_end_of_a_job_is_that_of_its_root_and_of_who_failed_before(ends, sto
     assert (ends.describe(), ends.outcome) == (how, outcome)
 
 
-def test_an_oom_kill_is_named_with_its_proof(ends):
-    ends.add(gone((rank(0), KILL)), 0, oom_kills=1)
-    ends.add(gone((LAUNCHER, EXIT_1)), 0)
-    assert ends.describe() == "exit 1, after rank 0 (101): SIGKILL; OOM kill counted in its control group"
-
-
 @pytest.mark.parametrize(("after_ns", "outcome"), [(OUTLIVED_NS, FAILED), (OUTLIVED_NS + 1, UNKNOWN)])
 def test_a_failure_that_the_job_outlived_for_long_is_not_its_end(ends, after_ns, outcome):
     for now_ns, changes in ((7, gone((rank(1), KILL))), (8, Changes()), (7 + after_ns, gone((LAUNCHER, UNREAD)))):
@@ -230,11 +220,15 @@ def test_oom_kills_of_the_past_and_of_another_place_are_not_new_and_one_counts_b
     assert kills.count_recent(DYING_NS - 1) == 0
 
 
-def test_each_end_is_told_with_its_signal(ends):
+def test_each_end_is_told_with_its_signal_and_an_oom_kill_with_its_proof(ends):
     told = ends.add(gone((worker(0), KILL), (rank(0), 0)), 0)
     assert [(end.outcome, end.signal, end.how) for end in told] == [
         *((FAILED, "SIGKILL", "SIGKILL"), (WELL, NOT_APPLICABLE, "exit 0"))
     ]
+    killed = MemberEnds(LAUNCHER.identity)
+    killed.add(gone((rank(0), KILL)), 0, oom_kills=1)
+    killed.add(gone((LAUNCHER, EXIT_1)), 0)
+    assert killed.describe() == "exit 1, after rank 0 (101): SIGKILL; OOM kill counted in its control group"
 
 
 def test_ranks_without_their_launchers_word_ended_as_the_worst_of_them(ends):

@@ -16,7 +16,6 @@ from tests.command_line import call
 from tests.fake_proc import FakeProc
 from tests.members import member
 from tests.odd_processes import HUGE, ODD, start_odd
-from tests.probe.collect.test_population import member_of
 from tests.targets import HOLD_TORCH, place_of_rank, refusal
 from tests.waiting import wait_until
 from tpmon.errors import NoTargetError
@@ -268,7 +267,7 @@ def test_thousands_of_memfds_of_that_name_are_not_all_looked_at(monkeypatch):
     monkeypatch.setattr(hook, "_map", look)
     code = f"import os; held = [os.memfd_create({hook.wire.TELEMETRY_NAME!r}) for _ in range(300)]"
     with child(f"{code}; say(held[-1]); hear()") as one:
-        process = Identity(one.pid, member_of(one.pid).identity.start_ticks)
+        process = Identity(one.pid, member(one.pid).identity.start_ticks)
         assert hook.StepReader().read_steps([process]) == {process: Missing(hook.NO_HOOK)}
         newest = max(map(int, os.listdir(f"/proc/{one.pid}/fd")))
     assert len(looks) == 64
@@ -301,7 +300,7 @@ def test_one_member_that_cannot_be_read_is_counted_with_its_reason(monkeypatch):
     whole = ProcessProbe.read
 
     with child("say('up'); hear()") as one, child("say('up'); hear()") as other:
-        members = [member_of(one.pid), member_of(other.pid)]
+        members = [member(one.pid), member(other.pid)]
 
         def read(self, *given, **named):
             return fail_in_words() if self.pid == one.pid else whole(self, *given, **named)

@@ -7,18 +7,7 @@ import pytest
 
 from tests.children import MAP_TORCH, Child, child
 from tests.fake_proc import BASH, FakeProc
-from tests.targets import (
-    HELPER,
-    HOLD_TORCH,
-    LAUNCHER,
-    RANK,
-    WORKER,
-    ask_as_another,
-    needs_root,
-    place_of_rank,
-    ranks,
-    refusal,
-)
+from tests.targets import HOLD_TORCH, ask_as_another, needs_root, place_of_rank, refusal
 from tpmon.errors import ExitCode, NoTargetError, StartingError
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Identity, Role
@@ -27,6 +16,12 @@ from tpmon.probe.job import resolve as target
 from tpmon.probe.job.discovery import list_jobs
 from tpmon.probe.job.job import Job
 from tpmon.probe.job.resolve import await_job, find_job, find_job_again
+
+RANK, WORKER, LAUNCHER, HELPER = Role.RANK, Role.WORKER, Role.LAUNCHER, Role.HELPER
+
+
+def ranks(job: Job) -> dict[int, object]:
+    return {member.identity.pid: member.rank for member in job.members if member.role is RANK}
 
 
 def roles(job: Job) -> dict[int, Role]:

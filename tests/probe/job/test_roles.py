@@ -16,12 +16,8 @@ from tpmon.probe.job.roles import Departed, RolePart, assign_parts, thread_kind
 
 PYTHON = "/usr/bin/python3.11"
 TRAIN = (PYTHON, "train.py")
-SPAWNED = (
-    PYTHON,
-    "-c",
-    "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=4)",
-    "--multiprocessing-fork",
-)
+SPAWN = "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=4)"
+SPAWNED = (PYTHON, "-c", SPAWN, "--multiprocessing-fork")
 TRACKER = (PYTHON, "-c", "from multiprocessing.resource_tracker import main;main(5)")
 FORKSERVER = (PYTHON, "-c", "from multiprocessing.forkserver import main; main(8, 9)")
 GLOO = ("gloo_tcp_loop", "pt_gloo_runloop")

@@ -125,36 +125,37 @@ def test_a_real_process_is_read():
 
 @pytest.fixture
 def stuck():
-    """Give what blocks the read of one process, and let those that wait go on."""
+    """Give what blocks the read of one process, and what lets those that wait go on."""
     reads, writes = os.pipe()
-    yield lambda pid: os.read(reads, 1) and pid
-    os.write(writes, b"." * 21)
+
+    def go_on():
+        os.write(writes, b"." * 21)
+
+    yield lambda pid: os.read(reads, 1) and pid, go_on
+    go_on()
 
 
 def test_one_read_that_blocks_costs_its_deadline_and_many_end_with_the_whole_one(stuck):
-    answers = read_each(range(100), lambda pid: stuck(pid) if pid == 40 else pid, each_s=0.2, all_s=5.0)
+    block, _ = stuck
+    answers = read_each(range(100), lambda pid: block(pid) if pid == 40 else pid, each_s=0.2, all_s=5.0)
     assert answers.pop(40) == Missing("no answer within 0.2 s")
     assert answers == {pid: pid for pid in range(100) if pid != 40}
     started = time.monotonic()
-    answers = read_each(range(20), stuck, each_s=0.1, all_s=0.5)
+    answers = read_each(range(20), block, each_s=0.1, all_s=0.5)
     assert [type(answers[pid]) for pid in range(20)] == [Missing] * 20
     assert time.monotonic() - started < 10
 
 
-def test_no_second_thread_waits_for_a_pid_that_blocks():
-    stuck, blocked, asked = os.pipe(), {}, []
+def test_no_second_thread_waits_for_a_pid_that_blocks(stuck):
+    (block, go_on), blocked, asked = stuck, {}, []
 
     def read(pid):
         asked.append(pid)
-        if pid == 7 and asked.count(7) == 1:
-            os.read(stuck[0], 1)
-        return pid
+        return block(pid) if pid == 7 and asked.count(7) == 1 else pid
 
-    try:
-        first = read_each((6, 7, 8), read, each_s=0.1, blocked=blocked)
-        again = read_each((6, 7, 8), read, each_s=0.1, blocked=blocked)
-    finally:
-        os.write(stuck[1], b".")
+    first = read_each((6, 7, 8), read, each_s=0.1, blocked=blocked)
+    again = read_each((6, 7, 8), read, each_s=0.1, blocked=blocked)
+    go_on()
     assert first[7] == Missing("no answer within 0.1 s")
     assert again == {6: 6, 7: STILL_BLOCKED, 8: 8}
     assert asked.count(7) == 1

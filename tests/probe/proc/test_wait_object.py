@@ -346,10 +346,8 @@ def test_calls_have_names_and_some_a_descriptor_or_an_epoll_with_several():
     assert find_descriptors(Syscall(202, (7, 1, 2), 0), "x86_64", 1) is None
     assert find_descriptors(Syscall(-1, (), 0), "x86_64", 1) is None
     assert isinstance(find_descriptors(Syscall(7, (16, 1, 0), 0), "x86_64", os.getpid()), Missing)
-    assert parse_epoll(b"pos:\t0\nflags:\t02\ntfd:        5 events:       19 data: 5\ntfd:       11 events:  1\n") == (
-        5,
-        11,
-    )
+    epoll = b"pos:\t0\nflags:\t02\ntfd:        5 events:       19 data: 5\ntfd:       11 events:  1\n"
+    assert parse_epoll(epoll) == (5, 11)
     assert parse_epoll(b"") == ()
 
 
