@@ -47,7 +47,7 @@ def v1_job(tree: Tree) -> None:
     tree.process(7, "4:memory:/a/b\n3:cpu:/a\n")
 
 
-def test_v1_reading(tree):
+def test_v1_reading_also_of_a_limit_above_the_container_and_of_several_groups(tree):
     v1_job(tree)
 
     def throttle():
@@ -68,10 +68,7 @@ def test_v1_reading(tree):
     counted = (reading.anon_bytes, reading.swap_bytes, reading.memory_source)
     assert counted == (int(before["total_rss"]), int(before["total_swap"]), "/a/b")
     assert reading.psi_cpu_some_pct == Missing("control groups v1 have no pressure figures")
-
-
-def test_v1_limit_above_the_container_comes_from_memory_stat_and_kills_add_up_over_the_groups_of_the_ranks(tree):
-    v1_job(tree)
+    # A limit above the container is told by memory.stat; kills add up over the groups of the ranks.
     limit = "hierarchical_memory_limit {}".format
     stat = (DATA / "v1_memory.stat").read_text().replace(limit(9223372036854771712), limit(100 << 20))
     tree.write("cg/memory/a/b/memory.stat", stat)
