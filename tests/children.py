@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 _PRELUDE = """
 import ctypes, hashlib, os, signal, sys, threading, time
@@ -59,6 +59,11 @@ class Child:
         """Wait for a line; "" when the child is gone."""
         return self.process.stdout.readline().strip()
 
+    def ask(self, word: str) -> str:
+        """Say a word and wait for the answer."""
+        self.say(word)
+        return self.hear()
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -73,9 +78,6 @@ class Child:
 @contextmanager
 def child(code: str, *arguments: str) -> Iterator[Child]:
     """Start a child that runs ``code`` after the prelude, wait for its first line, and end it."""
-    one = Child(code, *arguments)
-    try:
+    with closing(Child(code, *arguments)) as one:
         assert one.hear(), "the child did not start"
         yield one
-    finally:
-        one.close()

@@ -5,21 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from tests.children import MAP_TORCH, Child
 from tpmon.errors import TpmonError
-from tpmon.model.process import Role
-from tpmon.probe.job.job import Job
 from tpmon.probe.job.resolve import find_job
-
-RANK, WORKER, LAUNCHER, HELPER = Role.RANK, Role.WORKER, Role.LAUNCHER, Role.HELPER
-
-
-def ranks(job: Job) -> dict[int, object]:
-    return {member.identity.pid: member.rank for member in job.members if member.role is RANK}
 
 
 def refusal(pid: int, proc: str) -> TpmonError:
@@ -64,11 +57,8 @@ say(json.dumps([refusal, to_plain(list_jobs())]))
 
 
 def ask_as_another(pid: int) -> tuple[list[str], dict[str, Any]]:
-    one = Child(AS_ANOTHER, str(pid), *sys.path)
-    try:
+    with closing(Child(AS_ANOTHER, str(pid), *sys.path)) as one:
         refusal, jobs = json.loads(one.hear())
-    finally:
-        one.close()
     return refusal, jobs
 
 

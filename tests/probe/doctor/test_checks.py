@@ -1,30 +1,24 @@
 """What the rules of the machine allow whom, and what is said of py-spy, the clipboard and the kernel's log."""
 
+import ast
 import os
+import signal
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import tpmon
 from tests.permissions import ABSENT, ALLOWED, DENIED, UNKNOWN, fix_of, own
-from tpmon.model.known import Missing
-from tpmon.probe.doctor import checks as permissions_tools
-from tpmon.probe.doctor import rules as permissions_rules
-from tpmon.probe.doctor.checks import Plan, check_spy, judge_clipboard, judge_log, judge_spy, read_privileges, run_plans
-from tpmon.probe.doctor.rules import (
-    check_yama,
-    judge_capability,
-    judge_container,
-    judge_hidepid,
-    judge_perf,
-    judge_profile,
-    judge_seccomp,
-    judge_yama,
-    make_check,
-    parse_hidepid,
-)
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.results.doctor import CHECK_NAMES, NOT_PERMITTED, Access, drop_pointers, point_to, say_refusal
+from tpmon.probe.doctor import checks, rules
+from tpmon.probe.doctor.nvml import NOT_ASKED
+from tpmon.probe.gpu.card_readings import Board
+from tpmon.probe.gpu.wire import FailureLine, Line
 from tpmon.probe.host.machine import pick_lines
 from tpmon.probe.proc.access import (
     LIFT_YAMA,
@@ -37,7 +31,8 @@ from tpmon.probe.proc.access import (
     parse_profile,
     read_deny_ptrace,
 )
-from tpmon.probe.spy.failure import SpyOutcome
+from tpmon.probe.spy.failure import SpyOutcome, explain_empty, explain_outcome
+from tpmon.probe.spy.text import Sampled
 
 ENGINE, LXC, WSL, TOOLBOX = RuntimeKind.ENGINE, RuntimeKind.LXC, RuntimeKind.WSL, RuntimeKind.TOOLBOX
 GO_INSIDE, ADD = "docker exec -it --privileged -u 0 CONTAINER tpmon attach", "docker run --cap-add SYS_PTRACE"
@@ -45,6 +40,8 @@ RELAX = "docker run --security-opt {}  # at its next start"
 SHUT = "sudo setsebool deny_ptrace off"
 ALONE = "in a container: it sees the processes in there alone"
 NO_YAMA = Missing("this kernel has no Yama")
+OR_THERE = f"or there: {GO_INSIDE} 7; at the next start of the container, as root in it: {ADD}"
+LIFT_ON_HOST, ENTER_FOR_JOB = f"{LIFT_YAMA}  # on the host, as root", f"{GO_INSIDE} --job  # on the host"
 BY_ANCESTORS = "only a process's own ancestors, or all where tpmon run --allow-stacks started it, may read"
 
 
@@ -55,15 +52,9 @@ BY_ANCESTORS = "only a process's own ancestors, or all where tpmon run --allow-s
         (0, own(), ALLOWED, "ptrace_scope is 0", ""),
         (1, own(), DENIED, BY_ANCESTORS, "sudo sysctl kernel.yama.ptrace_scope=0"),
         (1, own(1000, 19), ALLOWED, "and tpmon has CAP_SYS_PTRACE", ""),
-        (
-            1,
-            own(0, runtime=ENGINE),
-            DENIED,
-            f"or there: {GO_INSIDE} 7; at the next start of the container, as root in it: {ADD}",
-            f"{LIFT_YAMA}  # on the host, as root",
-        ),
+        (1, own(0, runtime=ENGINE), DENIED, OR_THERE, LIFT_ON_HOST),
         (1, own(0), DENIED, BY_ANCESTORS, ""),
-        (1, own(0, runtime=RuntimeKind.UNKNOWN), DENIED, "may read", f"{LIFT_YAMA}  # on the host, as root"),
+        (1, own(0, runtime=RuntimeKind.UNKNOWN), DENIED, "may read", LIFT_ON_HOST),
         (1, own(runtime=LXC), DENIED, "may read", "sudo tpmon attach 7"),
         (1, own(runtime=WSL), DENIED, "may read", f"sudo {LIFT_YAMA}"),
         (2, own(), DENIED, "only who has CAP_SYS_PTRACE", "sudo tpmon attach 7"),
@@ -73,7 +64,7 @@ BY_ANCESTORS = "only a process's own ancestors, or all where tpmon run --allow-s
     ],
 )
 def test_what_yama_allows(scope, who, access, why, fix):
-    check = judge_yama(scope, who, Missing("not installed"), "7")
+    check = rules.judge_yama(scope, who, Missing("not installed"), "7")
     assert (check.name, check.access, fix_of(check)) == ("yama", access, fix)
     assert why in check.why
     # Only scope 1 lets a process name who may look: beyond it the option would change nothing.
@@ -84,17 +75,17 @@ def test_the_py_spy_that_tpmon_starts_is_the_one_to_be_given_the_right(tmp_path,
     """pipx puts none on PATH: ``command -v`` finds nothing, or the py-spy of another Python."""
     give = "for py-spy alone: sudo setcap cap_sys_ptrace+ep '/opt/my venv/bin/py-spy'"
     for scope in (1, 2):
-        assert judge_yama(scope, own(), "/opt/my venv/bin/py-spy", "7").why.endswith(give)
+        assert rules.judge_yama(scope, own(), "/opt/my venv/bin/py-spy", "7").why.endswith(give)
     for scope, who in ((0, own()), (3, own()), (1, own(0, 19)), (1, own(0, runtime=ENGINE))):
-        assert "setcap" not in judge_yama(scope, who, "/bin/py-spy", "7").why
+        assert "setcap" not in rules.judge_yama(scope, who, "/bin/py-spy", "7").why
     program = tmp_path / "real"
     program.touch(mode=0o755)
     (tmp_path / "py-spy").symlink_to(program)
     (tmp_path / "sys/kernel/yama").mkdir(parents=True)
     (tmp_path / "sys/kernel/yama/ptrace_scope").write_text("1\n")
-    monkeypatch.setattr(permissions_rules, "read_own", lambda _: own())
+    monkeypatch.setattr(rules, "read_own", lambda _: own())
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert check_yama(str(tmp_path)).why.endswith(f"setcap cap_sys_ptrace+ep {program}")
+    assert rules.check_yama(str(tmp_path)).why.endswith(f"setcap cap_sys_ptrace+ep {program}")
     page = (Path(__file__).parents[3] / "docs" / "permissions.md").read_text(encoding="utf-8")
     assert "command -v py-spy" not in page
 
@@ -102,30 +93,24 @@ def test_the_py_spy_that_tpmon_starts_is_the_one_to_be_given_the_right(tmp_path,
 @pytest.mark.parametrize(
     ("judge", "who", "access", "why", "fix"),
     [
-        (judge_capability, own(), ALLOWED, "your own jobs do not need it", ""),
-        (judge_capability, own(0, 19), ALLOWED, "tpmon has CAP_SYS_PTRACE", ""),
-        (judge_capability, own(0, 19, all_users=False), ALLOWED, "inside its own user namespace", ""),
-        (judge_capability, own(0, 21), DENIED, "root, but without CAP_SYS_PTRACE (a container's default)", ""),
-        (
-            judge_capability,
-            own(0, 21, runtime=ENGINE),
-            DENIED,
-            f"next start: {ADD}",
-            f"{GO_INSIDE} --job  # on the host",
-        ),
-        (judge_container, own(), ALLOWED, "outside of containers", ""),
-        (judge_container, own(0, runtime=ENGINE, own_pids=True), UNKNOWN, ALONE, "docker run --pid=host"),
-        (judge_container, own(0, runtime=ENGINE), ALLOWED, "in a container with the host's PIDs", ""),
-        (judge_container, own(runtime=WSL, own_pids=True), UNKNOWN, "in a distribution of WSL", ""),
-        (judge_container, own(runtime=LXC, own_pids=True), UNKNOWN, "in a container of LXC", ""),
-        (judge_container, own(runtime=RuntimeKind.UNKNOWN, own_pids=True), UNKNOWN, "in a container", ""),
-        (judge_container, own(runtime=TOOLBOX, all_users=False), UNKNOWN, "in a user namespace", ""),
-        (judge_container, own(0, 19, all_users=False), UNKNOWN, "in a user namespace", ""),
-        (judge_container, own(0, 19, runtime=ENGINE, all_users=False), UNKNOWN, "in a user namespace", ""),
+        (rules.judge_capability, own(), ALLOWED, "your own jobs do not need it", ""),
+        (rules.judge_capability, own(0, 19), ALLOWED, "tpmon has CAP_SYS_PTRACE", ""),
+        (rules.judge_capability, own(0, 19, all_users=False), ALLOWED, "inside its own user namespace", ""),
+        (rules.judge_capability, own(0, 21), DENIED, "root, but without CAP_SYS_PTRACE (a container's default)", ""),
+        (rules.judge_capability, own(0, 21, runtime=ENGINE), DENIED, f"next start: {ADD}", ENTER_FOR_JOB),
+        (rules.judge_container, own(), ALLOWED, "outside of containers", ""),
+        (rules.judge_container, own(0, runtime=ENGINE, own_pids=True), UNKNOWN, ALONE, "docker run --pid=host"),
+        (rules.judge_container, own(0, runtime=ENGINE), ALLOWED, "in a container with the host's PIDs", ""),
+        (rules.judge_container, own(runtime=WSL, own_pids=True), UNKNOWN, "in a distribution of WSL", ""),
+        (rules.judge_container, own(runtime=LXC, own_pids=True), UNKNOWN, "in a container of LXC", ""),
+        (rules.judge_container, own(runtime=RuntimeKind.UNKNOWN, own_pids=True), UNKNOWN, "in a container", ""),
+        (rules.judge_container, own(runtime=TOOLBOX, all_users=False), UNKNOWN, "in a user namespace", ""),
+        (rules.judge_container, own(0, 19, all_users=False), UNKNOWN, "in a user namespace", ""),
+        (rules.judge_container, own(0, 19, runtime=ENGINE, all_users=False), UNKNOWN, "in a user namespace", ""),
     ],
 )
 def test_what_the_capability_allows_and_a_container_takes_away(judge, who, access, why, fix):
-    check = judge(who, "--job") if judge is judge_capability else judge(who)
+    check = judge(who, "--job") if judge is rules.judge_capability else judge(who)
     assert (check.access, fix_of(check)) == (access, fix)
     assert why in check.why
 
@@ -148,7 +133,7 @@ PROC_MOUNT = "22 21 0:20 / /proc rw,nosuid,nodev,noexec,relatime shared:12 - pro
     ],
 )
 def test_hidepid_is_found_in_the_mounts(text, expected):
-    assert parse_hidepid(text) == expected
+    assert rules.parse_hidepid(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -164,7 +149,7 @@ def test_hidepid_is_found_in_the_mounts(text, expected):
     ],
 )
 def test_whom_hidepid_binds(hidden, group, who, access):
-    check = judge_hidepid(hidden, group, who, frozenset((27, 1000)))
+    check = rules.judge_hidepid(hidden, group, who, frozenset((27, 1000)))
     assert check.access is access
     remount = "mount -o remount,hidepid=0 /proc"
     fix = f"sudo {remount}" if who.caller.uid else remount
@@ -173,15 +158,15 @@ def test_whom_hidepid_binds(hidden, group, who, access):
 
 def test_a_filter_is_found_by_what_it_does_to_tpmon_itself():
     refused = Missing("Operation not permitted")
-    assert judge_seccomp(own(), 1).access is ALLOWED
-    passed = judge_seccomp(own(filtered=2), 1)
+    assert rules.judge_seccomp(own(), 1).access is ALLOWED
+    passed = rules.judge_seccomp(own(filtered=2), 1)
     assert (passed.access, passed.why) == (ALLOWED, "a seccomp filter binds tpmon, but lets process_vm_readv pass")
-    held = judge_seccomp(own(filtered=2), refused)
+    held = rules.judge_seccomp(own(filtered=2), refused)
     assert (held.access, fix_of(held)) == (DENIED, "")
-    inside = judge_seccomp(own(filtered=2, runtime=ENGINE), refused)
+    inside = rules.judge_seccomp(own(filtered=2, runtime=ENGINE), refused)
     assert fix_of(inside) == f"{ADD}  # at its next start"
     assert "a seccomp filter forbids it" in held.why
-    assert "a sandbox does not have it" in judge_seccomp(own(), Missing("Function not implemented")).why
+    assert "a sandbox does not have it" in rules.judge_seccomp(own(), Missing("Function not implemented")).why
 
 
 @pytest.mark.parametrize(
@@ -199,11 +184,11 @@ def test_a_filter_is_found_by_what_it_does_to_tpmon_itself():
 )
 def test_what_a_security_profile_says(modules, attribute, deny, access, fix):
     inside = Caller(1000, ENGINE, root_may=False)
-    check = judge_profile(modules, parse_profile(attribute), inside, deny_ptrace=deny)
+    check = rules.judge_profile(modules, parse_profile(attribute), inside, deny_ptrace=deny)
     assert (check.access, fix_of(check)) == (access, fix)
-    outside = judge_profile(modules, parse_profile(attribute), Caller(), deny_ptrace=deny)
+    outside = rules.judge_profile(modules, parse_profile(attribute), Caller(), deny_ptrace=deny)
     assert (outside.access, fix_of(outside)) == (access, SHUT if deny else "")
-    bound = judge_profile(modules, parse_profile(attribute), Caller(root_may=False), deny_ptrace=deny)
+    bound = rules.judge_profile(modules, parse_profile(attribute), Caller(root_may=False), deny_ptrace=deny)
     there = f"{SHUT}  # in a shell that may become root: this one may not"
     assert fix_of(bound) == (there if deny else "")
 
@@ -234,11 +219,13 @@ def test_where_tpmon_runs_is_told_from_marks_and_not_from_its_pids():
     assert place(podman, pods=True) == RuntimePlace(RuntimeKind.UNKNOWN, True)
 
 
-def test_the_bounds_of_this_process_say_whether_sudo_can_help():
+def test_the_bounds_of_this_process_say_whether_sudo_can_help_and_what_it_may_do_itself():
     full, none = b"CapBnd:\t000001ffffffffff\n", b"CapBnd:\t00000000a80425fb\n"
     assert may_root_trace(full + b"NoNewPrivs:\t0\n")
     assert not may_root_trace(full + b"NoNewPrivs:\t1\n")
     assert not may_root_trace(none)
+    status = own(1000, 19, filtered=2).status
+    assert (parse_capabilities(status), parse_capabilities(status, b"CapPrm")) == (1 << 19, 0)
 
 
 @pytest.mark.parametrize(
@@ -253,15 +240,9 @@ def test_the_bounds_of_this_process_say_whether_sudo_can_help():
     ],
 )
 def test_what_perf_may_count(paranoid, who, access):
-    check = judge_perf(paranoid, who)
+    check = rules.judge_perf(paranoid, who)
     assert check.access is access
     assert fix_of(check) == ("sudo sysctl kernel.perf_event_paranoid=2" if access is DENIED else "")
-
-
-def test_fields_of_status_are_parsed():
-    status = own(1000, 19, filtered=2).status
-    assert parse_capabilities(status) == 1 << 19
-    assert parse_capabilities(status, b"CapPrm") == 0
 
 
 # programs
@@ -287,27 +268,23 @@ def outcome(output: bytes = b"", errors: bytes = b"", status: int = 0, *, late: 
     ],
 )
 def test_whether_py_spy_works(path, said, access, why, fix):
-    check = judge_spy(path, said, "", INSTALL)
+    check = checks.judge_spy(path, said, "", INSTALL)
     assert check.access is access
     assert why in check.why
     assert fix_of(check).startswith(fix)
 
 
-def test_the_real_py_spy_is_asked_and_a_missing_or_hanging_one_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(permissions_tools, "SPY_S", 0.3)
+def test_the_real_py_spy_is_asked_and_one_that_cannot_be_started_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks, "SPY_S", 30.0)
     fake = tmp_path / "py-spy"
-    fake.write_text("#!/bin/sh\nexec sleep 60\n")
-    fake.chmod(0o755)
-    assert check_spy(lambda: str(fake)).access is UNKNOWN
-    assert check_spy(lambda: "/no/such/py-spy").access is DENIED
-    assert check_spy(lambda: Missing("not here")).access is ABSENT
-    monkeypatch.setattr(permissions_tools, "SPY_S", 30.0)
     fake.write_text("#!/bin/sh\necho py-spy 0.4.9\n")
-    assert check_spy(lambda: str(fake)).why == f"py-spy 0.4.9 at {fake}"
+    fake.chmod(0o755)
+    assert checks.check_spy(lambda: "/no/such/py-spy").access is DENIED
+    assert checks.check_spy(lambda: str(fake)).why == f"py-spy 0.4.9 at {fake}"
     if os.geteuid() == 0:
         fake.chmod(0o4755)
-        assert read_privileges(str(fake)) == "setuid root"
-    assert read_privileges("/no/such/py-spy") == ""
+        assert checks.read_privileges(str(fake)) == "setuid root"
+    assert checks.read_privileges("/no/such/py-spy") == ""
 
 
 @pytest.mark.parametrize(
@@ -322,17 +299,14 @@ def test_the_real_py_spy_is_asked_and_a_missing_or_hanging_one_is_said(tmp_path,
     ],
 )
 def test_whether_a_copy_reaches_the_clipboard(environment, tmux, access, fix):
-    check = judge_clipboard(environment, tmux)
+    check = checks.judge_clipboard(environment, tmux)
     assert (check.access, fix_of(check)) == (access, fix)
 
 
-def test_the_kernels_log_may_be_closed():
-    assert judge_log(131072, "sudo tpmon bundle 7").access is ALLOWED
-    closed = judge_log(Missing("Operation not permitted"), "sudo tpmon bundle 7")
+def test_the_kernels_log_may_be_closed_and_of_it_what_concerns_a_training_is_kept():
+    assert checks.judge_log(131072, "sudo tpmon bundle 7").access is ALLOWED
+    closed = checks.judge_log(Missing("Operation not permitted"), "sudo tpmon bundle 7")
     assert (closed.access, fix_of(closed)) == (DENIED, "sudo tpmon bundle 7")
-
-
-def test_of_the_kernels_log_what_concerns_a_training_is_kept():
     log = (
         "<6>[    1.0] usb 1-1: new device\n"
         "<4>[  100.5] NVRM: Xid (PCI:0000:3b:00): 79, pid=4211, GPU has fallen off the bus.\n"
@@ -352,27 +326,117 @@ def test_of_the_kernels_log_what_concerns_a_training_is_kept():
 
 
 def test_a_check_that_hangs_or_fails_costs_itself_alone():
-    def hang():
-        time.sleep(30)
-        raise AssertionError("nobody waits for this")
+    def fail(error):
+        raise error
 
-    def fail():
-        raise ZeroDivisionError("by design")
-
-    def refuse():
-        raise PermissionError(1, "Operation not permitted")
-
-    good = make_check("good", ALLOWED, "fine")
+    good = rules.make_check("good", ALLOWED, "fine")
     plans = (
-        Plan("hangs", hang, 0.3, needed=True),
-        Plan("fails", fail, 5.0),
-        Plan("refused", refuse, 5.0),
-        Plan("good", lambda: good, 5.0, needed=True),
+        checks.Plan("hangs", lambda: time.sleep(30), 0.3, needed=True),
+        checks.Plan("fails", lambda: fail(ZeroDivisionError("by design")), 5.0),
+        checks.Plan("refused", lambda: fail(PermissionError(1, "Operation not permitted")), 5.0),
+        checks.Plan("good", lambda: good, 5.0, needed=True),
     )
     begun = time.monotonic()
-    hung, failed, refused, last = run_plans(plans)
+    hung, failed, refused, last = checks.run_plans(plans)
     assert time.monotonic() - begun < 20
     assert (hung.access, hung.why, hung.needed) == (UNKNOWN, "no answer within 0.3 s", True)
     assert (failed.access, failed.why) == (UNKNOWN, "the check failed: ZeroDivisionError: by design")
     assert refused.why == "the check failed: PermissionError: Operation not permitted"
     assert last == replace(good, needed=True)
+
+
+COLUMNS = 40
+"""What a narrow pane has."""
+PACKAGE = Path(tpmon.__file__).parent
+TAKES_NAME = {"point_to": 1, "say_refusal": 1, "_Optional": 2}
+"""The functions that end a reason with a line of the doctor, and which argument names it."""
+
+
+def no_spy() -> Missing:
+    return Missing("no py-spy")
+
+
+def modules() -> Iterator[tuple[Path, str]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield path, path.read_text(encoding="utf-8")
+
+
+def names_in_calls() -> Iterator[tuple[str, object]]:
+    """Yield where a reason is sent to the doctor, and what line it names; None for one that is not spelled out."""
+    for path, text in modules():
+        for node in ast.walk(ast.parse(text)):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            place = TAKES_NAME.get(node.func.id)
+            if place is None:
+                continue
+            named = node.args[place] if len(node.args) > place else None
+            yield f"{path.name}:{node.lineno}", named.value if isinstance(named, ast.Constant) else None
+
+
+def test_the_table_of_names_is_that_of_the_checks_that_the_doctor_runs():
+    nvml = checks.NvmlOnce(lambda: NOT_ASKED)
+    patient = checks.CheckupSubject(os.getpid(), "train.py", "ada", (os.getpid(),), NOT_APPLICABLE, "")
+    plans = (*checks.plan_machine(nvml, no_spy), *checks.plan_job(patient, nvml, no_spy))
+    assert sorted(plan.name for plan in plans) == sorted(CHECK_NAMES)
+    assert {plan.name for plan in plans if plan.needed} == {"py-spy", "stacks", "stat", "environ", "fd"}
+
+
+def test_every_reason_names_a_line_of_the_doctor_and_is_spelled_in_one_place():
+    found = dict(names_in_calls())
+    assert len(found) > 30
+    # Two pass on what their caller names.
+    passed_on = {place.partition(":")[0] for place, name in found.items() if name is None}
+    assert passed_on == {"doctor.py", "processes.py"}
+    named = {name for name in found.values() if name is not None}
+    assert named <= set(CHECK_NAMES)
+    for needed in ("py-spy", "stacks", "fd", "io", "smaps_rollup", "environ", "wchan", "syscall", "memory"):
+        assert needed in named
+    assert {"cgroup", "nvml", "cards", "kernel-log", "hidepid"} <= named
+    spelled = {path.name for path, text in modules() if "(doctor:" in text or "doctor says more" in text}
+    assert spelled == {"doctor.py"}
+
+
+SPY_ENDS = {
+    "late": SpyOutcome(b"", b"", 0, 0.0, 5.0, late=True, flooded=False),
+    "out of its CPU": SpyOutcome(b"", b"", -signal.SIGXCPU, 2.0, 2.0, late=False, flooded=False),
+    "too much": SpyOutcome(b"", b"", 0, 0.1, 0.1, late=False, flooded=True),
+    "killed": SpyOutcome(b"", b"", -signal.SIGKILL, 0.1, 0.1, late=False, flooded=False),
+    "failed": SpyOutcome(b"", b"Error: no luck", 1, 0.1, 0.1, late=False, flooded=False),
+    "another Python": SpyOutcome(b"", b"Error: no python version", 1, 0.1, 0.1, late=False, flooded=False),
+}
+
+
+@pytest.mark.parametrize("outcome", SPY_ENDS.values(), ids=SPY_ENDS.keys())
+def test_however_py_spy_ends_a_pane_without_stacks_names_their_line(outcome):
+    failure = explain_outcome(os.getpid(), outcome, 5.0)
+    assert failure is not None
+    assert failure.reason != drop_pointers(failure.reason)
+
+
+@pytest.mark.parametrize("code", [0, 3, 4, 9, 12, 15, 18, 999])
+def test_a_pane_without_cards_names_the_line_of_nvml(code):
+    board = Board(0)
+    board.on_line(Line(failure=FailureLine(code, "what NVML said")), 0)
+    gpus = board.read({}, {}, True, 10**9).gpus
+    assert isinstance(gpus, Missing)
+    assert gpus.reason.endswith(" (doctor: nvml)")
+    waiting = Board(0).read({}, {}, True, 60 * 10**9).gpus
+    assert isinstance(waiting, Missing)
+    assert waiting.reason.endswith(" (doctor: nvml)")
+
+
+@pytest.mark.parametrize("name", CHECK_NAMES)
+def test_a_refusal_fits_a_narrow_pane_and_the_doctor_does_not_point_to_itself(name):
+    reason = say_refusal(PermissionError(13, "Permission denied"), name)
+    assert reason == point_to(NOT_PERMITTED, name)
+    assert len(reason) <= COLUMNS
+    assert reason.endswith(f"(doctor: {name})")
+    assert drop_pointers(f"PSS: {reason}; more") == "PSS: not permitted; more"
+    assert rules.make_check(name, Access.DENIED, reason).why == NOT_PERMITTED
+
+
+def test_what_no_check_explains_points_nowhere_and_stacks_without_a_thread_name_their_line():
+    assert say_refusal(FileNotFoundError(2, "No such file or directory"), "io") == "no such file or directory"
+    assert say_refusal(OSError(), "io") == "refused"
+    assert explain_empty(Sampled(0, (), 0), b"[]") == "py-spy saw no Python thread (doctor: stacks)"

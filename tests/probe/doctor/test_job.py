@@ -1,12 +1,13 @@
 """What is said of the files, memory and stacks of a process, of ports, cards and containers, and of NVML."""
 
+import os
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.children import child
-from tests.fake_proc import FakeProc
 from tests.permissions import ABSENT, ALLOWED, DENIED, UNKNOWN, fix_of, own
 from tpmon.model.dump import DumpError, DumpRound, ErrorKind
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
@@ -39,9 +40,22 @@ from tpmon.probe.doctor.nvml import (
 from tpmon.probe.gpu.nvml import blank_fast
 from tpmon.probe.gpu.nvml_queries import NO_PERMISSION, describe_code
 from tpmon.probe.gpu.wire import CardIdentity, CardLine, DriverLine, FailureLine
-from tpmon.probe.proc.access import AccessStanding, Caller, RuntimeKind, read_dumpable, read_standing
+from tpmon.probe.proc import access as stack_refusal
+from tpmon.probe.proc.access import (
+    AccessStanding,
+    Caller,
+    RuntimeKind,
+    find_unreadable,
+    judge_file,
+    parse_pythons,
+    read_dumpable,
+    read_refusal,
+    read_standing,
+)
 from tpmon.probe.proc.memory import try_memory
 from tpmon.probe.records.servers import PORT
+from tpmon.probe.spy import failure as spy_failure
+from tpmon.probe.spy.failure import SpyOutcome
 
 
 def test_each_file_of_an_own_process_may_be_read():
@@ -54,17 +68,10 @@ def test_each_file_of_an_own_process_may_be_read():
         assert try_source(source, gone).gone
 
 
-def test_a_process_that_ended_is_not_counted_as_a_refusal():
-    source = SOURCES[0]
-
-    def never(pid):
-        raise AssertionError(pid)
-
-    assert judge_source(source, [Trial(1, ""), Trial(2, "No such file", gone=True)], never).access is ALLOWED
-    assert judge_source(source, [Trial(2, "No such file", gone=True)], never).access is UNKNOWN
-
-
-def test_it_is_said_of_which_processes_a_file_may_not_be_read():
+def test_it_is_said_of_which_processes_a_file_may_not_be_read_and_one_that_ended_is_not_counted():
+    gone = Trial(2, "No such file", gone=True)
+    assert judge_source(SOURCES[0], [Trial(1, ""), gone], pytest.fail).access is ALLOWED
+    assert judge_source(SOURCES[0], [gone], pytest.fail).access is UNKNOWN
     trials = [Trial(10, ""), *(Trial(pid, "Permission denied") for pid in (11, 12, 13, 14))]
     check = judge_source(SOURCES[3], trials, lambda pid: (f"it is {pid}", f"sudo tpmon attach {pid}"))
     assert (check.name, check.access) == ("environ", DENIED)
@@ -100,18 +107,17 @@ def test_why_a_file_may_not_be_read(standing, why, fix):
     assert standing.own_uid or "sudo" not in said[1]
 
 
-def test_a_fake_process_tells_what_decides(tmp_path):
-    proc = FakeProc(tmp_path / "proc")
-    proc.add(50, 1, ("python", "train.py"), uid=4711)
-    (proc.path / "self").mkdir()
-    (proc.path / "self" / "status").write_bytes(own().status)
-    (proc.path / "sys" / "kernel" / "yama").mkdir(parents=True)
-    (proc.path / "sys" / "kernel" / "yama" / "ptrace_scope").write_text("2\n")
-    standing = read_standing(50, proc.proc)
+def test_a_fake_process_tells_what_decides(fake):
+    fake.add(50, 1, ("python", "train.py"), uid=4711)
+    (fake.path / "self").mkdir()
+    (fake.path / "self" / "status").write_bytes(own().status)
+    (fake.path / "sys" / "kernel" / "yama").mkdir(parents=True)
+    (fake.path / "sys" / "kernel" / "yama" / "ptrace_scope").write_text("2\n")
+    standing = read_standing(50, fake.proc)
     assert (standing.ptrace_scope, standing.uid, standing.may_ptrace) == (2, 4711, False)
     # The files belong to whoever runs this test, as those of a process that protects itself belong to root.
-    assert read_dumpable(50, proc.proc) is False
-    assert not is_known(read_dumpable(51, proc.proc))
+    assert read_dumpable(50, fake.proc) is False
+    assert not is_known(read_dumpable(51, fake.proc))
 
 
 HOST = "node-07"
@@ -144,7 +150,7 @@ def test_what_a_dump_of_one_process_says(kind, access, fix):
 ENTER_NETWORK = "sudo nsenter --net --target 7 tpmon attach 7"
 
 
-def test_listening_ports_are_parsed():
+def test_listening_ports_and_the_step_of_a_job_are_parsed():
     table = (
         "  sl  local_address rem_address   st tx_queue\n"
         "   0: 0100007F:6D7C 00000000:0000 0A 00000000:00000000\n"
@@ -155,6 +161,8 @@ def test_listening_ports_are_parsed():
     assert parse_listeners(table) == {28028}
     assert parse_listeners(six) == {28028}
     assert parse_listeners("") == frozenset()
+    assert parse_step(b"A=1\0SLURM_JOB_ID=991\0B=2\0") == "991"
+    assert parse_step(b"MY_SLURM_JOB_ID=991\0") == ""
 
 
 OFF = Missing("NCCL_RAS_ENABLE=0 turned it off")
@@ -208,11 +216,6 @@ def test_cards_that_the_job_holds_and_nvml_does_not_show(held, shown, access, wh
     check = judge_cards(held, shown, "docker run --gpus all")
     assert (check.access, fix_of(check)) == (access, fix)
     assert check.why.endswith(why)
-
-
-def test_the_step_of_a_job_is_told_by_its_environment():
-    assert parse_step(b"A=1\0SLURM_JOB_ID=991\0B=2\0") == "991"
-    assert parse_step(b"MY_SLURM_JOB_ID=991\0") == ""
 
 
 @pytest.mark.parametrize(
@@ -291,30 +294,23 @@ def test_cards_that_this_shell_does_not_see_are_looked_for_where_they_can_be():
     assert (missing.fix, "(a container without GPUs?)" in missing.why) == ("docker run --gpus all", True)
     for card in (REFUSED, LOST):
         assert "sudo" not in fix_of(judge_nvml(make_answer(1, card), True, Caller(0), ""))
+    assert list_minors(make_answer(2, make_card(minor=3), make_card(1, minor=Missing("?")))) == {3}
+    assert not is_known(list_minors(fail(12)))
 
 
-def test_a_job_in_no_control_group_misses_nothing_and_one_out_of_view_needs_the_hosts_namespace(tmp_path):
-    (tmp_path / "7").mkdir()
-    (tmp_path / "7" / "stat").write_text("7 (python) S 1\n")
-    (tmp_path / "7" / "cgroup").write_text("0::/\n")
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self" / "mountinfo").write_text("")
-    idle = check_groups((7,), str(tmp_path))
+def test_a_job_in_no_control_group_misses_nothing_and_one_out_of_view_needs_the_hosts_namespace(tree):
+    tree.process(7, "0::/\n")
+    idle = check_groups((7,), tree.proc)
     assert (idle.access, fix_of(idle)) == (ABSENT, "")
-    (tmp_path / "self" / "mountinfo").write_text("30 22 0:26 / /sys/fs/cgroup ro - cgroup2 cgroup rw,nsdelegate\n")
-    (tmp_path / "7" / "cgroup").write_text("0::/../other\n")
-    beside = check_groups((7,), str(tmp_path))
+    tree.mount("cg", "", version=2)
+    tree.process(7, "0::/../other\n")
+    beside = check_groups((7,), tree.proc)
     assert beside.access is ABSENT
     assert fix_of(beside) in (
         "",  # no engine is around this machine
         "docker run --cgroupns=host -v /sys/fs/cgroup:/sys/fs/cgroup:ro  # at its next start",
     )
     assert "outside this container's view; seen from the job's own container" in beside.why
-
-
-def test_minors_are_those_of_the_cards_that_said_one():
-    assert list_minors(make_answer(2, make_card(minor=3), make_card(1, minor=Missing("?")))) == {3}
-    assert not is_known(list_minors(fail(12)))
 
 
 def test_the_child_that_asks_nvml_has_a_deadline_and_may_fail(tmp_path):
@@ -344,3 +340,57 @@ def test_counters_of_profilers():
     assert judge_counters(True, privileged=True).access is ALLOWED
     assert judge_counters(False, privileged=False).access is ALLOWED
     assert judge_counters(Missing("no driver"), privileged=False).access is ABSENT
+
+
+NAP = "say('up')\nhear()"
+MAPS = b"""\
+55d0-55d1 r--p 00000000 08:01 11 /home/u/env/bin/python3.11
+55d1-55d2 r-xp 00001000 08:01 11 /home/u/env/bin/python3.11
+7f00-7f01 r-xp 00000000 08:01 12 /home/u/my env/lib/libpython3.11.so.1.0
+7f02-7f03 r-xp 00000000 08:01 13 /usr/lib/libc.so.6
+7f04-7f05 r-xp 00000000 08:01 14 /opt/lib/libpython3.10.so.1.0 (deleted)
+7f06-7f07 rw-p 00000000 00:00 0
+"""
+COMPLAINT = b"Permission Denied: Try running again\nError: Permission denied (os error 13)\n"
+AS_ROOT = AccessStanding(Missing("no Yama"), 0, 1000, may_ptrace=True, gid=100, caller=Caller(0))
+
+
+@pytest.fixture
+def closed(monkeypatch):
+    """Refuse to open every program and library of Python, as a FUSE mount does to root."""
+    really = os.open
+
+    def refuse(path, flags, *more):
+        if "/root/" in str(path) and "python" in Path(path).name:
+            raise PermissionError(13, "Permission denied")
+        return really(path, flags, *more)
+
+    monkeypatch.setattr(stack_refusal.os, "open", refuse)
+
+
+@pytest.mark.usefixtures("closed")
+def test_the_file_is_named_and_the_user_who_may_read_it(monkeypatch):
+    monkeypatch.setattr(stack_refusal, "read_standing", lambda _pid, _proc: AS_ROOT)
+    outcome = SpyOutcome(b"", COMPLAINT, 1, 0.0, 0.0, late=False, flooded=False)
+    with child(NAP) as one:
+        path = find_unreadable(one.pid)
+        refused = read_refusal(one.pid)
+        failure = spy_failure.explain_outcome(one.pid, outcome, 1.0)
+    assert "python" in Path(path).name
+    assert refused.why == f"py-spy may not read {path} as root"
+    assert refused.fix == f"setpriv --reuid=1000 --regid=100 --clear-groups tpmon attach {one.pid}"
+    assert failure.kind is ErrorKind.DENIED
+    assert failure.reason == f"not permitted: {refused.why} (doctor: stacks); {refused.fix}"
+
+
+def test_the_files_of_python_are_found_and_those_that_may_be_read_are_not_blamed(monkeypatch):
+    assert parse_pythons(MAPS) == ("/home/u/env/bin/python3.11", "/home/u/my env/lib/libpython3.11.so.1.0")
+    assert parse_pythons(b"") == ()
+    monkeypatch.setattr(stack_refusal, "read_standing", lambda _pid, _proc: AS_ROOT)
+    with child(NAP) as one:
+        assert find_unreadable(one.pid) == ""
+        assert "a sandbox forbids it although" in read_refusal(one.pid).why
+    assert find_unreadable(one.pid) == ""
+    # Who is the job's user already is not sent to itself.
+    refusal = judge_file(AccessStanding(0, 1000, 1000, may_ptrace=False), "/x/python3", 7)
+    assert (refusal.why, refusal.fix) == ("py-spy may not read /x/python3 as uid 1000", "")

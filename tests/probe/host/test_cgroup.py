@@ -32,11 +32,6 @@ from tpmon.probe.proc.counters import ProcFile
 DATA = Path(__file__).parents[2] / "data" / "cgroup"
 
 
-@pytest.fixture
-def tree(tmp_path):
-    return Tree(tmp_path)
-
-
 def v1_job(tree: Tree) -> None:
     tree.mount("cg/cpu", "cpu")
     tree.write("cg/cpu/release_agent", "")
@@ -52,51 +47,36 @@ def v1_job(tree: Tree) -> None:
     tree.process(7, "4:memory:/a/b\n3:cpu:/a\n")
 
 
-def test_v1_reading(tree):
+def test_v1_reading_also_of_a_limit_above_the_container_and_of_several_groups(tree):
     v1_job(tree)
 
     def throttle():
         stat = (DATA / "v1_cpu.stat").read_text()
         stat = stat.replace("nr_periods 162", "nr_periods 172").replace("nr_throttled 160", "nr_throttled 168")
         tree.write("cg/cpu/a/cpu.stat", stat.replace("13861270179", "14361270179"))
-        memory = (DATA / "v1_memory.stat").read_text()
-        tree.write(
-            "cg/memory/a/b/memory.stat",
-            memory.replace("total_workingset_refault_file ", "total_workingset_refault_file 1"),
-        )
+        memory, refaulted = (DATA / "v1_memory.stat").read_text(), "total_workingset_refault_file "
+        tree.write("cg/memory/a/b/memory.stat", memory.replace(refaulted, f"{refaulted}1"))
 
     before = dict(line.split() for line in (DATA / "v1_memory.stat").read_text().splitlines())
     reading = two_reads(tree, [7], throttle)
-    assert reading.throttled_ratio == pytest.approx(0.8)
-    assert reading.throttled_s == pytest.approx(0.5)
-    assert reading.throttled_source == "/a"
-    assert reading.anon_bytes == int(before["total_rss"])
+    throttled = (reading.throttled_ratio, reading.throttled_s, reading.throttled_source)
+    assert throttled == (pytest.approx(0.8), pytest.approx(0.5), "/a")
     cache = int(before["total_inactive_file"]) + int(before["total_active_file"])
-    assert reading.used_bytes == (300 << 20) - cache
-    assert (reading.limit_bytes, reading.limit_source) == (800 << 20, "/a/b")
+    assert (reading.used_bytes, reading.limit_bytes, reading.limit_source) == ((300 << 20) - cache, 800 << 20, "/a/b")
     refaults = before["total_workingset_refault_file"]
-    assert reading.refault_bytes_s == (int("1" + refaults) - int(refaults)) * PAGE_BYTES
-    assert reading.oom_kills == 1
-    assert reading.swap_bytes == int(before["total_swap"])
-    assert reading.memory_source == "/a/b"
+    assert (reading.refault_bytes_s, reading.oom_kills) == ((int("1" + refaults) - int(refaults)) * PAGE_BYTES, 1)
+    counted = (reading.anon_bytes, reading.swap_bytes, reading.memory_source)
+    assert counted == (int(before["total_rss"]), int(before["total_swap"]), "/a/b")
     assert reading.psi_cpu_some_pct == Missing("control groups v1 have no pressure figures")
-
-
-def test_v1_limit_above_the_container_comes_from_memory_stat(tree):
-    v1_job(tree)
+    # A limit above the container is told by memory.stat; kills add up over the groups of the ranks.
     limit = "hierarchical_memory_limit {}".format
     stat = (DATA / "v1_memory.stat").read_text().replace(limit(9223372036854771712), limit(100 << 20))
     tree.write("cg/memory/a/b/memory.stat", stat)
     reading = two_reads(tree, [7])
     assert (reading.limit_bytes, reading.limit_source) == (100 << 20, "a group above this container")
-
-
-def test_v1_oom_kills_add_up_over_the_groups_of_the_ranks(tree):
-    v1_job(tree)
-    for rank in ("r0", "r1"):
+    for pid, rank in ((7, "r0"), (8, "r1")):
         tree.write(f"cg/memory/a/{rank}/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
-    tree.process(7, "4:memory:/a/r0\n3:cpu:/a\n")
-    tree.process(8, "4:memory:/a/r1\n3:cpu:/a\n")
+        tree.process(pid, f"4:memory:/a/{rank}\n3:cpu:/a\n")
     assert two_reads(tree, [7, 8]).oom_kills == 1 + 2 + 2
 
 
@@ -117,39 +97,41 @@ def v2_job(tree: Tree) -> None:
     tree.process(7, "0::/pod/c\n")
 
 
-def test_v2_throttling_is_counted_at_the_parent_that_has_the_quota(tree):
+def test_v2_reading_with_throttling_counted_at_the_parent_that_has_the_quota(tree):
     v2_job(tree)
-    tree.write("cg/pod/cpu.max", "50000 100000\n")
+    tree.write("cg/pod/memory.max", str(4 << 30))
+    tree.write("cg/pod/memory.current", str((7 << 30) // 2))
+    before = set(os.listdir("/proc/self/fd"))
+    reading = two_reads(tree, [7])
+    assert set(os.listdir("/proc/self/fd")) == before, "close gives every descriptor back"
+    assert (reading.throttled_ratio, reading.anon_bytes) == (0.0, 1416626176)
+    # The limit is the pod's, so what counts against it is what the pod uses.
+    assert reading.used_bytes == (7 << 30) // 2 - 1073741824 - 805306368
+    assert (reading.limit_bytes, reading.limit_source, reading.oom_kills) == (4 << 30, "/pod", 1)
+    assert (reading.swap_bytes, reading.refault_bytes_s, reading.psi_io_some_pct) == (8192, 0.0, 0.0)
 
     def throttle():
         stat = (DATA / "v2_cpu.stat").read_text()
         stat = stat.replace("nr_periods 84", "nr_periods 94").replace("nr_throttled 61", "nr_throttled 71")
         tree.write("cg/pod/cpu.stat", stat.replace("5120433", "6370433"))
 
+    tree.write("cg/pod/cpu.max", "50000 100000\n")
     reading = two_reads(tree, [7], throttle)
-    assert reading.throttled_ratio == 1.0
-    assert reading.throttled_s == pytest.approx(1.25)
-    assert reading.throttled_source == "/pod"
+    throttled = (reading.throttled_ratio, reading.throttled_s, reading.throttled_source)
+    assert throttled == (1.0, pytest.approx(1.25), "/pod")
 
 
-def test_v2_reading(tree):
+def test_a_data_set_that_lies_warm_in_the_cache_is_not_in_use_and_of_equal_limits_the_outer_one_binds(tree):
     v2_job(tree)
-    tree.write("cg/pod/memory.max", str(4 << 30))
-    tree.write("cg/pod/memory.current", str((7 << 30) // 2))
+    for group in ("pod", "pod/c"):
+        tree.write(f"cg/{group}/memory.max", str(4 << 30))
+    v2_group(tree, "pod/c/leaf")
+    tree.process(7, "0::/pod/c/leaf\n")
     reading = two_reads(tree, [7])
-    assert reading.throttled_ratio == 0.0
-    assert reading.anon_bytes == 1416626176
-    # The limit is the pod's, so what counts against it is what the pod uses.
-    assert reading.used_bytes == (7 << 30) // 2 - 1073741824 - 805306368
-    assert (reading.limit_bytes, reading.limit_source) == (4 << 30, "/pod")
-    assert reading.oom_kills == 1
-    assert reading.swap_bytes == 8192
-    assert reading.refault_bytes_s == 0.0
-    assert reading.psi_io_some_pct == 0.0
-
-
-def test_a_data_set_that_is_read_again_and_lies_warm_in_the_cache_is_not_in_use(tree):
-    v2_job(tree)
+    # Memory counts in the nearest group with the controller.
+    assert (reading.limit_source, reading.memory_source, reading.anon_bytes) == ("/pod", "/pod/c", 1416626176)
+    for group in ("pod", "pod/c"):
+        tree.write(f"cg/{group}/memory.max", "max\n")
     tree.write("cg/pod/c/memory.current", str(63 << 30))
     tree.write("cg/pod/c/memory.stat", f"anon {10 << 30}\ninactive_file {1 << 30}\nactive_file {50 << 30}\n")
     assert two_reads(tree, [7]).used_bytes == 12 << 30
@@ -172,16 +154,6 @@ def test_what_is_left_to_a_process_is_below_its_limit_and_on_the_machine(tree):
     assert read_memory_left(7, tree.proc) == Missing("this kernel does not tell MemAvailable:")
 
 
-def test_equal_limits_bind_at_the_outer_group_and_memory_counts_in_the_nearest_with_the_controller(tree):
-    v2_job(tree)
-    for group in ("pod", "pod/c"):
-        tree.write(f"cg/{group}/memory.max", str(4 << 30))
-    v2_group(tree, "pod/c/leaf")
-    tree.process(7, "0::/pod/c/leaf\n")
-    reading = two_reads(tree, [7])
-    assert (reading.limit_source, reading.memory_source, reading.anon_bytes) == ("/pod", "/pod/c", 1416626176)
-
-
 def test_job_in_the_root_has_no_group_and_takes_what_the_host_counts(tree):
     v2_job(tree)
     tree.write("proc/pressure/cpu", "some avg10=0 avg60=0 avg300=0 total=100\n")
@@ -194,27 +166,21 @@ def test_job_in_the_root_has_no_group_and_takes_what_the_host_counts(tree):
     reading = two_reads(tree, [7], wait_and_refault)
     assert reading.anon_bytes == reading.used_bytes == Missing("no control group of its own")
     assert reading.limit_bytes is NOT_APPLICABLE
-    assert reading.throttled_ratio == 0.0
-    assert reading.psi_cpu_some_pct == pytest.approx(50.0)
+    assert (reading.throttled_ratio, reading.psi_cpu_some_pct) == (0.0, pytest.approx(50.0))
     assert reading.psi_source == reading.memory_source == "host"
-    assert reading.oom_kills == 6
-    assert reading.refault_bytes_s == 10 * PAGE_BYTES
+    assert (reading.oom_kills, reading.refault_bytes_s) == (6, 10 * PAGE_BYTES)
 
 
 def test_hidden_quota_shows_in_local_throttling(tree):
     v2_job(tree)
     tree.write("cg/cgroup.events", "populated 1\n")
-    reader = CgroupReader([7], tree.proc)
-    assert isinstance(reader.read(SECOND).throttled_ratio, Missing)
-    reader.close()
+    with closing(CgroupReader([7], tree.proc)) as reader:
+        assert isinstance(reader.read(SECOND).throttled_ratio, Missing)
     tree.write("cg/pod/c/cpu.stat.local", "throttled_usec 1000000\n")
     still = two_reads(tree, [7])
     assert (still.throttled_ratio, still.throttled_s) == (0.0, 0.0)
 
-    def throttle():
-        tree.write("cg/pod/c/cpu.stat.local", "throttled_usec 1700000\n")
-
-    throttled = two_reads(tree, [7], throttle)
+    throttled = two_reads(tree, [7], lambda: tree.write("cg/pod/c/cpu.stat.local", "throttled_usec 1700000\n"))
     assert throttled.throttled_s == pytest.approx(0.7)
     assert isinstance(throttled.throttled_ratio, Missing)
 
@@ -244,18 +210,10 @@ def test_reader_follows_the_job_and_keeps_the_last_group_of_a_dead_one(tree):
         assert reader.read(13 * SECOND).oom_kills == 9
 
 
-def test_one_bad_file_costs_one_value(tree):
+def test_one_bad_file_or_pressure_that_is_compiled_in_but_off_costs_one_value(tree, monkeypatch):
     v2_job(tree)
     tree.write("cg/pod/c/memory.swap.current", "what\n")
     (tree.path / "cg/pod/c/memory.events").unlink()
-    reading = two_reads(tree, [7])
-    assert "not understood" in reading.swap_bytes.reason
-    assert reading.oom_kills == Missing("this kernel does not have it")
-    assert reading.anon_bytes == 1416626176
-
-
-def test_pressure_that_is_compiled_in_but_off_is_missing(tree, monkeypatch):
-    v2_job(tree)
     really_read = ProcFile.read
 
     def read(self):
@@ -265,24 +223,21 @@ def test_pressure_that_is_compiled_in_but_off_is_missing(tree, monkeypatch):
         return raw
 
     monkeypatch.setattr(ProcFile, "read", read)
-    assert two_reads(tree, [7]).psi_cpu_some_pct == Missing("switched off in this kernel")
+    reading = two_reads(tree, [7])
+    assert "not understood" in reading.swap_bytes.reason
+    assert (reading.oom_kills, reading.anon_bytes) == (Missing("this kernel does not have it"), 1416626176)
+    assert reading.psi_cpu_some_pct == Missing("switched off in this kernel")
 
 
-def test_close_gives_every_descriptor_back(tree):
-    v2_job(tree)
-    before = set(os.listdir("/proc/self/fd"))
-    reader = CgroupReader([7], tree.proc)
-    reader.read(SECOND)
-    assert len(os.listdir("/proc/self/fd")) > len(before)
-    reader.close()
-    assert set(os.listdir("/proc/self/fd")) == before
-
-
-def test_pressure_and_counter_parsers():
+def test_files_of_the_kernel_are_parsed():
     assert parse_pressure_us((DATA / "cpu.pressure").read_bytes()) == 4577649
     with pytest.raises(ValueError):
         parse_pressure_us(b"full total=3\n")
     assert parse_counters(b"a 1\nb 2\n") == {b"a": 1, b"b": 2}
+    (mount,) = parse_mounts(r"36 31 0:29 / /mnt/a\040b rw - cgroup cgroup rw,cpu,cpuacct")
+    assert mount.point == "/mnt/a b"
+    assert {"cpu", "cpuacct"} <= mount.controllers
+    assert parse_groups("4:memory:/a (deleted)\n0::/b:c\n") == {"": "/b:c"}, "a deleted group is left out"
 
 
 @pytest.mark.parametrize(
@@ -381,12 +336,9 @@ def test_hybrid_takes_limits_from_v1_and_pressure_from_v2(tree):
     tree.process(7, "3:cpu:/s\n1:name=systemd:/s\n0::/s\n")
     assert tree.budget(7).cores == 1.0
 
-    def wait_a_quarter():
-        tree.write("cg/unified/s/cpu.pressure", "some avg10=0 avg60=0 avg300=0 total=1250000\n")
-
-    reading = two_reads(tree, [7], wait_a_quarter)
-    assert reading.psi_cpu_some_pct == pytest.approx(25.0)
-    assert reading.psi_source == "/s"
+    later = "some avg10=0 avg60=0 avg300=0 total=1250000\n"
+    reading = two_reads(tree, [7], lambda: tree.write("cg/unified/s/cpu.pressure", later))
+    assert (reading.psi_cpu_some_pct, reading.psi_source) == (pytest.approx(25.0), "/s")
     assert reading.psi_io_some_pct == Missing("this kernel does not have it")
 
 
@@ -404,7 +356,7 @@ def test_target_outside_our_namespace_is_known_by_affinity_only(tree):
     assert "outside" in tree.budget(7, 8, cpus=4).reason
 
 
-def test_quota_of_the_lowest_common_group_counts_not_that_of_one_rank(tree):
+def test_quota_of_the_lowest_common_group_counts_not_that_of_one_rank_nor_the_root_that_v1_shows_of_a_zombie(tree):
     tree.mount("cg", "", version=2)
     for group, limit in (("job", "600000"), ("job/task0", "100000"), ("job/task1", "max")):
         v2_group(tree, group, limit)
@@ -412,9 +364,6 @@ def test_quota_of_the_lowest_common_group_counts_not_that_of_one_rank(tree):
     tree.process(8, "0::/job/task1\n")
     assert tree.budget(7).cores == 1.0
     assert tree.budget(7, 8).reason == "6 CPUs by quota of /job (affinity 64)"
-
-
-def test_a_zombie_that_v1_shows_in_the_root_is_left_out(tree):
     tree.mount("cg/cpu", "cpu")
     tree.v1_quota("cg/cpu/a", 100_000)
     tree.process(7, "3:cpu:/a\n")
@@ -441,16 +390,6 @@ def test_long_and_hostile_paths_are_cut_and_cleaned(tree):
     assert len(group.label()) <= 60
     assert group.label().endswith("/job")
     assert "\x1b" not in group.label()
-
-
-def test_mountinfo_octal_escapes():
-    (mount,) = parse_mounts(r"36 31 0:29 / /mnt/a\040b rw - cgroup cgroup rw,cpu,cpuacct")
-    assert mount.point == "/mnt/a b"
-    assert {"cpu", "cpuacct"} <= mount.controllers
-
-
-def test_deleted_groups_are_left_out():
-    assert parse_groups("4:memory:/a (deleted)\n0::/b:c\n") == {"": "/b:c"}
 
 
 @given(st.text())
@@ -495,14 +434,12 @@ def test_quota_formats(parse, texts, cores):
         parse(*["nonsense"] * len(texts))
 
 
-def test_pinned_main_thread_does_not_hide_its_pool(tmp_path):
+def test_pinned_main_thread_does_not_hide_its_pool_and_a_dead_process_has_no_mask(tmp_path):
     for tid in (7, 8, 9):
         (tmp_path / "7" / "task" / str(tid)).mkdir(parents=True)
     masks = {7: {0}, 8: {1}, 9: {2}}
     assert read_affinity([7], str(tmp_path), masks.__getitem__, online=8) == 3
 
-
-def test_dead_process_has_no_mask():
     def gone(pid):
         raise ProcessLookupError(errno.ESRCH, "No such process")
 

@@ -3,8 +3,6 @@
 import errno
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -49,7 +47,7 @@ def test_the_files_of_the_machine_are_parsed():
     assert parse_loadavg((DATA / "loadavg").read_bytes()) == 7.39
 
 
-def test_reader_shares_the_ticks_of_the_interval(proc):
+def test_reader_shares_the_ticks_of_the_interval_and_counters_that_step_back_give_no_negative_share(proc):
     reader = HostReader(str(proc))
     first = reader.read()
     assert first.used_cores == first.steal_pct == Missing("needs a second reading")
@@ -60,16 +58,8 @@ def test_reader_shares_the_ticks_of_the_interval(proc):
         text.replace("485300", "485400").replace("15923300", "15923360").replace("1400 300", "1440 300")
     )
     second = reader.read()
-    assert second.used_cores == pytest.approx(1.0)
-    assert second.steal_pct == pytest.approx(20.0)
-    reader.close()
-
-
-def test_counters_that_step_back_give_no_negative_share(proc):
-    reader = HostReader(str(proc))
-    reader.read()
-    text = (DATA / "stat").read_text()
-    (proc / "stat").write_text(text.replace("485300", "485299").replace("15923300", "15923400"))
+    assert (second.used_cores, second.steal_pct) == (pytest.approx(1.0), pytest.approx(20.0))
+    (proc / "stat").write_text(text.replace("485300", "485399").replace("15923300", "15923460"))
     assert reader.read().used_cores == 0.0
     reader.close()
 
@@ -126,19 +116,10 @@ def test_shm_of_the_target_grows_by_what_it_writes():
     if os.path.islink("/dev/shm") or not os.access("/dev/shm", os.W_OK):
         pytest.skip("/dev/shm is not writable here")
     before = read_shm(os.getpid())
-    program = (
-        "import tempfile\n"
-        "with tempfile.TemporaryFile(dir='/dev/shm') as f:\n"
-        " f.write(bytes(8 << 20)); f.flush(); print('full', flush=True); input()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as writer:
-        assert writer.stdout.readline() == "full\n"
+    program = "import tempfile\nf = tempfile.TemporaryFile(dir='/dev/shm')\nf.write(bytes(8 << 20))\nf.flush()\n"
+    with child(f"{program}say('full')\nhear()") as writer:
         during = read_shm(writer.pid)
-        writer.stdin.close()
-    assert during.path == "/dev/shm"
-    assert during.total_bytes == before.total_bytes
+    assert (during.path, during.total_bytes) == ("/dev/shm", before.total_bytes)
     # Others may free some of it meanwhile; half of what was written is proof enough.
     assert during.used_bytes - before.used_bytes > 4 << 20
 
@@ -151,10 +132,12 @@ def test_shm_says_why_it_was_not_read(tmp_path):
     assert "link" in read_shm(7, str(tmp_path)).reason
 
 
-def test_the_first_tick_may_be_expensive_without_shedding():
+def test_the_first_tick_may_be_expensive_without_shedding_and_the_cost_counts_per_second_and_not_per_tick():
     meter = feed(1, 500.0)
     assert not meter.shedding
     assert feed(1, 5 * BUDGET_MS_PER_S + 10, meter=meter).shedding
+    assert feed(40, BUDGET_MS_PER_S * 0.8, 0.5).shedding
+    assert not feed(40, BUDGET_MS_PER_S * 4, 5.0).shedding
 
 
 def test_a_cost_over_budget_sheds_and_one_just_below_it_does_not_return_to_full_rates():
@@ -190,23 +173,16 @@ def feed(times: int, tick_ms: float, interval_s: float = 1.0, meter=None) -> Own
     return meter
 
 
-def test_the_cost_counts_per_second_and_not_per_tick():
-    assert feed(40, BUDGET_MS_PER_S * 0.8, 0.5).shedding
-    assert not feed(40, BUDGET_MS_PER_S * 4, 5.0).shedding
-
-
-def test_our_own_figures_do_not_hang_on_our_number(monkeypatch):
+def test_our_own_figures_do_not_hang_on_our_number_and_those_that_cannot_be_read_are_missing(monkeypatch):
     """In a /proc of another PID namespace /proc/<getpid()> is another process, or none."""
+
+    def refuse(*_):
+        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+
     monkeypatch.setattr(os, "getpid", lambda: 1 << 22)
     told = OwnCostMeter().read([], 1.0, 0.0)
     assert told.rss_bytes > 1 << 20
     assert is_known(told.descriptors)
-
-
-def test_figures_of_ours_that_cannot_be_read_are_missing(monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-
     monkeypatch.setattr(own_cost, "read_stat", refuse)
     monkeypatch.setattr(own_cost.os, "stat", refuse)
     told = OwnCostMeter().read([], 1.0, 0.0)
@@ -225,8 +201,7 @@ def test_own_cpu_and_memory_are_those_of_this_process():
         pass
     second = meter.read([], 1.0, 2.5)
     expected = 100 * (time.process_time() - used) / (time.monotonic() - started)
-    assert second.cpu_pct == pytest.approx(expected, rel=0.15)
-    assert second.target_paused_ms == 2.5
+    assert (second.cpu_pct, second.target_paused_ms) == (pytest.approx(expected, rel=0.15), 2.5)
     with open("/proc/self/statm") as file:
         assert second.rss_bytes == pytest.approx(int(file.read().split()[1]) * 4096, rel=0.05)
     assert abs(second.descriptors - len(os.listdir("/proc/self/fd"))) <= 2
@@ -246,19 +221,12 @@ def test_a_child_costs_what_it_uses_while_it_is_ours():
         assert meter.read([one.pid], 0.0, 0.0).cpu_pct < 60
 
 
-def test_a_busy_child_is_counted():
-    with child("say('up')\nwhile True: pass") as one:
-        meter = OwnCostMeter()
-        meter.read([one.pid], 0.0, 0.0)
-        time.sleep(0.5)
-        assert meter.read([one.pid], 0.0, 0.0).cpu_pct > 20
-
-
-def test_a_child_that_is_restarted_takes_nothing_away():
-    busy = "end = time.process_time() + 0.3\nwhile time.process_time() < end: pass\nsay('up'); hear()"
+def test_a_busy_child_is_counted_and_one_that_is_restarted_takes_nothing_away():
     meter = OwnCostMeter()
-    with child(busy) as first:
+    with child("say('up')\nwhile True: pass") as first:
         meter.read([first.pid], 0.0, 0.0)
+        time.sleep(0.5)
+        assert meter.read([first.pid], 0.0, 0.0).cpu_pct > 20
         gone = first.pid
     used = time.process_time()
     while time.process_time() - used < 0.1:

@@ -5,10 +5,8 @@ import os
 import shutil
 import socket
 import struct
-import subprocess
-import sys
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,25 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.children import Child
 from tests.waiting import wait_until
 from tpmon.model.known import Missing, is_known
-from tpmon.probe.host.network import (
-    MOST_INTERFACES,
-    InterfaceCounters,
-    NetworkReader,
-    SocketReader,
-    TcpSocket,
-    choose_interfaces,
-    find_interface,
-    parse_messages,
-    parse_net_dev,
-    parse_sockets,
-    read_addresses,
-    read_descriptors,
-    read_established,
-    same_network_namespace,
-    sum_up,
-)
+from tpmon.probe.host import network
 
 DATA = Path(__file__).parents[2] / "data" / "network"
 SECOND = 1_000_000_000
@@ -66,8 +49,8 @@ class Machine:
         for name, value in counters.items():
             (directory / "counters" / name).write_text(f"{value}\n")
 
-    def reader(self) -> NetworkReader:
-        return NetworkReader(lambda: 7, str(self.proc), str(self.sys))
+    def reader(self) -> network.NetworkReader:
+        return network.NetworkReader(lambda: 7, str(self.proc), str(self.sys))
 
 
 @pytest.fixture
@@ -76,15 +59,15 @@ def machine(tmp_path):
 
 
 def test_net_dev_columns_and_names_that_touch_their_number():
-    found = parse_net_dev((DATA / "net_dev").read_text())
-    assert found["enp65s0f0np0"] == InterfaceCounters(66965987000, 131710000, 2 + 1, 17 + 3)
-    assert found["lo"] == InterfaceCounters(903193, 903193, 0, 0)
+    found = network.parse_net_dev((DATA / "net_dev").read_text())
+    assert found["enp65s0f0np0"] == network.InterfaceCounters(66965987000, 131710000, 2 + 1, 17 + 3)
+    assert found["lo"] == network.InterfaceCounters(903193, 903193, 0, 0)
     assert set(found) == {"lo", "ifb0", "docker0", "vethb1a2c3d", "enp65s0f0np0", "eth1.100"}
 
 
 @given(st.text(max_size=300))
 def test_net_dev_of_any_text(text):
-    assert isinstance(parse_net_dev(text), dict)
+    assert isinstance(network.parse_net_dev(text), dict)
 
 
 def names(machine, used=NONE):
@@ -110,27 +93,20 @@ def test_without_hardware_all_that_carries_traffic_but_the_loopback_is_shown(mac
     assert [name for name, _ in names(machine)] == ["enp65s0f0np0", "docker0", "vethb1a2c3d", "eth1.100"]
 
 
-def test_rates_are_differences_over_time(machine):
+def test_rates_are_differences_over_time_and_an_interface_that_comes_back_begins_anew(machine):
     reader = machine.reader()
     (first,) = reader.read(SECOND, NONE)
     assert first.receive_bytes_s == Missing("needs a second reading")
     machine.replace("66965987000 44108301    2   17", "66967987000 44108301    6   18")
     (second,) = reader.read(3 * SECOND, NONE)
-    assert (second.receive_bytes_s, second.send_bytes_s) == (1e6, 0.0)
-    assert (second.errors_s, second.drops_s) == (2.0, 0.5)
+    assert (second.receive_bytes_s, second.send_bytes_s, second.errors_s, second.drops_s) == (1e6, 0.0, 2.0, 0.5)
     machine.replace("66967987000", "5")
     (third,) = reader.read(4 * SECOND, NONE)
     assert third.receive_bytes_s == Missing("counter was reset")
-
-
-def test_interface_that_comes_back_begins_anew(machine):
-    reader = machine.reader()
     used = frozenset(["eth1.100"])
-    reader.read(SECOND, used)
-    machine.replace("eth1.100", "eth9.100")
-    reader.read(2 * SECOND, used)
-    machine.replace("eth9.100", "eth1.100")
-    back = {one.interface: one for one in reader.read(3 * SECOND, used)}
+    for second, old, new in ((5, "eth1", "eth1"), (6, "eth1", "eth9"), (7, "eth9", "eth1")):
+        machine.replace(f"{old}.100", f"{new}.100")
+        back = {one.interface: one for one in reader.read(second * SECOND, used)}
     assert back["eth1.100"].receive_bytes_s == Missing("needs a second reading")
 
 
@@ -150,10 +126,10 @@ def test_infiniband_counts_four_bytes_a_unit(machine):
 
 @given(st.dictionaries(st.text("abc0", min_size=1, max_size=3), st.integers(0, 99), max_size=40), st.data())
 def test_choice_is_bounded_and_used_ones_come_first(traffic, data):
-    counters = {name: InterfaceCounters(count, 0, 0, 0) for name, count in traffic.items()}
+    counters = {name: network.InterfaceCounters(count, 0, 0, 0) for name, count in traffic.items()}
     used = set(data.draw(st.lists(st.sampled_from(sorted(traffic)), max_size=5))) if traffic else set()
-    chosen = choose_interfaces(counters, set(), used)
-    assert len(chosen) <= MOST_INTERFACES
+    chosen = network.choose_interfaces(counters, set(), used)
+    assert len(chosen) <= network.MOST_INTERFACES
     assert set(chosen[: len(used)]) == used
 
 
@@ -161,7 +137,7 @@ def test_the_network_is_read_of_a_rank_that_lives(machine):
     """Its launcher died, or an older rank ended; the interfaces of its namespace are the same."""
     shutil.copytree(machine.proc / "7", machine.proc / "8", symlinks=True)
     ranks = [7, 8]
-    reader = NetworkReader(lambda: ranks[0], str(machine.proc), str(machine.sys))
+    reader = network.NetworkReader(lambda: ranks[0], str(machine.proc), str(machine.sys))
     assert is_known(reader.read(SECOND, NONE))
     shutil.rmtree(machine.proc / "7")
     assert reader.read(2 * SECOND, NONE) == Missing("the process is gone")
@@ -172,7 +148,7 @@ def test_the_network_is_read_of_a_rank_that_lives(machine):
 
 def test_real_loopback_carries_what_is_sent(pair):
     client, peer = pair
-    reader = NetworkReader(os.getpid)
+    reader = network.NetworkReader(os.getpid)
     used = frozenset(["lo"])
     before = time.monotonic_ns()
     reader.read(before, used)
@@ -188,32 +164,24 @@ def test_real_loopback_carries_what_is_sent(pair):
 @contextmanager
 def in_own_network():
     """Run a process in a network namespace of its own, or skip with the reason."""
-    program = "import ctypes\nif ctypes.CDLL(None, use_errno=True).unshare(0x40000000): raise SystemExit('refused')\nprint('in', flush=True)\ninput()"
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        if process.stdout.readline() != "in\n":
+    with closing(Child("say(ctypes.CDLL(None).unshare(0x40000000))\nhear()")) as one:
+        if one.hear() != "0":
             pytest.skip("not permitted to make a network namespace")
-        yield process.pid
-        process.stdin.close()
+        yield one.pid
 
 
 def test_real_namespace_of_the_target_is_the_one_that_is_read():
-    assert same_network_namespace(os.getpid()) is True
+    assert network.same_network_namespace(os.getpid()) is True
     with in_own_network() as pid:
-        assert same_network_namespace(pid) is False
-        samples = NetworkReader(lambda: pid).read(SECOND, NONE)
+        assert network.same_network_namespace(pid) is False
+        samples = network.NetworkReader(lambda: pid).read(SECOND, NONE)
         # A new namespace has a loopback only, which nobody uses.
         assert samples == ()
         apart = Missing("target is in another network namespace (doctor: place)")
-        assert SocketReader().read([pid], 0) == apart, "it is not ours to ask"
-    assert isinstance(same_network_namespace(pid), Missing)
-    assert SocketReader().read([pid], 0) == Missing("the process is gone")
-    assert isinstance(SocketReader().read([], 0), Missing)
+        assert network.SocketReader().read([pid], 0) == apart, "it is not ours to ask"
+    assert isinstance(network.same_network_namespace(pid), Missing)
+    assert network.SocketReader().read([pid], 0) == Missing("the process is gone")
+    assert isinstance(network.SocketReader().read([], 0), Missing)
 
 
 DUMP = (Path(__file__).parents[2] / "data" / "sockets" / "dump.bin").read_bytes()
@@ -222,23 +190,29 @@ DUMP = (Path(__file__).parents[2] / "data" / "sockets" / "dump.bin").read_bytes(
 NEWER = 102525
 
 
-def reading(sockets: SocketReader, pids, now_ns: int = 0):
+def reading(sockets: network.SocketReader, pids, now_ns: int = 0):
     found = sockets.read(pids, now_ns)
     assert is_known(found), found
     return found
 
 
-def parse_dump(data: bytes, inodes: set[int]) -> tuple[list[TcpSocket], int, bool]:
+def parse_dump(data: bytes, inodes: set[int]) -> tuple[list[network.TcpSocket], int, bool]:
     """Return the sockets of a datagram that are wanted, how many there are, and whether it is the last."""
-    messages, last = parse_messages(data)
-    return parse_sockets(messages, inodes), len(messages), last
+    messages, last = network.parse_messages(data)
+    return network.parse_sockets(messages, inodes), len(messages), last
 
 
-def test_captured_dump_agrees_with_ss():
+def test_captured_dump_agrees_with_ss_and_a_sum_takes_the_newest_movement_and_adds_losses():
     (found,), seen, last = parse_dump(DUMP, {NEWER})
-    assert found == TcpSocket(NEWER, "127.0.0.1", "127.0.0.1", 1352, 352, retransmits=0, unsent_bytes=2001920)
+    assert found == network.TcpSocket(NEWER, "127.0.0.1", "127.0.0.1", 1352, 352, retransmits=0, unsent_bytes=2001920)
     assert (seen, last) == (2, True)
     assert parse_dump(DUMP, set()) == ([], 2, True), "those of others are counted and left out"
+    two = replace(found, last_sent_ms=40, last_received_ms=9000, retransmits=3, unsent_bytes=10)
+    total = network.sum_up([found, two])
+    assert (total.connections, total.last_send_s, total.last_receive_s) == (2, 0.04, 0.352)
+    assert (total.retransmits, total.unsent_bytes) == (3, 2001930)
+    none = network.sum_up([])
+    assert (none.connections, none.retransmits, none.last_send_s) == (0, 0, Missing("no connection"))
 
 
 def test_short_tcp_info_of_an_old_kernel_is_missing_not_zero():
@@ -249,18 +223,18 @@ def test_short_tcp_info_of_an_old_kernel_is_missing_not_zero():
     (found,), _, _ = parse_dump(old, {NEWER, 102526})
     assert found.last_sent_ms == 77
     assert isinstance(found.unsent_bytes, Missing)
-    assert sum_up([found]).unsent_bytes == Missing("this kernel does not tell it")
-    assert sum_up([replace(found, last_sent_ms=found.unsent_bytes)]).last_send_s == found.unsent_bytes
+    assert network.sum_up([found]).unsent_bytes == Missing("this kernel does not tell it")
+    assert network.sum_up([replace(found, last_sent_ms=found.unsent_bytes)]).last_send_s == found.unsent_bytes
 
 
 def test_kernel_error_is_raised_with_its_number():
     refused = struct.pack("=IHHII", 20, 2, 0, 0, 0) + struct.pack("=i", -errno.EPERM)
     with pytest.raises(PermissionError):
-        parse_messages(refused)
+        network.parse_messages(refused)
     for cut in (struct.pack("=IHHII", 100, 20, 0, 0, 0), struct.pack("=IHHII", 16, 20, 0, 0, 0)):
         with pytest.raises(ValueError, match="cut"):
-            parse_messages(cut)
-    assert parse_messages(struct.pack("=IHHIIi", 20, 3, 0, 0, 0, 0)) == ([], True)
+            network.parse_messages(cut)
+    assert network.parse_messages(struct.pack("=IHHIIi", 20, 3, 0, 0, 0, 0)) == ([], True)
 
 
 @given(st.binary(max_size=200), st.integers(0, len(DUMP)))
@@ -285,16 +259,6 @@ def test_ipv6_and_mapped_addresses(raw, address):
     assert parse_dump(bytes(data), {NEWER, 102526})[0][0].local_address == address
 
 
-def test_sum_takes_the_newest_movement_and_adds_losses():
-    (one,), _, _ = parse_dump(DUMP, {NEWER})
-    two = replace(one, last_sent_ms=40, last_received_ms=9000, retransmits=3, unsent_bytes=10)
-    total = sum_up([one, two])
-    assert (total.connections, total.last_send_s, total.last_receive_s) == (2, 0.04, 0.352)
-    assert (total.retransmits, total.unsent_bytes) == (3, 2001930)
-    none = sum_up([])
-    assert (none.connections, none.retransmits, none.last_send_s) == (0, 0, Missing("no connection"))
-
-
 @pytest.mark.parametrize(
     ("addresses", "name"),
     [
@@ -307,8 +271,8 @@ def test_sum_takes_the_newest_movement_and_adds_losses():
     ],
 )
 def test_interface_of_a_connection(addresses, name):
-    one = TcpSocket(NEWER, *addresses, 0, 0, retransmits=0, unsent_bytes=0)
-    assert find_interface(one, {"10.0.0.5": "eth0", "127.0.0.1": "lo"}) == name
+    one = network.TcpSocket(NEWER, *addresses, 0, 0, retransmits=0, unsent_bytes=0)
+    assert network.find_interface(one, {"10.0.0.5": "eth0", "127.0.0.1": "lo"}) == name
 
 
 def test_descriptors_are_told_by_their_links(tmp_path):
@@ -318,10 +282,9 @@ def test_descriptors_are_told_by_their_links(tmp_path):
             (tmp_path / str(pid) / "fd" / str(number)).symlink_to(link)
     (tmp_path / "class/infiniband_verbs/uverbs0").mkdir(parents=True)
     (tmp_path / "class/infiniband_verbs/uverbs0/ibdev").write_text("mlx5_3\n")
-    found = read_descriptors([7, 8, 9], str(tmp_path), str(tmp_path))
-    assert found.inodes == {11, 13}
-    assert found.devices == {"mlx5_3"}
-    assert read_descriptors([9], str(tmp_path)) == Missing("the process is gone")
+    found = network.read_descriptors([7, 8, 9], str(tmp_path), str(tmp_path))
+    assert (found.inodes, found.devices) == ({11, 13}, {"mlx5_3"})
+    assert network.read_descriptors([9], str(tmp_path)) == Missing("the process is gone")
 
 
 # -- real connections ----------------------------------------------------------------------------
@@ -341,40 +304,35 @@ def inode(one: socket.socket) -> int:
     return os.fstat(one.fileno()).st_ino
 
 
-def test_real_pair_last_movement_grows_and_falls(pair):
+def test_real_pair_last_movement_grows_and_falls_and_what_the_peer_does_not_read_is_unsent(pair):
     client, peer = pair
     client.sendall(b"x")
     peer.recv(1)
     seen = []
-    assert wait_until(lambda: seen.extend(read_established({inode(client)})) or seen[-1].last_sent_ms >= 100)
-    (waiting,) = read_established({inode(peer)})
+    assert wait_until(lambda: seen.extend(network.read_established({inode(client)})) or seen[-1].last_sent_ms >= 100)
+    (waiting,) = network.read_established({inode(peer)})
     assert waiting.last_received_ms >= 100
     client.sendall(b"y")
     peer.recv(1)
-    (fresh,) = read_established({inode(client)})
+    (fresh,) = network.read_established({inode(client)})
     assert fresh.last_sent_ms < seen[-1].last_sent_ms
-    (received,) = read_established({inode(peer)})
+    (received,) = network.read_established({inode(peer)})
     assert received.last_received_ms < waiting.last_received_ms + 100
-
-
-def test_real_pair_unsent_bytes_of_a_peer_that_does_not_read(pair):
-    client, _ = pair
     client.setblocking(False)
-    try:
+    with suppress(BlockingIOError):
         for _ in range(1000):
             client.send(bytes(65536))
-    except BlockingIOError:
-        pass
-    (stuck,) = read_established({inode(client)})
+    (stuck,) = network.read_established({inode(client)})
     assert stuck.unsent_bytes > 0
 
 
 def test_real_job_is_this_process(pair):
-    sockets = SocketReader()
+    sockets = network.SocketReader()
     now = time.monotonic_ns()
     first = reading(sockets, [os.getpid()], now)
     assert first.sample.connections >= 2
     assert "lo" in first.interfaces
+    assert network.read_addresses()["127.0.0.1"] == "lo"
     with socket.create_server(("127.0.0.1", 0)) as server:
         late = socket.create_connection(server.getsockname())
         # Descriptors are scanned every ten seconds.
@@ -382,7 +340,3 @@ def test_real_job_is_this_process(pair):
         later = reading(sockets, [os.getpid()], now + 11 * SECOND)
         assert later.sample.connections == first.sample.connections + 1
         late.close()
-
-
-def test_own_addresses_name_the_loopback():
-    assert read_addresses()["127.0.0.1"] == "lo"

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.children import child
+from tests.children import Child, child
 from tests.dumps import make_rank, make_worker
 from tests.frames import NOW
 from tests.hanging import conclude, run, stand
@@ -24,18 +25,6 @@ from tpmon.model.process import Role
 from tpmon.model.text.redaction import HIDDEN, hide, hide_words
 from tpmon.model.verdict import Kind, SinceIs
 from tpmon.probe.host import output
-from tpmon.probe.host import output as open_files
-from tpmon.probe.host.output import (
-    LINE_LENGTH,
-    TAIL_BYTES,
-    OutputReader,
-    _stamp,
-    is_journal,
-    list_written,
-    parse_tail,
-    read_more,
-    read_newest_write,
-)
 from tpmon.probe.proc.wait_object import read_mount
 
 # -- redaction -----------------------------------------------------------------------------------
@@ -135,7 +124,7 @@ def test_in_a_command_line_a_value_ends_with_its_word(words, shown):
         (b"epoch 1\n\r 10%|#  | 1/10\r 20%|## | 2/10\r 30%|###| 3/10", False, ("epoch 1", "30%|###| 3/10")),
         # tqdm clears its line with blanks; a log with CR LF ends every line in a carriage return.
         (b"done\r\n\r 90%|#|\r        \r", False, ("done", "90%|#|")),
-        (((b"\r%4d/9999 it" % 1234) * 400)[-TAIL_BYTES:], True, ("1234/9999 it",)),
+        (((b"\r%4d/9999 it" % 1234) * 400)[-output.TAIL_BYTES :], True, ("1234/9999 it",)),
         # The half line at the cut is left out.
         (b"f_secretsecret\nwhole\n", True, ("whole",)),
         (b"f_secretsecret and the rest of it", True, ("and the rest of it",)),
@@ -143,28 +132,25 @@ def test_in_a_command_line_a_value_ends_with_its_word(words, shown):
     ],
 )
 def test_the_last_lines_are_those_that_a_terminal_would_show(raw, cut, lines):
-    assert parse_tail(raw, cut=cut) == lines
+    assert output.parse_tail(raw, cut=cut) == lines
 
 
-def test_escape_sequences_and_control_characters_do_not_pass():
+def test_escape_sequences_and_control_characters_do_not_pass_and_a_line_is_redacted_before_it_is_cut():
     raw = b"\x1b[31mred\x1b[0m \x1b]0;title\x07\x1b[Aup\x9b\x00\xff\n\x1b]52;c;aGk=\x1b\\copied\xe2\x80\xae\n"
-    shown = parse_tail(raw, cut=False)
+    shown = output.parse_tail(raw, cut=False)
     assert shown[0].startswith("red up")
     assert shown[1] == "copied?"
     assert all(char.isprintable() for line in shown for char in line)
+    (line,) = output.parse_tail(b"x" * (output.LINE_LENGTH - 8) + b" token=abcdefghijkl\n", cut=False)
+    assert "abc" not in line
 
 
 @given(st.binary(max_size=600), st.booleans())
 def test_any_bytes_give_at_most_three_short_printable_lines(raw, cut):
-    lines = parse_tail(raw, cut)
+    lines = output.parse_tail(raw, cut)
     assert len(lines) <= 3
-    assert all(0 < len(line) <= LINE_LENGTH for line in lines)
+    assert all(0 < len(line) <= output.LINE_LENGTH for line in lines)
     assert not any(ord(char) < 32 or 127 <= ord(char) < 160 for line in lines for char in line)
-
-
-def test_line_is_redacted_before_it_is_cut():
-    (line,) = parse_tail(b"x" * (LINE_LENGTH - 8) + b" token=abcdefghijkl\n", cut=False)
-    assert "abc" not in line
 
 
 # -- real processes ------------------------------------------------------------------------------
@@ -203,34 +189,29 @@ def logged(tmp_path, writer):
         return log, writer(file, subprocess.PIPE)
 
 
-def test_real_file_is_followed_as_it_grows(logged):
+def test_real_file_is_followed_as_it_grows_and_also_when_it_was_deleted(logged):
     log, process = logged
-    (sample,) = OutputReader().read([process.pid])
+    (sample,) = output.OutputReader().read([process.pid])
     assert (sample.path, sample.size_bytes, sample.lines) == (str(log), 0, ())
     say(process, "step 1 loss 2.0")
-    (sample,) = OutputReader().read([process.pid])
+    (sample,) = output.OutputReader().read([process.pid])
     assert (sample.pid, sample.fd, sample.lines) == (process.pid, 1, ("step 1 loss 2.0",))
     say(process, "step 2 token=abcdefghijkl")
     os.utime(log, (1_000, 1_700_000_000))
-    (sample,) = OutputReader().read([process.pid])
+    (sample,) = output.OutputReader().read([process.pid])
     assert (sample.size_bytes, sample.lines) == (log.stat().st_size, ("step 1 loss 2.0", "step 2 token=***"))
     assert sample.last_write.astimezone(timezone.utc) == datetime.fromtimestamp(1_700_000_000, timezone.utc)
     assert sample.last_write_age_s > 1e6
     assert log.stat().st_atime == 1_000, "reading leaves the access time alone"
-
-
-def test_a_log_that_was_deleted_is_still_read(logged):
-    log, process = logged
-    say(process, "still here")
     log.unlink()
-    (sample,) = OutputReader().read([process.pid])
-    assert (sample.path, sample.lines) == (f"{log} (deleted)", ("still here",))
+    (deleted,) = output.OutputReader().read([process.pid])
+    assert (deleted.path, deleted.lines) == (f"{log} (deleted)", sample.lines)
 
 
 def test_one_file_behind_two_descriptors_of_two_processes_is_read_once(tmp_path, writer):
     with (tmp_path / "both.log").open("wb") as file, (tmp_path / "other.log").open("wb") as other:
         one, two = writer(file, file), writer(file, other)
-    samples = OutputReader().read([one.pid, two.pid])
+    samples = output.OutputReader().read([one.pid, two.pid])
     assert [(sample.pid, sample.fd) for sample in samples] == [(one.pid, 1), (two.pid, 2)]
 
 
@@ -239,7 +220,7 @@ def test_pipes_terminals_and_null_are_never_touched(writer):
     process = writer(subprocess.PIPE, subprocess.PIPE)
     at_terminal = writer(side, subprocess.DEVNULL)
     say(process, "for the pipe's reader")
-    assert OutputReader().read([process.pid, at_terminal.pid]) == ()
+    assert output.OutputReader().read([process.pid, at_terminal.pid]) == ()
     # What was in the pipe is still there for its reader.
     assert process.stdout.readline() == "for the pipe's reader\n"
     os.close(main)
@@ -251,20 +232,16 @@ def test_unreadable_log_says_why_and_keeps_its_age(logged):
     say(process, "secret")
     log.chmod(0)
     if os.access(log, os.R_OK):
-        program = (
-            "import os, sys; sys.path.insert(0, sys.argv[2])\n"
-            "from tpmon.probe.host.output import OutputReader\n"
-            "os.setuid(65534); print(OutputReader().read([int(sys.argv[1])]))"
-        )
-        seen = subprocess.run(
-            [sys.executable, "-c", program, str(process.pid), os.getcwd()], capture_output=True, text=True, check=False
-        )
-        assert "not permitted (doctor: fd)" in seen.stdout, seen.stderr
-        assert "secret" not in seen.stdout
+        program = "sys.path[:0] = sys.argv[2:]\nfrom tpmon.probe.host.output import OutputReader\nos.setuid(65534)\n"
+        with closing(
+            Child(f"{program}say(OutputReader().read([int(sys.argv[1])]))", str(process.pid), *sys.path)
+        ) as one:
+            seen = one.hear()
+        assert "not permitted (doctor: fd)" in seen
+        assert "secret" not in seen
     else:
-        (sample,) = OutputReader().read([process.pid])
-        assert sample.size_bytes == Missing("not readable: the file itself does not permit it")
-        assert sample.lines == ()
+        (sample,) = output.OutputReader().read([process.pid])
+        assert (sample.size_bytes, sample.lines) == (Missing("not readable: the file itself does not permit it"), ())
         assert sample.last_write_age_s < 60
 
 
@@ -276,19 +253,19 @@ def test_who_may_not_read_a_log_is_sent_to_the_doctor_only_where_the_descriptor_
     (tmp_path / "train.log").write_text("step 1\n")
     link = tmp_path / "7" / "fd" / "1"
     link.symlink_to(tmp_path / "train.log")
-    (sample,) = OutputReader(str(tmp_path)).read([7])
+    (sample,) = output.OutputReader(str(tmp_path)).read([7])
     monkeypatch.setattr(output, "_open", refuse)
-    (unread,) = OutputReader(str(tmp_path)).read([7])
+    (unread,) = output.OutputReader(str(tmp_path)).read([7])
     assert unread.size_bytes == Missing("not readable: the file itself does not permit it")
-    assert read_more(sample, 5, str(tmp_path)) == Missing("the file itself does not permit it")
+    assert output.read_more(sample, 5, str(tmp_path)) == Missing("the file itself does not permit it")
     link.unlink()
-    assert read_more(sample, 5, str(tmp_path)) == Missing("not permitted (doctor: fd)")
+    assert output.read_more(sample, 5, str(tmp_path)) == Missing("not permitted (doctor: fd)")
 
 
 def test_writes_on_a_server_whose_clock_is_ahead_are_dated_by_ours(logged):
     """Where two looks find two times, the write was between them, whatever the server calls it."""
     log, process = logged
-    reader, ahead_s = OutputReader(), int(time.time()) + 600
+    reader, ahead_s = output.OutputReader(), int(time.time()) + 600
     say(process, "step 1")
     os.utime(log, (0, ahead_s))
     for _ in range(2):
@@ -305,42 +282,44 @@ def test_writes_on_a_server_whose_clock_is_ahead_are_dated_by_ours(logged):
 
 
 def test_a_clock_that_was_seen_ahead_is_not_believed_when_ours_has_caught_up():
-    first = _stamp(1600.0, 10, None, 1000.0)
+    first = output._stamp(1600.0, 10, None, 1000.0)
     assert (first.ahead_s, first.written_s) == (600.0, None)
-    later = _stamp(1600.0, 10, first, 2200.0)
+    later = output._stamp(1600.0, 10, first, 2200.0)
     assert (later.ahead_s, later.written_s) == (600.0, None), "600 s ago by the server, 1,200 by us"
-    wrote = _stamp(2900.0, 20, later, 2300.0)
-    assert _stamp(2900.0, 20, wrote, 3000.0).written_s == 2300.0
-    quiet = _stamp(900.0, 10, None, 1000.0)
+    wrote = output._stamp(2900.0, 20, later, 2300.0)
+    assert output._stamp(2900.0, 20, wrote, 3000.0).written_s == 2300.0
+    quiet = output._stamp(900.0, 10, None, 1000.0)
     assert quiet.written_s == 900.0
-    assert _stamp(1610.0, 20, quiet, 1010.0).written_s == 1010.0
-    assert _stamp(1003.0, 10, None, 1000.0).written_s == 1003.0, "a little ahead is no other clock"
+    assert output._stamp(1610.0, 20, quiet, 1010.0).written_s == 1010.0
+    assert output._stamp(1003.0, 10, None, 1000.0).written_s == 1003.0, "a little ahead is no other clock"
 
 
 def test_a_log_that_was_cut_was_not_written():
     """Whoever rotates logs cuts them where they are: no sign of life of the job."""
-    first = _stamp(1000.0, 500, None, 5000.0)
-    cut = _stamp(4990.0, 0, first, 5001.0)
-    still = _stamp(4990.0, 0, cut, 5002.0)
+    first = output._stamp(1000.0, 500, None, 5000.0)
+    cut = output._stamp(4990.0, 0, first, 5001.0)
+    still = output._stamp(4990.0, 0, cut, 5002.0)
     assert [one.written_s for one in (first, cut, still)] == [1000.0] * 3
-    grown = _stamp(5020.0, 30, still, 5021.0)
+    grown = output._stamp(5020.0, 30, still, 5021.0)
     assert grown.written_s == 5020.0
     # Two that write without O_APPEND write over each other, and the file does not grow.
-    assert _stamp(5025.0, 30, grown, 5026.0).written_s == 5025.0
+    assert output._stamp(5025.0, 30, grown, 5026.0).written_s == 5025.0
     # A file system whose time comes after its size.
-    early = _stamp(5020.0, 40, grown, 5027.0)
-    assert _stamp(5028.0, 40, early, 5029.0).written_s == 5028.0
-    assert _stamp(5020.0, 30, grown, 5030.0).written_s == 5020.0
-    assert _stamp(3000.0, 30, grown, 5031.0).written_s == 3000.0, "somebody said that it is older"
-    ahead = _stamp(9000.0, 30, _stamp(8000.0, 20, _stamp(7000.0, 10, None, 5000.0), 5010.0), 5020.0)
-    assert _stamp(9500.0, 0, ahead, 5100.0).written_s == ahead.written_s == 5020.0
+    early = output._stamp(5020.0, 40, grown, 5027.0)
+    assert output._stamp(5028.0, 40, early, 5029.0).written_s == 5028.0
+    assert output._stamp(5020.0, 30, grown, 5030.0).written_s == 5020.0
+    assert output._stamp(3000.0, 30, grown, 5031.0).written_s == 3000.0, "somebody said that it is older"
+    ahead = output._stamp(
+        9000.0, 30, output._stamp(8000.0, 20, output._stamp(7000.0, 10, None, 5000.0), 5010.0), 5020.0
+    )
+    assert output._stamp(9500.0, 0, ahead, 5100.0).written_s == ahead.written_s == 5020.0
 
 
 def test_a_log_that_is_cut_under_its_writer_keeps_the_age_of_its_last_line(logged):
     log, process = logged
     say(process, "step 1")
     os.utime(log, (0, 1_700_000_000))
-    reader = OutputReader()
+    reader = output.OutputReader()
     reader.read([process.pid])
     os.truncate(log, 0)
     for _ in range(2):
@@ -354,21 +333,16 @@ def test_a_log_that_is_cut_under_its_writer_keeps_the_age_of_its_last_line(logge
     assert sample.last_write_age_s < 60
 
 
-def test_process_that_ended_has_no_output():
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    assert OutputReader().read([process.pid]) == ()
-
-
-def test_last_words_are_read_after_the_end_of_their_writer(logged):
+def test_last_words_are_read_after_the_end_of_their_writer_by_who_knew_it(logged):
     log, process = logged
     say(process, "step 1")
-    reader = OutputReader()
+    reader = output.OutputReader()
     assert reader.read([process.pid])[0].lines == ("step 1",)
     say(process, "RuntimeError: out of memory")
     process.kill()
     process.wait()
     assert reader.read([process.pid])[0].lines == ("step 1", "RuntimeError: out of memory")
+    assert output.OutputReader().read([process.pid]) == ()
     log.rename(log.with_suffix(".1"))
     log.write_text("of the next run\n")
     assert reader.read([])[0].lines == ("step 1", "RuntimeError: out of memory")
@@ -377,7 +351,7 @@ def test_last_words_are_read_after_the_end_of_their_writer(logged):
 def test_a_log_that_is_written_comes_before_one_whose_writer_ended(tmp_path, writer):
     with (tmp_path / "first.log").open("wb") as first, (tmp_path / "second.log").open("wb") as second:
         one, two = writer(first, subprocess.PIPE), writer(second, subprocess.PIPE)
-    reader = OutputReader()
+    reader = output.OutputReader()
     assert [sample.pid for sample in reader.read([one.pid])] == [one.pid]
     one.kill()
     one.wait()
@@ -403,31 +377,23 @@ def start_workers(frames: list[Frame], ago_s: float) -> list[Frame]:
     return [replace(frame, processes=tuple(map(start, frame.processes))) for frame in frames]
 
 
-def test_what_this_process_has_open_for_writing_is_listed_and_what_it_reads_is_not(tmp_path):
-    log, data = tmp_path / "events", tmp_path / "data"
+def test_of_what_is_open_for_writing_the_newest_is_told_and_no_network_file_system_is_asked(tmp_path, monkeypatch):
+    old, new, data = tmp_path / "old", tmp_path / "new", tmp_path / "data"
     data.write_text("x")
-    with log.open("w") as one, data.open() as other:
-        listed = dict(list_written(os.getpid()))
-        assert listed[one.fileno()] == str(log)
-        assert other.fileno() not in listed
+    with old.open("w") as first, new.open("w") as second, data.open() as other:
+        listed = dict(output.list_written(os.getpid()))
+        assert listed[first.fileno()] == str(old)
+        assert other.fileno() not in listed, "it is only read"
         assert not any(path.startswith(("/dev/", "pipe:", "socket:")) for path in listed.values())
-
-
-def test_the_newest_file_is_told_and_no_network_file_system_is_asked(tmp_path, monkeypatch):
-    old, new = tmp_path / "old", tmp_path / "new"
-    with old.open("w") as first, new.open("w") as second:
-        if read_mount(os.getpid(), first.fileno(), "/proc")[1] not in open_files.LOCAL:
+        if read_mount(os.getpid(), first.fileno(), "/proc")[1] not in output.LOCAL:
             pytest.skip("the folder of this test is on no local file system")
         later = 2_000_000_000
         os.utime(second.fileno(), (later, later))
-        found = read_newest_write([os.getpid()])
+        found = output.read_newest_write([os.getpid()])
         assert (found.pid, found.path, found.last_write.timestamp()) == (os.getpid(), str(new), later)
-        monkeypatch.setattr(open_files, "LOCAL", frozenset())
-        assert read_newest_write([os.getpid()]) is NOT_APPLICABLE
-
-
-def test_a_process_that_is_gone_has_none(tmp_path):
-    assert read_newest_write([1, 2], str(tmp_path)) is NOT_APPLICABLE
+        monkeypatch.setattr(output, "LOCAL", frozenset())
+        assert output.read_newest_write([os.getpid()]) is NOT_APPLICABLE
+    assert output.read_newest_write([1, 2], str(tmp_path)) is NOT_APPLICABLE, "they are gone"
 
 
 OLD_LOG = stand(LOCKED, seconds=10, log_age_s=1560.0)
@@ -498,9 +464,9 @@ def test_a_file_that_is_appended_to_is_a_journal_and_an_empty_one_is_none(tmp_pa
     path.touch()
     # In a process of its own: the output of this one may be a file that make has opened for appending.
     with child(HOLDS, str(path), mode, text) as one:
-        fd = next(fd for fd, name in list_written(one.pid) if name == str(path))
-        if read_mount(one.pid, fd, "/proc")[1] not in open_files.LOCAL:
+        fd = next(fd for fd, name in output.list_written(one.pid) if name == str(path))
+        if read_mount(one.pid, fd, "/proc")[1] not in output.LOCAL:
             pytest.skip("the folder of this test is on no local file system")
-        assert is_journal(one.pid, fd, str(path)) is (mode == "a")
-        assert read_newest_write([one.pid]).journal is expected
-    assert is_journal(one.pid, -1, "/runs/7/events.out.tfevents.1772.host.7.0")
+        assert output.is_journal(one.pid, fd, str(path)) is (mode == "a")
+        assert output.read_newest_write([one.pid]).journal is expected
+    assert output.is_journal(one.pid, -1, "/runs/7/events.out.tfevents.1772.host.7.0")

@@ -26,10 +26,8 @@ from tpmon.probe.job.job import Member
 
 QUIET = Changes()
 UNREAD = Missing("reaped")
-GROUP = CgroupReading(
-    **dict.fromkeys(CgroupReading.__dataclass_fields__, UNREAD)
-    | {"memory_source": "/job", "limit_source": "/job", "oom_kills": 0}
-)
+PLACED = {"memory_source": "/job", "limit_source": "/job", "oom_kills": 0}
+GROUP = CgroupReading(**dict.fromkeys(CgroupReading.__dataclass_fields__, UNREAD) | PLACED)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +56,7 @@ def tell(teller: EventTracker, changes: Changes = QUIET, processes=(), others=()
 def test_events_of_one_second_stand_by_weight_the_most_important_last(teller):
     tell(teller)
     others = [Event(NOW, EventKind.GPU, "Xid 79 on GPU 0"), Event(NOW, EventKind.PROBE, "tpmon is over its CPU budget")]
-    changes = replace(gone((rank(1), EXIT_1), (worker(0), 9)), born=(worker(5),))
+    changes = replace(gone((rank(1), EXIT_1), (worker(0), 9)), born=(worker(5),), root_runs="resume.py")
     texts = tell(teller, changes, others=others, group=replace(GROUP, oom_kills=1))
     assert [text.split(" (")[0] for text in texts] == [
         "tpmon is over its CPU budget",
@@ -67,46 +65,34 @@ def test_events_of_one_second_stand_by_weight_the_most_important_last(teller):
         "the OOM killer ended 1 process in the job's control group",
         "Xid 79 on GPU 0",
         "rank 1",
+        "the root of the job replaced itself",
     ]
 
 
-def test_a_stop_and_its_end_are_one_event_each(teller):
+def test_a_stop_and_its_end_are_one_event_each_and_a_freeze_is_told_with_its_group(teller):
     stopped = make_process(state="T")
     assert tell(teller, processes=[make_process(), make_worker()]) == []
     assert tell(teller, processes=[stopped, make_worker()]) == ["rank 0 (4211) stopped by a signal"]
     assert tell(teller, processes=[stopped, make_worker()]) == []
     both = [stopped, make_worker(4221, 0, state="T")]
     assert tell(teller, processes=both) == ["worker 0 (4221) of rank 0 stopped by a signal"]
-    assert tell(teller, processes=[make_process(), make_worker(4221, 0)]) == [
-        "worker 0 (4221) of rank 0 running again",
-        "rank 0 (4211) running again",
-    ]
+    again = ["worker 0 (4221) of rank 0 running again", "rank 0 (4211) running again"]
+    assert tell(teller, processes=[make_process(), make_worker(4221, 0)]) == again
     assert tell(teller, processes=[make_process(), make_worker(4221, 0)]) == []
-
-
-def test_a_freeze_of_a_group_is_told_with_the_group_and_its_end(teller):
     frozen = make_process(state="D", frozen=Freezer(1, "/train", "/sys/fs/cgroup/freezer/train"))
     assert tell(teller, processes=[frozen]) == ["rank 0 (4211) frozen by control group /train"]
     assert tell(teller, processes=[frozen]) == []
     assert tell(teller, processes=[make_process(state="t")]) == ["rank 0 (4211) running again"]
 
 
-def test_a_stopped_process_that_ends_does_not_run_again(teller):
+def test_a_stopped_process_that_ends_does_not_run_again_and_many_stops_at_once_are_counted(teller):
     tell(teller, processes=[make_process(state="T")])
     assert tell(teller, processes=[]) == []
     assert tell(teller, processes=[make_process(start_ticks=99)]) == [], "another one of the same PID"
-
-
-def test_many_stops_at_once_are_counted_and_those_of_helpers_are_none(teller):
     workers = [make_worker(4300 + i, i, state="T") for i in range(8)]
     helper = make_process(9, role=Role.HELPER, state="T")
-    assert tell(teller, processes=[*workers, helper]) == ["8 workers of rank 0 stopped by a signal"]
-
-
-def test_that_the_root_runs_another_program_is_one_event(teller):
-    assert tell(teller, Changes(root_runs="resume.py")) == [
-        "the root of the job replaced itself (exec) and now runs resume.py"
-    ]
+    counted = ["8 workers of rank 0 stopped by a signal"]
+    assert tell(teller, processes=[*workers, helper]) == counted, "those of helpers are none"
 
 
 LAUNCHER = made_up(100, role=Role.LAUNCHER, rank=NOT_APPLICABLE, label="torchrun")
@@ -201,12 +187,6 @@ def test_the_end_of_a_job_is_that_of_its_root_and_of_who_failed_before(ends, sto
     assert (ends.describe(), ends.outcome, ends.signal != NOT_APPLICABLE) == (how, outcome, "SIG" in how)
 
 
-def test_an_oom_kill_is_named_with_its_proof(ends):
-    ends.add(gone((rank(0), KILL)), 0, oom_kills=1)
-    ends.add(gone((LAUNCHER, EXIT_1)), 0)
-    assert ends.describe() == "exit 1, after rank 0 (101): SIGKILL; OOM kill counted in its control group"
-
-
 @pytest.mark.parametrize(("after_ns", "outcome"), [(OUTLIVED_NS, FAILED), (OUTLIVED_NS + 1, UNKNOWN)])
 def test_a_failure_that_the_job_outlived_for_long_is_not_its_end(ends, after_ns, outcome):
     for now_ns, changes in ((7, gone((rank(1), KILL))), (8, Changes()), (7 + after_ns, gone((LAUNCHER, UNREAD)))):
@@ -227,14 +207,11 @@ def test_a_restart_names_who_made_it_necessary():
     )
 
 
-def test_oom_kills_of_the_past_and_of_another_place_are_not_new():
+def test_oom_kills_of_the_past_and_of_another_place_are_not_new_and_one_counts_before_its_victim_is_gone():
     kills = OomKills()
     looks = [("/job", 3), ("/job", 3), ("/job", 5), ("host", 90), ("host", 91), ("/job", 5), ("/job", 4)]
     looks += [("/job", Missing("gone")), ("/job", 6)]
     assert [kills.count_new(*look, now_ns=0) for look in looks] == [0, 0, 2, 0, 1, 0, 0, 0, 2]
-
-
-def test_a_kill_is_counted_before_its_victim_is_gone():
     kills = OomKills()
     for look in ((0, 0), (1, 0), (1, DYING_NS - 1)):
         kills.count_new("/job", *look)
@@ -243,11 +220,15 @@ def test_a_kill_is_counted_before_its_victim_is_gone():
     assert kills.count_recent(DYING_NS - 1) == 0
 
 
-def test_each_end_is_told_with_its_signal(ends):
+def test_each_end_is_told_with_its_signal_and_an_oom_kill_with_its_proof(ends):
     told = ends.add(gone((worker(0), KILL), (rank(0), 0)), 0)
     assert [(end.outcome, end.signal, end.how) for end in told] == [
         *((FAILED, "SIGKILL", "SIGKILL"), (WELL, NOT_APPLICABLE, "exit 0"))
     ]
+    killed = MemberEnds(LAUNCHER.identity)
+    killed.add(gone((rank(0), KILL)), 0, oom_kills=1)
+    killed.add(gone((LAUNCHER, EXIT_1)), 0)
+    assert killed.describe() == "exit 1, after rank 0 (101): SIGKILL; OOM kill counted in its control group"
 
 
 def test_ranks_without_their_launchers_word_ended_as_the_worst_of_them(ends):

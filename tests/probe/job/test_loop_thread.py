@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -171,8 +172,14 @@ def test_the_thread_of_the_loop_is_remembered(loops, run):
         assert loops.said(ME) == tid
 
 
-def test_a_process_that_is_gone_has_its_main_thread(loops):
+def test_neither_a_thread_of_autograd_nor_one_that_proc_does_not_have_is_the_loop(loops, tmp_path):
     assert loops.learn(Identity(5, 1), [stack(5, MAIN, JOIN), stack(LOOP, TRAIN, STEP)], 0) == 5
+    (tmp_path / f"{PID}/task/{LOOP}/comm").write_text("pt_autograd_0\n")
+    assert loops.learn(ME, TRAINS, 0) == PID
+    own = os.getpid()
+    assert read_loop(own, stack(own)) == Loop(LoopThread(own, ""), own)
+    assert read_loop(own, stack(1 << 22)) is NOT_APPLICABLE
+    assert read_loop(1 << 22, stack(1 << 22)) is NOT_APPLICABLE
 
 
 def test_a_thread_that_has_the_address_of_one_that_ended_is_another(loops, tmp_path, monkeypatch):
@@ -239,16 +246,16 @@ def dump_kinds(one):
     return {thread.tid: thread.kind for thread in Dumper([one]).read_round().processes[0].threads}
 
 
-def test_a_dump_takes_the_thread_that_trains_for_the_main_one(threaded):
+def test_a_dump_takes_the_thread_that_trains_for_the_main_one_or_the_one_that_is_known(threaded):
     one, tid = threaded
     kinds = dump_kinds(member(one.pid))
     assert (kinds[tid], kinds[one.pid]) == (ThreadKind.MAIN, ThreadKind.OTHER)
     # Of a worker or a helper nothing is looked for.
     assert dump_kinds(replace(member(one.pid), role=Role.WORKER))[one.pid] is ThreadKind.MAIN
-
-
-def test_where_no_stack_comes_the_thread_that_is_known_is_read(threaded):
-    one, tid = threaded
+    main = replace(member(one.pid), is_loop_told=True)
+    assert dump_kinds(main)[one.pid] is ThreadKind.MAIN
+    assert dump_kinds(replace(main, loop=loop_of(1 << 22)))[tid] is ThreadKind.MAIN
+    # Also where no stack comes.
     threads = read_threads(one.pid, Role.RANK, Missing("not asked"), loop_tid=tid)
     (first,) = [look for look in threads.looks if look.kind is ThreadKind.MAIN]
     assert (first.tid, first.frames) == (tid, Missing("not asked"))
@@ -280,7 +287,6 @@ def test_slices_teach_which_thread_it_is(threaded):
 def test_state_waits_and_demand_are_those_of_the_thread_that_trains(threaded):
     one, tid = threaded
     me = member(one.pid)
-    population = Population()
 
     def demand(named):
         population.read((named,), skip_threads=False)
@@ -288,22 +294,17 @@ def test_state_waits_and_demand_are_those_of_the_thread_that_trains(threaded):
         ((now),) = population.read((named,), skip_threads=False)
         kinds = {group.kind: group.runnable for group in now.now.threads.groups}
         assert is_known(kinds[ThreadKind.MAIN])
-        return kinds[ThreadKind.MAIN], now.now.waits_for
+        return kinds[ThreadKind.MAIN]
 
-    try:
-        resting, _ = demand(me)
-        assert resting < 0.05
-        training, _ = demand(replace(me, loop=loop_of(tid)))
-        assert training > 0.1
-        again, _ = demand(me)
-        assert again < 0.05
+    with closing(Population()) as population:
+        assert demand(me) < 0.05
+        assert demand(replace(me, loop=loop_of(tid))) > 0.1
+        assert demand(me) < 0.05
         # A thread that is gone leaves the process readable, and its own wait unknown.
-        population.read((replace(me, loop=loop_of(1 << 22)),), skip_threads=False)
-        (reading,) = population.read((replace(me, loop=loop_of(1 << 22)),), skip_threads=False)
+        for _ in range(2):
+            (reading,) = population.read((replace(me, loop=loop_of(1 << 22)),), skip_threads=False)
         assert isinstance(reading.now.waits_for, Missing)
         assert reading.now.state in "RS"
-    finally:
-        population.close()
 
 
 def test_looks_go_to_the_thread_that_trains(threaded):
@@ -319,25 +320,6 @@ def test_looks_go_to_the_thread_that_trains(threaded):
     probe.stop()
     for thread in probe._threads.values():
         thread.close()
-
-
-def test_a_number_that_proc_does_not_have_is_no_thread():
-    me = os.getpid()
-    assert read_loop(me, stack(me)) == Loop(LoopThread(me, ""), me)
-    assert read_loop(me, stack(1 << 22)) is NOT_APPLICABLE
-    assert read_loop(1 << 22, stack(1 << 22)) is NOT_APPLICABLE
-
-
-def test_a_thread_of_autograd_works_for_another(loops, tmp_path):
-    (tmp_path / f"{PID}/task/{LOOP}/comm").write_text("pt_autograd_0\n")
-    assert loops.learn(ME, TRAINS, 0) == PID
-
-
-def test_a_dump_leaves_the_thread_of_the_loop_to_those_who_know_it(threaded):
-    one, tid = threaded
-    main = replace(member(one.pid), is_loop_told=True)
-    assert dump_kinds(main)[one.pid] is ThreadKind.MAIN
-    assert dump_kinds(replace(main, loop=loop_of(1 << 22)))[tid] is ThreadKind.MAIN
 
 
 @pytest.mark.long

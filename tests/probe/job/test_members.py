@@ -22,14 +22,7 @@ from tpmon.probe.base.procread import TICKS_PER_S, boot_time_s, read_stat
 from tpmon.probe.job import exit_status as ending
 from tpmon.probe.job import members as members_module
 from tpmon.probe.job.events import Changes, Departure
-from tpmon.probe.job.exit_status import (
-    UNSEEN,
-    describe_end,
-    find_dead,
-    parse_oom_victims,
-    read_oom_victims,
-    read_wait_status,
-)
+from tpmon.probe.job.exit_status import UNSEEN, describe_end, find_dead, parse_oom_victims, read_oom_victims
 from tpmon.probe.job.members import BIRTHS_PER_REFRESH, Membership
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.proc.counters import Shares
@@ -88,13 +81,16 @@ def watch(fake, watching):
     return watching(fake)
 
 
-def test_nothing_new_is_no_change(watch):
+def test_nothing_new_is_no_change_and_a_scan_is_made_every_five_seconds_and_no_more(watch, monkeypatch):
+    looks: list[str] = []
+    real = members_module.list_pids
+    monkeypatch.setattr(members_module, "list_pids", lambda proc: looks.append(proc) or real(proc))
     before = watch.membership.members
-    assert [watch.refresh(), watch.refresh(6.0), watch.refresh()] == [Changes()] * 3
-    assert watch.membership.members == before
+    assert [watch.refresh() for _ in range(20)] == [Changes()] * 20
+    assert (watch.membership.members, len(looks)) == (before, 4)
 
 
-def test_a_respawn_at_the_end_of_an_epoch(watch):
+def test_a_respawn_at_the_end_of_an_epoch_and_an_elastic_restart_are_told(watch):
     watch.fake.remove(110)
     watch.add_worker(130)
     changes = watch.refresh()
@@ -102,6 +98,14 @@ def test_a_respawn_at_the_end_of_an_epoch(watch):
     assert (changes.born[0].role, changes.born[0].rank, changes.born[0].worker) == (Role.WORKER, 0, 0)
     assert watch.roles().keys() == {100, 101, 102, 120, 130}
     assert describe_changes(changes) == ("epoch respawn: 1 worker of rank 0 replaced",)
+    for pid in (101, 102, 120, 130):
+        watch.fake.remove(pid)
+    for rank in range(2):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+        watch.fake.add(201 + rank, 100, TRAIN, environ=place, torch=True)
+    changes = watch.refresh()
+    assert describe_changes(changes) == ("2 workers of 2 ranks ended", "elastic restart: 2 ranks replaced")
+    assert watch.membership.job.world_size == 2
 
 
 def test_what_the_thread_of_a_loop_starts_is_met_at_once(watch):
@@ -129,11 +133,18 @@ def test_grandchildren_born_within_a_second_are_met_at_once(watch):
     assert watch.look() == ([143], [])
 
 
-def test_a_fork_by_another_thread_is_met_within_five_seconds(watch):
-    before = watch.children(101).read_text()
-    watch.fake.add(140, 101, ("ffmpeg",))
-    watch.children(101).write_text(before)  # the kernel lists it under the thread that forked
+def test_a_fork_by_another_thread_is_met_within_five_seconds_also_where_it_reuses_a_number(watch):
+    def fork(pid):
+        before = watch.children(101).read_text()
+        watch.fake.add(pid, 101, ("ffmpeg",), start=watch.fake.now - 5)
+        watch.children(101).write_text(before)  # the kernel lists it under the thread that forked
+
+    fork(140)
     assert watch.refresh() == Changes()
+    assert [member.label for member in watch.refresh(5.0).born] == ["ffmpeg"]
+    watch.fake.remove(110)
+    assert watch.look() == ([], [110])
+    fork(110)
     assert [member.label for member in watch.refresh(5.0).born] == ["ffmpeg"]
 
 
@@ -153,29 +164,16 @@ def test_without_children_files_every_refresh_looks_at_all_processes(fake, watch
     assert watch.look() == ([], [130])
 
 
-def test_a_reused_pid_is_another_member(watch):
+def test_a_reused_pid_is_another_member_and_one_that_is_reused_outside_the_job_is_only_gone(watch):
     watch.fake.remove(110)
     watch.add_worker(110, start=watch.fake.now - 5)
     changes = watch.refresh()
     assert pids(departure.member for departure in changes.gone) == [110]
     assert [member.identity for member in changes.born] == [Identity(110, watch.fake.now - 5)]
-
-
-def test_a_pid_reused_outside_the_job_is_only_gone(watch):
-    watch.fake.remove(110)
-    watch.fake.add(110, 1, ("cron",), start=watch.fake.now - 5)
-    assert watch.look(6.0) == ([], [110])
-    assert 110 not in watch.roles()
-
-
-def test_a_number_is_reused_by_a_fork_of_another_thread(watch):
-    watch.refresh(6.0)
-    watch.fake.remove(110)
-    assert watch.look() == ([], [110])
-    before = watch.children(101).read_text()
-    watch.fake.add(110, 101, ("ffmpeg",), start=watch.fake.now - 5)
-    watch.children(101).write_text(before)
-    assert [member.label for member in watch.refresh(5.0).born] == ["ffmpeg"]
+    watch.fake.remove(120)
+    watch.fake.add(120, 1, ("cron",), start=watch.fake.now - 5)
+    assert watch.look(6.0) == ([], [120])
+    assert 120 not in watch.roles()
 
 
 def test_the_rank_is_found_below_its_wrapper_once_it_has_loaded_torch(fake, watching):
@@ -202,48 +200,42 @@ def test_the_job_is_found_below_what_started_it_once_that_is_seen(fake, watching
     assert watch.roles() == {60: Role.HELPER, 100: Role.LAUNCHER} | below
 
 
-def test_a_zombie_is_gone_and_a_zombie_child_is_never_met(watch):
+def test_a_zombie_is_gone_and_a_zombie_child_is_never_met_nor_an_interactive_shell_and_what_is_below_it(watch):
     watch.fake.write_stat(110, 101, "pt_data_worker", state="Z", start=watch.fake.now - 1_000_000 + 110)
     watch.fake.add(140, 101, (), name="python", state="Z")
+    watch.fake.add(150, 101, BASH)
+    watch.fake.add(151, 150, ("top",))
     assert watch.look() == ([], [110])
     assert watch.refresh(6.0) == Changes()
 
 
-def test_members_stay_when_their_parent_dies(watch):
+def test_members_stay_when_their_parent_dies_and_the_job_ends_with_its_last_member(watch):
     before = next(member for member in watch.membership.members if member.identity.pid == 110)
     watch.fake.remove(101)
     watch.fake.write_stat(110, 1, "pt_data_worker", start=watch.fake.now - 1_000_000 + 110)
     assert watch.look() == ([], [101])
     assert replace(before, parent=1) in watch.membership.members
     assert watch.membership.job.world_size == 4
-
-
-def test_the_job_outlives_its_launcher_and_ends_with_its_last_member(watch):
     watch.fake.remove(100)
     assert describe_changes(watch.refresh()) == (f"launcher torchrun (100) gone: {UNSEEN}",)
-    assert watch.roles().keys() == {101, 102, 110, 120}
-    for pid in (101, 102, 110, 120):
+    assert watch.roles().keys() == {102, 110, 120}
+    for pid in (102, 110, 120):
         watch.fake.remove(pid)
-    assert len(watch.refresh().gone) == 4
+    assert len(watch.refresh().gone) == 3
     assert (watch.membership.members, watch.membership.job.script) == ((), "train.py")
 
 
-def test_an_elastic_restart_replaces_ranks_under_their_launcher(watch):
-    for pid in (101, 102, 110, 120):
-        watch.fake.remove(pid)
-    for rank in range(2):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-        watch.fake.add(201 + rank, 100, TRAIN, environ=place, torch=True)
-    changes = watch.refresh()
-    assert describe_changes(changes) == ("2 workers of 2 ranks ended", "elastic restart: 2 ranks replaced")
-    assert watch.membership.job.world_size == 2
-
-
-def test_a_process_that_runs_another_program_is_read_again(watch):
+def test_a_process_that_names_itself_or_runs_another_program_is_read_again(watch):
     def read_stacks():
         return [one.identity.pid for one in dumpable(watch.membership.job) if one.role is Role.HELPER]
 
+    spawned = ("python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main()")
     start = watch.fake.now - 50
+    watch.fake.add(130, 101, spawned, name="python", start=start)
+    assert [member.role for member in watch.refresh().born] == [Role.WORKER], "before it names itself"
+    watch.fake.write_stat(130, 101, "pt_data_worker", threads=3, start=start)
+    assert [member.name for member in watch.refresh().changed] == ["pt_data_worker"]
+    assert watch.refresh() == Changes()
     watch.fake.add(140, 101, TRAIN, name="python", start=start)
     watch.fake.add(141, 101, ("ffmpeg", "-i", "x"))
     assert sorted(member.label for member in watch.refresh().born) == ["ffmpeg", "multiprocessing child"]
@@ -253,16 +245,6 @@ def test_a_process_that_runs_another_program_is_read_again(watch):
     changes = watch.refresh()
     assert [(member.identity.pid, member.label) for member in changes.changed] == [(140, "ffmpeg")]
     assert (changes.born, changes.gone, read_stacks()) == ((), (), [])
-
-
-def test_a_spawned_worker_is_one_before_it_names_itself(watch):
-    spawned = ("python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main()")
-    start = watch.fake.now - 50
-    watch.fake.add(140, 101, spawned, name="python", start=start)
-    assert [member.role for member in watch.refresh().born] == [Role.WORKER]
-    watch.fake.write_stat(140, 101, "pt_data_worker", threads=3, start=start)
-    assert [member.name for member in watch.refresh().changed] == ["pt_data_worker"]
-    assert watch.refresh() == Changes()
 
 
 def test_a_burst_of_births_is_met_in_portions(watch):
@@ -320,13 +302,6 @@ def test_a_clock_that_somebody_sets_makes_nobody_older_or_younger(watch, monkeyp
     assert watch.membership.members is after.members, "a clock that is only adjusted is none that was set"
 
 
-def test_an_interactive_shell_and_what_is_below_it_never_join(watch):
-    watch.fake.add(140, 101, BASH)
-    watch.fake.add(141, 140, ("top",))
-    assert watch.refresh() == Changes()
-    assert watch.refresh(6.0) == Changes()
-
-
 def test_descriptors_are_capped_and_given_back(fake):
     def count_open():
         return len(os.listdir("/proc/self/fd")) - before
@@ -367,15 +342,6 @@ def test_many_fates_are_counted_and_few_are_named(watch, fates, born, lines):
     assert describe_changes(Changes(born=(replace(by_pid[101], role=Role.HELPER),))) == ()
 
 
-def test_a_scan_is_made_every_five_seconds_and_no_more(watch, monkeypatch):
-    looks: list[str] = []
-    real = members_module.list_pids
-    monkeypatch.setattr(members_module, "list_pids", lambda proc: looks.append(proc) or real(proc))
-    for _ in range(20):
-        watch.refresh()
-    assert len(looks) == 4
-
-
 FAMILY = (
     MAP_TORCH
     + """
@@ -411,8 +377,7 @@ def wait_for_gone(membership: Membership) -> Departure:
 
 def test_a_real_worker_killed_is_a_zombie_that_tells_its_signal(tmp_path):
     with child(FAMILY, str(tmp_path)) as one, closing(Membership(find_job(one.pid))) as membership:
-        one.say("stay")
-        worker = int(one.hear())
+        worker = int(one.ask("stay"))
         assert [member.worker for member in membership.refresh(time.monotonic_ns()).born] == [0]
         os.kill(worker, signal.SIGKILL)
         departure = wait_for_gone(membership)
@@ -429,8 +394,7 @@ def test_a_real_worker_that_was_reaped_tells_its_exit_code_where_the_kernel_keep
     if python == "on an older kernel":
         monkeypatch.setattr(ending, "_PIDFD_OPEN", 1 << 20)
     with child(FAMILY, str(tmp_path), "1.5") as one, closing(Membership(find_job(one.pid))) as membership:
-        one.say("exit")
-        worker = int(one.hear())
+        worker = int(one.ask("exit"))
         membership.refresh(time.monotonic_ns())
         assert one.hear() == "reaped"
         departure = wait_for_gone(membership)
@@ -441,14 +405,6 @@ def test_a_real_worker_that_was_reaped_tells_its_exit_code_where_the_kernel_keep
         assert tuple(map(int, os.uname().release.split(".")[:2])) < (6, 15)
     else:
         assert describe_end(departure.wait_status) == "exit 3"
-
-
-def test_the_end_of_an_unwatched_process_is_not_made_up():
-    with child('say("ready"); hear()') as one:
-        stat = read_stat(one.pid)
-        one.kill()
-        identity = Identity(one.pid, stat.start_ticks)
-        assert read_wait_status(identity, -1) == Missing("it was reaped before tpmon could read it")
 
 
 @pytest.mark.parametrize(
@@ -501,20 +457,14 @@ os.execv(sys.executable, [sys.executable, script])
 
 
 def test_that_the_root_replaced_itself_is_told_once_also_by_the_same_interpreter(tmp_path):
-    with child(EXEC, str(tmp_path)) as one:
-        membership = Membership(find_job(one.pid))
-        try:
-            assert membership.refresh(SECOND) == Changes()
-            assert membership.refresh(7 * SECOND) == Changes()
-            one.say("resume.py")
-            assert one.hear() == "anew"
-            changes = membership.refresh(13 * SECOND)
-            assert changes.root_runs == "resume.py"
-            assert describe_changes(changes) == ("the root of the job replaced itself (exec) and now runs resume.py",)
-            assert membership.members[0].identity.pid == one.pid
-            assert membership.refresh(19 * SECOND).root_runs == ""
-        finally:
-            membership.close()
+    with child(EXEC, str(tmp_path)) as one, closing(Membership(find_job(one.pid))) as membership:
+        assert [membership.refresh(SECOND), membership.refresh(7 * SECOND)] == [Changes()] * 2
+        assert one.ask("resume.py") == "anew"
+        changes = membership.refresh(13 * SECOND)
+        assert changes.root_runs == "resume.py"
+        assert describe_changes(changes) == ("the root of the job replaced itself (exec) and now runs resume.py",)
+        assert membership.members[0].identity.pid == one.pid
+        assert membership.refresh(19 * SECOND).root_runs == ""
 
 
 def start(code: str) -> subprocess.Popen[bytes]:
@@ -545,18 +495,17 @@ def test_a_killed_child_is_told_with_its_signal_and_one_that_ended_well_is_not()
     [(30, "SIGKILL; OOM killer (kernel log)"), (1800, "SIGKILL; OOM killer (kernel log)"), (7200, "SIGKILL")],
 )
 def test_the_oom_killer_is_named_however_late_the_look_is_but_not_for_who_had_the_number_before(
-    tmp_path, monkeypatch, killed_s_ago, how
+    fake, tmp_path, monkeypatch, killed_s_ago, how
 ):
     """The child began an hour ago: a kill of two hours ago was one of another process."""
     up_s = 100_000.0
     monkeypatch.setattr(time, "monotonic", lambda: up_s)
-    made = FakeProc(tmp_path / "proc")
-    made.add(500, 1, ("python", "train.py"))
+    fake.add(500, 1, ("python", "train.py"))
     for pid, age_s in ((501, 3600), (502, 60)):
-        start = made.now - age_s * TICKS_PER_S
-        made.add(pid, 500, state="Z", name="pt_data_worker", start=start, wait_status=int(signal.SIGKILL))
+        start = fake.now - age_s * TICKS_PER_S
+        fake.add(pid, 500, state="Z", name="pt_data_worker", start=start, wait_status=int(signal.SIGKILL))
     stamp_us = int((up_s - killed_s_ago) * 1e6)
     kmsg = tmp_path / "kmsg"
     kmsg.write_text(f"3,100,{stamp_us},-;Out of memory: Killed process 501 (pt_data_worker) total-vm:1kB\n")
-    found = sorted(find_dead({500}, made.proc, str(kmsg)), key=lambda one: one.pid)
+    found = sorted(find_dead({500}, fake.proc, str(kmsg)), key=lambda one: one.pid)
     assert [(one.pid, one.how, one.python) for one in found] == [(501, how, True), (502, "SIGKILL", True)]

@@ -1,25 +1,13 @@
 """Which processes make a job, who is waited for, and what is said of PIDs that belong to none."""
 
 import os
-import subprocess
-import sys
+from contextlib import closing
 
 import pytest
 
 from tests.children import MAP_TORCH, Child, child
 from tests.fake_proc import BASH, FakeProc
-from tests.targets import (
-    HELPER,
-    HOLD_TORCH,
-    LAUNCHER,
-    RANK,
-    WORKER,
-    ask_as_another,
-    needs_root,
-    place_of_rank,
-    ranks,
-    refusal,
-)
+from tests.targets import HOLD_TORCH, ask_as_another, needs_root, place_of_rank, refusal
 from tpmon.errors import ExitCode, NoTargetError, StartingError
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Identity, Role
@@ -28,6 +16,12 @@ from tpmon.probe.job import resolve as target
 from tpmon.probe.job.discovery import list_jobs
 from tpmon.probe.job.job import Job
 from tpmon.probe.job.resolve import await_job, find_job, find_job_again
+
+RANK, WORKER, LAUNCHER, HELPER = Role.RANK, Role.WORKER, Role.LAUNCHER, Role.HELPER
+
+
+def ranks(job: Job) -> dict[int, object]:
+    return {member.identity.pid: member.rank for member in job.members if member.role is RANK}
 
 
 def roles(job: Job) -> dict[int, Role]:
@@ -48,19 +42,19 @@ def test_a_job_is_the_same_whichever_member_is_asked(fake, asked):
     assert (job.world_size, job.rank_source, job.script) == (4, "environment", "train.py")
 
 
-def test_two_jobs_of_one_shell_stay_two(fake):
+def test_jobs_and_nodes_of_torchrun_of_one_shell_stay_apart_and_a_launcher_above_the_shell_does_not_count(fake):
     fake.add(50, 1, ("bash", "run_both.sh"))
     for pid in (60, 70):
         fake.add(pid, 50, ("python", "train.py"), torch=True)
         fake.add(pid + 1, pid, ("python", "train.py"), name="pt_data_worker")
-    assert set(roles(find_job(61, fake.proc))) == {60, 61}
-    assert set(roles(find_job(70, fake.proc))) == {70, 71}
-
-
-def test_two_torchrun_nodes_on_one_host_stay_two(fake):
-    fake.add(50, 1, BASH)
-    fake.add_torchrun(100, 50)
-    fake.add_torchrun(200, 50, first=2)
+    assert [set(roles(find_job(pid, fake.proc))) for pid in (61, 70)] == [{60, 61}, {70, 71}]
+    fake.add(90, 1, ("slurmstepd: [77.0]",), name="slurmstepd", exe="/usr/sbin/slurmstepd")
+    fake.add(91, 90, BASH)
+    for pid in (92, 93):
+        fake.add(pid, 91, ("python", "a.py"), torch=True)
+    assert [set(roles(find_job(pid, fake.proc))) for pid in (92, 93)] == [{92}, {93}]
+    fake.add_torchrun(100, 91)
+    fake.add_torchrun(200, 91, first=2)
     assert ranks(find_job(110, fake.proc)) == {101: 0, 102: 1}
     assert ranks(find_job(220, fake.proc)) == {201: 2, 202: 3}
     assert find_job(200, fake.proc).world_size == 4
@@ -149,15 +143,6 @@ def test_ranks_that_cannot_be_of_one_run_stay_apart(fake):
     assert set(roles(find_job(60, fake.proc))) == {60}
 
 
-def test_a_launcher_above_an_interactive_shell_does_not_count(fake):
-    fake.add(50, 1, ("slurmstepd: [77.0]",), name="slurmstepd", exe="/usr/sbin/slurmstepd")
-    fake.add(51, 50, BASH)
-    fake.add(60, 51, ("python", "a.py"), torch=True)
-    fake.add(70, 51, ("python", "b.py"), torch=True)
-    assert set(roles(find_job(60, fake.proc))) == {60}
-    assert set(roles(find_job(70, fake.proc))) == {70}
-
-
 @pytest.mark.parametrize(
     ("title", "root"), [("slurmstepd: [77.0]", 50), ("slurmstepd: [77.batch]", 60), ("slurmstepd: [77.extern]", 60)]
 )
@@ -178,11 +163,8 @@ def test_scripts_and_wrappers_may_stand_between_launcher_and_ranks(fake):
     fake.add(50, 1, BASH)
     fake.add(60, 50, ("/usr/bin/mpirun", "-n", "2", "bash", "run.sh"))
     for local, pid in enumerate((61, 71)):
-        place = {
-            "OMPI_COMM_WORLD_RANK": str(local),
-            "OMPI_COMM_WORLD_LOCAL_RANK": str(local),
-            "OMPI_COMM_WORLD_SIZE": "2",
-        }
+        place = dict.fromkeys(("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"), str(local))
+        place["OMPI_COMM_WORLD_SIZE"] = "2"
         fake.add(pid, 60, ("bash", "run.sh"), environ=place)
         fake.add(pid + 1, pid, ("timeout", "1h", "uv", "run", "train.py"), environ=place)
         fake.add(pid + 2, pid + 1, ("uv", "run", "train.py"), environ=place)
@@ -194,13 +176,11 @@ def test_scripts_and_wrappers_may_stand_between_launcher_and_ranks(fake):
     assert roles(job)[72] is HELPER
     assert job.rank_source == "MPI environment"
     assert find_job(71, fake.proc).root.pid == 60
-
-
-def test_launchers_of_one_command_are_one(fake):
-    fake.add(60, 1, ("mpiexec.hydra", "-n", "1", "python", "train.py"))
-    fake.add(61, 60, ("/opt/mpi/bin/hydra_pmi_proxy", "--control-port", "x:1"))
-    fake.add(62, 61, ("python", "train.py"), torch=True, environ={"PMI_RANK": "0", "PMI_SIZE": "1"})
-    assert find_job(62, fake.proc).root.pid == 60
+    # Launchers of one command are one.
+    fake.add(80, 1, ("mpiexec.hydra", "-n", "1", "python", "train.py"))
+    fake.add(81, 80, ("/opt/mpi/bin/hydra_pmi_proxy", "--control-port", "x:1"))
+    fake.add(82, 81, ("python", "train.py"), torch=True, environ={"PMI_RANK": "0", "PMI_SIZE": "1"})
+    assert find_job(82, fake.proc).root.pid == 80
 
 
 def test_without_a_launcher_the_highest_python_with_torch_is_the_root(fake):
@@ -243,23 +223,18 @@ def test_runs_of_a_sweep_that_has_torch_are_jobs_of_their_own(fake):
     assert find_job(60, fake.proc).root.pid == 70
 
 
-def test_a_jupyter_kernel_is_a_job_and_its_server_is_not(fake):
+def test_a_jupyter_kernel_is_a_job_and_neither_its_server_nor_a_daemon_of_ray_is_part_of_one(fake):
     fake.add(40, 1, ("slurmstepd: [9.0]",), name="slurmstepd")
     fake.add(50, 40, ("python", "/venv/bin/jupyter-lab"), torch=True)
     fake.add(60, 50, ("python", "-m", "ipykernel_launcher", "-f", "k.json"), torch=True)
     job = find_job(60, fake.proc)
-    assert roles(job) == {60: RANK}
-    assert job.script == "Jupyter kernel"
+    assert (roles(job), job.script) == ({60: RANK}, "Jupyter kernel")
     assert refusal(50, fake.proc).try_this == "tpmon attach 60 (Jupyter kernel)"
-
-
-def test_ray_daemons_are_no_part_of_a_job(fake):
-    fake.add(40, 1, ("slurmstepd: [9.0]",), name="slurmstepd")
-    fake.add(50, 40, ("/venv/ray/core/src/ray/raylet/raylet",), name="raylet")
-    fake.add(51, 50, ("python", "-u", "/venv/ray/dashboard/agent.py"), torch=True)
-    fake.add(60, 50, ("ray::TrainWorker",), exe="/usr/bin/python3.11", torch=True)
-    assert roles(find_job(60, fake.proc)) == {60: RANK}
-    assert refusal(51, fake.proc).exit_code == ExitCode.NO_TARGET
+    fake.add(70, 40, ("/venv/ray/core/src/ray/raylet/raylet",), name="raylet")
+    fake.add(71, 70, ("python", "-u", "/venv/ray/dashboard/agent.py"), torch=True)
+    fake.add(80, 70, ("ray::TrainWorker",), exe="/usr/bin/python3.11", torch=True)
+    assert roles(find_job(80, fake.proc)) == {80: RANK}
+    assert refusal(71, fake.proc).exit_code == ExitCode.NO_TARGET
 
 
 def test_a_python_program_that_gives_ranks_their_places_is_a_launcher(fake):
@@ -293,21 +268,10 @@ def test_versions_are_read_without_importing(fake):
 
 
 def test_only_variables_that_matter_are_shown_and_secrets_are_hidden(fake):
-    environ = {
-        "HOME": "/root",
-        "OMP_NUM_THREADS": "8",
-        "NCCL_DEBUG": "INFO\x1b[2J",
-        "NCCL_NET_TOKEN": "hunter2",
-        "MY_RANK": "5",
-    }
-    fake.add(60, 1, ("python", "train.py"), environ=environ, torch=True)
-    settings = find_job(60, fake.proc).members[0].environment
-    assert not isinstance(settings, Missing)
-    assert {setting.name: setting.value for setting in settings} == {
-        "OMP_NUM_THREADS": "8",
-        "NCCL_DEBUG": "INFO?[2J",
-        "NCCL_NET_TOKEN": "***",
-    }
+    environ = {"HOME": "/root", "OMP_NUM_THREADS": "8", "NCCL_DEBUG": "INFO\x1b[2J", "MY_RANK": "5"}
+    fake.add(60, 1, ("python", "train.py"), environ=environ | {"NCCL_NET_TOKEN": "hunter2"}, torch=True)
+    settings = {setting.name: setting.value for setting in find_job(60, fake.proc).members[0].environment}
+    assert settings == {"OMP_NUM_THREADS": "8", "NCCL_DEBUG": "INFO?[2J", "NCCL_NET_TOKEN": "***"}
 
 
 class Starting:
@@ -326,17 +290,14 @@ class Starting:
         return find_job(60, self.fake.proc)
 
 
-def test_a_program_that_imports_is_waited_for_and_it_is_said_once(fake):
+def test_a_program_that_imports_is_waited_for_by_who_asked_for_it_and_it_is_said_once(fake):
     said: list[str] = []
-    assert await_job(Starting(fake, 4), said.append, 60.0, every_s=0.0).root.pid == 60
-    assert said == ["process 60 (train.py) is Python without torch (yet); waiting for it, at most 1m00s"]
-
-
-def test_nobody_waits_who_did_not_ask_for_it(fake):
-    said: list[str] = []
+    find = Starting(fake, 4)
     with pytest.raises(StartingError) as caught:
-        await_job(Starting(fake, 4), said.append, 0.0)
+        await_job(find, said.append, 0.0)
     assert (said, caught.value.exit_code) == ([], ExitCode.NO_TARGET)
+    assert await_job(find, said.append, 60.0, every_s=0.0).root.pid == 60
+    assert said == ["process 60 (train.py) is Python without torch (yet); waiting for it, at most 1m00s"]
 
 
 def test_what_will_be_no_training_job_is_not_waited_for(fake):
@@ -344,11 +305,7 @@ def test_what_will_be_no_training_job_is_not_waited_for(fake):
     fake.add(61, 1, ("vim", "train.py"))
     fake.add(62, 1, ("sh", "start.sh"), start=fake.now)
     fake.add(63, 1, ("torchrun", "train.py"))
-    kinds = {}
-    for pid in (60, 61, 62, 63, 64):
-        with pytest.raises(NoTargetError) as caught:
-            find_job(pid, fake.proc)
-        kinds[pid] = isinstance(caught.value, StartingError)
+    kinds = {pid: isinstance(refusal(pid, fake.proc), StartingError) for pid in (60, 61, 62, 63, 64)}
     assert kinds == {60: False, 61: False, 62: True, 63: True, 64: False}
 
 
@@ -369,48 +326,37 @@ def test_another_process_under_the_number_is_not_waited_for(fake):
     assert find.looks == 2
 
 
-def test_each_wrong_target_has_its_own_message(fake):
+def test_each_wrong_target_has_its_own_message_and_a_shell_names_the_jobs_below_it(fake):
     fake.add(2, 0, (), name="kthreadd", kernel=True)
-    fake.add(50, 1, ("sleep", "100"))
+    fake.add(40, 1, ("bash", "run.sh"))
+    fake.add(41, 40, ("python", "a.py"), torch=True)
+    fake.add(50, 1, ("mpirun", "./cfd"))
+    fake.add(51, 50, ("./cfd",))
     fake.add(60, 1, ("python", "serve.py"))
-    fake.add_torchrun(100)
+    fake.add(70, 1, ("srun", "python", "train.py"))
+    fake.add(71, 70, ("srun", "python", "train.py"))
+    fake.add_torchrun(100, 40)
     fake.add(105, 100, (), name="python", state="Z")
-    said = {pid: refusal(pid, fake.proc) for pid in (2, 50, 60, 105, 999)}
+    said = {pid: refusal(pid, fake.proc) for pid in (2, 40, 51, 60, 71, 105, 999)}
     assert {error.exit_code for error in said.values()} == {ExitCode.NO_TARGET}
     assert said[2].what == "process 2 (kthreadd) is a kernel thread"
-    assert said[50].what == "process 50 (sleep) is not Python"
+    assert said[40].what == "process 40 (bash) is not Python"
+    assert said[40].try_this == "tpmon attach 41 (a.py) or 100 (torchrun)"
+    assert "nothing below it is Python with torch" in said[51].what
     assert said[60].what == "process 60 (serve.py) is Python without torch (yet)"
     assert said[60].try_this.startswith("when its import is done, tpmon attach 60 again")
+    assert "its tasks run below slurmstepd" in said[71].what
     assert said[105].what == "process 105 (python) has ended; its parent 100 (pt_elastic) has not noticed"
     assert said[105].try_this == "tpmon attach 100 (torchrun)"
     assert said[999].what == "no process 999 on this machine"
     assert said[999].try_this == "tpmon ps lists the training jobs of this machine"
 
 
-def test_a_shell_names_the_jobs_below_it(fake):
-    fake.add(50, 1, ("bash", "run.sh"))
-    fake.add(60, 50, ("python", "a.py"), torch=True)
-    fake.add_torchrun(100, 50)
-    error = refusal(50, fake.proc)
-    assert error.what == "process 50 (bash) is not Python"
-    assert error.try_this == "tpmon attach 60 (a.py) or 100 (torchrun)"
-
-
-def test_a_launcher_of_something_else_is_refused(fake):
-    fake.add(50, 1, ("mpirun", "./cfd"))
-    fake.add(51, 50, ("./cfd",))
-    fake.add(60, 1, ("srun", "python", "train.py"))
-    fake.add(61, 60, ("srun", "python", "train.py"))
-    assert "nothing below it is Python with torch" in refusal(51, fake.proc).what
-    assert "its tasks run below slurmstepd" in refusal(61, fake.proc).what
-
-
-def test_a_pid_of_a_container_is_translated_or_the_right_one_is_named(fake):
+def test_a_pid_of_a_container_or_a_thread_is_translated_or_the_right_one_is_named(fake):
     fake.add(50, 1, ("sleep", "9"), inside=(1,))
     fake.add(1000, 50, ("python", "train.py"), torch=True, inside=(17,))
     job = find_job(17, fake.proc)
-    assert (job.root.pid, job.asked_pid) == (1000, 1000)
-    assert job.remark == "PID 17 in its container is 1000 here"
+    assert (job.root.pid, job.asked_pid, job.remark) == (1000, 1000, "PID 17 in its container is 1000 here")
     fake.add(17, 1, ("sleep", "9"))
     error = refusal(17, fake.proc)
     assert error.what == "process 17 (sleep) is not Python"
@@ -419,6 +365,10 @@ def test_a_pid_of_a_container_is_translated_or_the_right_one_is_named(fake):
     fake.add(1001, 50, ("python", "other.py"), torch=True, inside=(17,))
     error = refusal(17, fake.proc)
     assert error.what == "no process 17 here, and 2 processes go by it in their containers: 1000, 1001"
+    (fake.path / "6001").mkdir()
+    (fake.path / "6001" / "status").write_text("Tgid:\t1000\nPid:\t6001\nUid:\t0\t0\t0\t0\nNSpid:\t6001\n")
+    job = find_job(6001, fake.proc)
+    assert (job.asked_pid, job.remark) == (1000, "6001 is a thread of process 1000")
 
 
 def test_the_process_of_the_container_is_named_before_the_jobs_below_our_own(fake):
@@ -429,31 +379,18 @@ def test_the_process_of_the_container_is_named_before_the_jobs_below_our_own(fak
     assert error.try_this == ("tpmon attach 1000 (which is 1 in its container) or 60 (ours.py) or 1000 (train.py)")
 
 
-def test_a_thread_is_taken_for_its_process(fake):
-    fake.add(60, 1, ("python", "train.py"), torch=True)
-    (fake.path / "6001").mkdir()
-    (fake.path / "6001" / "status").write_text("Tgid:\t60\nPid:\t6001\nUid:\t0\t0\t0\t0\nNSpid:\t6001\n")
-    job = find_job(6001, fake.proc)
-    assert (job.asked_pid, job.remark) == (60, "6001 is a thread of process 60")
-
-
 def test_a_target_that_may_not_be_read_is_refused_with_the_way_out(tmp_path):
-    look = (
-        "import os, sys\n"
-        "from tpmon.errors import NotPermittedError\n"
-        "from tpmon.probe.job.resolve import find_job\n"
-        "os.geteuid() or os.setuid(65534)\n"
-        "try:\n    find_job(int(sys.argv[1]))\n"
-        "except NotPermittedError as error:\n    print(error.exit_code.value, error.what, error.try_this)\n"
-    )
-    with child(HOLD_TORCH, str(tmp_path), *(() if os.geteuid() == 0 else ("hide",))) as target:
-        said = subprocess.run(
-            [sys.executable, "-c", look, str(target.pid)], capture_output=True, text=True, timeout=30, check=False
-        )
-        assert said.stdout.startswith("4 process"), said.stderr
-        assert f"tpmon attach {target.pid}" in said.stdout
-        if os.geteuid() == 0:
-            assert "belongs to user root" in said.stdout
+    root = os.geteuid() == 0
+    with child(HOLD_TORCH, str(tmp_path), *(() if root else ("hide",))) as one:
+        if root:
+            what, try_this = ask_as_another(one.pid)[0]
+            assert "belongs to user root" in what
+        else:
+            error = refusal(one.pid, "/proc")
+            what, try_this = error.what, error.try_this
+            assert error.exit_code is ExitCode.NOT_PERMITTED
+        assert what.startswith("process")
+        assert f"tpmon attach {one.pid}" in try_this
 
 
 FAMILY = (
@@ -479,14 +416,8 @@ hear()
 
 @needs_root
 def test_a_worker_that_may_not_be_read_names_its_rank_that_may(tmp_path):
-    one = Child(FAMILY, str(tmp_path))
-    try:
+    with closing(Child(FAMILY, str(tmp_path))) as one:
         worker = int(one.hear())
-        refusal, _ = ask_as_another(worker)
-        assert refusal == [
-            f"process {worker} may not be read by this user, but {one.pid} of the same job may",
-            f"tpmon attach {one.pid}",
-        ]
+        told = f"process {worker} may not be read by this user, but {one.pid} of the same job may"
+        assert ask_as_another(worker)[0] == [told, f"tpmon attach {one.pid}"]
         assert ask_as_another(one.pid)[0] == []
-    finally:
-        one.close()

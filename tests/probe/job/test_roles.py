@@ -16,12 +16,8 @@ from tpmon.probe.job.roles import Departed, RolePart, assign_parts, thread_kind
 
 PYTHON = "/usr/bin/python3.11"
 TRAIN = (PYTHON, "train.py")
-SPAWNED = (
-    PYTHON,
-    "-c",
-    "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=4)",
-    "--multiprocessing-fork",
-)
+SPAWN = "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=4)"
+SPAWNED = (PYTHON, "-c", SPAWN, "--multiprocessing-fork")
 TRACKER = (PYTHON, "-c", "from multiprocessing.resource_tracker import main;main(5)")
 FORKSERVER = (PYTHON, "-c", "from multiprocessing.forkserver import main; main(8, 9)")
 GLOO = ("gloo_tcp_loop", "pt_gloo_runloop")
@@ -101,6 +97,8 @@ POD = {"RANK": "1", "WORLD_SIZE": "2"}
 STEP = process(10, 1, ("slurmstepd: [7.0]",), "slurmstepd", torch=False)
 SCRIPT = process(11, 10, ("bash", "run.sh"), "bash", environ=IN_STEP, torch=False)
 LAUNCHER = process(10, 1, LAUNCHED, "pt_elastic")
+BOARD_BESIDE = process(30, 10, BOARD, torch=False, start=NEW)
+RANK_IN_STEP = process(13, 11, environ=IN_STEP)
 EVALUATION = process(20, 10, (PYTHON, "eval.py"), environ=place(0, size=1))
 
 CASES: dict[str, tuple[list[Facts], dict[int, str]]] = {
@@ -129,12 +127,7 @@ CASES: dict[str, tuple[list[Facts], dict[int, str]]] = {
         {10: "helper sweep.py", 20: "launcher train.py", 30: "rank 0 of ?", 31: "rank 1 of ?"},
     ),
     "programs beside one that trains are no ranks": (
-        [
-            process(10, 1, SWEEP),
-            process(20, 10, threads=AUTOGRAD),
-            worker(21, 20),
-            process(30, 10, BOARD, torch=False, start=NEW),
-        ],
+        [process(10, 1, SWEEP), process(20, 10, threads=AUTOGRAD), worker(21, 20), BOARD_BESIDE],
         {10: "helper sweep.py", 20: "rank 0 of 1", 21: "worker 0 of 20", 30: "helper tensorboard"},
     ),
     "spawned ranks in an interactive step of Slurm": (
@@ -165,17 +158,12 @@ CASES: dict[str, tuple[list[Facts], dict[int, str]]] = {
         {10: "rank 0 of 4", 20: "helper eval.py"},
     ),
     "Python without torch beside the ranks is no rank": (
-        [
-            STEP,
-            SCRIPT,
-            process(12, 11, BOARD, environ=IN_STEP, torch=False, start=NEW),
-            process(13, 11, environ=IN_STEP),
-        ],
+        [STEP, SCRIPT, process(12, 11, BOARD, environ=IN_STEP, torch=False, start=NEW), RANK_IN_STEP],
         {10: "launcher srun step", 12: "helper tensorboard", 13: "rank 0 of 1"},
     ),
     "unless it imports and no other has its number": (
         [
-            *(STEP, SCRIPT, process(13, 11, environ=IN_STEP)),
+            *(STEP, SCRIPT, RANK_IN_STEP),
             process(14, 11, environ=OTHERS_PLACE, torch=False, start=NEW),
             process(15, 11, (PYTHON, "watch.py"), environ=OTHERS_PLACE, torch=False),
         ],
@@ -287,15 +275,9 @@ def test_ranks_without_an_environment_are_told_by_their_threads(method):
     for pid in (20, 30):
         tree += [process(pid, above, argv, threads=GLOO), worker(pid + 1, pid, argv)]
     parts = cast(tree)
-    assert told(parts) | {12: "helper forkserver"} == {
-        10: "launcher train.py",
-        11: "helper resource tracker",
-        12: "helper forkserver",
-        20: "rank 0 of ?",
-        21: "worker 0 of 20",
-        30: "rank 1 of ?",
-        31: "worker 0 of 30",
-    }
+    ranks = {20: "rank 0 of ?", 21: "worker 0 of 20", 30: "rank 1 of ?", 31: "worker 0 of 30"}
+    helpers = {10: "launcher train.py", 11: "helper resource tracker", 12: "helper forkserver"}
+    assert told(parts) | {12: "helper forkserver"} == helpers | ranks
     assert (parts[30].source, parts[30].label) == ("parentage and threads", "train.py")
 
 
@@ -331,13 +313,8 @@ def test_what_has_torch_and_started_a_launcher_is_no_rank(environ):
     tree = [process(10, 1, (PYTHON, "/v/bin/yolo", "train"), environ=environ)]
     tree += [process(11, 10, ("sh", "-c", "torchrun"), "sh"), process(12, 11, LAUNCHED, "pt_elastic")]
     tree += [process(20 + local, 12, environ=environ | place(local)) for local in (0, 1)]
-    assert told(cast([*tree, worker(30, 21)])) == {
-        10: "helper yolo",
-        12: "launcher torchrun",
-        20: "rank 0 of 2",
-        21: "rank 1 of 2",
-        30: "worker 0 of 21",
-    }
+    ranks = {20: "rank 0 of 2", 21: "rank 1 of 2", 30: "worker 0 of 21"}
+    assert told(cast([*tree, worker(30, 21)])) == {10: "helper yolo", 12: "launcher torchrun"} | ranks
 
 
 @pytest.mark.parametrize(
@@ -378,33 +355,25 @@ def test_members_keep_their_parts_when_root_shell_or_rank_die():
     assert without_root == {pid: whole[pid] for pid in (12, 13, 14)}
     without_rank = cast(below, previous=without_root)
     assert (without_rank[13], without_rank[14].rank) == (whole[13], 1)
-
-
-def test_an_elastic_restart_below_a_launcher_whose_parent_died_is_still_seen():
+    # An elastic restart below a launcher whose parent died is still seen.
     launcher = process(11, 10, LAUNCHED, "pt_elastic")
     before = cast([STEP, launcher, process(12, 11, environ={"RANK": "0"})])
     assert cast([launcher, process(13, 11, environ={"RANK": "0"})], previous=before)[13].rank == 0
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("kind", "names"),
     [
-        ("pt_data_pin", ThreadKind.PIN),
-        ("pt_autograd_0", ThreadKind.AUTOGRAD),
-        ("pt_gloo_runloop", ThreadKind.COMM),
-        ("gloo_tcp_loop", ThreadKind.COMM),
-        ("pt_nccl_watchdg", ThreadKind.COMM),
-        ("NCCL Progress 0", ThreadKind.COMM),
-        ("pt_tcpstore_uv", ThreadKind.COMM),
-        ("pt_thread_pool", ThreadKind.POOL),
-        ("python", ThreadKind.OTHER),
-        ("pt_data_worker", ThreadKind.OTHER),
-        ("cuda-EvtHandlr", ThreadKind.OTHER),
+        (ThreadKind.PIN, ["pt_data_pin"]),
+        (ThreadKind.AUTOGRAD, ["pt_autograd_0"]),
+        (ThreadKind.COMM, ["pt_gloo_runloop", "gloo_tcp_loop", "pt_nccl_watchdg", "NCCL Progress 0", "pt_tcpstore_uv"]),
+        (ThreadKind.POOL, ["pt_thread_pool"]),
+        (ThreadKind.OTHER, ["python", "pt_data_worker", "cuda-EvtHandlr"]),
     ],
 )
-def test_threads_are_told_by_name(name, kind):
-    assert thread_kind(name, main=False) is kind
-    assert thread_kind(name, main=True) is ThreadKind.MAIN
+def test_threads_are_told_by_name(kind, names):
+    assert {name: thread_kind(name, main=False) for name in names} == dict.fromkeys(names, kind)
+    assert {thread_kind(name, main=True) for name in names} == {ThreadKind.MAIN}
 
 
 @pytest.mark.parametrize(
@@ -486,13 +455,10 @@ def test_boundaries_are_told_by_their_command_line(line, boundary):
     assert identify("x", argv).boundary is boundary
 
 
-def test_a_shell_whose_command_line_is_not_readable_is_a_boundary():
+def test_a_shell_whose_command_line_is_not_readable_is_a_boundary_and_a_script_named_like_a_server_is_none():
     assert identify("bash", ()).boundary
-
-
-def test_a_script_named_like_a_server_is_none():
-    assert not identify("login_train.py", (PYTHON, "./login_train.py")).boundary
-    assert not identify("slurm_train.py", (PYTHON, "./slurm_train.py")).boundary
+    for name in ("login_train.py", "slurm_train.py"):
+        assert not identify(name, (PYTHON, f"./{name}")).boundary
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import signal
 import time
 
 import pytest
@@ -110,6 +109,7 @@ def look_at(one: Child, times: int = 20) -> MainThreadSample:
             "batch_wait",
         ),
         ("import socket\na, b = socket.socketpair()\nsay('up')\na.recv(1)", "io"),
+        ("say('up'); os.kill(os.getpid(), signal.SIGSTOP)", "other"),
     ],
 )
 def test_real_programs_are_found_doing_what_they_do(code, field):
@@ -175,34 +175,25 @@ def test_it_looks_by_itself_ends_when_told_and_leaves_no_descriptor():
         assert wait_until(lambda: len(os.listdir("/proc/self/fd")) == held, 10)
 
 
-def test_a_stopped_rank_is_neither_running_nor_waiting():
-    with child("say('up'); burn()") as one:
-        os.kill(one.pid, signal.SIGSTOP)
-        assert wait_until(lambda: read_stat(one.pid).state == "T"), "it stops when it is given a CPU"
-        sample = look_at(one)
-        os.kill(one.pid, signal.SIGCONT)
-        assert sample.other >= 18
-
-
 @pytest.fixture
 def written(tmp_path):
     """Give a probe of ranks from 7 on, each with what its file of the system call says."""
 
-    def make(*calls, machine=X86):
-        for pid, call in enumerate(calls, 7):
+    def make(*calls, machine=X86, first=7):
+        for pid, call in enumerate(calls, first):
             task = tmp_path / str(pid) / "task" / str(pid)
             task.mkdir(parents=True)
             (task / "stat").write_bytes(b"%d (py (x) S) S 1 1\n" % pid)
             (task / "wchan").write_bytes(b"futex_wait_queue")
             (task / "syscall").write_bytes(call)
         probe = MainThreadProbe(str(tmp_path), machine)
-        probe.watch([(Identity(pid, 1), pid - 7) for pid, _ in enumerate(calls, 7)])
+        probe.watch([(Identity(first + rank, 1), rank) for rank in range(len(calls))])
         return probe
 
     return make
 
 
-def test_where_system_calls_may_not_be_read_nothing_is_told(written, monkeypatch):
+def test_where_system_calls_may_not_be_read_or_a_wait_for_a_batch_not_be_told_nothing_is(written, monkeypatch):
     real = os.pread
 
     def refuse(fd, size, offset):
@@ -210,16 +201,13 @@ def test_where_system_calls_may_not_be_read_nothing_is_told(written, monkeypatch
             raise PermissionError(1, "Operation not permitted")
         return real(fd, size, offset)
 
-    probe = written(b"202 0x1 0x189 0x0 0x0 0x0 0x0 0x1 0x2\n")
-    monkeypatch.setattr(os, "pread", refuse)
-    probe.look()
-    assert "may not be read" in probe.take().reason
-
-
-def test_where_a_wait_for_a_batch_cannot_be_told_nothing_is_told(written):
     probe = written(b"73 0x1 0x1 0x0 0x0 0x0 0x0 0x1 0x2\n", machine="aarch64")
     probe.look()
     assert isinstance(probe.take(), Missing)
+    probe = written(b"202 0x1 0x189 0x0 0x0 0x0 0x0 0x1 0x2\n", first=8)
+    monkeypatch.setattr(os, "pread", refuse)
+    probe.look()
+    assert "may not be read" in probe.take().reason
 
 
 def test_a_line_that_is_no_line_costs_that_rank_alone(written):

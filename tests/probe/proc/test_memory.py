@@ -1,7 +1,6 @@
 """Ration PSS, in turn and never of large processes; fit growth that one outlier does not move."""
 
 import os
-import threading
 import time
 
 import pytest
@@ -10,30 +9,17 @@ from hypothesis import strategies as st
 
 from tests.children import child
 from tests.frames import make_process
-from tests.waiting import wait_until
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.probe.base.procread import PAGE_BYTES, read_stat
 from tpmon.probe.base.worker import Pace
-from tpmon.probe.proc.memory import (
-    PSS_EVERY_S,
-    PSS_MAX_RSS_BYTES,
-    SLOPE_MIN_POINTS,
-    SLOPE_SPAN_NS,
-    AnonMemory,
-    AnonReader,
-    MemoryGrowth,
-    PssRation,
-    fit_slope,
-    parse_anon,
-    parse_pss,
-)
+from tpmon.probe.proc import memory
 
 SECOND = 1_000_000_000
 MIB = 1 << 20
 RATIONED = Missing("rationed: one process every 10 s")
 HIDDEN = Missing("no control group of its own")
-UNFITTED = Missing(f"growth needs {SLOPE_MIN_POINTS} readings")
+UNFITTED = Missing(f"growth needs {memory.SLOPE_MIN_POINTS} readings")
 
 ROLLUP = b"""55d0c1a00000-7ffd7f1e4000 ---p 00000000 00:00 0                          [rollup]
 Rss:              884 kB
@@ -44,11 +30,13 @@ Pss_Anon:         301 kB
 
 
 def test_pss_is_its_own_line_and_anonymous_memory_what_is_resident_less_files_and_shared_pages():
-    assert parse_pss(ROLLUP) == 385 * 1024
-    assert parse_anon(b"900 500 180 1 0 300 0\n") == 320 * PAGE_BYTES
+    assert memory.parse_pss(ROLLUP) == 385 * 1024
+    assert memory.parse_anon(b"900 500 180 1 0 300 0\n") == 320 * PAGE_BYTES
 
 
-@pytest.mark.parametrize(("parse", "raw"), [(parse_pss, b"Pss_Dirty: 68 kB\n"), (parse_pss, b""), (parse_anon, b"9 5")])
+@pytest.mark.parametrize(
+    ("parse", "raw"), [(memory.parse_pss, b"Pss_Dirty: 68 kB\n"), (memory.parse_pss, b""), (memory.parse_anon, b"9 5")]
+)
 def test_a_file_that_is_cut_is_refused(parse, raw):
     with pytest.raises(ValueError):
         parse(raw)
@@ -59,11 +47,11 @@ def test_anonymous_memory_is_added_over_processes_and_read_again_where_it_change
         (tmp_path / str(pid)).mkdir(exist_ok=True)
         (tmp_path / str(pid) / "statm").write_text(f"9999 {resident} {shared} 1 0 300 0\n")
 
-    reader = AnonReader(str(tmp_path))
+    reader = memory.AnonReader(str(tmp_path))
     rows = [make_process(7, rss_bytes=500), make_process(8, rss_bytes=90)]
     put(7, 500, 400)
     put(8, 90, 40)
-    assert reader.read(SECOND, HIDDEN, rows) == AnonMemory(150 * PAGE_BYTES, UNFITTED, True)
+    assert reader.read(SECOND, HIDDEN, rows) == memory.AnonMemory(150 * PAGE_BYTES, UNFITTED, True)
     put(7, 900, 800)
     put(8, 95, 0)
     assert reader.read(SECOND, HIDDEN, [rows[0], make_process(8, rss_bytes=95)]).anon_bytes == 195 * PAGE_BYTES
@@ -72,7 +60,7 @@ def test_anonymous_memory_is_added_over_processes_and_read_again_where_it_change
     assert isinstance(reader.read(SECOND, HIDDEN, [gone]).anon_bytes, Missing)
     (tmp_path / "8" / "statm").write_text("")
     assert isinstance(reader.read(SECOND, HIDDEN, [make_process(8, rss_bytes=1)]).anon_bytes, Missing)
-    assert reader.read(SECOND, 77, rows) == AnonMemory(77, UNFITTED, False)
+    assert reader.read(SECOND, 77, rows) == memory.AnonMemory(77, UNFITTED, False)
 
 
 MAPS_A_FILE = """
@@ -96,20 +84,18 @@ def test_a_mapped_file_that_is_touched_is_no_anonymous_memory(tmp_path):
 
         def measure():
             rss = read_stat(real.pid).rss_bytes
-            return rss, AnonReader().read(SECOND, HIDDEN, [make_process(real.pid, rss_bytes=rss)]).anon_bytes
+            return rss, memory.AnonReader().read(SECOND, HIDDEN, [make_process(real.pid, rss_bytes=rss)]).anon_bytes
 
         before = measure()
-        real.say("go")
-        assert real.hear() == "touched"
+        assert real.ask("go") == "touched"
         touched = measure()
         assert touched[0] - before[0] > 48 * MIB
         assert abs(touched[1] - before[1]) < 8 * MIB
-        real.say("go")
-        assert real.hear() == "allocated"
+        assert real.ask("go") == "allocated"
         assert measure()[1] - touched[1] > 24 * MIB
 
 
-class Written(PssRation):
+class Written(memory.PssRation):
     """Read smaps_rollup files that a test writes; each holds its PID in KiB."""
 
     def __init__(self, root) -> None:
@@ -147,13 +133,16 @@ def ration(tmp_path):
     return Written(tmp_path)
 
 
-def test_each_process_in_turn_oldest_reading_first(ration):
+def test_each_process_in_turn_oldest_reading_first_also_beside_one_that_cannot_be_read(ration):
     ration.put(11, 12, 13).follow(11, 12, 13)
     assert ration.latest(who(12)) == RATIONED
     assert ration.read_pids(6) == [11, 12, 13, 11, 12, 13]
     pss = ration.latest(who(12))
     assert pss.pss_bytes == 12 * 1024
     assert abs(time.monotonic_ns() - pss.taken_ns) < 5 * SECOND
+    (ration.root / "12" / "smaps_rollup").unlink()
+    assert ration.read_pids(6) == [11, 12, 13, 11, 12, 13]
+    assert ration.latest(who(12)) == Missing("PSS: no such file or directory")
     ration.put(14).follow(11, 12, 14)
     assert ration.read_pids(1) == [14]
     ration.follow()
@@ -162,19 +151,12 @@ def test_each_process_in_turn_oldest_reading_first(ration):
     assert ration.latest(who(11)) == RATIONED, "who left is forgotten"
 
 
-def test_one_process_that_cannot_be_read_does_not_keep_the_others_from_their_turn(ration):
-    ration.put(11, 12, 13).follow(11, 12, 13)
-    (ration.root / "12" / "smaps_rollup").unlink()
-    assert ration.read_pids(6) == [11, 12, 13, 11, 12, 13]
-    assert ration.latest(who(12)) == Missing("PSS: no such file or directory")
-
-
 def test_a_large_process_is_never_read(ration):
     ration.put(11, 12)
-    ration.watch({who(11): PSS_MAX_RSS_BYTES + 1, who(12): PSS_MAX_RSS_BYTES})
+    ration.watch({who(11): memory.PSS_MAX_RSS_BYTES + 1, who(12): memory.PSS_MAX_RSS_BYTES})
     assert ration.read_pids(3) == [12, 12, 12]
     assert ration.latest(who(11)) == Missing("larger than 1 GiB: reading PSS would stall the process")
-    ration.follow(12, rss=PSS_MAX_RSS_BYTES + 1)
+    ration.follow(12, rss=memory.PSS_MAX_RSS_BYTES + 1)
     assert not is_known(ration.latest(who(12))), "grown: the old figure is no longer shown"
     ration.read_next()
 
@@ -187,7 +169,7 @@ def test_every_third_turn_is_used_while_the_verdict_is_settled(ration, monkeypat
     for _ in range(7):
         ration.read_next()
         taken.add(round(ration.latest(who(11)).taken_ns / SECOND))
-        now[0] += PSS_EVERY_S
+        now[0] += memory.PSS_EVERY_S
     assert taken == {1000, 1030, 1060}
 
 
@@ -208,7 +190,7 @@ def test_pss_of_real_processes_that_share_is_less_than_their_rss():
     with child("a = bytearray(os.urandom(24 << 20))\nif not os.fork(): time.sleep(50)\nsay('up'); hear()") as one:
         with open(f"/proc/{one.pid}/statm") as file:
             rss = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        ration = PssRation()
+        ration = memory.PssRation()
         process, absent = Identity(one.pid, read_stat(one.pid).start_ticks), Identity(1 << 22, 5)
         ration.watch({process: rss, absent: MIB})
         ration.read_next()
@@ -216,17 +198,6 @@ def test_pss_of_real_processes_that_share_is_less_than_their_rss():
         pss = ration.latest(process)
         assert 12 * MIB < pss.pss_bytes < rss - 8 * MIB
         assert ration.latest(absent) == Missing("PSS: no such file or directory")
-
-
-def test_the_thread_ends_when_it_is_asked_to():
-    def threads():
-        return [thread for thread in threading.enumerate() if thread.name == "tpmon-pss"]
-
-    ration = PssRation()
-    ration.source.start()
-    assert threads()
-    ration.source.stop()
-    assert wait_until(lambda: not threads())
 
 
 SERIES = st.lists(st.floats(-1e9, 1e9), min_size=3, max_size=30)
@@ -239,19 +210,13 @@ def at_seconds(values) -> list[tuple[int, float]]:
 @given(st.floats(-1e8, 1e8), st.floats(-1e9, 1e9), st.integers(2, 40))
 def test_a_line_has_its_own_slope(slope, start, count):
     points = at_seconds([start + slope * i for i in range(count)])
-    assert fit_slope(points) == pytest.approx(slope, rel=1e-6, abs=1e-3)
+    assert memory.fit_slope(points) == pytest.approx(slope, rel=1e-6, abs=1e-3)
 
 
-@given(SERIES, st.floats(-1e9, 1e9), st.integers(0, 10**15))
-def test_where_and_when_it_starts_does_not_matter(values, shift, later_ns):
-    moved = [(ns + later_ns, value + shift) for ns, value in at_seconds(values)]
-    assert fit_slope(moved) == pytest.approx(fit_slope(at_seconds(values)), abs=1e-3)
-
-
-@given(SERIES, st.floats(0.01, 100))
-def test_the_slope_scales_with_the_figure(values, factor):
-    scaled = at_seconds([value * factor for value in values])
-    assert fit_slope(scaled) == pytest.approx(factor * fit_slope(at_seconds(values)), rel=1e-6, abs=1e-3)
+@given(SERIES, st.floats(0.01, 100), st.floats(-1e9, 1e9), st.integers(0, 10**15))
+def test_the_slope_scales_with_the_figure_and_where_and_when_it_starts_does_not_matter(values, factor, shift, later_ns):
+    moved = [(ns + later_ns, value * factor + shift) for ns, value in at_seconds(values)]
+    assert memory.fit_slope(moved) == pytest.approx(factor * memory.fit_slope(at_seconds(values)), rel=1e-6, abs=1e-3)
 
 
 @given(st.lists(st.floats(-100, 100), min_size=20, max_size=40), st.integers(0, 39), st.floats(-1e12, 1e12))
@@ -260,21 +225,21 @@ def test_one_outlier_leaves_the_slope_between_those_of_the_noise(noise, where, o
     assume(where < len(noise))
     values = [1e6 * i + wobble for i, wobble in enumerate(noise)]
     values[where] = outlier
-    assert fit_slope(at_seconds(values)) == pytest.approx(1e6, abs=200)
+    assert memory.fit_slope(at_seconds(values)) == pytest.approx(1e6, abs=200)
 
 
 @pytest.mark.parametrize("points", [[], [(5, 1.0)], [(5, 1.0), (5, 2.0)]])
 def test_a_slope_needs_two_moments(points):
     with pytest.raises(ValueError, match="two moments"):
-        fit_slope(points)
+        memory.fit_slope(points)
 
 
 def test_growth_waits_for_enough_readings_and_forgets_the_last_minute():
-    growth = MemoryGrowth()
-    slopes = [growth.add(i * SECOND, 5e6 * i) for i in range(SLOPE_MIN_POINTS + 5)]
-    assert not is_known(slopes[SLOPE_MIN_POINTS - 2])
+    growth = memory.MemoryGrowth()
+    slopes = [growth.add(i * SECOND, 5e6 * i) for i in range(memory.SLOPE_MIN_POINTS + 5)]
+    assert not is_known(slopes[memory.SLOPE_MIN_POINTS - 2])
     assert slopes[-1] == pytest.approx(5e6)
     for i in range(70):
         slope = growth.add((20 + i) * SECOND, 70e6)
     assert slope == pytest.approx(0.0)
-    assert len(growth._points) <= SLOPE_SPAN_NS // SECOND + 1
+    assert len(growth._points) <= memory.SLOPE_SPAN_NS // SECOND + 1

@@ -1,12 +1,11 @@
 """Frozen control groups and traced processes, in fixture trees and where this machine makes some."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from tests.cgroups import Tree
+from tests.children import child
 from tests.frames import make_process, make_worker
 from tests.freezing import freezing
 from tests.judging import make_looks
@@ -16,25 +15,11 @@ from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Freezer, Tracer
 from tpmon.model.text.job_words import say_stop
 from tpmon.model.waits import FROZEN
-from tpmon.probe.proc import suspended as freezer
+from tpmon.probe.proc import suspended
 from tpmon.probe.proc.access import name_tracer, read_tracer
-from tpmon.probe.proc.suspended import (
-    REFRESH_EVERY_NS,
-    SuspendedReader,
-    are_all_suspended,
-    leave_out_frozen,
-    mark_held,
-    parse_frozen,
-    read_freezer,
-)
 
 V1, V2 = "docker/0123", "system.slice/train.service"
 """Groups as Docker and systemd make them."""
-
-
-@pytest.fixture
-def tree(tmp_path):
-    return Tree(tmp_path)
 
 
 def freeze_v1(tree: Tree, group: str, *, own: bool, frozen: bool = True) -> None:
@@ -74,7 +59,7 @@ def v2_job(tree: Tree, group: str = f"{V2}/job") -> None:
     ],
 )
 def test_what_the_kernel_writes_of_a_group_is_read(version, raw, expected):
-    assert parse_frozen(version, raw) is expected
+    assert suspended.parse_frozen(version, raw) is expected
 
 
 @pytest.mark.parametrize(
@@ -90,31 +75,27 @@ def test_a_frozen_group_names_the_one_to_thaw(tree, job, freeze, frozen, thaw):
     for group, own, is_frozen in frozen:
         freeze(tree, group, own=own, frozen=is_frozen)
     version, top = (1, "cg/freezer") if job is v1_job else (2, "cg/unified")
-    assert read_freezer(7, tree.proc) == Freezer(version, f"/{thaw}", str(tree.path / top / thaw))
+    assert suspended.read_freezer(7, tree.proc) == Freezer(version, f"/{thaw}", str(tree.path / top / thaw))
 
 
-def test_a_group_that_was_frozen_above_the_view_says_where_it_cannot_be_thawed(tree):
+def test_a_group_that_was_frozen_above_the_view_cannot_be_thawed_and_one_outside_it_is_not_said_to_run(tree):
     v2_job(tree, "job")
     freeze_v2(tree, "job", own=False)
     tree.write("cg/unified/cgroup.events", "populated 1\nfrozen 1\n")
-    found = read_freezer(7, tree.proc)
+    found = suspended.read_freezer(7, tree.proc)
     assert (found.version, found.group) == (2, "this container")
     assert isinstance(found.directory, Missing)
+    tree.process(7, "0::/../other\n")
+    assert suspended.read_freezer(7, tree.proc) == UNSEEN
 
 
 def test_a_group_that_runs_or_is_the_root_freezes_nothing(tree):
     v1_job(tree)
     freeze_v1(tree, f"{V1}/job", own=True, frozen=False)
     tree.process(8, "6:freezer:/\n0::/\n")
-    assert read_freezer(7, tree.proc) is NOT_APPLICABLE
-    assert read_freezer(8, tree.proc) is NOT_APPLICABLE
-    assert read_freezer(9, tree.proc) is NOT_APPLICABLE, "no such process"
-
-
-def test_a_group_that_cannot_be_looked_at_is_missing_and_not_said_to_run(tree):
-    tree.mount("cg/unified", "", version=2)
-    tree.process(7, "0::/../other\n")
-    assert read_freezer(7, tree.proc) == Missing("its control group is outside this container's view")
+    assert suspended.read_freezer(7, tree.proc) is NOT_APPLICABLE
+    assert suspended.read_freezer(8, tree.proc) is NOT_APPLICABLE
+    assert suspended.read_freezer(9, tree.proc) is NOT_APPLICABLE, "no such process"
 
 
 def test_others_are_asked_while_a_rank_is_frozen_alone(tree, monkeypatch):
@@ -122,9 +103,9 @@ def test_others_are_asked_while_a_rank_is_frozen_alone(tree, monkeypatch):
     freeze_v1(tree, f"{V1}/job", own=True, frozen=False)
     tree.process(8, f"6:freezer:/{V1}/job\n0::/\n")
     asked: list[int] = []
-    find = freezer.find_groups
-    monkeypatch.setattr(freezer, "find_groups", lambda pid, *rest: asked.append(pid) or find(pid, *rest))
-    reader = SuspendedReader(tree.proc)
+    find = suspended.find_groups
+    monkeypatch.setattr(suspended, "find_groups", lambda pid, *rest: asked.append(pid) or find(pid, *rest))
+    reader = suspended.SuspendedReader(tree.proc)
     assert reader.read([7], [7, 8], 1) == {}
     assert asked == [7]
     freeze_v1(tree, f"{V1}/job", own=True)
@@ -132,21 +113,18 @@ def test_others_are_asked_while_a_rank_is_frozen_alone(tree, monkeypatch):
     assert asked == [7, 8], "groups are looked up now and then, their state each time"
     reader.read([7], [7, 8], 3)
     assert asked == [7, 8]
-    reader.read([7], [7, 8], 1 + REFRESH_EVERY_NS)
+    reader.read([7], [7, 8], 1 + suspended.REFRESH_EVERY_NS)
     assert asked == [7, 8, 7, 8]
 
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_real_frozen_process_is_told_until_it_is_thawed(version):
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as sleeper:
-        try:
-            with freezing([sleeper.pid], version) as group:
-                found = read_freezer(sleeper.pid)
-                assert (found.version, found.directory) == (version, str(group))
-                assert read_freezer(os.getpid()) is NOT_APPLICABLE
-            assert wait_until(lambda: read_freezer(sleeper.pid) is NOT_APPLICABLE)
-        finally:
-            sleeper.kill()
+    with child("say('up'); hear()") as sleeper:
+        with freezing([sleeper.pid], version) as group:
+            found = suspended.read_freezer(sleeper.pid)
+            assert (found.version, found.directory) == (version, str(group))
+            assert suspended.read_freezer(os.getpid()) is NOT_APPLICABLE
+        assert wait_until(lambda: suspended.read_freezer(sleeper.pid) is NOT_APPLICABLE)
 
 
 GROUP = Freezer(1, "/train", "/sys/fs/cgroup/freezer/train")
@@ -165,29 +143,26 @@ UNSEEN = Missing("its control group is outside this container's view")
     ],
 )
 def test_a_frozen_process_waits_for_its_group_whatever_it_was_interrupted_in(sample, freezer, frozen, waits_for, words):
-    (marked,) = mark_held((sample,), {4211: freezer}, {})
+    (marked,) = suspended.mark_held((sample,), {4211: freezer}, {})
     assert (marked.frozen, marked.waits_for, say_stop(marked)) == (frozen, waits_for, words)
-
-
-def test_a_job_whose_processes_run_is_the_same_tuple():
-    running = (make_process(), make_worker())
-    assert mark_held(running, {}, {}) is running
 
 
 def test_a_job_is_held_when_every_rank_is_however_it_is():
     frozen = make_process(frozen=GROUP)
     traced = make_process(4212, rank=1, state="t", tracer=GDB)
-    assert are_all_suspended((frozen, traced, make_worker()))
-    assert not are_all_suspended((frozen, make_process(4213, rank=2)))
-    assert not are_all_suspended((make_worker(state="T"),))
+    assert suspended.are_all_suspended((frozen, traced, make_worker()))
+    assert not suspended.are_all_suspended((frozen, make_process(4213, rank=2)))
+    assert not suspended.are_all_suspended((make_worker(state="T"),))
+    running = (make_process(), make_worker())
+    assert suspended.mark_held(running, {}, {}) is running, "the same tuple"
 
 
 def test_looks_at_a_frozen_main_thread_count_for_nothing():
     looks = (make_looks(4211, io=10), make_looks(4212))
     ranks = (make_process(state="D", frozen=GROUP), make_process(4212, rank=1))
-    assert leave_out_frozen(looks, ranks) == looks[1:]
-    assert leave_out_frozen(looks, (make_process(),)) is looks
-    assert leave_out_frozen(UNSEEN, ranks) is UNSEEN
+    assert suspended.leave_out_frozen(looks, ranks) == looks[1:]
+    assert suspended.leave_out_frozen(looks, (make_process(),)) is looks
+    assert suspended.leave_out_frozen(UNSEEN, ranks) is UNSEEN
 
 
 def test_a_tracer_is_named_with_its_command_and_no_secret_of_it(tmp_path):
@@ -198,11 +173,6 @@ def test_a_tracer_is_named_with_its_command_and_no_secret_of_it(tmp_path):
     assert name_tracer(913, str(tmp_path)) == Tracer(913, "gdb", "gdb --api-key *** -p 4211")
     gone = name_tracer(914, str(tmp_path))
     assert (gone.name, gone.command) == ("?", Missing("its command line: No such file or directory"))
-
-
-def test_a_process_that_nobody_here_traces_says_so():
     own = os.getpid()
     assert read_tracer(own, own) == Missing("its tracer is in another container: its PID is not visible here")
-    gone = read_tracer(own, 0)
-    assert isinstance(gone, Missing)
-    assert "No such file" in gone.reason
+    assert "No such file" in read_tracer(own, 0).reason, "nobody here traces it"

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -92,15 +93,13 @@ def test_a_thread_born_within_the_interval_counts_from_its_birth(watch):
         threads = watch(one.pid)
         read_now(threads)
         time.sleep(0.3)
-        one.say("go")
-        one.hear()
+        one.ask("go")
         born = time.monotonic()
         time.sleep(0.4)
         now = read_now(threads)
         lived = time.monotonic() - born
         first_ns = now.taken_ns
-        assert now.busy_threads == 2
-        assert now.runnable == pytest.approx(2 * lived / (0.3 + lived), rel=0.2)
+        assert (now.busy_threads, now.runnable) == (2, pytest.approx(2 * lived / (0.3 + lived), rel=0.2))
         time.sleep(0.4)
         later = read_now(threads)
     assert later.taken_ns > first_ns
@@ -122,12 +121,10 @@ def test_a_thread_that_takes_the_place_of_a_dead_one_counts_in_the_same_tick(wat
     with child(REPLACE) as one:
         threads = watch(one.pid)
         read_now(threads)
-        one.say("go")
-        one.hear()
+        one.ask("go")
         time.sleep(0.5)
         now = read_now(threads)
-        assert now.busy_threads == 1
-        assert now.runnable == pytest.approx(1.0, abs=0.35)
+        assert (now.busy_threads, now.runnable) == (1, pytest.approx(1.0, abs=0.35))
         time.sleep(0.5)
         assert read_now(threads).runnable == pytest.approx(1.0, rel=0.15)
 
@@ -146,11 +143,9 @@ time.sleep(60)
     with child(code) as one:
         threads = watch(one.pid)
         read_now(threads)
-        one.say("go")
-        one.hear()
+        one.ask("go")
         read_now(threads)
-        one.say("exec")
-        one.hear()
+        one.ask("exec")
         now = read_now(threads)
         assert now.runnable >= 0
         assert now.switches_s >= 0
@@ -169,8 +164,7 @@ def test_descriptors_return_when_threads_die_and_when_the_set_is_closed(watch):
         read_now(threads)
         assert threads.allowance.descriptors == 1000 - 9
         assert open_files() == pipes + 9 + 1
-        one.say("die")
-        one.hear()
+        one.ask("die")
         assert wait_until(lambda: count_threads(one.pid) == 1)
         read_now(threads)
         assert threads.allowance.descriptors == 1000 - 1
@@ -235,8 +229,7 @@ threading.Thread(target=late, daemon=True).start(); say("up"); hear(); go.set();
         threads = watch(one.pid)
         now = threads.read(lambda: clock[0], 2, moved=True, skip=False)
         assert [group.kind for group in now.groups] == [ThreadKind.MAIN, ThreadKind.OTHER]
-        one.say("go")
-        one.hear()
+        one.ask("go")
         clock[0] += RELIST_NS
         now = threads.read(lambda: clock[0], 2, moved=True, skip=False)
         assert [group.kind for group in now.groups] == [ThreadKind.MAIN, ThreadKind.AUTOGRAD]
@@ -276,30 +269,24 @@ def test_reading_is_safe_while_this_process_itself_starts_threads(watch):
 SECOND = 1_000_000_000
 
 
-class Clock:
-    """Count the readings that were taken: ``now`` is called right at each."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self) -> int:
-        self.calls += 1
-        return time.monotonic_ns()
+def count_readings() -> Mock:
+    """Give a clock that counts the readings that were taken: it is asked right at each."""
+    return Mock(side_effect=time.monotonic_ns)
 
 
 @pytest.mark.parametrize(("moved", "skip"), [(False, False), (True, True)])
 def test_a_quiet_or_shed_process_is_read_at_least_every_fifth_tick(watch, moved, skip):
     with child("say('up'); hear()") as one:
-        threads, clock = watch(one.pid), Clock()
+        threads, clock = watch(one.pid), count_readings()
         threads.read(clock, 1, moved=True, skip=False)
         threads.read(clock, 1, moved=moved, skip=False)
-        gap, gaps, taken = 0, [], clock.calls
+        gap, gaps, taken = 0, [], clock.call_count
         for _ in range(4 * QUIET_TICKS):
             threads.read(clock, 1, moved=moved, skip=skip)
             gap += 1
-            if clock.calls > taken:
+            if clock.call_count > taken:
                 gaps.append(gap)
-                gap, taken = 0, clock.calls
+                gap, taken = 0, clock.call_count
     assert gaps
     assert max(gaps) <= QUIET_TICKS
     assert sum(gaps) / len(gaps) > 2, "quiet processes are read less often"
@@ -308,24 +295,24 @@ def test_a_quiet_or_shed_process_is_read_at_least_every_fifth_tick(watch, moved,
 @pytest.mark.parametrize("reason", ["moved", "more threads"])
 def test_a_quiet_process_is_read_at_once_when_it_moves_or_grows(watch, reason):
     with child("say('up'); hear()") as one:
-        threads, clock = watch(one.pid), Clock()
+        threads, clock = watch(one.pid), count_readings()
         for _ in range(3):
             threads.read(clock, 1, moved=False, skip=False)
-        before = clock.calls
+        before = clock.call_count
         threads.read(clock, 2 if reason == "more threads" else 1, moved=reason == "moved", skip=False)
-        assert clock.calls == before + 1
+        assert clock.call_count == before + 1
 
 
 def test_quiet_processes_are_not_all_read_in_the_same_tick(watch, tmp_path):
     """137 processes at once are a spike of 30 ms every fifth second."""
     read_in = []
     for pid in range(50, 50 + QUIET_TICKS):
-        threads, clock = Written(watch, tmp_path, pid).put((pid, "1000 0 5")).threads, Clock()
+        threads, clock = Written(watch, tmp_path, pid).put((pid, "1000 0 5")).threads, count_readings()
         threads.read(clock, 1, moved=True, skip=False)
         threads.read(clock, 1, moved=False, skip=False)
-        assert clock.calls == 2, "the second tick gives the first rates"
+        assert clock.call_count == 2, "the second tick gives the first rates"
         tick = 2
-        while clock.calls == 2:
+        while clock.call_count == 2:
             threads.read(clock, 1, moved=False, skip=False)
             tick += 1
         read_in.append(tick)
@@ -404,8 +391,7 @@ def test_a_resting_thread_that_runs_is_seen_in_the_same_tick_by_the_cpu_time_of_
     assert job.tick().runnable == pytest.approx(0.5)
     job.put((78, "10600000000 200000000 20"))
     now = job.tick(others_s=0.6)
-    assert now.runnable == pytest.approx(0.5 + 0.6 + 0.2)
-    assert now.busy_threads == 2
+    assert (now.runnable, now.busy_threads) == (pytest.approx(0.5 + 0.6 + 0.2), 2)
     assert sum(group.count for group in now.groups) == 3
 
 
@@ -427,5 +413,4 @@ def test_a_busy_thread_in_the_place_of_a_dead_resting_one_is_met_in_the_same_tic
     (job.task / "79").rmdir()
     job.put((80, "400000000 0 3"))
     now = job.tick(others_s=0.4)
-    assert now.runnable == pytest.approx(0.9)
-    assert now.busy_threads == 2
+    assert (now.runnable, now.busy_threads) == (pytest.approx(0.9), 2)

@@ -7,13 +7,12 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.children import Child, child
-from tests.fake_proc import FakeProc
 from tests.waiting import wait_until
 from tests.waits import wait_of
 from tpmon.model.dump import OtherEnd, ThreadLook, WaitKind, WaitTarget
@@ -109,8 +108,7 @@ def test_a_fifo_is_named_with_its_mount(name, code, tmp_path):
     path = tmp_path / "thing \x1b[2J"
     with blocked(f"os.mkfifo(sys.argv[1])\n{code}", str(path)) as one:
         target = target_of(one.pid)
-        assert target.kind is WaitKind.FILE
-        assert target.name == str(path).replace("\x1b", "?")
+        assert (target.kind, target.name) == (WaitKind.FILE, str(path).replace("\x1b", "?"))
         assert is_known(target.mount)
         assert is_known(target.file_system)
         assert str(path).startswith(target.mount)
@@ -119,15 +117,11 @@ def test_a_fifo_is_named_with_its_mount(name, code, tmp_path):
 
 
 def test_a_fifo_that_another_process_writes_names_that_process(tmp_path):
-    path = str(tmp_path / "fifo")
+    path = tmp_path / "fifo"
     os.mkfifo(path)
-    writer = os.open(path, os.O_RDWR)
-    try:
-        with blocked("f = os.open(sys.argv[1], os.O_RDONLY)\ndef block():\n os.read(f, 1)", path) as one:
-            target = target_of(one.pid)
-            assert [end.pid for end in target.others] == [os.getpid()]
-    finally:
-        os.close(writer)
+    reads = "f = os.open(sys.argv[1], os.O_RDONLY)\ndef block():\n os.read(f, 1)"
+    with path.open("r+b", buffering=0), blocked(reads, str(path)) as one:
+        assert [end.pid for end in target_of(one.pid).others] == [os.getpid()]
 
 
 def test_standard_input_names_who_should_type():
@@ -181,8 +175,7 @@ say("up")
 block()
 """
     client = "s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\ndef block():\n s.recv(1)"
-    one = Child(server)
-    try:
+    with closing(Child(server)) as one:
         port = one.hear()
         listens = target_of(one.pid)
         assert listens.peer == f"127.0.0.1:{port} (listens)"
@@ -194,12 +187,11 @@ block()
             assert [(end.pid, end.name) for end in target.others] == [(one.pid, "rank 0")]
             back = target_of(one.pid)
             assert [end.pid for end in back.others] == [two.pid]
-    finally:
-        one.close()
 
 
-def test_a_unix_socket_names_its_path_and_who_has_the_other_end(tmp_path):
-    path = str(tmp_path / "s")
+def test_a_unix_socket_names_its_path_and_who_has_the_other_end(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a long path would be cut
+    path = "socket"
     server = "s = socket.socket(socket.AF_UNIX)\ns.bind(sys.argv[1])\ns.listen()\ndef block():\n s.accept()[0].recv(1)"
     client = "s = socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])\ndef block():\n s.recv(1)"
     with blocked(server, path) as one, blocked(client, path) as two:
@@ -345,13 +337,7 @@ def test_the_kernels_answer_about_a_unix_socket_is_read_and_bounded():
         parse_unix(b"")
 
 
-def test_watched_descriptors_of_an_epoll_are_read():
-    text = b"pos:\t0\nflags:\t02\ntfd:        5 events:       19 data: 5\ntfd:       11 events:  1\n"
-    assert parse_epoll(text) == (5, 11)
-    assert parse_epoll(b"") == ()
-
-
-def test_calls_have_names_and_only_some_a_descriptor():
+def test_calls_have_names_and_some_a_descriptor_or_an_epoll_with_several():
     assert name_call(0, "x86_64") == "read"
     assert name_call(63, "aarch64") == "read"
     assert name_call(-1, "x86_64") == ""
@@ -360,17 +346,19 @@ def test_calls_have_names_and_only_some_a_descriptor():
     assert find_descriptors(Syscall(202, (7, 1, 2), 0), "x86_64", 1) is None
     assert find_descriptors(Syscall(-1, (), 0), "x86_64", 1) is None
     assert isinstance(find_descriptors(Syscall(7, (16, 1, 0), 0), "x86_64", os.getpid()), Missing)
+    epoll = b"pos:\t0\nflags:\t02\ntfd:        5 events:       19 data: 5\ntfd:       11 events:  1\n"
+    assert parse_epoll(epoll) == (5, 11)
+    assert parse_epoll(b"") == ()
 
 
-def test_a_child_in_a_container_is_named_by_its_number_here(tmp_path):
+def test_a_child_in_a_container_is_named_by_its_number_here(fake):
     """A rank in a PID namespace of its own waits for process 8 of that namespace."""
-    fake = FakeProc(tmp_path / "proc")
     fake.add(7, 1, ("python", "other.py"))
     fake.add(8, 1, ("sshd",))
     fake.add(100, 1, ("python", "train.py"), inside=(7,))
     fake.add(101, 100, ("cc1plus",), inside=(8,))
-    (tmp_path / "proc" / "8" / "comm").write_text("sshd\n")
-    (tmp_path / "proc" / "101" / "comm").write_text("cc1plus\n")
+    for pid, name in ((8, "sshd"), (101, "cc1plus")):
+        (fake.path / str(pid) / "comm").write_text(f"{name}\n")
 
     def target(pid, child):
         call = Syscall(61, (child, 0, 0), 0)
@@ -412,11 +400,10 @@ x: FLOCK  ADVISORY  WRITE 1 fe:00:1 0 EOF
 """
 
 
-def test_rows_are_parsed_and_those_that_are_cut_left_out():
+def test_rows_are_parsed_and_those_that_are_cut_left_out_and_without_proc_locks_the_reason_is_told(tmp_path):
     locks = parse_locks(ROWS)
-    assert len(locks) == 7
-    assert locks[1] == FileLock(1, True, 12, 500)
-    assert locks[2] == FileLock(2, False, 21, 600)
+    assert (len(locks), *locks[1:3]) == (7, FileLock(1, True, 12, 500), FileLock(2, False, 21, 600))
+    assert find_lock_holders(1, 3, str(tmp_path)).reason.startswith("locks: ")
 
 
 @pytest.mark.parametrize(
@@ -425,12 +412,6 @@ def test_rows_are_parsed_and_those_that_are_cut_left_out():
 )
 def test_the_holder_is_in_the_row_above_of_the_same_number(pid, inode, holders):
     assert pick_holders(parse_locks(ROWS), pid, inode) == holders
-
-
-def test_without_proc_locks_the_reason_is_told(tmp_path):
-    answer = find_lock_holders(1, 3, str(tmp_path))
-    assert isinstance(answer, Missing)
-    assert answer.reason.startswith("locks: ")
 
 
 def test_the_process_that_holds_a_flock_is_named(tmp_path):

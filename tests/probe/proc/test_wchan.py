@@ -83,15 +83,9 @@ CASES = [
 
 
 def test_a_pipe_of_an_old_kernel_is_one_of_the_end_that_its_call_tells():
-    ends = [
-        read_wait("S", wchan, call, Role.WORKER, "x86_64")
-        for wchan, call in (
-            ("pipe_wait", parse_syscall(READ)),
-            ("pipe_wait", NO_CALL),
-            ("pipe_wait_readable", NO_CALL),
-            ("pipe_wait_writable", NO_CALL),
-        )
-    ]
+    names = ("pipe_wait", "pipe_wait", "pipe_wait_readable", "pipe_wait_writable")
+    calls = (parse_syscall(READ), NO_CALL, NO_CALL, NO_CALL)
+    ends = [read_wait("S", *look, Role.WORKER, X86) for look in zip(names, calls, strict=True)]
     read, write = WaitReason.PIPE_READ, WaitReason.PIPE_WRITE
     assert [one.reason for one in ends] == [read, write, read, write]
     assert all(is_wait_in(one, PIPES) for one in ends)
@@ -123,33 +117,25 @@ def test_numbers_of_one_machine_mean_nothing_on_another():
     assert read_words_of("S", "do_sys_poll", ppoll, Role.RANK, ARM) == "poll"
 
 
-def test_syscall_lines_of_the_kernel_parse():
+def test_syscall_lines_of_the_kernel_parse_and_others_are_refused():
     futex = parse_syscall(FUTEX_FOR_EVER)
     assert (futex.number, futex.arguments[1], futex.user_pc) == (202, 0x189, 0x7F1FA6C91117)
     assert len(futex.arguments) == 6
-    outside = parse_syscall(OUTSIDE)
-    assert outside == Syscall(-1, (), 0x7F1FA6C91117)
+    assert parse_syscall(OUTSIDE) == Syscall(-1, (), 0x7F1FA6C91117)
     assert parse_syscall(b"running\n") == Missing("running")
+    for raw in (b"", b"\n", b"seven 0x0", b"7 0xzz 1 2"):
+        with pytest.raises(ValueError):
+            parse_syscall(raw)
 
 
-@pytest.mark.parametrize("raw", [b"", b"\n", b"seven 0x0", b"7 0xzz 1 2"])
-def test_a_line_that_is_no_syscall_line_is_refused(raw):
-    with pytest.raises(ValueError):
-        parse_syscall(raw)
+NUMBERS = st.integers(0, 2**64 - 1)
+CALLS = st.builds(Syscall, st.integers(-1, 500), st.lists(NUMBERS, max_size=6).map(tuple), NUMBERS)
 
 
 @given(
     st.sampled_from("RSDTtZXIPW"),
-    st.one_of(st.text(max_size=40), st.just(Missing("refused"))),
-    st.one_of(
-        st.just(NO_CALL),
-        st.builds(
-            Syscall,
-            st.integers(-1, 500),
-            st.lists(st.integers(0, 2**64 - 1), max_size=6).map(tuple),
-            st.integers(0, 2**64 - 1),
-        ),
-    ),
+    st.text(max_size=40) | st.just(Missing("refused")),
+    CALLS | st.just(NO_CALL),
     st.sampled_from(list(Role)),
     st.sampled_from([X86, ARM, "riscv64"]),
 )
