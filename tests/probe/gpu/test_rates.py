@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from tests.fake_nvml import SECOND_NS
 from tpmon.model.gpu import GpuState, ThrottleShare
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing
 from tpmon.probe.gpu.nvml import blank_fast
 from tpmon.probe.gpu.rates import CardTrack, mean_power, name_reasons, rate, throttle_shares, without_live
 from tpmon.probe.gpu.wire import Busy, CardIdentity, CardLine, CardProcessReading, Counter, Counters, Fast, Health, Slow
 
-SECOND_NS = 1_000_000_000
 ZERO = Counters((0,) * len(Counter), (0,) * len(Counter))
 FAST = replace(
     blank_fast("not in this test"),
@@ -155,10 +155,12 @@ def test_shares_come_from_counters_and_miss_nothing(counters, shares):
     assert throttle_shares(make_window(counters)) == tuple(ThrottleShare(*one, "counter") for one in shares)
 
 
-def test_shares_of_bits_stand_in_where_no_counter_moves():
+def test_shares_of_bits_stand_in_where_no_counter_moves_also_of_a_reason_without_a_name():
     masks = [0x0, 0x4, 0x4, 0x44]
     lines = [make_line(s, replace(FAST, reasons=mask)) for s, mask in enumerate(masks)]
     assert throttle_shares(lines) == (ThrottleShare("power cap", 75.0, "bit"), ThrottleShare("HW thermal", 25.0, "bit"))
+    lines = [make_line(s, replace(FAST, reasons=mask)) for s, mask in enumerate([0x1000, 0x0])]
+    assert throttle_shares(lines) == (ThrottleShare("unknown reason 0x1000", 50.0, "bit"),)
 
 
 def test_an_older_counter_of_time_below_the_application_clock_does_not_hide_the_bit():
@@ -173,11 +175,14 @@ def test_an_older_counter_of_time_below_the_application_clock_does_not_hide_the_
     assert shares(Counter.SW_THERMAL) == (ThrottleShare("SW thermal", pytest.approx(0.3), "counter"),)
 
 
-def test_idle_is_no_fault_and_unread_reasons_are_missing():
+def test_idle_is_no_fault_unread_reasons_are_missing_and_one_shot_utilisation_says_so():
     idle = make_track(make_line(0, replace(FAST, reasons=0x1))).sample("u")
     assert (idle.throttle, idle.throttle_known, idle.throttle_shares) == ((), True, ())
     unread = make_track(make_line(0, replace(FAST, reasons=Missing("no permission")))).sample("u")
     assert unread.throttle_known == Missing("no permission")
+    one_shot = Missing("a one-shot value has no distribution")
+    sample = make_track(make_line(0, replace(FAST, busy=Busy(41.0, 0, one_shot, one_shot)))).sample("u")
+    assert (sample.sm_pct, sample.sm_samples, sample.sm_idle_ratio) == (41.0, 0, one_shot)
 
 
 def test_the_window_is_ten_seconds_and_keeps_two_readings():
@@ -187,16 +192,13 @@ def test_the_window_is_ten_seconds_and_keeps_two_readings():
     assert len(track.window) == 2
 
 
-def test_slower_tiers_stay_until_they_are_read_again():
+def test_slower_tiers_stay_until_they_are_read_again_and_the_margin_falls_back_to_the_threshold():
     track = make_track(make_line(0, slow=SLOW, health=HEALTH, identity=IDENTITY), make_line(1))
     sample = track.sample("GPU-0")
     assert (sample.power_limit_w, sample.ecc_uncorrected, sample.name) == (700.0, 2, "H100")
     assert (sample.sm_clock_max_mhz, sample.temperature_margin_c) == (1980.0, 25.0)
     before = make_track(make_line(0)).sample("GPU-0")
     assert before.power_limit_w == before.ecc_uncorrected == Missing("not read yet")
-
-
-def test_margin_falls_back_to_the_threshold():
     slow = Slow(*[Missing("not supported")] * 6)
     assert make_track(make_line(0, slow=slow, identity=IDENTITY)).sample("u").temperature_margin_c == 26.0
 
@@ -205,12 +207,6 @@ def test_links_and_bus_prefer_gpm_then_counters():
     window = make_window({Counter.PCIE_TX: [0, 100], Counter.NVLINK_RX: [0, 300]})
     sample = make_track(*window).sample("u")
     assert (sample.pcie_tx_bytes_s, sample.nvlink_rx_bytes_s) == (100.0, 300.0)
-
-
-def test_one_shot_utilisation_says_so():
-    one_shot = Missing("a one-shot value has no distribution")
-    sample = make_track(make_line(0, replace(FAST, busy=Busy(41.0, 0, one_shot, one_shot)))).sample("u")
-    assert (sample.sm_pct, sample.sm_samples, sample.sm_idle_ratio) == (41.0, 0, one_shot)
 
 
 def test_a_lost_card_keeps_its_name_processes_and_health_and_nothing_live():
@@ -247,7 +243,7 @@ def test_xids_are_kept_oldest_first_and_bounded():
     assert track.sample("u").xids == tuple(range(6, 70))
 
 
-def test_a_call_that_stalls_moves_no_rate():
+def test_a_call_that_stalls_moves_no_rate_and_throttle_shares_take_the_time_of_their_counter():
     # 696 W throughout; the energy is read 300 ms late in each third second.
     lines = []
     for second in range(9):
@@ -259,6 +255,11 @@ def test_a_call_that_stalls_moves_no_rate():
     for last in range(3, 9):
         assert mean_power(lines[: last + 1], 700.0) == (pytest.approx(696.0), "energy counter")
         assert rate(lines[: last + 1], Counter.PCIE_TX) == pytest.approx(1e9)
+    lines = [
+        count_late(second, late_s, {Counter.HW_THERMAL: int((second + late_s) * 1e9 / 2)})
+        for second, late_s in ((0, 0.9), (1, 0.0))
+    ]
+    assert throttle_shares(lines) == (ThrottleShare("HW thermal", pytest.approx(50.0), "counter"),)
 
 
 @pytest.mark.parametrize(
@@ -276,15 +277,3 @@ def test_a_call_that_stalls_moves_no_rate():
 def test_a_counter_that_moves_seldom_is_held_until_it_moves(energy, power, source):
     lines = [replace(line, fast=replace(line.fast, power_w=310.0)) for line in make_window({Counter.ENERGY: energy})]
     assert mean_power(lines, 700.0) == (power, source)
-
-
-def test_throttle_shares_take_the_time_of_their_counter():
-    lines = []
-    for second, late_s in ((0, 0.9), (1, 0.0)):
-        lines.append(count_late(second, late_s, {Counter.HW_THERMAL: int((second + late_s) * 1e9 / 2)}))
-    assert throttle_shares(lines) == (ThrottleShare("HW thermal", pytest.approx(50.0), "counter"),)
-
-
-def test_a_reason_without_a_name_has_a_share():
-    lines = [make_line(s, replace(FAST, reasons=mask)) for s, mask in enumerate([0x1000, 0x0])]
-    assert throttle_shares(lines) == (ThrottleShare("unknown reason 0x1000", 50.0, "bit"),)
