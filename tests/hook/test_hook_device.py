@@ -6,12 +6,12 @@ import functools
 import sys
 import threading
 import types
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
 
+from tests.hook.test_hook_evaluations import run_in_thread
 from tests.hook_loop import MS, Batches, Loop
 from tpmon.hook import device
 from tpmon.hook import step_sample as watch
@@ -214,37 +214,28 @@ def graphs(loop, card, monkeypatch):
     assert not hasattr(Graph.capture_begin, "__wrapped__"), "it is put back"
 
 
-def in_another_thread(call: Callable[[], None]) -> None:
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-
-
 def test_while_another_thread_captures_a_graph_no_event_is_asked(loop, card, graphs):
     """In CUDA's global mode that would break the capture, though none is of this thread's stream."""
     loop.train(8, other_ms=1)
     before = read(loop).steps
     graph = graphs()
-    in_another_thread(graph.capture_begin)
+    run_in_thread(graph.capture_begin)
     loop.train(60, other_ms=1)
     assert capture_begin.is_graph_captured()
     assert (loop.steps.problem, read(loop).steps) == ("", before)
     assert loop.steps.watcher._timer is not None
-    in_another_thread(graph.capture_end)
+    run_in_thread(graph.capture_end)
     loop.train(60, other_ms=1)
     assert not capture_begin.is_graph_captured()
     assert read(loop).steps > before
 
 
-def test_a_graph_that_is_gone_is_captured_no_more(loop, card, graphs):
+def test_a_graph_that_is_gone_is_captured_no_more_and_a_capture_that_torch_refuses_is_none(loop, card, graphs):
     graph = graphs()
     graph.capture_begin()
     assert capture_begin.is_graph_captured()
     del graph
     assert not capture_begin.is_graph_captured()
-
-
-def test_a_capture_that_torch_refuses_is_none(loop, card, graphs):
     with pytest.raises(RuntimeError, match="not permitted"):
         graphs().capture_begin("refused")
     assert not capture_begin.is_graph_captured()
@@ -277,7 +268,7 @@ def test_a_graph_that_hides_no_step_is_not_mentioned(loop, card, graphs, part):
     loop.train(3)
     graph = graphs()
     if part == "of another thread":
-        in_another_thread(lambda: (graph.capture_begin(), graph.capture_end()))
+        run_in_thread(lambda: (graph.capture_begin(), graph.capture_end()))
     else:
         graph.capture_begin()
         if part == "said by the program":

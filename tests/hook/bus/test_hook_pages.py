@@ -34,34 +34,21 @@ def test_the_header_says_whose_page_it_is(pages):
 @pytest.mark.parametrize("name", [wire.TELEMETRY_NAME, wire.MAILBOX_NAME])
 @pytest.mark.parametrize("size", [0, 100, 2**20])
 def test_a_reader_cannot_change_the_size_of_a_page(pages, name, size):
-    descriptor = os.open(find_page(os.getpid(), name), os.O_RDWR)
-    try:
-        with pytest.raises(PermissionError):
-            os.ftruncate(descriptor, size)
-    finally:
-        os.close(descriptor)
+    with open(find_page(os.getpid(), name), "r+b", buffering=0) as file, pytest.raises(PermissionError):
+        file.truncate(size)
 
 
-def test_nobody_else_can_write_the_telemetry_page(pages):
-    descriptor = os.open(find_page(os.getpid()), os.O_RDWR)
-    try:
+def test_nobody_else_can_write_the_telemetry_page_and_the_mailbox_can_be_written_from_outside(pages):
+    with open(find_page(os.getpid()), "r+b", buffering=0) as file:
         with pytest.raises(PermissionError):
-            mmap.mmap(descriptor, 4096)
+            mmap.mmap(file.fileno(), 4096)
         with pytest.raises(PermissionError):
-            os.pwrite(descriptor, b"x", 0)
-    finally:
-        os.close(descriptor)
+            file.write(b"x")
     pages.live[1] = 77
     with open_page(find_page(os.getpid())) as page:
         assert wire.parse_live(page)[1] == 77
-
-
-def test_the_mailbox_can_be_written_from_outside(pages):
-    descriptor = os.open(find_page(os.getpid(), wire.MAILBOX_NAME), os.O_RDWR)
-    try:
-        os.pwrite(descriptor, (9).to_bytes(8, "little"), wire.REQUEST_OFFSET)
-    finally:
-        os.close(descriptor)
+    with open(find_page(os.getpid(), wire.MAILBOX_NAME), "r+b", buffering=0) as file:
+        os.pwrite(file.fileno(), (9).to_bytes(8, "little"), wire.REQUEST_OFFSET)
     assert pages.requests[0] == 9
 
 
@@ -121,10 +108,8 @@ def test_an_old_kernel_seals_the_sizes_at_least(monkeypatch):
     pages = Pages("", "", (-1, -1, -1))
     with open_page(find_page(os.getpid())) as page:
         assert wire.parse_header(page).flags == wire.FLAG_CAPTURES
-    descriptor = os.open(find_page(os.getpid()), os.O_RDWR)
-    with pytest.raises(PermissionError):
-        os.ftruncate(descriptor, 0)
-    os.close(descriptor)
+    with open(find_page(os.getpid()), "r+b", buffering=0) as file, pytest.raises(PermissionError):
+        file.truncate(0)
     pages.close()
 
 

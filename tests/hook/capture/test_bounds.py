@@ -1,9 +1,11 @@
-"""What ends a recording that no step ends, and what torch refuses at its begin or end: told at once, once."""
+"""What ends a recording that no step ends, and what torch refuses: told at once; its file is its user's alone."""
 
+import os
 import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from tpmon.hook.capture import capture
 from tpmon.hook.capture import trace_file as capture_file
 from tpmon.hook.capture.bounds import judge_validation, name_tracer
 from tpmon.hook.capture.capture import Capture
-from tpmon.hook.capture.recorder import MemoryRecorder, Range
+from tpmon.hook.capture.recorder import MemoryRecorder, Range, rename_cut
 from tpmon.hook.capture.trace_file import CaptureFile
 
 GIB = 1 << 30
@@ -194,25 +196,19 @@ def test_a_window_whose_time_is_over_ends_with_the_step_that_crosses_it(captured
     assert captured.told() == (w.STATE_VERIFIED, "the time asked for ran out after 4 of 20 steps")
 
 
-def test_a_step_longer_than_the_window_is_recorded_whole(captured):
+@pytest.mark.parametrize(
+    ("kind", "said"), [(w.KIND_CAPTURE, "the time asked for ran out after 1 of 3 steps"), (w.KIND_PROBE, "")]
+)
+def test_a_step_longer_than_the_window_is_recorded_whole_and_probed_whole(captured, kind, said):
     captured.loop.train(20, other_ms=289)
-    captured.record(longest_ns=100 * MS)
+    captured.record(kind, longest_ns=100 * MS)
+    before = captured.told()
     captured.loop.backward(200, 90)
     captured.loop.update()
     captured.capture.woken()
+    assert captured.told() == before
     captured.loop.batch()
-    assert captured.told() == (w.STATE_VERIFIED, "the time asked for ran out after 1 of 3 steps")
-
-
-def test_the_step_that_is_probed_may_take_what_one_of_the_window_may(captured):
-    captured.loop.train(20, other_ms=289)
-    captured.record(w.KIND_PROBE, longest_ns=100 * MS)
-    captured.loop.backward(200, 90)
-    captured.loop.update()
-    captured.capture.woken()
-    assert captured.told()[0] == w.STATE_WARMING
-    captured.loop.batch()
-    assert captured.told() == (w.STATE_VERIFIED, "")
+    assert captured.told() == (w.STATE_VERIFIED, said)
 
 
 def test_a_window_by_time_in_which_a_step_ends_is_dropped_to_be_asked_for_again(captured):
@@ -400,3 +396,63 @@ def test_a_profile_that_torch_goes_on_recording_ends_all_captures(refusing, monk
     refusing.ask()
     refusing.loop.train(2)
     assert refusing.told()[0] == w.STATE_REFUSED
+
+
+def write(folder: Path, save: Callable[[str], None]) -> tuple[int, int]:
+    """Write the file of a capture under the usual mask."""
+    told = w.Progress(first_step=5)
+    file = CaptureFile(w.Request(kind=w.KIND_CAPTURE, folder=str(folder), name="x"), {})
+    before = os.umask(0o022)
+    try:
+        file.write_window(types.SimpleNamespace(save=save, ending=".json"), told, cut=False)
+    finally:
+        os.umask(before)
+    return told.events, told.bytes
+
+
+def test_a_trace_is_its_users_alone_also_while_torch_writes(tmp_path):
+    modes = []
+
+    def save(path):
+        """Do as libkineto does."""
+        with open(path + ".tmp", "w") as file:
+            modes.append(os.fstat(file.fileno()).st_mode & 0o777)
+            file.write("{}")
+        os.rename(path + ".tmp", path)
+        modes.append(os.stat(path).st_mode & 0o777)
+
+    assert write(tmp_path, save) == (0, 2)
+    assert modes == [0o600, 0o600]
+    assert os.listdir(tmp_path) == ["x-step5.json"]
+    assert os.stat(tmp_path / "x-step5.json").st_mode & 0o777 == 0o600
+    os.unlink(tmp_path / "x-step5.json")
+    assert write(tmp_path, lambda path: Path(path).write_text("{}") and None) == (0, 2)
+    assert os.listdir(tmp_path) == ["x-step5.json"], "also where torch writes without a second file"
+
+
+def test_nothing_is_left_where_it_fails(tmp_path):
+    def fail(path):
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write(tmp_path, fail)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("ending", [".part", ".part.tmp"])
+def test_what_lies_in_its_place_is_left_as_it_is(tmp_path, ending):
+    theirs = tmp_path / "theirs"
+    theirs.write_text("of others")
+    link = tmp_path / f"x-step5.json{ending}"
+    link.symlink_to(theirs)
+    with pytest.raises(FileExistsError):
+        write(tmp_path, lambda _: None)
+    assert theirs.read_text() == "of others"
+    assert sorted(os.listdir(tmp_path)) == ["theirs", link.name]
+
+
+def test_the_mark_of_a_step_that_did_not_end_is_renamed_in_its_place(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text('[{"name": "ProfilerStep#10"}, {"name": "ProfilerStep#1"}, {"name": "ProfilerStep#1"}]')
+    rename_cut(str(path), 1)
+    assert path.read_text() == ('[{"name": "ProfilerStep#10"}, {"name": "StepCutShort#1"}, {"name": "StepCutShort#1"}]')

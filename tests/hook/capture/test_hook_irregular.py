@@ -171,11 +171,8 @@ def test_a_sampler_that_cannot_be_told_from_another_decides_nothing(loop):
     assert (loop.steps.steps, loop.steps.eval_steps) == (50, 30)
 
 
-class Around:
-    """Stand for a sampler that repeats another, or skips some of its batches."""
-
-    def __init__(self, name: str, inner: object) -> None:
-        self.__dict__[name] = inner
+Around = SimpleNamespace
+"""A sampler that repeats another, or skips some of its batches."""
 
 
 class Lengthless:
@@ -198,15 +195,15 @@ class Untrue:
 @pytest.mark.parametrize(
     ("sampler", "size"),
     [
-        (Around("sampler", Batches(16)._index_sampler), 16),
-        (Around("batch_sampler", Batches(16)._index_sampler), 16),
-        (Around("batch_sampler", Around("sampler", Batches(16)._index_sampler)), 16),
-        (Around("sampler", Around("sampler", Around("sampler", Around("sampler", Batches(16))))), 0),
-        (Around("sampler", 5), 0),
+        (Around(sampler=Batches(16)._index_sampler), 16),
+        (Around(batch_sampler=Batches(16)._index_sampler), 16),
+        (Around(batch_sampler=Around(sampler=Batches(16)._index_sampler)), 16),
+        (Around(sampler=Around(sampler=Around(sampler=Around(sampler=Batches(16))))), 0),
+        (Around(sampler=5), 0),
         (SimpleNamespace(batch_size=None), 0),
-        (Around("batch_sampler", Lengthless(16)), 16),
+        (Around(batch_sampler=Lengthless(16)), 16),
         (SimpleNamespace(batch_size=Untrue()), 0),
-        (Around("sampler", SimpleNamespace(batch_size=32, split_batches=True, num_processes=8)), 4),
+        (Around(sampler=SimpleNamespace(batch_size=32, split_batches=True, num_processes=8)), 4),
     ],
 )
 def test_a_batch_size_is_found_within_samplers_around_each_other(loop, sampler, size):
