@@ -83,6 +83,8 @@ def proc_value(pid: int, field: int) -> str:
 
 def test_frames_of_a_job_say_who_is_who_and_what_each_did(tree):
     with collecting(tree.pid) as collector:
+        suspends = (collector._stacks.suspend, collector.samples.suspend)
+        assert collector.dumps._suspends == suspends, "a dump that stops suspends both that sample"
         collector.set_interval(2.5)
         first = collector.collect()
         assert (len(first.processes), first.interval_s) == (PROCESSES, 2.5)
@@ -204,11 +206,6 @@ def test_a_member_that_ends_before_its_threads_are_read_is_left_out(tree):
         collector.read_rest()
         second = next_frame(collector)
     assert is_known(second.cpu.runnable)
-
-
-def test_a_dump_that_stops_suspends_both_that_sample(tree):
-    with collecting(tree.pid) as collector:
-        assert collector.dumps._suspends == (collector._stacks.suspend, collector.samples.suspend)
 
 
 @pytest.mark.parametrize("probe", [StackSampler, MainThreadProbe, PssRation])

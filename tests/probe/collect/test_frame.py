@@ -116,16 +116,13 @@ def test_a_place_of_memory_is_named_in_words(source, words):
     assert name_place(source) == words
 
 
-def test_sums_are_withheld_where_a_process_was_not_read():
+def test_sums_leave_out_what_was_not_read_and_are_withheld_where_a_process_was_not():
     cpu = cpu_sample()
     assert withhold_sums(cpu, 0) is cpu
     held = withhold_sums(cpu, 2)
     assert held.used_cores == held.runnable == held.oversubscription
     assert held.used_cores == Missing("2 processes of the job were not read")
     assert (held.budget_cores, held.host_load) == (cpu.budget_cores, cpu.host_load)
-
-
-def test_sums_leave_out_what_was_not_read_and_are_missing_when_nothing_was():
     rows = (sample(1, cpu_pct=50.0), sample(2, cpu_pct=REFUSED), sample(3, cpu_pct=25.0))
     assert add_known(rows, lambda row: row.cpu_pct) == 75.0
     assert add_known(rows[1:2], lambda row: row.cpu_pct) == REFUSED
@@ -147,16 +144,13 @@ def test_oversubscription_counts_pools_and_not_single_threaded_workers():
     assert cpu.pool.library == "MKL"
 
 
-def test_one_busy_thread_a_process_is_no_pool():
+def test_one_busy_thread_a_process_is_no_pool_and_the_largest_is_named_or_the_lower_pid_of_equals():
     cpu = cpu_of(*(worker(i, i, runnable=1.0, waiting=0.5, busy_threads=1) for i in range(8)))
     assert cpu.pool_runnable == 0.0
     assert cpu.oversubscription == 0.0
     assert cpu.demand_ratio == 4.0
     assert cpu.pool is NOT_APPLICABLE
     assert find_pool(()) is None
-
-
-def test_the_largest_pool_is_named_and_the_lower_pid_of_equals():
     rows = [sample(i, runnable=demand, busy_threads=2) for i, demand in ((5, 3.0), (3, 3.0), (9, 2.9))]
     assert find_pool(rows).pid == 3
     assert is_pool(rows[0])
@@ -164,14 +158,10 @@ def test_the_largest_pool_is_named_and_the_lower_pid_of_equals():
     assert not is_pool(sample(busy_threads=1))
 
 
-def test_an_idle_job_waits_for_nothing():
+def test_an_idle_job_waits_for_nothing_and_before_the_second_reading_nothing_is_zero():
     cpu = cpu_of(sample(runnable=0.0, waiting=0.0, busy_threads=0, cpu_pct=0.0))
     assert (cpu.run_delay_ratio, cpu.used_cores, cpu.demand_ratio) == (0.0, 0.0, 0.0)
-
-
-def test_before_the_second_reading_nothing_is_zero():
-    rows = (sample(cpu_pct=FIRST, runnable=FIRST, waiting=FIRST, busy_threads=FIRST),)
-    cpu = cpu_of(*rows)
+    cpu = cpu_of(sample(cpu_pct=FIRST, runnable=FIRST, waiting=FIRST, busy_threads=FIRST))
     assert cpu.used_cores == cpu.runnable == cpu.waiting == cpu.demand_ratio == FIRST
     assert cpu.pool_runnable == cpu.oversubscription == cpu.run_delay_ratio == FIRST
 
@@ -201,21 +191,16 @@ def test_rank_rows_come_by_rank_with_the_card_that_lists_them():
     cards = (make_gpu(4, pids=(99,)), make_gpu(5, pids=(10, 99)), make_gpu(6, pids=REFUSED))
     ranks = make_rank_rows(rows, cards)
     assert [row.pid for row in ranks] == [10, 20, 30]
-    assert [row.gpu for row in ranks] == [
-        5,
-        Missing("no card lists this process"),
-        Missing("no card lists this process"),
-    ]
+    assert [row.gpu for row in ranks] == [5, *[Missing("no card lists this process")] * 2]
     one_open = (make_gpu(7, pids=(20,), pids_are_visible_only=True),)
     both_open = tuple(make_gpu(i, pids=(10, 20), pids_are_visible_only=True) for i in (2, 3))
     assert make_rank_rows(rows, one_open)[1].gpu == 7
-    assert [row.gpu for row in make_rank_rows(rows, both_open)[:2]] == [
-        Missing("it holds several cards; which one it uses is not known")
-    ] * 2
+    unknown = Missing("it holds several cards; which one it uses is not known")
+    assert [row.gpu for row in make_rank_rows(rows, both_open)[:2]] == [unknown] * 2
     assert (ranks[1].where, ranks[1].where_unchanged_s) == ("sleep", 9.0)
     assert not is_known(ranks[0].step)
-    assert [row.gpu for row in make_rank_rows(rows, REFUSED)] == [NOT_APPLICABLE] * 3
-    assert [row.gpu for row in make_rank_rows(rows, ())] == [NOT_APPLICABLE] * 3
+    for none in (REFUSED, ()):
+        assert [row.gpu for row in make_rank_rows(rows, none)] == [NOT_APPLICABLE] * 3
 
 
 UNTOLD = Missing("no sample of this process")
@@ -269,14 +254,11 @@ def test_a_pin_thread_is_told_by_its_kind():
     assert not has_pin_thread(sample(thread_groups=groups[:1]))
 
 
-def test_memory_of_no_process_is_not_known_rather_than_zero():
-    none = make_memory((), GROUP, HOST, Missing("not looked at"), AnonMemory(REFUSED, REFUSED, True))
+def test_memory_of_no_process_is_not_known_rather_than_zero_and_its_source_says_who_told_it():
+    shm = Missing("not looked at")
+    none = make_memory((), GROUP, HOST, shm, AnonMemory(REFUSED, REFUSED, True))
     assert isinstance(none.rss_bytes, Missing)
     assert none.anon_bytes == none.anon_growth_bytes_s == REFUSED
-
-
-def test_the_source_of_anonymous_memory_says_who_told_it():
-    shm = Missing("not looked at")
     summed = make_memory((sample(),), GROUP, HOST, shm, AnonMemory(7, 2.0, True))
     assert (summed.rss_bytes, summed.anon_bytes, summed.anon_growth_bytes_s) == (sample().rss_bytes, 7, 2.0)
     assert summed.anon_source == SUMMED_ANON

@@ -55,27 +55,20 @@ def test_members_are_read_in_their_order_and_the_others_are_closed(population):
         assert open_files() == before
 
 
-def test_a_dead_member_has_no_row_and_leaves_no_descriptor(population):
+def test_a_dead_member_and_another_process_with_its_pid_have_no_row_and_leave_no_descriptor(population):
+    """It was reused between the listing and the opening; the start time tells."""
     with child("say('up'); hear()") as one:
         before = open_files()
         member = member_of(one.pid)
+        wrong = replace(member, identity=Identity(one.pid, member.identity.start_ticks - 7))
+        assert read(population, wrong) == []
+        assert open_files() == before
         assert len(read(population, member)) == 1
         one.kill()
         assert read(population, member) == []
         assert open_files() == before
         assert read(population, member) == []
     assert read(population, made_up(1 << 22)) == []
-
-
-def test_another_process_with_the_pid_of_a_member_has_no_row(population):
-    """It was reused between the listing and the opening; the start time tells."""
-    with child("say('up'); hear()") as one:
-        before = open_files()
-        right = member_of(one.pid)
-        wrong = replace(right, identity=Identity(one.pid, right.identity.start_ticks - 7))
-        assert read(population, wrong) == []
-        assert open_files() == before
-        assert len(read(population, right)) == 1
 
 
 def test_a_member_that_could_not_be_read_twice_is_read_again(population):

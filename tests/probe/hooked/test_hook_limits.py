@@ -96,14 +96,11 @@ def test_a_program_that_closed_the_descriptors_of_its_hook_is_told_apart():
         assert StepReader().read_steps([process])[process] is not None
 
 
-def test_a_process_without_a_hook_explains_nothing(tmp_path):
+def test_a_process_without_a_hook_explains_nothing_and_a_word_is_found_where_its_text_may_not_be_read(tmp_path):
     with subprocess.Popen(["sleep", "60"]) as process:
         assert explain_absence(process.pid) == ""
         process.kill()
     assert explain_absence(1, str(tmp_path)) == ""
-
-
-def test_a_word_is_found_where_its_text_may_not_be_read(tmp_path):
     (tmp_path / "12").mkdir()
     (tmp_path / "12" / "maps").write_text(
         f"{wire.WORD_ADDRESS:x}-{wire.WORD_ADDRESS + 4096:x} rw-p 00000000 00:00 0 \n"

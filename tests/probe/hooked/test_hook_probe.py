@@ -162,13 +162,6 @@ def test_the_page_of_a_parent_is_not_that_of_its_child(reader):
             os.kill(child.pid, 9)
 
 
-def test_a_page_of_another_start_is_not_believed(reader):
-    with drive() as job:
-        job.do("train(3)")
-        reused = Identity(job.pid, job.identity.start_ticks + 1)
-        assert isinstance(reader.read_steps([reused])[reused], Missing)
-
-
 def test_an_uninstalled_hook_is_said_once_and_found_again_when_it_is_back(reader):
     with drive() as job:
         job.do("train(3)")
@@ -206,9 +199,12 @@ def test_a_program_that_was_replaced_by_itself_has_the_page_of_its_new_hook(read
         assert read(reader, job.identity).counts.steps == 4
 
 
-def test_an_error_of_the_hook_is_read(reader):
+def test_an_error_of_the_hook_is_read_and_a_page_of_another_start_is_not_believed(reader):
     with drive() as job:
-        job.do("train(3); steps.turn_off('ValueError: \\x1b[31mred')")
+        job.do("train(3)")
+        reused = Identity(job.pid, job.identity.start_ticks + 1)
+        assert isinstance(reader.read_steps([reused])[reused], Missing)
+        job.do("steps.turn_off('ValueError: \\x1b[31mred')")
         reading = read(reader, job.identity)
         assert reading.state is HookState.DISABLED
         assert "ValueError" in reading.error

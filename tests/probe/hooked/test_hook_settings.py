@@ -60,12 +60,8 @@ def test_the_timeout_of_the_default_process_group_is_read(monkeypatch):
     assert settings.read(2)[wire.SET_TIMEOUT_S] == 1800
 
 
-def test_a_page_without_settings_says_so(page):
-    assert parse_settings(page, 5) == NO_SETTINGS
-    assert parse_device(page, 5) == NO_DEVICE
-
-
-def test_what_the_hook_could_not_read_is_missing_and_never_false(page):
+def test_a_page_without_settings_says_so_and_what_the_hook_could_not_read_is_missing_and_never_false(page):
+    assert (parse_settings(page, 5), parse_device(page, 5)) == (NO_SETTINGS, NO_DEVICE)
     settings = settings_with(page)
     assert settings.age_s == 2.0
     values = [getattr(settings, name) for name in settings.__slots__ if name != "age_s"]

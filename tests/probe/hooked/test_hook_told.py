@@ -78,7 +78,7 @@ def train_long(loop: Watched, steps: int, micro: int, forward_ms: float, backwar
     ("steps", "micro", "forward_ms", "backward_ms"),
     [(40, 1, 450, 800), (10, 16, 700, 1_200), (8, 1, 9_500, 18_000), (8, 64, 500, 1_000)],
 )
-def test_long_steps_are_timed_whole(loop, steps, micro, forward_ms, backward_ms):
+def test_long_steps_are_timed_whole_and_have_an_exact_wait(loop, steps, micro, forward_ms, backward_ms):
     step_ms = micro * (50 + forward_ms + backward_ms) + 500
     train_long(loop, steps, micro, forward_ms, backward_ms)
     late = loop.paces()[len(loop.paces()) // 2 :]
@@ -88,6 +88,7 @@ def test_long_steps_are_timed_whole(loop, steps, micro, forward_ms, backward_ms)
         assert pace.rate_hz == pytest.approx(1000 / step_ms, rel=0.01)
         assert not is_stalled(pace)
     assert max(pace.step_age_s for pace in late) > step_ms / 1000 - 1.5
+    assert exact_wait(loop.last()) == pytest.approx(50 * micro / step_ms)
 
 
 def test_who_comes_late_to_a_run_of_long_steps_knows_them_too(loop):
@@ -130,13 +131,6 @@ def test_after_its_last_batch_a_loop_is_in_none_of_the_phases_of_a_step(loop):
     loop.spend(3_000)
     reading = loop.read()
     assert reading.now == LoopNow(LoopPhase.OTHER, 3.0)
-
-
-def test_long_steps_have_an_exact_wait_too(loop):
-    train_long(loop, 8, 1, 9_500, 18_000)
-    wait = exact_wait(loop.last())
-    assert is_known(wait)
-    assert wait == pytest.approx(50 / 28_050)
 
 
 def test_a_validation_within_an_accumulation_leaves_its_step_whole(loop):

@@ -221,6 +221,9 @@ def test_what_is_not_known_is_missing_with_its_reason():
     assert keeper.add(loop.read(), 0) == ONE_STEP
     loop.step(100)
     assert told(keeper.add(loop.read(), 0)).samples_hz == Missing("its batch size is not known")
+    pace = told(RankPace().add(play(rule=StepRule.UPDATE), 0))  # no batch ends its steps
+    assert pace.rate_hz == pytest.approx(10)
+    assert pace.samples_hz == Missing("its batch size is not known")
 
 
 def test_a_hook_that_counts_anew_has_no_negative_rate():
@@ -257,12 +260,6 @@ def test_a_hook_that_turned_itself_off_is_a_note(answer):
     assert read.notes == (
         "hook-off: the hook of rank 0 turned itself off, its steps are not known any more: KeyError('x')",
     )
-
-
-def test_samples_are_not_told_where_no_batch_ends_a_step():
-    pace = told(RankPace().add(play(rule=StepRule.UPDATE), 0))
-    assert pace.rate_hz == pytest.approx(10)
-    assert pace.samples_hz == Missing("its batch size is not known")
 
 
 @pytest.mark.parametrize(

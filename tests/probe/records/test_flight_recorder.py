@@ -42,13 +42,8 @@ def test_a_record_of_gloo_tells_done_by_retired_and_names_no_members():
     assert isinstance(group.ranks, Missing)
     assert [call.sequence for call in group.calls] == list(range(3, 8))
     last = group.calls[-1]
-    assert (last.name, last.state, last.input_sizes, last.timeout_s) == (
-        "all_reduce",
-        CallState.SCHEDULED,
-        ((4, 4),),
-        900.0,
-    )
-    assert last.created == NOW
+    told = ("all_reduce", CallState.SCHEDULED, ((4, 4),), 900.0, NOW)
+    assert (last.name, last.state, last.input_sizes, last.timeout_s, last.created) == told
 
 
 def test_a_record_of_nccl_tells_states_members_and_lines():

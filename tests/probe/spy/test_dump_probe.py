@@ -291,17 +291,6 @@ def test_only_block_stops_a_process_and_the_stop_is_counted(tmp_path):
         assert read_stat(one.pid).state == "S"
 
 
-def test_a_held_process_is_timed():
-    with child(NAP) as one:
-        os.kill(one.pid, signal.SIGSTOP)
-        assert wait_until(lambda: read_stat(one.pid).state == "T")
-        with watch_pause(one.pid) as stopped:
-            time.sleep(0.05)
-        assert stopped.paused_ms == 0.0, "a stop by a signal is not ours"
-    assert is_held(b"7 (a) b) t 1 2")
-    assert not is_held(b"7 (t t) S 1 2")
-
-
 def held_now_and_then(folder: Path, monkeypatch: pytest.MonkeyPatch, states: str) -> dump.Pause:
     """Let a look a state find it in a process whose stat is made up, 5 ms apart, and return what was counted."""
     stat = folder / "7" / "task" / "7" / "stat"
@@ -354,7 +343,15 @@ time.sleep(60)
 """
 
 
-def test_a_process_that_a_tracer_holds_counts_as_paused():
+def test_a_process_that_a_tracer_holds_counts_as_paused_and_one_that_a_signal_stopped_does_not():
+    assert is_held(b"7 (a) b) t 1 2")
+    assert not is_held(b"7 (t t) S 1 2")
+    with child(NAP) as one:
+        os.kill(one.pid, signal.SIGSTOP)
+        assert wait_until(lambda: read_stat(one.pid).state == "T")
+        with watch_pause(one.pid) as stopped:
+            time.sleep(0.05)
+        assert stopped.paused_ms == 0.0, "a stop by a signal is not ours"
     with child(NAP) as one, child(HOLDER, str(one.pid)):
         if not wait_until(lambda: read_stat(one.pid).state == "t", 2.0):
             pytest.skip("ptrace is not permitted here")

@@ -117,7 +117,10 @@ def test_a_dump_grows_ends_and_enters_one_frame():
 def test_a_look_at_the_whole_job_enters_a_frame_and_no_other_one(more, enters):
     """The watch over hangs would take a part, or frames of C, for a move of the job."""
     bench = Bench()
-    seen = bench.read(DumpRequest(Asker.KEY, **more))
+    request = DumpRequest(Asker.KEY, **more)
+    seen = bench.read(request)
+    limit_s = NATIVE_ROUND_S if request.native else ROUND_S
+    assert (bench.asked, bench.made[-1].limit_s) == ([request], limit_s), "frames of C get more time"
     assert len(seen.rounds) == 1, "whoever asked sees it"
     assert bench.service.take() == (seen.rounds if enters else NOT_APPLICABLE)
     assert bench.service.paused_ms == 1.5, "but its stops count"
@@ -174,16 +177,6 @@ def test_stop_ends_the_dumper_that_runs():
     assert bench.made[0].stopped.is_set()
     bench.wait(lambda state: not state.running)
     assert bench.service.take() is NOT_APPLICABLE, "a look that was cut short is none"
-
-
-@pytest.mark.parametrize(
-    ("more", "limit_s"), [({"native": True}, NATIVE_ROUND_S), ({"variables": True}, ROUND_S)], ids=str
-)
-def test_c_frames_and_variables_are_read_when_they_are_asked_for_and_c_frames_get_more_time(more, limit_s):
-    bench = Bench()
-    request = DumpRequest(Asker.KEY, **more)
-    bench.read(request)
-    assert (bench.asked, bench.made[-1].limit_s) == ([request], limit_s)
 
 
 def test_the_sampler_is_held_while_a_dump_may_stop_a_process_and_at_no_other_time():

@@ -315,7 +315,7 @@ def test_without_py_spy_it_says_what_to_install(monkeypatch, tmp_path):
         assert sampler.source() == missing.reason
 
 
-def test_switched_off_it_starts_nothing_and_says_so():
+def test_switched_off_it_starts_nothing_and_says_so_as_it_does_without_a_rank():
     sampler = StackSampler(enabled=False)
     sampler.watch([subject(os.getpid())])
     sampler.start()
@@ -324,9 +324,6 @@ def test_switched_off_it_starts_nothing_and_says_so():
     assert sampler.source() == OFF.reason
     assert sampler.cost() == (0.0, 0)
     sampler.stop()
-
-
-def test_without_a_rank_it_says_so():
     with sampling() as sampler:
         assert sampler.take() == Missing("stacks: no rank to sample yet")
 
@@ -345,16 +342,14 @@ def run_shell(script: str, deadline_s: float = 20.0) -> SpyOutcome:
     return SpyChild().run(("/bin/sh", "-c", script), deadline_s)
 
 
-def test_a_child_that_gives_no_answer_is_killed_at_its_deadline():
+def test_a_child_that_gives_no_answer_floods_or_burns_is_killed_and_its_output_is_capped(monkeypatch):
     outcome = run_shell("echo begun; sleep 60", 0.3)
     assert (outcome.late, outcome.status, outcome.output) == (True, -signal.SIGKILL, b"begun\n")
     assert outcome.wall_s < 10
-
-
-def test_a_child_that_floods_is_killed_and_its_output_is_capped(monkeypatch):
     monkeypatch.setattr(stack_child, "MAX_OUTPUT_BYTES", 100_000)
     outcome = run_shell("exec yes")
     assert (outcome.flooded, len(outcome.output), outcome.status) == (True, 100_000, -signal.SIGKILL)
+    assert run_shell("while :; do :; done", 60).status == -signal.SIGXCPU
 
 
 def test_errors_are_capped_and_do_not_end_a_child():
@@ -370,10 +365,6 @@ def test_a_child_is_in_a_session_of_its_own_and_steps_back():
     # The niceness may be set a moment after the first look.
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert int(niceness) in (own, min(own + stack_child.NICENESS, 19))
-
-
-def test_a_child_that_burns_is_ended_by_the_kernel():
-    assert run_shell("while :; do :; done", 60).status == -signal.SIGXCPU
 
 
 @pytest.mark.parametrize("end", [SpyChild.stop, partial(SpyChild.finish, for_good=True)])
@@ -395,11 +386,15 @@ def test_the_cost_of_ended_children_stays_counted():
     assert spy.cost() == (pytest.approx(first.cpu_s + second.cpu_s), 0)
 
 
-def test_a_program_that_is_not_there_is_refused_without_a_leak():
+def test_a_program_that_is_not_there_is_refused_without_a_leak_and_a_signal_to_one_that_is_gone_is_no_error():
     held = len(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
         SpyChild().run(("/nonexistent/py-spy",), 1)
     assert len(os.listdir("/proc/self/fd")) == held
+    with subprocess.Popen(("/bin/true",)) as gone:
+        gone.wait(20)
+    stack_child._kill(gone.pid)
+    stack_child._kill(gone.pid, signal.SIGINT)
 
 
 def test_the_commands_never_stop_the_target():
@@ -425,13 +420,6 @@ def test_a_child_that_the_kernel_reaps_gives_its_output_and_leaves_no_pid_behind
     spy.finish()
     spy.stop()
     assert spy.cost() == (0.0, 0)
-
-
-def test_a_signal_to_a_child_that_is_gone_is_no_error():
-    with subprocess.Popen(("/bin/true",)) as gone:
-        gone.wait(20)
-    stack_child._kill(gone.pid)
-    stack_child._kill(gone.pid, signal.SIGINT)
 
 
 @pytest.mark.usefixtures("sampling_works")
