@@ -10,7 +10,7 @@ from tpmon.hook.bus import wire
 
 AFTER_UPDATE, UPDATE, BATCH = wire.RULE_DATA_AFTER_UPDATE, wire.RULE_UPDATE, wire.RULE_BATCH
 TAKEN_APART = {"steps": 50, "eval_steps": 20, "samples": 800, "eval_samples": 80}
-FETCHED = {"steps": 50, "eval_steps": 0}
+FETCHED, CHECKED = {"steps": 50, "eval_steps": 0}, {"steps": 50, "lookahead": 0, "samples": 200}
 TEN, TWENTY = ({"steps": steps, "eval_steps": 0} for steps in (10, 20))
 
 LOOPS = {
@@ -40,16 +40,7 @@ LOOPS = {
     ],
     **{
         f"{number} batches that Lightning checks a run by, and validates, with no question for more": [
-            (
-                f"+-{number}(o~)+5(10(DBU)S-o~+)D",
-                {
-                    "steps": 50,
-                    "eval_steps": number + 5,
-                    "lookahead": 0,
-                    "samples": 200,
-                    "eval_samples": 4 * number + 20,
-                },
-            )
+            (f"+-{number}(o~)+5(10(DBU)S-o~+)D", CHECKED | {"eval_steps": number + 5, "eval_samples": 4 * number + 20})
         ]
         for number in (1, 2)
     },
@@ -58,6 +49,9 @@ LOOPS = {
     ],
     "after an evaluation batches are fetched ahead as before": [
         ("+3(10(4(D)4(B)U)S-5(D)S+)D", {"steps": 30, "eval_steps": 15, "samples": 480, "eval_samples": 60})
+    ],
+    "an evaluation of as many batches every few steps, broken off, so that no DataLoader ends": [
+        ("+5(10(DBU)4(o20(~)))DBU", {"steps": 50, "eval_steps": 20})
     ],
     "evaluations of a loop without an optimizer of torch": [("+3(10(DB)S3(O~)S)", {"eval_steps": 9})],
     "a WGAN under Accelerate: the generator is trained every fifth batch, and at the last": [

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.children import started
 from tests.hooks import find_page, open_page
 from tpmon.hook.bus import wire, wire_capture, wire_settings
 from tpmon.hook.bus.wire_capture import Request
@@ -181,27 +182,24 @@ def test_a_block_that_is_absent_or_half_written_is_none(write, parse, words):
 
 def test_no_record_is_torn_while_another_process_writes_as_fast_as_it_can_or_is_stopped():
     command = [sys.executable, "-c", HAMMER]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
-        try:
-            assert writer.stdout.readline() == "ready\n"
-            with open_page(find_page(writer.pid)) as page:
-                known = seen = rounds = 0
-                end = time.monotonic() + 60
-                while (seen < 20_000 or rounds < 50) and time.monotonic() < end:
-                    known, records = wire.parse_records(page, known, wire.RING_RECORDS)
-                    rounds += 1
-                    for words in records:
-                        number = words[0]
-                        assert words == (number, *(number * 7 + word for word in range(1, 23)), number)
-                        seen += 1
-                assert seen >= 20_000
-                os.kill(writer.pid, signal.SIGSTOP)
-                os.waitpid(writer.pid, os.WUNTRACED)
-                first = wire.parse_records(page, 0, wire.RING_RECORDS)
-                assert len(first[1]) >= wire.RING_RECORDS - 2
-                assert wire.parse_records(page, 0, wire.RING_RECORDS) == first
-        finally:
-            writer.kill()
+    with started(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout.readline() == "ready\n"
+        with open_page(find_page(writer.pid)) as page:
+            known = seen = rounds = 0
+            end = time.monotonic() + 60
+            while (seen < 20_000 or rounds < 50) and time.monotonic() < end:
+                known, records = wire.parse_records(page, known, wire.RING_RECORDS)
+                rounds += 1
+                for words in records:
+                    number = words[0]
+                    assert words == (number, *(number * 7 + word for word in range(1, 23)), number)
+                    seen += 1
+            assert seen >= 20_000
+            os.kill(writer.pid, signal.SIGSTOP)
+            os.waitpid(writer.pid, os.WUNTRACED)
+            first = wire.parse_records(page, 0, wire.RING_RECORDS)
+            assert len(first[1]) >= wire.RING_RECORDS - 2
+            assert wire.parse_records(page, 0, wire.RING_RECORDS) == first
 
 
 def request(folder: str = "/tmp/x", name: str = "cap", **words: int) -> Request:

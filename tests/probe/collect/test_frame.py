@@ -8,10 +8,11 @@ from tests.frames import GIB, NOW, make_gpu, make_output
 from tests.frames import make_cpu as cpu_sample
 from tests.frames import make_process as sample
 from tests.frames import make_worker as worker
+from tests.members import made_up
 from tpmon.model.gpu import GpuProcess
 from tpmon.model.host import SUMMED_ANON
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.process import EnvironmentSetting, Identity, Role, ThreadGroup, ThreadKind
+from tpmon.model.process import Identity, Role, ThreadGroup, ThreadKind
 from tpmon.model.waits import Wait, WaitReason
 from tpmon.probe.base.procread import StatLine
 from tpmon.probe.collect.frame import (
@@ -30,7 +31,6 @@ from tpmon.probe.collect.frame import (
 from tpmon.probe.collect.processes import ProcessRates, ProcessReading, Reading
 from tpmon.probe.host.cgroup import CgroupReading, CpuBudget
 from tpmon.probe.host.machine import HostReading
-from tpmon.probe.job.job import Member
 from tpmon.probe.proc.memory import AnonMemory, Pss
 from tpmon.probe.proc.threads import ThreadReading
 
@@ -40,21 +40,8 @@ FIRST = Missing("rates need two readings")
 HOST = HostReading(8, 4.0, 0.0, 3.5, 1 << 34, 1 << 35)
 BUDGET = CpuBudget(2.0, "affinity")
 GROUP = CgroupReading(
-    throttled_ratio=0.25,
-    throttled_s=0.5,
-    throttled_source="cgroup",
-    psi_cpu_some_pct=30.0,
-    psi_memory_some_pct=0.0,
-    psi_io_some_pct=0.0,
-    psi_source="cgroup",
-    anon_bytes=1,
-    used_bytes=2,
-    limit_bytes=NOT_APPLICABLE,
-    limit_source="",
-    oom_kills=0,
-    refault_bytes_s=0.0,
-    swap_bytes=0,
-    memory_source="cgroup",
+    **dict.fromkeys(CgroupReading.__dataclass_fields__, "")
+    | {"throttled_ratio": 0.25, "throttled_s": 0.5, "psi_cpu_some_pct": 30.0, "memory_source": "cgroup"}
 )
 
 
@@ -63,19 +50,7 @@ def cpu_of(*processes, budget=BUDGET, library="MKL"):
 
 
 def test_a_row_joins_who_it_is_what_it_did_and_its_rationed_pss():
-    member = Member(
-        identity=Identity(42, 77),
-        parent=41,
-        role=Role.RANK,
-        rank=3,
-        local_rank=1,
-        worker=NOT_APPLICABLE,
-        rank_pid=42,
-        name="python",
-        label="train.py",
-        started=NOW,
-        environment=(EnvironmentSetting("OMP_NUM_THREADS", "1"),),
-    )
+    member = made_up(42, 3, identity=Identity(42, 77), parent=41, local_rank=1, rank_pid=42)
     now = ProcessReading(
         stat=StatLine(42, "python", "S", 40, False, 9, 77, 0, cpu_s=1.5, rss_bytes=1000),
         rates=ProcessRates(98.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0),

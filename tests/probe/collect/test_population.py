@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -202,12 +203,8 @@ say(" ".join(map(str, rows))); hear()
 
 
 def test_a_process_for_which_no_descriptor_was_left_is_counted_and_not_taken_for_dead():
-    with child("say('up'); hear()") as one:
-        reader = Child(NO_DESCRIPTOR_LEFT, str(one.pid), *sys.path)
-        try:
-            assert reader.hear() == "0 1 1 0"
-        finally:
-            reader.close()
+    with child("say('up'); hear()") as one, closing(Child(NO_DESCRIPTOR_LEFT, str(one.pid), *sys.path)) as reader:
+        assert reader.hear() == "0 1 1 0"
 
 
 @pytest.mark.parametrize(
@@ -258,18 +255,14 @@ def test_a_process_lives_without_schedstat_and_one_that_does_not_answer_is_count
     (tmp_path / "77" / "stat").write_bytes(stat)
     (folder / "comm").write_text("python\n")
     member = made_up(77, identity=Identity(77, parse_stat(stat).start_ticks))
-    one = Population(str(tmp_path), Shares(10, 10, 10, 1024))
-    try:
+    with closing(Population(str(tmp_path), Shares(10, 10, 10, 1024))) as one:
         for _ in range(QUIET_TICKS + 2):
             (reading,) = read(one, member)
             assert reading.now.threads.runnable == Missing("this kernel has no schedstat")
             assert [group.count for group in reading.now.threads.groups] == [1]
         assert one.left_out == 0
-    finally:
-        one.close()
     (folder / "schedstat").write_text("no numbers\n")
-    one = Population(str(tmp_path), Shares(10, 10, 10, 1024))
-    try:
+    with closing(Population(str(tmp_path), Shares(10, 10, 10, 1024))) as one:
         assert read(one, member) == []
         assert (one.left_out, one.unreadable) == (1, 1)
         said = describe_shortage(Shares(10, 10, 300, 1024), one, 1)
@@ -277,5 +270,3 @@ def test_a_process_lives_without_schedstat_and_one_that_does_not_answer_is_count
         (folder / "schedstat").write_text("5 6 7\n")
         assert len(read(one, member)) == 1
         assert (one.left_out, one.unreadable) == (0, 0)
-    finally:
-        one.close()

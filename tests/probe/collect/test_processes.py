@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import pytest
@@ -53,6 +53,7 @@ def read(one: ProcessProbe, role: Role = Role.RANK):
 
 FIRST = Missing("rates need two readings")
 DENIED = Missing("permission denied")
+BACK = replace(STAT, cpu_s=0.2), Io(0, 0, 0, 0, 0), 2
 LATER = replace(STAT, cpu_s=4.0, minor_faults=140, major_faults=3)
 RATES = {
     "the first reading": (None, (STAT, IO, 5), ProcessRates(*[FIRST] * 8)),
@@ -64,11 +65,7 @@ RATES = {
     ),
     "io that may not be read": ((STAT, DENIED, 1), (STAT, DENIED, 2), ProcessRates(*[0.0] * 3, *[DENIED] * 5)),
     "io that may be read now": ((STAT, DENIED, 1), (STAT, IO, 2), ProcessRates(*[0.0] * 3, *[FIRST] * 5)),
-    "counters that went back": (
-        (STAT, IO, 1),
-        (replace(STAT, cpu_s=0.2), Io(0, 0, 0, 0, 0), 2),
-        ProcessRates(*[0.0] * 8),
-    ),
+    "counters that went back": ((STAT, IO, 1), BACK, ProcessRates(*[0.0] * 8)),
 }
 
 
@@ -173,11 +170,8 @@ def test_a_zombie_keeps_its_row_and_says_so(probe, watched_before):
 @contextmanager
 def grandchild(code: str) -> Iterator[int]:
     """Start a child whose first line is the PID of a child of its own, and yield that."""
-    one = Child(code)
-    try:
+    with closing(Child(code)) as one:
         yield int(one.hear())
-    finally:
-        one.close()
 
 
 def test_a_process_killed_between_two_reads_raises_and_frees_every_descriptor():

@@ -75,6 +75,7 @@ def test_a_garbled_pid_makes_the_list_doubtful():
 
 
 NO = Missing("not told")
+IDLE, ONE_LANE = {"sm_pct": 0.0, "sm_active_pct": NO}, {"pcie_generation": 1, "pcie_width": 1}
 UTILISATION = ("sm_pct", "sm_idle_ratio", "sm_busy_ratio", "memory_busy_pct")
 
 
@@ -84,23 +85,13 @@ UTILISATION = ("sm_pct", "sm_idle_ratio", "sm_busy_ratio", "memory_busy_pct")
         ({"sm_pct": 0.0}, NO, UTILISATION, "the driver says 0 %, but SMs were active 91 % of the time"),
         ({"sm_pct": 50.0}, NO, UTILISATION, "the driver says 50 %, but SMs were active 91 % of the time"),
         ({"sm_pct": 60.0}, NO, (), ""),  # of a card that takes turns of some seconds
-        (
-            {"sm_pct": 0.0, "sm_active_pct": NO},
-            636.0,
-            UTILISATION,
-            "the driver says 0 %, but the card draws 636 of 700 W",
-        ),
-        ({"sm_pct": 0.0, "sm_active_pct": NO}, 300.0, (), ""),
-        ({"sm_pct": 0.0, "sm_active_pct": NO, "power_limit_w": 40.0}, 31.0, (), ""),  # at rest, at full clock
+        (IDLE, 636.0, UTILISATION, "the driver says 0 %, but the card draws 636 of 700 W"),
+        (IDLE, 300.0, (), ""),
+        ({**IDLE, "power_limit_w": 40.0}, 31.0, (), ""),  # at rest, at full clock
         ({"sm_pct": 30.0, "sm_active_pct": NO}, 636.0, (), ""),
-        ({"sm_pct": 0.0, "sm_active_pct": NO, "power_limit_w": NO}, 636.0, (), ""),
-        ({"sm_pct": 0.0, "sm_active_pct": NO, "sm_clock_mhz": 210.0}, 636.0, (), ""),
-        (
-            {"pcie_generation": 1, "pcie_width": 1},
-            NO,
-            ("pcie_generation", "pcie_width"),
-            "the driver says generation 1 x1, but 3 GB/s went over it",
-        ),
+        ({**IDLE, "power_limit_w": NO}, 636.0, (), ""),
+        ({**IDLE, "sm_clock_mhz": 210.0}, 636.0, (), ""),
+        (ONE_LANE, NO, tuple(ONE_LANE), "the driver says generation 1 x1, but 3 GB/s went over it"),
         ({"pcie_generation": 1, "pcie_width": 16}, NO, (), ""),
     ],
 )
@@ -113,7 +104,7 @@ def test_readings_of_one_second_are_held_against_each_other(changes, drawn_w, de
 
 
 def test_a_card_that_is_not_on_pcie_has_no_link():
-    held = hold_against(replace(BUSY, pcie_generation=1, pcie_width=1), (), is_pcie=False, computed=True)
+    held = hold_against(replace(BUSY, **ONE_LANE), (), is_pcie=False, computed=True)
     none = Missing("the card is not connected by PCIe")
     assert held.pcie_generation == held.pcie_width == held.pcie_generation_max == held.pcie_width_max == none
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.children import started
 from tests.hooks import find_page
 from tpmon.hook.bus import wire
 from tpmon.hook.bus.pages import Pages
@@ -68,20 +69,12 @@ def identity(pid: int) -> Identity:
 
 
 @contextmanager
-def drive(program: str = DRIVEN, **environment: str) -> Iterator[Driven]:
-    with subprocess.Popen(
-        [sys.executable, "-c", program + SERVE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    ) as process:
-        try:
-            driven = Driven(process)
-            driven.do("pass")
-            yield driven
-        finally:
-            process.kill()
+def drive(program: str = DRIVEN, steps: int = 0, **environment: str) -> Iterator[Driven]:
+    command, whole = [sys.executable, "-c", program + SERVE], {**os.environ, **environment}
+    with started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=whole) as process:
+        driven = Driven(process)
+        driven.do(f"train({steps})" if steps else "pass")
+        yield driven
 
 
 @pytest.fixture
@@ -128,8 +121,7 @@ def test_steps_are_read_as_they_are_counted(reader):
 
 
 def test_what_was_overwritten_between_two_looks_is_said_and_stays_in_the_totals(reader):
-    with drive() as job:
-        job.do("train(10)")
+    with drive(steps=10) as job:
         read(reader, job.identity)
         job.do("train(3000)")
         reading = read(reader, job.identity)
@@ -163,8 +155,7 @@ def test_the_page_of_a_parent_is_not_that_of_its_child(reader):
 
 
 def test_an_uninstalled_hook_is_said_once_and_found_again_when_it_is_back(reader):
-    with drive() as job:
-        job.do("train(3)")
+    with drive(steps=3) as job:
         read(reader, job.identity)
         job.do("steps.pages.set_status(3, 0, ''); steps.forget()")
         assert read(reader, job.identity).state is HookState.UNINSTALLED
@@ -174,8 +165,7 @@ def test_an_uninstalled_hook_is_said_once_and_found_again_when_it_is_back(reader
 
 
 def test_a_program_that_was_replaced_has_no_hook_any_more(reader):
-    with drive() as job:
-        job.do("train(3)")
+    with drive(steps=3) as job:
         read(reader, job.identity)
         other = "import sys; print('done', flush=True); sys.stdin.read()"
         job.do(f"os.execv(sys.executable, [sys.executable, '-c', {other!r}])")
@@ -185,8 +175,7 @@ def test_a_program_that_was_replaced_has_no_hook_any_more(reader):
 
 
 def test_a_program_that_was_replaced_by_itself_has_the_page_of_its_new_hook(reader):
-    with drive() as job:
-        job.do("train(7)")
+    with drive(steps=7) as job:
         assert read(reader, job.identity).counts.steps == 6
         page = find_page(job.pid)
         again = DRIVEN + "train(3)\nprint('done', flush=True)" + SERVE
@@ -200,8 +189,7 @@ def test_a_program_that_was_replaced_by_itself_has_the_page_of_its_new_hook(read
 
 
 def test_an_error_of_the_hook_is_read_and_a_page_of_another_start_is_not_believed(reader):
-    with drive() as job:
-        job.do("train(3)")
+    with drive(steps=3) as job:
         reused = Identity(job.pid, job.identity.start_ticks + 1)
         assert isinstance(reader.read_steps([reused])[reused], Missing)
         job.do("steps.turn_off('ValueError: \\x1b[31mred')")
@@ -249,14 +237,12 @@ def test_what_is_no_page_is_not_mapped_and_another_layout_is_named(reader, line,
 def test_a_python_that_does_not_name_the_seals_reads_the_page(reader, monkeypatch):
     for name in [name for name in dir(fcntl) if "SEAL" in name]:
         monkeypatch.delattr(fcntl, name)
-    with drive() as job:
-        job.do("train(3)")
+    with drive(steps=3) as job:
         assert read(reader, job.identity).state is HookState.RUNNING
 
 
 def test_a_process_that_ended_is_said_and_forgotten(reader):
-    with drive() as job:
-        job.do("train(3)")
+    with drive(steps=3) as job:
         gone = job.identity
         read(reader, gone)
     assert is_known(reader.read_steps([gone])[gone])  # the page outlives its process while it is mapped
@@ -319,8 +305,7 @@ def test_another_user_may_not_read_the_page():
         one = Identity(int(sys.argv[1]), int(sys.argv[2]))
         print(StepReader().read_steps([one])[one].reason)
     """)
-    with drive() as job:
-        job.do("train(3)")
+    with drive(steps=3) as job:
         command = [sys.executable, "-c", program, str(job.pid), str(job.identity.start_ticks)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if "PermissionError" in done.stderr or "ModuleNotFoundError" in done.stderr:

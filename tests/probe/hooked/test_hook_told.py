@@ -205,13 +205,6 @@ def test_an_evaluation_of_next_to_no_work_is_told_when_its_loader_ended(loop):
     assert (loop.steps.steps, loop.steps.eval_steps, loop.steps.samples) == (10, 5, 40)
 
 
-def test_an_evaluation_of_as_many_batches_every_few_steps_is_one(loop):
-    """Broken off, so that no DataLoader ends."""
-    loop.repeat(5, ("train", 10), *[("batch", 10, Batches(4)), ("spend", 20)] * 4)
-    loop.train(1)
-    assert (loop.steps.steps, loop.steps.eval_steps) == (50, 20)
-
-
 def test_micro_batches_whose_backwards_cannot_be_seen_are_no_evaluation(loop):
     """As of an engine that is called in its own way: the updates alone tell of training."""
     loop.repeat(60, *[("batch", 1), ("spend", 30)] * 24, ("update", 100))

@@ -40,38 +40,24 @@ def read_fds(pipes) -> list[object]:
     return [pipe.read_fd if is_known(pipe) else "missing" for pipe in pipes]
 
 
+OLDER, SIX = ends(3, 5, 15, 17, 20), ends(3, 5, 8, 13, 15, 18)
 # The worker lists say what the kernel shows: a forked worker holds all that is older than itself.
 MAPS = {
     "fork": (ends(3, 5, 8), [ends(3, 5), ends(3, 5, 8)], 3, [5, 8]),
     "spawn": (ends(3, 5, 8), [ends(3, 5), ends(3, 8)], 3, [5, 8]),
     "fork, one worker": (ends(3, 5), [ends(3, 5)], 3, [5]),
-    "fork, older queues of the program": (
-        ends(3, 5, 15, 17, 20),
-        [ends(3, 5, 15, 17), ends(3, 5, 15, 17, 20)],
-        15,
-        [17, 20],
-    ),
+    "fork, older queues of the program": (OLDER, [ends(3, 5, 15, 17), OLDER], 15, [17, 20]),
     "fork, three workers": (ends(3, 5, 8, 12), [ends(3, 5), ends(3, 5, 8), ends(3, 5, 8, 12)], 3, [5, 8, 12]),
-    "fork, two loaders": (
-        ends(3, 5, 8, 13, 15, 18),
-        [ends(3, 5), ends(3, 5, 8), ends(3, 5, 8, 13, 15), ends(3, 5, 8, 13, 15, 18)],
-        [3, 3, 13, 13],
-        [5, 8, 15, 18],
-    ),
-    "spawn, two loaders": (
-        ends(3, 5, 8, 13, 15, 18),
-        [ends(3, 5), ends(3, 8), ends(13, 15), ends(13, 18)],
-        [3, 3, 13, 13],
-        [5, 8, 15, 18],
-    ),
+    "fork, two loaders": (SIX, [ends(3, 5), ends(3, 5, 8), ends(3, 5, 8, 13, 15), SIX], [3, 3, 13, 13], [5, 8, 15, 18]),
+    "spawn, two loaders": (SIX, [ends(3, 5), ends(3, 8), ends(13, 15), ends(13, 18)], [3, 3, 13, 13], [5, 8, 15, 18]),
     "fork, two loaders, the last worker of the first dead": (
-        ends(3, 5, 8, 13, 15, 18),
-        [ends(3, 5), {}, ends(3, 5, 8, 13, 15), ends(3, 5, 8, 13, 15, 18)],
+        SIX,
+        [ends(3, 5), {}, ends(3, 5, 8, 13, 15), SIX],
         [3, 3, "missing", "missing"],
         [5, "missing", "missing", "missing"],
     ),
     "spawn, two loaders, the first worker of the second dead": (
-        ends(3, 5, 8, 13, 15, 18),
+        SIX,
         [ends(3, 5), ends(3, 8), {}, ends(13, 18)],
         [3, 3, 3, 13],
         [5, 8, "missing", 18],

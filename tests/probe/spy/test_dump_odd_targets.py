@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.children import child
+from tests.children import child, started
 from tests.members import member
 from tests.probe.spy.test_dump_probe import functions, main_of
 from tests.waiting import wait_until
@@ -43,17 +43,10 @@ NEWEST = 13
 @contextmanager
 def running(command: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[int]:
     """Start a program, wait for its first line, and end it after use."""
-    process = subprocess.Popen(
-        list(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env={**os.environ, **(env or {})}
-    )
-    try:
+    whole = {**os.environ, **(env or {})}
+    with started(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=whole) as process:
         assert process.stdout.readline(), f"{command} did not start"
         yield process.pid
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
 
 
 def fold(look: DumpRound) -> Dump:

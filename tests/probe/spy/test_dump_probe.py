@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.children import child
+from tests.children import child, started
 from tests.members import member
 from tests.probe.spy.test_stacks import NAP
 from tests.spying import spies_of
@@ -389,23 +389,17 @@ def test_a_sampler_that_never_stops_is_shared_and_waited_for_before_a_stop(monke
     assert is_known(spy)
     with child(NAP) as one:
         record = [spy, "record", "--nonblocking", "--idle", "--format", "raw", "--rate", "5", "--duration", "30"]
-        with subprocess.Popen(
-            [*record, "--output", "/dev/null", "--pid", str(one.pid)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        ) as other:
-            try:
-                assert wait_until(lambda: one.pid in find_spies())
-                assert [(found.pid, found.nonblocking) for found in find_spies()[one.pid]] == [(other.pid, True)]
-                assert read_one(one.pid).errors == ()
-                assert read_one(one.pid, BLOCK).errors == (), "it needs no stop"
-                begun = time.monotonic()
-                refused = read_one(one.pid, NATIVE)
-                assert time.monotonic() - begun > 0.3
-                assert [error.kind for error in refused.errors] == [ErrorKind.BUSY]
-                assert str(other.pid) in refused.errors[0].reason
-            finally:
-                other.kill()
+        command = [*record, "--output", "/dev/null", "--pid", str(one.pid)]
+        with started(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as other:
+            assert wait_until(lambda: one.pid in find_spies())
+            assert [(found.pid, found.nonblocking) for found in find_spies()[one.pid]] == [(other.pid, True)]
+            assert read_one(one.pid).errors == ()
+            assert read_one(one.pid, BLOCK).errors == (), "it needs no stop"
+            begun = time.monotonic()
+            refused = read_one(one.pid, NATIVE)
+            assert time.monotonic() - begun > 0.3
+            assert [error.kind for error in refused.errors] == [ErrorKind.BUSY]
+            assert str(other.pid) in refused.errors[0].reason
 
 
 def test_a_process_is_read_with_what_it_used(tmp_path):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -250,8 +251,7 @@ def test_the_target_is_never_stopped_nor_traced(tmp_path):
         with sampling(sampler) as found:
             while not found:
                 states.add(read_stat(one.pid).state)
-                with open(f"/proc/{one.pid}/status", "rb") as file:
-                    tracers.add(parse_tracer(file.read()))
+                tracers.add(parse_tracer(Path(f"/proc/{one.pid}/status").read_bytes()))
                 time.sleep(0.001)
     assert found[0].processes[0].looks >= 20
     assert states <= set("RSD")

@@ -163,24 +163,19 @@ def test_a_dump_is_one_sample_of_each_thread_outermost_first():
     assert (other.tid, other.thread) == (6, "Thread-1")
 
 
+NOT_PERMITTED = (
+    b"Permission Denied: Try running again with elevated permissions by going 'sudo env \"PATH=$PATH\" !!'\n"
+)
+NO_PROCESS = b"Error: Failed to get process executable name. Check that the process is running.\n\nCaused by:\n"
+NO_PYTHON = b"Error: Failed to find python version from target process\n"
+
+
 @pytest.mark.parametrize(
     ("errors", "refusal", "text"),
     [
-        (
-            b"Permission Denied: Try running again with elevated permissions by going 'sudo env \"PATH=$PATH\" !!'\n",
-            Refusal.PERMISSION,
-            "Permission Denied",
-        ),
-        (
-            b"Error: Failed to get process executable name. Check that the process is running.\n\nCaused by:\n",
-            Refusal.GONE,
-            "Failed to get process executable name",
-        ),
-        (
-            b"Error: Failed to find python version from target process\n",
-            Refusal.UNKNOWN_PYTHON,
-            "Failed to find python version",
-        ),
+        (NOT_PERMITTED, Refusal.PERMISSION, "Permission Denied"),
+        (NO_PROCESS, Refusal.GONE, "Failed to get process executable name"),
+        (NO_PYTHON, Refusal.UNKNOWN_PYTHON, "Failed to find python version"),
         (b"Error: something else\n", Refusal.OTHER, "something else"),
         (b"", Refusal.OTHER, "no reason given"),
     ],
