@@ -51,8 +51,7 @@ def test_a_batch_size_that_means_all_of_them_says_no_number(loop):
     loop.iterator = Batches(sys.maxsize)
     loop.train(10)
     loop.stop()
-    assert (loop.steps.steps, loop.steps.samples, loop.steps.batch_size) == (10, 0, 0)
-    assert loop.steps.problem == ""
+    assert (loop.steps.steps, loop.steps.samples, loop.steps.batch_size, loop.steps.problem) == (10, 0, 0, "")
 
 
 def test_another_thread_counts_nothing_until_the_training_moves_there(loop):
@@ -63,8 +62,7 @@ def test_another_thread_counts_nothing_until_the_training_moves_there(loop):
             loop.train(1)
 
     run_in_thread(elsewhere)
-    assert loop.steps.steps == 2
-    assert loop.steps.elsewhere == 15
+    assert (loop.steps.steps, loop.steps.elsewhere) == (2, 15)
     run_in_thread(lambda: loop.train(30))
     assert loop.steps.steps > 15
 
@@ -138,8 +136,7 @@ def test_an_error_of_the_hook_turns_it_off_and_is_said_on_the_bus(loop, monkeypa
     assert loop.turned_off == 1
     assert "StopIteration" in loop.steps.problem
     state, patches, error = wire.parse_status(loop.steps.pages.page)
-    assert (state, patches) == (wire.STATE_DISABLED, 0)
-    assert error == loop.steps.problem
+    assert (state, patches, error) == (wire.STATE_DISABLED, 0, loop.steps.problem)
     assert "line" in error
     counted = loop.steps.steps
     loop.train(3)

@@ -124,8 +124,7 @@ PARTLY = "import torch.optim.optimizer\nimport tpmon.hook\n"
 @pytest.mark.parametrize("order", [BEFORE, AFTER, ASKED, PARTLY], ids=["before", "after", "asked", "partly"])
 def test_the_hook_counts_whichever_is_imported_first(python, torch_like, order):
     report = run(python, torch_like, order + LOOP + "train(20)\n" + REPORT, "-W", "error")
-    assert (report["steps"], report["batches"], report["patches"]) == (20, 20, 15)
-    assert report["problem"] == ""
+    assert (report["steps"], report["batches"], report["patches"], report["problem"]) == (20, 20, 15, "")
     assert "Arrival" not in report["finders"]
     assert {str(name) for name in report["pages"]} == {"/memfd:tpmon (deleted)", "/memfd:tpmon-ctl (deleted)"}
     assert len(report["pages"]) == (2 if report["version"] >= [3, 13] else 4)
@@ -287,8 +286,7 @@ from tpmon.hook.installation import HOOK
 print(json.dumps({{"child": json.loads(os.read(read, 9999)), "steps": HOOK.steps.steps}}))
 """
     report = run(python, torch_like, program, "-W", "ignore")
-    assert (report["child"]["steps"], report["steps"]) == (7, 5)
-    assert report["child"]["problem"] == ""
+    assert (report["child"]["steps"], report["steps"], report["child"]["problem"]) == (7, 5, "")
 
 
 def _indent(text: str) -> str:
@@ -578,5 +576,4 @@ def test_backwards_are_counted_in_a_torch_whose_engine_has_no_entry_of_its_own(t
     (site / "torch/autograd/__init__.py").write_text("from . import graph\ndef backward():\n    return ()\n")
     (site / "torch/autograd/graph.py").write_text("")
     report = run(sys.executable, site, f"{order}{LOOP}train(4)\n{REPORT}")
-    assert (report["steps"], report["problem"]) == (4, "")
-    assert report["patches"] == 15
+    assert (report["steps"], report["problem"], report["patches"]) == (4, "", 15)

@@ -96,8 +96,7 @@ def test_each_turn_of_the_watched_step_is_told_and_the_part_in_which_the_peak_ro
     told = phases(loop)
     assert (told.after_batch_bytes, read(loop).allocated_at_backward_bytes) == (RESTING, 9 * GIB)
     assert (told.after_backward_bytes, told.after_update_bytes) == (RESTING + GIB, RESTING)
-    assert (told.forward_peak_bytes, told.backward_peak_bytes) == (9 * GIB, 12 * GIB)
-    assert told.peak_phase == "backward"
+    assert (told.forward_peak_bytes, told.backward_peak_bytes, told.peak_phase) == (9 * GIB, 12 * GIB, "backward")
     assert isinstance(told.optimizer_peak_bytes, Missing)
     assert isinstance(told.other_peak_bytes, Missing)
     assert loop.steps.problem == ""

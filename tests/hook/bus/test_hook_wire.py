@@ -64,9 +64,7 @@ def test_a_header_comes_back_as_it_was_and_texts_that_are_too_long_are_cut_and_n
     packed = wire.pack_header(wire.Header(hook_version="v" * 99, torch_version="é" * 99))
     page[: len(packed)] = packed
     header = wire.parse_header(page)
-    assert header.hook_version == "v" * 16
-    assert header.torch_version == "é" * 12
-    assert header.python_version == ""
+    assert (header.hook_version, header.torch_version, header.python_version) == ("v" * 16, "é" * 12, "")
 
 
 def test_the_parts_of_the_page_do_not_overlap():

@@ -4,7 +4,6 @@ import os
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +122,7 @@ def test_what_takes_too_long_or_too_much_is_thrown_away(captured, kind, grows, l
     captured.taken, captured.left = captured.taken + grows, left
     assert (captured.capture.left_s() == 0.0) == (reason != "one step takes longer than 1 s: see --seconds")
     captured.wake(1100)
-    assert captured.told() == (w.STATE_FAILED, reason)
-    assert captured.recorder.calls[-2:] == ["stop", "drop"]
+    assert (captured.told(), captured.recorder.calls[-2:]) == ((w.STATE_FAILED, reason), ["stop", "drop"])
 
 
 def test_who_asked_is_heard_within_a_step(captured):
@@ -233,8 +231,7 @@ def test_a_step_that_was_cut_off_is_no_step_in_the_file(captured):
     captured.loop.train(1)
     captured.loop.batch()
     captured.wake(1100)
-    assert captured.told()[0] == w.STATE_VERIFIED
-    assert cuts == [(0, 2, 1, True)]
+    assert (captured.told()[0], cuts) == (w.STATE_VERIFIED, [(0, 2, 1, True)])
 
 
 def test_no_recording_ends_while_a_graph_is_captured(captured):
@@ -308,16 +305,6 @@ def refuse(text: str) -> Callable[..., Any]:
 NO_HISTORY = "cudaMallocAsync does not yet support recordHistory"
 
 
-@dataclass(frozen=True)
-class Case:
-    name: str
-    recorder: Callable[[], Any]
-    calls: dict[str, Callable[..., Any]]
-    """What torch refuses, by name."""
-    reason: str
-    ends: bool = False
-
-
 class Played(Recorder):
     """A recorder of which torch refuses one call."""
 
@@ -327,19 +314,20 @@ class Played(Recorder):
             setattr(self, name, refuse(f"no {name}"))
 
 
-CASES = (
-    Case("a history of cudaMallocAsync", lambda: MemoryRecorder(10), {"is_on": refuse(NO_HISTORY)}, NO_HISTORY),
-    Case("a history of another allocator", lambda: MemoryRecorder(10), {"record": refuse(NO_HISTORY)}, NO_HISTORY),
-    Case("a range", Range, {"start": lambda: 5}, "cudaProfilerStart was refused: CUDA error 5"),
-    Case("a range that raises", Range, {"start": refuse("no CUPTI")}, "no CUPTI"),
-    *(
-        Case(f"{call} of a profile", lambda call=call: Played(call), {}, f"no {call}")
+CASES: dict[str, tuple[Callable[[], Any], dict[str, Callable[..., Any]], str, int]] = {
+    "a history of cudaMallocAsync": (lambda: MemoryRecorder(10), {"is_on": refuse(NO_HISTORY)}, NO_HISTORY, 2),
+    "a history of another allocator": (lambda: MemoryRecorder(10), {"record": refuse(NO_HISTORY)}, NO_HISTORY, 2),
+    "a range": (Range, {"start": lambda: 5}, "cudaProfilerStart was refused: CUDA error 5", 2),
+    "a range that raises": (Range, {"start": refuse("no CUPTI")}, "no CUPTI", 2),
+    **{
+        f"{call} of a profile": (lambda call=call: Played(call), {}, f"no {call}", 2)
         for call in ("prepare", "start", "mark")
-    ),
-    Case("a begin and its end", lambda: Played("start", "stop", "drop"), {}, "no start"),
-    Case("the end of a profile", lambda: Played("stop"), {}, "no stop", ends=True),
-    Case("what is left of it", lambda: Played("drop"), {}, "no drop", ends=True),
-)
+    },
+    "a begin and its end": (lambda: Played("start", "stop", "drop"), {}, "no start", 2),
+    "the end of a profile": (lambda: Played("stop"), {}, "no stop", 6),
+    "what is left of it": (lambda: Played("drop"), {}, "no drop", 6),
+}
+"""The recorder, what torch refuses by name, why, and the steps until then."""
 
 
 @pytest.fixture
@@ -370,15 +358,16 @@ def play_torch(refusing: Captured, monkeypatch: pytest.MonkeyPatch, calls: dict[
     return kept
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_refusal_is_told_at_once_and_the_next_capture_works(refusing, monkeypatch, case):
-    kept = play_torch(refusing, monkeypatch, case.calls)
-    plain, refusing.recorder = refusing.recorder, case.recorder()
+    recorder, calls, said, steps = case
+    kept = play_torch(refusing, monkeypatch, calls)
+    plain, refusing.recorder = refusing.recorder, recorder()
     refusing.ask(w.KIND_SNAPSHOT)
-    refusing.loop.train(6 if case.ends else 2)
+    refusing.loop.train(steps)
     state, reason = refusing.told()
     assert state == w.STATE_FAILED
-    assert case.reason in reason
+    assert said in reason
     assert kept in ([], [True, False]), "only what was on is turned off"
     refusing.recorder = plain
     refusing.record()

@@ -189,8 +189,7 @@ def test_ours_is_not_told_and_one_that_is_prepared_is(guard):
     ours = Profile()
     guard.ours = ours
     with ours:
-        assert Profile.on == 1
-        assert told(guard) == 0
+        assert (Profile.on, told(guard)) == (1, 0)
     guard.ours = None
     theirs = Profile()
     theirs._prepare_trace()

@@ -77,8 +77,7 @@ def test_an_evaluation_beside_such_a_training_is_one(loop):
             loop.spend(4)
         loop.stop()
     one = loop.steps
-    assert (one.steps, one.eval_steps) == (21, 35)
-    assert one.eval_samples == 35 * 64
+    assert (one.steps, one.eval_steps, one.eval_samples) == (21, 35, 35 * 64)
 
 
 def test_a_pass_over_the_training_data_for_something_else_is_no_step(loop):
@@ -210,8 +209,7 @@ def test_a_batch_size_is_found_within_samplers_around_each_other(loop, sampler, 
     loop.iterator._index_sampler = sampler
     loop.train(3)
     loop.stop()
-    assert loop.steps.samples == 3 * size
-    assert loop.steps.problem == ""
+    assert (loop.steps.samples, loop.steps.problem) == (3 * size, "")
 
 
 def test_a_recording_that_cannot_be_ended_is_ended_past_torchs_profile(monkeypatch):

@@ -68,9 +68,8 @@ def test_a_row_joins_who_it_is_what_it_did_and_its_rationed_pss():
     assert (row.rank, row.local_rank, row.worker, row.label) == (3, 1, NOT_APPLICABLE, "train.py")
     assert (row.cpu_pct, row.runnable, row.waiting, row.busy_threads, row.switches_s) == (98, 1.5, 0.5, 1, 20)
     assert (row.rss_bytes, row.pss_bytes, row.pss_age_s) == (1000, 600, 4.0)
-    assert (row.minor_faults_s, row.major_faults_s) == (1.0, 2.0)
+    assert (row.minor_faults_s, row.major_faults_s, row.read_calls_s) == (1.0, 2.0, 7.0)
     assert (row.asked_read_bytes_s, row.asked_write_bytes_s) == (3.0, 4.0)
-    assert row.read_calls_s == 7.0
     assert (row.device_read_bytes_s, row.device_write_bytes_s) == (5.0, 6.0)
     assert (row.waits_for, row.waits_unchanged_s, row.threads) == (Wait(WaitReason.LOCK), 4.0, 9)
     without = make_process(Reading(member, now), REFUSED, 10 * SECOND)
@@ -109,10 +108,8 @@ def test_oversubscription_counts_pools_and_not_single_threaded_workers():
     ranks = [sample(i, runnable=6.5, waiting=5.5, busy_threads=8) for i in (1, 2)]
     loaders = [worker(10 + i, i, runnable=0.8, waiting=0.6, busy_threads=1) for i in range(4)]
     cpu = cpu_of(*ranks, *loaders)
-    assert cpu.runnable == pytest.approx(16.2)
-    assert cpu.pool_runnable == pytest.approx(13.0)
-    assert cpu.oversubscription == pytest.approx(6.5)
-    assert cpu.demand_ratio == pytest.approx(8.1)
+    sums = (cpu.runnable, cpu.pool_runnable, cpu.oversubscription, cpu.demand_ratio)
+    assert sums == pytest.approx((16.2, 13.0, 6.5, 8.1))
     assert cpu.run_delay_ratio == pytest.approx((2 * 5.5 + 4 * 0.6) / 16.2)
     assert is_known(cpu.budget_cores)
     assert (cpu.pool.pid, cpu.pool.role, cpu.pool.threads, cpu.pool.runnable) == (1, Role.RANK, 8, 6.5)
@@ -121,10 +118,7 @@ def test_oversubscription_counts_pools_and_not_single_threaded_workers():
 
 def test_one_busy_thread_a_process_is_no_pool_and_the_largest_is_named_or_the_lower_pid_of_equals():
     cpu = cpu_of(*(worker(i, i, runnable=1.0, waiting=0.5, busy_threads=1) for i in range(8)))
-    assert cpu.pool_runnable == 0.0
-    assert cpu.oversubscription == 0.0
-    assert cpu.demand_ratio == 4.0
-    assert cpu.pool is NOT_APPLICABLE
+    assert (cpu.pool_runnable, cpu.oversubscription, cpu.demand_ratio, cpu.pool) == (0.0, 0.0, 4.0, NOT_APPLICABLE)
     assert find_pool(()) is None
     rows = [sample(i, runnable=demand, busy_threads=2) for i, demand in ((5, 3.0), (3, 3.0), (9, 2.9))]
     assert find_pool(rows).pid == 3
@@ -152,8 +146,7 @@ def test_ratios_without_a_budget_are_missing(cores):
 def test_what_groups_and_host_said_is_carried_over():
     cpu = cpu_of(sample())
     assert (cpu.throttled_ratio, cpu.throttled_s, cpu.psi_some_pct) == (0.25, 0.5, 30.0)
-    assert (cpu.host_cores, cpu.host_used_cores, cpu.host_load) == (8, 4.0, 3.5)
-    assert cpu.budget_reason == "affinity"
+    assert (cpu.host_cores, cpu.host_used_cores, cpu.host_load, cpu.budget_reason) == (8, 4.0, 3.5, "affinity")
 
 
 def test_rank_rows_come_by_rank_with_the_card_that_lists_them():

@@ -213,8 +213,7 @@ def test_a_lost_card_keeps_its_name_processes_and_health_and_nothing_live():
     lost = make_line(5, blank_fast("GPU is lost"), lost="GPU is lost")
     track = make_track(make_line(0, identity=IDENTITY, health=HEALTH), lost)
     sample = track.sample("GPU-0")
-    assert sample.state is GpuState.LOST
-    assert (sample.name, sample.ecc_uncorrected) == ("H100", 2)
+    assert (sample.state, sample.name, sample.ecc_uncorrected) == (GpuState.LOST, "H100", 2)
     assert [one.pid for one in sample.processes] == [42]
     assert sample.power_w == sample.sm_pct == sample.sm_clock_mhz == Missing("GPU is lost")
     assert track.last_answer_ns() == 0
@@ -226,8 +225,7 @@ def test_what_a_silent_card_does_now_is_not_known():
     gone = Missing("the card does not answer")
     assert silent.sm_pct == silent.power_w == silent.memory_used_bytes == silent.throttle_known == gone
     assert (silent.throttle, silent.throttle_shares, silent.sm_samples) == ((), (), 0)
-    assert silent.memory_total_bytes == 80
-    assert silent.processes == sample.processes
+    assert (silent.memory_total_bytes, silent.processes) == (80, sample.processes)
 
 
 def test_text_of_the_driver_is_cleaned():

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -108,40 +107,30 @@ def test_a_process_without_a_hook_explains_nothing_and_a_word_is_found_where_its
     assert explain_absence(12, str(tmp_path)) == "its hook turned itself off: why may not be read (ptrace_scope)"
 
 
-@dataclass(frozen=True)
-class Limit:
-    most: int
-    deadly: bool
-    size: int
-    refusal: str
-
-
-LIMITS = (
-    Limit(1 << 62, False, 0, ""),
-    Limit(1 << 62, True, 100 * MIB, ""),
-    Limit(50 * MIB, False, 40 * MIB, ""),
-    Limit(50 * MIB, False, 60 * MIB, "the training may write files of 50.0 MiB at most (ulimit -f)"),
-    Limit(
-        50 * MIB,
-        True,
-        0,
-        "the training may write files of 50.0 MiB at most (ulimit -f), and the kernel would end the program at"
-        " it (SIGXFSZ)",
-    ),
-)
+AT_MOST = "the training may write files of 50.0 MiB at most (ulimit -f)"
 
 
 @pytest.mark.parametrize("kind", [w.KIND_PROBE, w.KIND_CAPTURE, w.KIND_SNAPSHOT])
-@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize(
+    "limit",
+    [
+        (1 << 62, False, 0, ""),
+        (1 << 62, True, 100 * MIB, ""),
+        (50 * MIB, False, 40 * MIB, ""),
+        (50 * MIB, False, 60 * MIB, AT_MOST),
+        (50 * MIB, True, 0, f"{AT_MOST}, and the kernel would end the program at it (SIGXFSZ)"),
+    ],
+)
 def test_a_file_that_a_limit_forbids_is_refused_before_anything_is_recorded(tmp_path, monkeypatch, limit, kind):
-    monkeypatch.setattr(capture_file, "read_file_limit", lambda: limit.most)
-    monkeypatch.setattr(capture_file, "ends_at_limit", lambda: limit.deadly)
+    most, deadly, size, why = limit
+    monkeypatch.setattr(capture_file, "read_file_limit", lambda: most)
+    monkeypatch.setattr(capture_file, "ends_at_limit", lambda: deadly)
     monkeypatch.setattr(capture_file, "read_memory_left", lambda: 1 << 40)
-    most = {"most_events": 1 << 40, "most_bytes": 1 << 40, "entries": limit.size // w.ENTRY_BYTES}
-    request = w.Request(kind=kind, steps=1, **most, folder=str(tmp_path), name="x")
-    refusal = CaptureFile(request, {0: (1, limit.size, 1)}).refuse()
-    sized = kind != w.KIND_PROBE or limit.deadly
-    assert refusal == (limit.refusal if sized else "")
+    bounds = {"most_events": 1 << 40, "most_bytes": 1 << 40, "entries": size // w.ENTRY_BYTES}
+    request = w.Request(kind=kind, steps=1, **bounds, folder=str(tmp_path), name="x")
+    refusal = CaptureFile(request, {0: (1, size, 1)}).refuse()
+    sized = kind != w.KIND_PROBE or deadly
+    assert refusal == (why if sized else "")
 
 
 def test_a_signal_is_deadly_where_nobody_ignores_or_handles_it():

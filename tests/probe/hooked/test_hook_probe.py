@@ -113,8 +113,7 @@ def test_steps_are_read_as_they_are_counted(reader):
         for before, after in zip(second.spans, second.spans[1:], strict=False):
             assert after.train.total_ns == after.ended_ns - before.ended_ns
         third = read(reader, job.identity)
-        assert (third.spans, third.counts, third.lost_records) == ((), second.counts, 0)
-        assert third.ended == second.ended
+        assert (third.spans, third.counts, third.lost_records, third.ended) == ((), second.counts, 0, second.ended)
         job.do("steps.data_begins()")
         assert is_known(now := read(reader, job.identity).now)
         assert now.phase is LoopPhase.DATA
@@ -286,8 +285,7 @@ def test_a_reading_names_what_it_does_not_know():
         pages.live[wire.LIVE_BACKWARD_BEGAN] = header.created_ns
         reading, seen = parse_reading(me, header, pages.page, seen, header.created_ns + 10 * MS)
         assert (seen.count, reading.batch_size, reading.counts.samples) == (1, 8, 8)
-        assert reading.ended.train == PhaseTimes(1, 2, 3, 4, 5)
-        assert reading.ended.evaluation == PhaseTimes(6, 7, 0, 0, 8)
+        assert (reading.ended.train, reading.ended.evaluation) == (PhaseTimes(1, 2, 3, 4, 5), PhaseTimes(6, 7, 0, 0, 8))
         assert reading.spans == (reading.ended,)
         assert reading.now == LoopNow(LoopPhase.BACKWARD, 0.01)
         assert reading.ended.ended_ns == ended_ns

@@ -95,8 +95,7 @@ def test_who_comes_late_to_a_run_of_long_steps_knows_them_too(loop):
     train_long(loop, 5, 64, 500, 1_000)
     loop.attach()
     loop.spend(1_000)
-    assert loop.last().timed == 4
-    assert loop.last().p50_ms == pytest.approx(64 * 1_550 + 500)
+    assert (loop.last().timed, loop.last().p50_ms) == (4, pytest.approx(64 * 1_550 + 500))
 
 
 def test_who_slept_through_a_long_step_times_no_part_of_it(loop):
@@ -170,10 +169,8 @@ def test_batches_that_are_drawn_for_one_step_are_no_evaluation(loop, step, ahead
     pace = loop.last()
     # But for those before the first three steps were seen, which none can tell from an evaluation yet.
     assert pace.eval_count <= ahead + 3 * batches
-    assert loop.steps.steps == 59
-    assert pace.p50_ms == pytest.approx(step_ms)
+    assert (loop.steps.steps, pace.p50_ms, pace.eval_pct) == (59, pytest.approx(step_ms), 0)
     assert pace.data_pct == pytest.approx(100 * data_ms / step_ms, rel=0.02)
-    assert pace.eval_pct == 0
     assert not is_evaluating(pace)
 
 

@@ -144,9 +144,7 @@ def test_the_first_reading_tells_rates_by_the_records_that_are_there():
     loop, keeper = Loop(), RankPace()
     loop.step(50, 100)
     pace = told(keeper.add(loop.read(), 0))
-    assert pace.rate_hz == pytest.approx(20)
-    assert pace.samples_hz == pytest.approx(640)
-    assert pace.count == 100
+    assert (pace.rate_hz, pace.samples_hz, pace.count) == (pytest.approx(20), pytest.approx(640), 100)
     assert (pace.p50_ms, pace.p99_ms, pace.longest_ms) == (50.0, 50.0, 50.0)
     assert [round(share) for _, share in list_shares(pace) if is_known(share)] == list(SPLIT)
     assert pace.own_ms == pytest.approx(22.0)
@@ -159,8 +157,7 @@ def test_rates_are_of_the_last_ten_seconds():
     for _ in range(30):
         loop.step(250, 4)
         pace = keeper.add(loop.read(), 0)
-    assert told(pace).rate_hz == pytest.approx(4.0)
-    assert told(pace).span_s == pytest.approx(10.0)
+    assert (told(pace).rate_hz, told(pace).span_s) == (pytest.approx(4.0), pytest.approx(10.0))
 
 
 def test_lost_records_lose_no_step():
@@ -179,16 +176,13 @@ def test_long_steps_are_told_by_the_last_three_and_fall_when_none_ends():
     for ms in (90_000, 30_000, 30_000, 30_000, 30_000):
         loop.step(ms)
         pace = keeper.add(loop.read(), 0)
-    assert told(pace).rate_hz == pytest.approx(1 / 30)
-    assert told(pace).slowest_ms == pytest.approx(30_000)
+    assert (told(pace).rate_hz, told(pace).slowest_ms) == (pytest.approx(1 / 30), pytest.approx(30_000))
     loop.wait(20_000)
     pace = told(keeper.add(loop.read(), 0))
     assert pace.rate_hz == pytest.approx(1 / 30)
     loop.wait(280_000)
     pace = told(keeper.add(loop.read(), 0))
-    assert pace.rate_hz == pytest.approx(3 / 390)
-    assert pace.step_age_s == pytest.approx(300)
-    assert pace.slowest_ms == pytest.approx(300_000)
+    assert (pace.rate_hz, pace.step_age_s, pace.slowest_ms) == pytest.approx((3 / 390, 300, 300_000))
 
 
 def test_a_stall_shows_in_the_percentiles_and_not_in_the_median():
@@ -222,8 +216,7 @@ def test_what_is_not_known_is_missing_with_its_reason():
     loop.step(100)
     assert told(keeper.add(loop.read(), 0)).samples_hz == Missing("its batch size is not known")
     pace = told(RankPace().add(play(rule=StepRule.UPDATE), 0))  # no batch ends its steps
-    assert pace.rate_hz == pytest.approx(10)
-    assert pace.samples_hz == Missing("its batch size is not known")
+    assert (pace.rate_hz, pace.samples_hz) == (pytest.approx(10), Missing("its batch size is not known"))
 
 
 def test_a_hook_that_counts_anew_has_no_negative_rate():
@@ -234,8 +227,7 @@ def test_a_hook_that_counts_anew_has_no_negative_rate():
     again.now_ns = loop.now_ns + 1000 * MS
     again.step(100, 5)
     pace = told(keeper.add(again.read(), 0))
-    assert pace.rate_hz == pytest.approx(10)
-    assert pace.count == 5
+    assert (pace.rate_hz, pace.count) == (pytest.approx(10), 5)
 
 
 def test_a_job_adds_up_the_samples_and_shows_its_first_rank():

@@ -96,8 +96,7 @@ def test_each_python_is_read_with_threads_variables_and_no_stop(minor):
     with running([python, "-c", NAPS]) as pid:
         assert wait_until(lambda: read_stat(pid).state == "S")
         look = read_one(pid, variables=True)
-        assert look.errors == ()
-        assert look.paused_ms == 0.0
+        assert (look.errors, look.paused_ms) == ((), 0.0)
         (process,) = look.processes
         main = main_of(process)
         assert functions(main) == ["<module>", "train", "nap"]
@@ -139,8 +138,7 @@ def test_a_python_that_was_replaced_under_the_job_is_read_or_told_how(own_python
             # What the command does, from a copy that is ours.
             Path(f"{library} (deleted)").write_bytes(kept)
             mended = read_one(pid)
-            assert mended.errors == ()
-            assert functions(main_of(mended.processes[0])) == ["<module>", "train", "nap"]
+            assert (mended.errors, functions(main_of(mended.processes[0]))) == ((), ["<module>", "train", "nap"])
 
 
 @pytest.mark.parametrize(("folder", "fits"), [("/opt/my env", True), ("/" + "x" * 200, False), ("/opt/\x1b[2J", False)])
@@ -300,5 +298,4 @@ time.sleep(60)
         lines = write_dump(dump, lambda _: ())
         assert len(lines) < 40
         kinds = [group.threads[0].kind for group in dump.groups]
-        assert kinds[0] is ThreadKind.MAIN
-        assert dump.odd_one_out is NOT_APPLICABLE
+        assert (kinds[0], dump.odd_one_out) == (ThreadKind.MAIN, NOT_APPLICABLE)

@@ -68,8 +68,7 @@ def script(folder: Path, text: str) -> str:
 def test_a_round_joins_the_stacks_of_each_process_with_its_threads():
     with child(NAP) as one, child(NAP) as two:
         look = Dumper([member(one.pid), member(two.pid, 1)]).read_round()
-        assert look.errors == ()
-        assert look.paused_ms == 0.0
+        assert (look.errors, look.paused_ms) == ((), 0.0)
         assert look.spy_cpu_ms > 0
         assert [process.pid for process in look.processes] == [one.pid, two.pid]
         assert [process.rank for process in look.processes] == [0, 1]
@@ -80,8 +79,7 @@ def test_a_round_joins_the_stacks_of_each_process_with_its_threads():
             assert main.waits_for == wait_of("sleep")
             assert main.run_ns > 0
             other = next(thread for thread in process.threads if thread.kind is ThreadKind.OTHER)
-            assert other.name == "loader; (x) ?[2J"
-            assert functions(other)[-1] == "nap"
+            assert (other.name, functions(other)[-1]) == ("loader; (x) ?[2J", "nap")
             if X86:
                 assert main.call == "clock_nanosleep"
 
@@ -170,8 +168,7 @@ def test_a_process_with_a_tracer_is_left_alone():
         assert error.kind is ErrorKind.TRACED
         assert f"pid {os.getpid()} traces it ({Path('/proc/self/comm').read_text().strip()}, " in error.reason
         (process,) = look.processes
-        assert main_of(process).waits_for == wait_of("sleep")
-        assert main_of(process).frames == Missing(error.reason)
+        assert (main_of(process).waits_for, main_of(process).frames) == (wait_of("sleep"), Missing(error.reason))
 
 
 FAILING = (

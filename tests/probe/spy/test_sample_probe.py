@@ -206,8 +206,7 @@ def test_a_process_that_ends_meanwhile_keeps_its_samples_and_ends_the_sampling(m
         begun = time.monotonic()
         reading = run(member(one.pid), seconds=40.0, progress=end)
         assert time.monotonic() - begun < 30
-    assert (reading.ended, reading.errors) == (1, ())
-    assert functions_of(reading.processes[0]) == {"nap"}
+    assert (reading.ended, reading.errors, functions_of(reading.processes[0])) == (1, (), {"nap"})
 
 
 @contextmanager
@@ -308,8 +307,7 @@ def test_a_tracer_that_is_there_for_an_instant_ends_nothing(monkeypatch):
     with child(NAP) as one:
         reading = run(member(one.pid))
     assert looked >= 2
-    assert reading.errors == ()
-    assert functions_of(reading.processes[0]) == {"nap"}
+    assert (reading.errors, functions_of(reading.processes[0])) == ((), {"nap"})
 
 
 @pytest.mark.parametrize(

@@ -291,8 +291,7 @@ def test_without_py_spy_it_says_what_to_install(monkeypatch, tmp_path):
         install = install_spy()
         missing = Missing(f"stacks: py-spy is not installed beside tpmon or on PATH (doctor: py-spy): {install}")
         assert wait_until(lambda: sampler.take() == missing)
-        assert sampler.age_s(0) == missing
-        assert sampler.source() == missing.reason
+        assert (sampler.age_s(0), sampler.source()) == (missing, missing.reason)
 
 
 def test_switched_off_it_starts_nothing_and_says_so_as_it_does_without_a_rank():
@@ -301,8 +300,7 @@ def test_switched_off_it_starts_nothing_and_says_so_as_it_does_without_a_rank():
     sampler.start()
     assert sampler_threads() == 0
     assert sampler.take() == sampler.age_s(0) == OFF
-    assert sampler.source() == OFF.reason
-    assert sampler.cost() == (0.0, 0)
+    assert (sampler.source(), sampler.cost()) == (OFF.reason, (0.0, 0))
     sampler.stop()
     with sampling() as sampler:
         assert sampler.take() == Missing("stacks: no rank to sample yet")

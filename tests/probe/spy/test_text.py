@@ -71,8 +71,7 @@ def test_raw_stacks_with_names_that_hold_what_separates_them():
 )
 def test_the_main_thread_has_the_number_of_its_process(header, is_main):
     sampled = parse_raw(f"{header};<module> (/a.py:1) 3\n".encode(), 7)
-    assert (sampled.stacks[0].tid == 7) == is_main
-    assert sampled.samples == (3 if is_main else 0)
+    assert (sampled.stacks[0].tid == 7, sampled.samples) == (is_main, 3 if is_main else 0)
 
 
 def test_a_thread_that_only_calls_itself_main_is_not_taken_for_it():
@@ -112,8 +111,7 @@ def test_stacks_beyond_the_bound_stay_counted():
     lines = [f"thread (1): MainThread;f (/a.py:{n}) 1" for n in range(1, 151)]
     lines += [f"thread (2): other;f (/a.py:{n}) 5" for n in range(1, 151)]
     sampled = parse_raw("\n".join(lines).encode(), 1)
-    assert sampled.samples == 150
-    assert len(sampled.stacks) == MAX_STACKS + 1
+    assert (sampled.samples, len(sampled.stacks)) == (150, MAX_STACKS + 1)
     assert all(stack.tid == 1 for stack in sampled.stacks[:150]), "the main thread comes first"
     rest = sampled.stacks[-1]
     assert (rest.tid, rest.thread, rest.frames, rest.samples) == (2, "other", (), 500)
