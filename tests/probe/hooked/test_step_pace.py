@@ -329,17 +329,14 @@ def test_a_rise_is_told_once(job):
     assert job.read(hook_of(14, 4), seconds=200) == ["rank 0 compiled again: 14 frames, 4 at the recompile limit"]
 
 
-def test_what_was_compiled_before_tpmon_came_or_in_the_first_steps_is_no_news(job):
+def test_what_was_compiled_before_tpmon_came_or_in_the_first_steps_is_no_news_however_long_its_reading_stays(job):
     assert job.read(hook_of(14, 3), seconds=60) == []
     young = Job()
     assert young.read(hook_of(1, steps=1), hook_of(1, steps=1, rank=1), seconds=9) == []
     assert young.read(hook_of(5, steps=TRAINED_STEPS), seconds=60) == []
-
-
-def test_a_reading_of_the_first_steps_that_is_still_there_later_counts_for_nothing(job):
-    old = hook_of(1, steps=400)
-    assert job.read(replace(old, settings=replace(old.settings, age_s=4.5)), seconds=3) == []
-    assert job.read(hook_of(6), seconds=60) == []
+    old, later = hook_of(1, steps=400), Job()
+    assert later.read(replace(old, settings=replace(old.settings, age_s=4.5)), seconds=3) == []
+    assert later.read(hook_of(6), seconds=60) == []
 
 
 def test_ranks_that_compile_together_are_told_together(job):

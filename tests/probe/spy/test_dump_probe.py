@@ -209,11 +209,10 @@ def test_a_py_spy_that_fails_costs_its_stack_alone(tmp_path, monkeypatch, text, 
 def test_a_missing_py_spy_is_said_for_each_process():
     with child(NAP) as one:
         assert wait_until(lambda: read_stat(one.pid).state == "S")
-        look = read_one(one.pid, spy=lambda: Missing("py-spy is not installed"))
-        assert [error.kind for error in look.errors] == [ErrorKind.NO_SPY]
-        absent = read_one(one.pid, spy=lambda: "/no/such/py-spy")
-        assert [error.kind for error in absent.errors] == [ErrorKind.NO_SPY]
-        assert main_of(look.processes[0]).state == "S"
+        for spy in (Missing("py-spy is not installed"), "/no/such/py-spy"):
+            look = read_one(one.pid, spy=lambda spy=spy: spy)
+            assert [error.kind for error in look.errors] == [ErrorKind.NO_SPY]
+            assert main_of(look.processes[0]).state == "S"
 
 
 def test_a_round_ends_in_time_and_says_who_was_not_reached(tmp_path):

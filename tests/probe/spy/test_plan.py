@@ -278,13 +278,6 @@ def test_a_working_worker_has_the_second_slice_and_every_fourth_and_no_first_loo
     assert not any(turn.subject.is_worker for turn in turns if turn.is_dump)
 
 
-def test_a_refused_worker_is_no_word_about_the_ranks():
-    plan = Run(1, works=True).plan
-    plan.refuse(SliceTurn(WORKER, 5, 3), 1.0, "not permitted", 1, final=True)
-    assert not plan.all_refused()
-    assert plan.refusals() == ()
-
-
 LAZY = make_worker(11, 0, runnable=0.2)
 # Beside a neighbour the one that wants a CPU most may get less of it.
 BUSY = (make_worker(12, 1, runnable=0.7, cpu_pct=70.0), make_worker(13, 2, runnable=0.9, cpu_pct=40.0))
@@ -309,7 +302,7 @@ def test_the_worker_that_wants_a_cpu_most_or_one_asleep_is_worth_a_look(processe
     assert [one.identity.pid for one in find_working_worker(processes)] == found
 
 
-def test_a_worker_that_could_not_be_sampled_is_left_alone_also_when_another_was_named_meanwhile():
+def test_a_refused_worker_is_no_word_about_the_ranks_and_left_alone_also_when_another_was_named_meanwhile():
     plan = StackPlan(0)
     plan.watch([WORKER])
     plan.refuse(SliceTurn(WORKER, 3, 3), 1.0, "permission denied", plan.now_ns, final=True)
@@ -323,3 +316,7 @@ def test_a_worker_that_could_not_be_sampled_is_left_alone_also_when_another_was_
     plan.watch([])
     plan.watch([WORKER])
     assert isinstance(plan.next(plan.now_ns + SECOND), SliceTurn)
+    plan = Run(1, works=True).plan
+    plan.refuse(SliceTurn(WORKER, 5, 3), 1.0, "not permitted", 1, final=True)
+    assert not plan.all_refused()
+    assert plan.refusals() == ()

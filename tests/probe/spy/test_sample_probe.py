@@ -210,7 +210,7 @@ def test_a_process_that_ends_meanwhile_keeps_its_samples_and_ends_the_sampling(m
 
 
 @contextmanager
-def sampling(sampler: Sampler) -> Iterator[list[SampleReading]]:
+def run_beside(sampler: Sampler) -> Iterator[list[SampleReading]]:
     """Run a sampler in a thread that is over when the block is left."""
     found: list[SampleReading] = []
     thread = threading.Thread(target=lambda: found.append(sampler.run()), daemon=True)
@@ -223,7 +223,7 @@ def sampling(sampler: Sampler) -> Iterator[list[SampleReading]]:
 def test_finish_ends_early_and_keeps_what_there_is_and_at_once_is_no_error_of_py_spy():
     with child(NAP) as one:
         sampler = sampler_of(one.pid)
-        with sampling(sampler) as found:
+        with run_beside(sampler) as found:
             assert wait_until(lambda: bool(spies_of(os.getpid())))
             time.sleep(0.7)
             sampler.finish()
@@ -233,7 +233,7 @@ def test_finish_ends_early_and_keeps_what_there_is_and_at_once_is_no_error_of_py
         assert read_stat(one.pid).state == "S"
         assert spies_of(os.getpid()) == []
         sampler = sampler_of(one.pid)
-        with sampling(sampler) as found:
+        with run_beside(sampler) as found:
             assert wait_until(lambda: bool(spies_of(os.getpid())))
             sampler.finish()
         assert found[0].errors == ()
@@ -247,7 +247,7 @@ def test_the_target_is_never_stopped_nor_traced(tmp_path):
     with child(BURN, str(tmp_path / "truth")) as one:
         sampler = sampler_of(one.pid, seconds=1.0, rate_hz=50)
         states, tracers = set(), set()
-        with sampling(sampler) as found:
+        with run_beside(sampler) as found:
             while not found:
                 states.add(read_stat(one.pid).state)
                 tracers.add(parse_tracer(Path(f"/proc/{one.pid}/status").read_bytes()))
@@ -270,7 +270,7 @@ def test_stop_kills_every_py_spy_and_leaves_nothing():
     with child(NAP) as one, child(NAP) as two:
         held = len(os.listdir("/proc/self/fd"))
         sampler = sampler_of(one.pid, two.pid)
-        with sampling(sampler) as found:
+        with run_beside(sampler) as found:
             assert wait_until(lambda: len(spies_of(os.getpid())) == 2)
             sampler.stop()
         assert found[0].errors == ()

@@ -92,8 +92,12 @@ class Bench:
         return wait_for_state(lambda: self.service.state, condition)
 
 
-def test_a_sampling_grows_and_ends():
-    bench = Bench()
+@pytest.fixture
+def bench():
+    return Bench()
+
+
+def test_a_sampling_grows_and_ends(bench):
     assert bench.service.state is NOT_APPLICABLE
     request = SampleRequest(seconds=3)
     bench.service.ask(request)
@@ -104,8 +108,7 @@ def test_a_sampling_grows_and_ends():
     assert bench.changes == 3
 
 
-def test_the_lowest_rank_is_sampled_with_the_workers_that_it_has_at_the_time():
-    bench = Bench()
+def test_the_lowest_rank_is_sampled_with_the_workers_that_it_has_at_the_time(bench):
     bench.service.ask(SampleRequest())
     bench.wait(lambda state: state.running)
     find = bench.made[0].find
@@ -116,8 +119,7 @@ def test_the_lowest_rank_is_sampled_with_the_workers_that_it_has_at_the_time():
     bench.service.stop()
 
 
-def test_two_samplings_never_run_at_once():
-    bench = Bench()
+def test_two_samplings_never_run_at_once(bench):
     first = SampleRequest(seconds=3)
     bench.service.ask(first)
     bench.wait(lambda state: is_known(state.reading))
@@ -132,8 +134,7 @@ def test_two_samplings_never_run_at_once():
     bench.service.stop()
 
 
-def test_nobody_there_and_stacks_switched_off_are_said():
-    bench = Bench()
+def test_nobody_there_and_stacks_switched_off_are_said(bench):
     bench.service.ask(SampleRequest(pids=(99,)))
     state = bench.wait(lambda state: not state.running)
     assert (state.refused, state.reading) == (NOBODY, NOTHING_YET)
@@ -143,8 +144,7 @@ def test_nobody_there_and_stacks_switched_off_are_said():
     assert (bench.made, off.made, off.changes) == ([], [], 1)
 
 
-def test_a_failure_is_said_keeps_what_there_was_and_the_next_one_works():
-    bench = Bench()
+def test_a_failure_is_said_keeps_what_there_was_and_the_next_one_works(bench):
     bench.service.ask(SampleRequest())
     bench.wait(lambda state: is_known(state.reading))
     bench.made[0].fails = True
@@ -156,8 +156,7 @@ def test_a_failure_is_said_keeps_what_there_was_and_the_next_one_works():
     assert bench.wait(lambda state: not state.running and not state.refused).reading == WHOLE
 
 
-def test_a_hold_reaches_the_sampler_that_runs_and_no_other_begins_within():
-    bench = Bench()
+def test_a_hold_reaches_the_sampler_that_runs_and_no_other_begins_within(bench):
     with bench.service.suspend():
         bench.service.ask(SampleRequest())
         assert bench.wait(lambda state: not state.running).refused == HELD
@@ -169,8 +168,7 @@ def test_a_hold_reaches_the_sampler_that_runs_and_no_other_begins_within():
     assert bench.made[0].ends == ["hold", "go on", "finish"]
 
 
-def test_what_was_sampled_stays_where_the_next_sampling_is_refused():
-    bench = Bench()
+def test_what_was_sampled_stays_where_the_next_sampling_is_refused(bench):
     first = SampleRequest(seconds=3)
     bench.service.ask(first)
     bench.made[0].go.set()
@@ -183,8 +181,7 @@ def test_what_was_sampled_stays_where_the_next_sampling_is_refused():
     assert bench.service.state == SampleState(first, WHOLE, running=False, refused=NOBODY)
 
 
-def test_finish_and_stop_reach_the_sampler_that_runs_and_stop_is_for_good():
-    bench = Bench()
+def test_finish_and_stop_reach_the_sampler_that_runs_and_stop_is_for_good(bench):
     bench.service.finish()
     bench.service.ask(SampleRequest())
     bench.service.finish()
