@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from typing import Any
 
 _PRELUDE = """
 import ctypes, hashlib, os, signal, sys, threading, time
@@ -81,3 +82,13 @@ def child(code: str, *arguments: str) -> Iterator[Child]:
     with closing(Child(code, *arguments)) as one:
         assert one.hear(), "the child did not start"
         yield one
+
+
+@contextmanager
+def started(command: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[Any]]:
+    """Start a program, and kill it after use."""
+    with subprocess.Popen(command, **how) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

@@ -113,9 +113,6 @@ class FakeNvml:
     def nvmlDeviceGetViolationStatus(self, card: FakeCard, policy: int) -> Any:
         return SimpleNamespace(referenceTime=0, violationTime=(policy + 1) * 1000)
 
-    def nvmlDeviceGetUtilizationRates(self, card: FakeCard) -> Any:
-        return SimpleNamespace(gpu=100, memory=33)
-
     def nvmlDeviceGetSamples(self, card: FakeCard, kind: int, since: int) -> Any:
         ring = {1: card.samples, 2: card.memory_samples}[kind]
         entries = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,14 +16,9 @@ from tpmon.hook.steps import Steps
 MS = 1_000_000
 
 
-class Sampler:
-    def __init__(self, batch_size: int) -> None:
-        self.batch_size = batch_size
-
-
 class Batches:
     def __init__(self, batch_size: int) -> None:
-        self._index_sampler = Sampler(batch_size)
+        self._index_sampler = SimpleNamespace(batch_size=batch_size)
 
 
 class Loop:

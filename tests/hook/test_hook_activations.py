@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -118,36 +116,27 @@ def part_elsewhere(device: int) -> Optimizer:
     return optimizer
 
 
-@dataclass(frozen=True)
-class Case:
-    name: str
-    optimizers: Callable[[], list[Optimizer]]
-    resting: int
-    """GiB between two steps; 9 more where a backward begins."""
-    told: int | str
-    """GiB of activations, or why they are not known."""
-
-
-CASES = (
-    Case("a little lies there too: the loss of the step before, perhaps", lambda: [Optimizer()], 8, 11),
-    Case("frozen parameters lie there too", lambda: [Optimizer()], 30, 9),
-    Case("state on the host is not taken off", lambda: [Optimizer(state_on=CPU)], 2, 9),
-    Case("parameters on the host", lambda: [part_elsewhere(CPU)], 6, "not on the one device"),
-    Case("parameters on another device", lambda: [part_elsewhere(1)], 6, "not on the one device"),
-    Case("several optimizers", lambda: [Optimizer(), Optimizer()], 12, "one optimizer"),
-)
+CASES = {
+    "a little lies there too: the loss of the step before, perhaps": (lambda: [Optimizer()], 8, 11),
+    "frozen parameters lie there too": (lambda: [Optimizer()], 30, 9),
+    "state on the host is not taken off": (lambda: [Optimizer(state_on=CPU)], 2, 9),
+    "parameters on the host": (lambda: [part_elsewhere(CPU)], 6, "not on the one device"),
+    "parameters on another device": (lambda: [part_elsewhere(1)], 6, "not on the one device"),
+    "several optimizers": (lambda: [Optimizer(), Optimizer()], 12, "one optimizer"),
+}
+"""The optimizers, GiB between two steps (9 more where a backward begins), and of activations, or why they are not known."""
 
 
 @pytest.mark.usefixtures("torch")
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_what_is_no_parameter_state_or_gradient_is_an_activation(loop, card, case):
-    train(loop, card, case.optimizers(), case.resting * GIB, 9 * GIB)
+@pytest.mark.parametrize(("optimizers", "resting", "expected"), CASES.values(), ids=CASES)
+def test_what_is_no_parameter_state_or_gradient_is_an_activation(loop, card, optimizers, resting, expected):
+    train(loop, card, optimizers(), resting * GIB, 9 * GIB)
     told = sizes(loop).activation_bytes
-    if isinstance(case.told, int):
-        assert told == case.told * GIB
+    if isinstance(expected, int):
+        assert told == expected * GIB
     else:
         assert isinstance(told, Missing)
-        assert case.told in told.reason
+        assert expected in told.reason
 
 
 @pytest.mark.usefixtures("torch")

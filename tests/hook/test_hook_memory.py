@@ -89,24 +89,17 @@ def phases(loop: Loop) -> PhaseMemory:
     return told
 
 
-def test_each_turn_of_the_watched_step_is_told(loop, card):
-    for _ in range(4):
-        step(loop, card, 9 * GIB, 12 * GIB)
-    told = phases(loop)
-    assert (told.after_batch_bytes, read(loop).allocated_at_backward_bytes) == (RESTING, 9 * GIB)
-    assert (told.after_backward_bytes, told.after_update_bytes) == (RESTING + GIB, RESTING)
-    assert loop.steps.problem == ""
-
-
-def test_the_part_in_which_the_peak_rose_holds_it(loop, card):
+def test_each_turn_of_the_watched_step_is_told_and_the_part_in_which_the_peak_rose_holds_it(loop, card):
     step(loop, card, 6 * GIB, 7 * GIB)  # nobody watches the first step
     for _ in range(3):
         step(loop, card, 9 * GIB, 12 * GIB)
     told = phases(loop)
-    assert (told.forward_peak_bytes, told.backward_peak_bytes) == (9 * GIB, 12 * GIB)
-    assert told.peak_phase == "backward"
+    assert (told.after_batch_bytes, read(loop).allocated_at_backward_bytes) == (RESTING, 9 * GIB)
+    assert (told.after_backward_bytes, told.after_update_bytes) == (RESTING + GIB, RESTING)
+    assert (told.forward_peak_bytes, told.backward_peak_bytes, told.peak_phase) == (9 * GIB, 12 * GIB, "backward")
     assert isinstance(told.optimizer_peak_bytes, Missing)
     assert isinstance(told.other_peak_bytes, Missing)
+    assert loop.steps.problem == ""
 
 
 def test_an_update_and_what_is_between_steps_can_hold_it_too(loop, card):

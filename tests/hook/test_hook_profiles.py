@@ -81,30 +81,18 @@ def test_a_profiler_without_bounds_is_refused(bad, monkeypatch):
         make_profiler(**bad)
 
 
-class Silent:
-    """A profile whose trace torch cannot write: it returns as if it had."""
-
-    def export_chrome_trace(self, path: str) -> None:
-        pass
-
-
-class Failing:
-    """A profile that leaves half a file behind."""
-
-    def export_chrome_trace(self, path: str) -> None:
+def test_a_trace_that_torch_did_not_write_or_record_is_an_error_and_leaves_nothing(tmp_path):
+    def leave_half(path):
         Path(path).write_text("{")
         raise RuntimeError("no such thing")
 
-
-def test_a_trace_that_torch_did_not_write_is_an_error_and_leaves_nothing(tmp_path):
-    with pytest.raises(OSError, match="torch wrote no trace"):
-        export_trace(Silent(), str(tmp_path))
-    with pytest.raises(RuntimeError, match="no such thing"):
-        export_trace(Failing(), str(tmp_path))
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_loop_that_ended_before_its_profiler_began_has_no_tables_and_no_trace(tmp_path):
+    for export, error, words in (
+        (lambda _: None, OSError, "torch wrote no trace"),
+        (leave_half, RuntimeError, "no such thing"),
+    ):
+        with pytest.raises(error, match=words):
+            export_trace(types.SimpleNamespace(export_chrome_trace=export), str(tmp_path))
+        assert os.listdir(tmp_path) == []
     nothing = types.SimpleNamespace(profiler=None)  # as torch.profiler has it then
     assert top_tables(nothing) == {}
     with pytest.raises(OSError, match="nothing was recorded"):
@@ -115,22 +103,14 @@ def test_a_loop_that_ended_before_its_profiler_began_has_no_tables_and_no_trace(
 MS = 1_000_000
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 5 * MS
-
-    def __call__(self) -> int:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(throughput, "monotonic_ns", clock)
+    clock = types.SimpleNamespace(now=5 * MS)
+    monkeypatch.setattr(throughput, "monotonic_ns", lambda: clock.now)
     return clock
 
 
-def run(meter: ThroughputMeter, clock: Clock, latencies_ms: list[float], samples: int = 8) -> None:
+def run(meter: ThroughputMeter, clock: types.SimpleNamespace, latencies_ms: list[float], samples: int = 8) -> None:
     for latency in latencies_ms:
         clock.now += round(latency * MS)
         meter.step(samples)
@@ -182,8 +162,7 @@ def test_memory_is_bounded_and_percentiles_are_of_the_newest(clock, monkeypatch)
     meter = ThroughputMeter(warmup_steps=0)
     run(meter, clock, [1.0] * 950 + [3.0] * 100)
     result = meter.result()
-    assert result.steps == 1050
-    assert (result.p50_ms, result.mean_ms) == (3.0, pytest.approx((950 + 300) / 1050))
+    assert (result.steps, result.p50_ms, result.mean_ms) == (1050, 3.0, pytest.approx((950 + 300) / 1050))
 
 
 MARKS = """

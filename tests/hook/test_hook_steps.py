@@ -10,7 +10,7 @@ from tpmon.hook.bus import wire
 
 AFTER_UPDATE, UPDATE, BATCH = wire.RULE_DATA_AFTER_UPDATE, wire.RULE_UPDATE, wire.RULE_BATCH
 TAKEN_APART = {"steps": 50, "eval_steps": 20, "samples": 800, "eval_samples": 80}
-FETCHED = {"steps": 50, "eval_steps": 0}
+FETCHED, CHECKED = {"steps": 50, "eval_steps": 0}, {"steps": 50, "lookahead": 0, "samples": 200}
 TEN, TWENTY = ({"steps": steps, "eval_steps": 0} for steps in (10, 20))
 
 LOOPS = {
@@ -40,16 +40,7 @@ LOOPS = {
     ],
     **{
         f"{number} batches that Lightning checks a run by, and validates, with no question for more": [
-            (
-                f"+-{number}(o~)+5(10(DBU)S-o~+)D",
-                {
-                    "steps": 50,
-                    "eval_steps": number + 5,
-                    "lookahead": 0,
-                    "samples": 200,
-                    "eval_samples": 4 * number + 20,
-                },
-            )
+            (f"+-{number}(o~)+5(10(DBU)S-o~+)D", CHECKED | {"eval_steps": number + 5, "eval_samples": 4 * number + 20})
         ]
         for number in (1, 2)
     },
@@ -58,6 +49,9 @@ LOOPS = {
     ],
     "after an evaluation batches are fetched ahead as before": [
         ("+3(10(4(D)4(B)U)S-5(D)S+)D", {"steps": 30, "eval_steps": 15, "samples": 480, "eval_samples": 60})
+    ],
+    "an evaluation of as many batches every few steps, broken off, so that no DataLoader ends": [
+        ("+5(10(DBU)4(o20(~)))DBU", {"steps": 50, "eval_steps": 20})
     ],
     "evaluations of a loop without an optimizer of torch": [("+3(10(DB)S3(O~)S)", {"eval_steps": 9})],
     "a WGAN under Accelerate: the generator is trained every fifth batch, and at the last": [
@@ -196,8 +190,7 @@ def test_an_optimizer_within_the_backward_is_one_step(loop):
             loop.steps.backward_ended(True)
         if with_data:
             loop.stop()
-        assert (loop.steps.steps, loop.steps.optimizer_calls) == (10, 200)
-        assert loop.phases_ms()[2] == 50
+        assert (loop.steps.steps, loop.steps.optimizer_calls, loop.phases_ms()[2]) == (10, 200, 50)
 
 
 def test_closures_and_nested_backwards_are_parts_of_their_step(loop):
@@ -212,5 +205,4 @@ def test_closures_and_nested_backwards_are_parts_of_their_step(loop):
             loop.steps.backward_ended(True)
         loop.update()
     loop.stop()
-    assert (loop.steps.steps, loop.steps.backwards) == (5, 20)
-    assert loop.phases_ms() == [10, 60, 100, 5, 0]
+    assert (loop.steps.steps, loop.steps.backwards, loop.phases_ms()) == (5, 20, [10, 60, 100, 5, 0])

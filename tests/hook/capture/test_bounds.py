@@ -1,9 +1,10 @@
-"""What ends a recording that no step ends, and what torch refuses at its begin or end: told at once, once."""
+"""What ends a recording that no step ends, and what torch refuses: told at once; its file is its user's alone."""
 
+import os
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tpmon.hook.capture import capture
 from tpmon.hook.capture import trace_file as capture_file
 from tpmon.hook.capture.bounds import judge_validation, name_tracer
 from tpmon.hook.capture.capture import Capture
-from tpmon.hook.capture.recorder import MemoryRecorder, Range
+from tpmon.hook.capture.recorder import MemoryRecorder, Range, rename_cut
 from tpmon.hook.capture.trace_file import CaptureFile
 
 GIB = 1 << 30
@@ -121,8 +122,7 @@ def test_what_takes_too_long_or_too_much_is_thrown_away(captured, kind, grows, l
     captured.taken, captured.left = captured.taken + grows, left
     assert (captured.capture.left_s() == 0.0) == (reason != "one step takes longer than 1 s: see --seconds")
     captured.wake(1100)
-    assert captured.told() == (w.STATE_FAILED, reason)
-    assert captured.recorder.calls[-2:] == ["stop", "drop"]
+    assert (captured.told(), captured.recorder.calls[-2:]) == ((w.STATE_FAILED, reason), ["stop", "drop"])
 
 
 def test_who_asked_is_heard_within_a_step(captured):
@@ -194,25 +194,19 @@ def test_a_window_whose_time_is_over_ends_with_the_step_that_crosses_it(captured
     assert captured.told() == (w.STATE_VERIFIED, "the time asked for ran out after 4 of 20 steps")
 
 
-def test_a_step_longer_than_the_window_is_recorded_whole(captured):
+@pytest.mark.parametrize(
+    ("kind", "said"), [(w.KIND_CAPTURE, "the time asked for ran out after 1 of 3 steps"), (w.KIND_PROBE, "")]
+)
+def test_a_step_longer_than_the_window_is_recorded_whole_and_probed_whole(captured, kind, said):
     captured.loop.train(20, other_ms=289)
-    captured.record(longest_ns=100 * MS)
+    captured.record(kind, longest_ns=100 * MS)
+    before = captured.told()
     captured.loop.backward(200, 90)
     captured.loop.update()
     captured.capture.woken()
+    assert captured.told() == before
     captured.loop.batch()
-    assert captured.told() == (w.STATE_VERIFIED, "the time asked for ran out after 1 of 3 steps")
-
-
-def test_the_step_that_is_probed_may_take_what_one_of_the_window_may(captured):
-    captured.loop.train(20, other_ms=289)
-    captured.record(w.KIND_PROBE, longest_ns=100 * MS)
-    captured.loop.backward(200, 90)
-    captured.loop.update()
-    captured.capture.woken()
-    assert captured.told()[0] == w.STATE_WARMING
-    captured.loop.batch()
-    assert captured.told() == (w.STATE_VERIFIED, "")
+    assert captured.told() == (w.STATE_VERIFIED, said)
 
 
 def test_a_window_by_time_in_which_a_step_ends_is_dropped_to_be_asked_for_again(captured):
@@ -237,8 +231,7 @@ def test_a_step_that_was_cut_off_is_no_step_in_the_file(captured):
     captured.loop.train(1)
     captured.loop.batch()
     captured.wake(1100)
-    assert captured.told()[0] == w.STATE_VERIFIED
-    assert cuts == [(0, 2, 1, True)]
+    assert (captured.told()[0], cuts) == (w.STATE_VERIFIED, [(0, 2, 1, True)])
 
 
 def test_no_recording_ends_while_a_graph_is_captured(captured):
@@ -312,16 +305,6 @@ def refuse(text: str) -> Callable[..., Any]:
 NO_HISTORY = "cudaMallocAsync does not yet support recordHistory"
 
 
-@dataclass(frozen=True)
-class Case:
-    name: str
-    recorder: Callable[[], Any]
-    calls: dict[str, Callable[..., Any]]
-    """What torch refuses, by name."""
-    reason: str
-    ends: bool = False
-
-
 class Played(Recorder):
     """A recorder of which torch refuses one call."""
 
@@ -331,19 +314,20 @@ class Played(Recorder):
             setattr(self, name, refuse(f"no {name}"))
 
 
-CASES = (
-    Case("a history of cudaMallocAsync", lambda: MemoryRecorder(10), {"is_on": refuse(NO_HISTORY)}, NO_HISTORY),
-    Case("a history of another allocator", lambda: MemoryRecorder(10), {"record": refuse(NO_HISTORY)}, NO_HISTORY),
-    Case("a range", Range, {"start": lambda: 5}, "cudaProfilerStart was refused: CUDA error 5"),
-    Case("a range that raises", Range, {"start": refuse("no CUPTI")}, "no CUPTI"),
-    *(
-        Case(f"{call} of a profile", lambda call=call: Played(call), {}, f"no {call}")
+CASES: dict[str, tuple[Callable[[], Any], dict[str, Callable[..., Any]], str, int]] = {
+    "a history of cudaMallocAsync": (lambda: MemoryRecorder(10), {"is_on": refuse(NO_HISTORY)}, NO_HISTORY, 2),
+    "a history of another allocator": (lambda: MemoryRecorder(10), {"record": refuse(NO_HISTORY)}, NO_HISTORY, 2),
+    "a range": (Range, {"start": lambda: 5}, "cudaProfilerStart was refused: CUDA error 5", 2),
+    "a range that raises": (Range, {"start": refuse("no CUPTI")}, "no CUPTI", 2),
+    **{
+        f"{call} of a profile": (lambda call=call: Played(call), {}, f"no {call}", 2)
         for call in ("prepare", "start", "mark")
-    ),
-    Case("a begin and its end", lambda: Played("start", "stop", "drop"), {}, "no start"),
-    Case("the end of a profile", lambda: Played("stop"), {}, "no stop", ends=True),
-    Case("what is left of it", lambda: Played("drop"), {}, "no drop", ends=True),
-)
+    },
+    "a begin and its end": (lambda: Played("start", "stop", "drop"), {}, "no start", 2),
+    "the end of a profile": (lambda: Played("stop"), {}, "no stop", 6),
+    "what is left of it": (lambda: Played("drop"), {}, "no drop", 6),
+}
+"""The recorder, what torch refuses by name, why, and the steps until then."""
 
 
 @pytest.fixture
@@ -374,15 +358,16 @@ def play_torch(refusing: Captured, monkeypatch: pytest.MonkeyPatch, calls: dict[
     return kept
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_refusal_is_told_at_once_and_the_next_capture_works(refusing, monkeypatch, case):
-    kept = play_torch(refusing, monkeypatch, case.calls)
-    plain, refusing.recorder = refusing.recorder, case.recorder()
+    recorder, calls, said, steps = case
+    kept = play_torch(refusing, monkeypatch, calls)
+    plain, refusing.recorder = refusing.recorder, recorder()
     refusing.ask(w.KIND_SNAPSHOT)
-    refusing.loop.train(6 if case.ends else 2)
+    refusing.loop.train(steps)
     state, reason = refusing.told()
     assert state == w.STATE_FAILED
-    assert case.reason in reason
+    assert said in reason
     assert kept in ([], [True, False]), "only what was on is turned off"
     refusing.recorder = plain
     refusing.record()
@@ -400,3 +385,63 @@ def test_a_profile_that_torch_goes_on_recording_ends_all_captures(refusing, monk
     refusing.ask()
     refusing.loop.train(2)
     assert refusing.told()[0] == w.STATE_REFUSED
+
+
+def write(folder: Path, save: Callable[[str], None]) -> tuple[int, int]:
+    """Write the file of a capture under the usual mask."""
+    told = w.Progress(first_step=5)
+    file = CaptureFile(w.Request(kind=w.KIND_CAPTURE, folder=str(folder), name="x"), {})
+    before = os.umask(0o022)
+    try:
+        file.write_window(types.SimpleNamespace(save=save, ending=".json"), told, cut=False)
+    finally:
+        os.umask(before)
+    return told.events, told.bytes
+
+
+def test_a_trace_is_its_users_alone_also_while_torch_writes(tmp_path):
+    modes = []
+
+    def save(path):
+        """Do as libkineto does."""
+        with open(path + ".tmp", "w") as file:
+            modes.append(os.fstat(file.fileno()).st_mode & 0o777)
+            file.write("{}")
+        os.rename(path + ".tmp", path)
+        modes.append(os.stat(path).st_mode & 0o777)
+
+    assert write(tmp_path, save) == (0, 2)
+    assert modes == [0o600, 0o600]
+    assert os.listdir(tmp_path) == ["x-step5.json"]
+    assert os.stat(tmp_path / "x-step5.json").st_mode & 0o777 == 0o600
+    os.unlink(tmp_path / "x-step5.json")
+    assert write(tmp_path, lambda path: Path(path).write_text("{}") and None) == (0, 2)
+    assert os.listdir(tmp_path) == ["x-step5.json"], "also where torch writes without a second file"
+
+
+def test_nothing_is_left_where_it_fails(tmp_path):
+    def fail(path):
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write(tmp_path, fail)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("ending", [".part", ".part.tmp"])
+def test_what_lies_in_its_place_is_left_as_it_is(tmp_path, ending):
+    theirs = tmp_path / "theirs"
+    theirs.write_text("of others")
+    link = tmp_path / f"x-step5.json{ending}"
+    link.symlink_to(theirs)
+    with pytest.raises(FileExistsError):
+        write(tmp_path, lambda _: None)
+    assert theirs.read_text() == "of others"
+    assert sorted(os.listdir(tmp_path)) == ["theirs", link.name]
+
+
+def test_the_mark_of_a_step_that_did_not_end_is_renamed_in_its_place(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text('[{"name": "ProfilerStep#10"}, {"name": "ProfilerStep#1"}, {"name": "ProfilerStep#1"}]')
+    rename_cut(str(path), 1)
+    assert path.read_text() == ('[{"name": "ProfilerStep#10"}, {"name": "StepCutShort#1"}, {"name": "StepCutShort#1"}]')

@@ -58,16 +58,16 @@ def test_the_tool_in_front_of_a_run_is_known_by_its_library_and_torchs_own_is_no
         assert find_cupti_user(str(maps)) == name
 
 
-def test_a_library_that_the_driver_was_told_to_load_is_named(tmp_path, torch, monkeypatch):
+def test_a_library_that_the_driver_was_told_to_load_is_named_and_maps_that_cannot_be_read_name_nobody(
+    tmp_path, torch, monkeypatch
+):
     monkeypatch.setenv("CUDA_INJECTION64_PATH", "/opt/odd tool/lib/libwatches.so")
     assert find_cupti_user(str(tmp_path / "gone")) == "libwatches.so"
     assert refuse() == "another tool holds the GPU's profiling slot: libwatches.so"
     assert refuse(w.KIND_RANGE) == "nsys is not in front of this run, and cannot be put there now"
     torch.cuda.is_initialized = lambda: False
     assert refuse() == ""
-
-
-def test_maps_that_cannot_be_read_name_nobody(tmp_path):
+    monkeypatch.delenv("CUDA_INJECTION64_PATH")
     assert find_cupti_user(str(tmp_path / "gone")) == ""
     assert find_cupti_user() == ""
 
@@ -121,7 +121,7 @@ def refuse(kind: int = w.KIND_PROBE) -> str:
 REFUSED = "torch is of CUDA 11.8: a profile can hang or crash the program's CUDA graphs"
 
 
-def test_a_first_profile_is_refused_where_cuda_11_has_graphs(torch):
+def test_a_first_profile_is_refused_where_cuda_11_has_graphs_and_those_made_after_one_bear_another(torch):
     assert refuse() == refuse(w.KIND_CAPTURE) == ""
     graphs = [Graph()]
     assert refuse() == refuse(w.KIND_CAPTURE) == REFUSED
@@ -133,6 +133,9 @@ def test_a_first_profile_is_refused_where_cuda_11_has_graphs(torch):
     torch.version.cuda = "11.8"
     graphs.clear()
     assert refuse() == ""
+    recorder._BEGUN[:] = [True]
+    graphs.append(Graph())
+    assert refuse() == ""
 
 
 def test_a_profile_is_refused_where_inductor_makes_graphs_for_cuda_11(torch, monkeypatch):
@@ -140,14 +143,6 @@ def test_a_profile_is_refused_where_inductor_makes_graphs_for_cuda_11(torch, mon
     assert refuse() == REFUSED
     torch.cuda.is_initialized = lambda: False
     assert refuse() == ""
-
-
-def test_graphs_that_were_made_after_a_profile_bear_another_one(torch):
-    assert refuse() == ""
-    recorder._BEGUN[:] = [True]
-    graph = Graph()
-    assert refuse() == ""
-    del graph
 
 
 def test_a_snapshot_is_refused_where_torch_cannot_bound_it(torch):
@@ -167,7 +162,9 @@ def guard(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=SimpleNamespace(_autograd=autograd)))
     monkeypatch.setitem(sys.modules, "torch.autograd.profiler", SimpleNamespace(profile=Profile))
     monkeypatch.setattr(Profile, "on", 0)
-    return Guard(lambda: None, lambda error: None)
+    guard = Guard(lambda: None, lambda error: None)
+    yield guard
+    guard.take_back()
 
 
 def told(guard: Guard | None) -> int:
@@ -181,31 +178,24 @@ def told(guard: Guard | None) -> int:
 def test_a_profiler_of_the_program_is_told_before_and_after_a_capture(guard, captured):
     if captured:
         guard.install()
-    try:
-        assert told(guard if captured else None) == 0
-        with Profile():
-            assert told(guard if captured else None) == 1
-        assert told(guard if captured else None) == 0
-    finally:
-        guard.take_back()
+    assert told(guard if captured else None) == 0
+    with Profile():
+        assert told(guard if captured else None) == 1
+    assert told(guard if captured else None) == 0
 
 
 def test_ours_is_not_told_and_one_that_is_prepared_is(guard):
     guard.install()
-    try:
-        ours = Profile()
-        guard.ours = ours
-        with ours:
-            assert Profile.on == 1
-            assert told(guard) == 0
-        guard.ours = None
-        theirs = Profile()
-        theirs._prepare_trace()
-        assert (Profile.on, told(guard)) == (0, 1)
-        theirs.__exit__(None, None, None)
-        assert told(guard) == 0
-    finally:
-        guard.take_back()
+    ours = Profile()
+    guard.ours = ours
+    with ours:
+        assert (Profile.on, told(guard)) == (1, 0)
+    guard.ours = None
+    theirs = Profile()
+    theirs._prepare_trace()
+    assert (Profile.on, told(guard)) == (0, 1)
+    theirs.__exit__(None, None, None)
+    assert told(guard) == 0
 
 
 def test_the_settings_ask_the_guard_of_the_capture(monkeypatch):

@@ -77,8 +77,7 @@ def test_an_evaluation_beside_such_a_training_is_one(loop):
             loop.spend(4)
         loop.stop()
     one = loop.steps
-    assert (one.steps, one.eval_steps) == (21, 35)
-    assert one.eval_samples == 35 * 64
+    assert (one.steps, one.eval_steps, one.eval_samples) == (21, 35, 35 * 64)
 
 
 def test_a_pass_over_the_training_data_for_something_else_is_no_step(loop):
@@ -171,11 +170,8 @@ def test_a_sampler_that_cannot_be_told_from_another_decides_nothing(loop):
     assert (loop.steps.steps, loop.steps.eval_steps) == (50, 30)
 
 
-class Around:
-    """Stand for a sampler that repeats another, or skips some of its batches."""
-
-    def __init__(self, name: str, inner: object) -> None:
-        self.__dict__[name] = inner
+Around = SimpleNamespace
+"""A sampler that repeats another, or skips some of its batches."""
 
 
 class Lengthless:
@@ -198,23 +194,22 @@ class Untrue:
 @pytest.mark.parametrize(
     ("sampler", "size"),
     [
-        (Around("sampler", Batches(16)._index_sampler), 16),
-        (Around("batch_sampler", Batches(16)._index_sampler), 16),
-        (Around("batch_sampler", Around("sampler", Batches(16)._index_sampler)), 16),
-        (Around("sampler", Around("sampler", Around("sampler", Around("sampler", Batches(16))))), 0),
-        (Around("sampler", 5), 0),
+        (Around(sampler=Batches(16)._index_sampler), 16),
+        (Around(batch_sampler=Batches(16)._index_sampler), 16),
+        (Around(batch_sampler=Around(sampler=Batches(16)._index_sampler)), 16),
+        (Around(sampler=Around(sampler=Around(sampler=Around(sampler=Batches(16))))), 0),
+        (Around(sampler=5), 0),
         (SimpleNamespace(batch_size=None), 0),
-        (Around("batch_sampler", Lengthless(16)), 16),
+        (Around(batch_sampler=Lengthless(16)), 16),
         (SimpleNamespace(batch_size=Untrue()), 0),
-        (Around("sampler", SimpleNamespace(batch_size=32, split_batches=True, num_processes=8)), 4),
+        (Around(sampler=SimpleNamespace(batch_size=32, split_batches=True, num_processes=8)), 4),
     ],
 )
 def test_a_batch_size_is_found_within_samplers_around_each_other(loop, sampler, size):
     loop.iterator._index_sampler = sampler
     loop.train(3)
     loop.stop()
-    assert loop.steps.samples == 3 * size
-    assert loop.steps.problem == ""
+    assert (loop.steps.samples, loop.steps.problem) == (3 * size, "")
 
 
 def test_a_recording_that_cannot_be_ended_is_ended_past_torchs_profile(monkeypatch):

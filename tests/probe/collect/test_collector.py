@@ -9,12 +9,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.children import Child
+from tests.children import Child, started
 from tests.collectives import make_record
 from tests.waiting import wait_until
 from tpmon.errors import NoTargetError, UsageError
@@ -41,14 +41,9 @@ PROCESSES, THREADS = 5, 14
 def small_tree(processes: int, threads: int) -> Iterator[subprocess.Popen[str]]:
     """Start a launcher, its ranks and their workers."""
     command = [sys.executable, str(TREE), "--processes", str(processes), "--threads", str(threads)]
-    process = subprocess.Popen([*command, "--seconds", "60"], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline()
-    try:
+    with started([*command, "--seconds", "60"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline()
         yield process
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
 
 
 @pytest.fixture
@@ -58,13 +53,8 @@ def tree():
         yield process
 
 
-@contextmanager
-def collecting(pid: int, *, threads_later: bool = False) -> Iterator[Collector]:
-    collector = Collector(find_job(pid), threads_later=threads_later)
-    try:
-        yield collector
-    finally:
-        collector.close()
+def collecting(pid: int, *, threads_later: bool = False) -> closing[Collector]:
+    return closing(Collector(find_job(pid), threads_later=threads_later))
 
 
 def next_frame(collector: Collector, seconds: float = 0.3) -> Frame:
@@ -83,6 +73,8 @@ def proc_value(pid: int, field: int) -> str:
 
 def test_frames_of_a_job_say_who_is_who_and_what_each_did(tree):
     with collecting(tree.pid) as collector:
+        suspends = (collector._stacks.suspend, collector.samples.suspend)
+        assert collector.dumps._suspends == suspends, "a dump that stops suspends both that sample"
         collector.set_interval(2.5)
         first = collector.collect()
         assert (len(first.processes), first.interval_s) == (PROCESSES, 2.5)
@@ -159,13 +151,10 @@ def test_a_job_that_ended_before_the_first_reading_is_no_target(tree):
     job = find_job(tree.pid)
     tree.kill()
     tree.wait()
-    collector = Collector(job)
-    try:
+    with closing(Collector(job)) as collector:
         time.sleep(0.5)
         with pytest.raises(NoTargetError):
             collector.collect()
-    finally:
-        collector.close()
 
 
 def test_shedding_load_is_told_once_when_it_begins_and_once_when_it_ends(tree, monkeypatch):
@@ -204,11 +193,6 @@ def test_a_member_that_ends_before_its_threads_are_read_is_left_out(tree):
         collector.read_rest()
         second = next_frame(collector)
     assert is_known(second.cpu.runnable)
-
-
-def test_a_dump_that_stops_suspends_both_that_sample(tree):
-    with collecting(tree.pid) as collector:
-        assert collector.dumps._suspends == (collector._stacks.suspend, collector.samples.suspend)
 
 
 @pytest.mark.parametrize("probe", [StackSampler, MainThreadProbe, PssRation])
@@ -263,12 +247,8 @@ collector.close()
 
 @pytest.mark.parametrize(("limit", "processes", "anew"), [(96, 40, 37), (256, 40, 28), (1024, 137, 52)])
 def test_a_low_limit_of_open_files_costs_cpu_and_says_so_and_no_row(limit, processes, anew):
-    with small_tree(processes, 400) as tree:
-        one = Child(LOW_LIMIT, str(tree.pid), str(limit), *sys.path)
-        try:
-            answer = one.hear()
-        finally:
-            one.close()
+    with small_tree(processes, 400) as tree, closing(Child(LOW_LIMIT, str(tree.pid), str(limit), *sys.path)) as one:
+        answer = one.hear()
     counts, is_sum_known, held, facts, notes = json.loads(answer)
     ranks = 8 if processes == 137 else 2
     assert counts == [processes, processes, ranks, processes - ranks - 1, 0]

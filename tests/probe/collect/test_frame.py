@@ -8,10 +8,11 @@ from tests.frames import GIB, NOW, make_gpu, make_output
 from tests.frames import make_cpu as cpu_sample
 from tests.frames import make_process as sample
 from tests.frames import make_worker as worker
+from tests.members import made_up
 from tpmon.model.gpu import GpuProcess
 from tpmon.model.host import SUMMED_ANON, PoolLibrary
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.process import EnvironmentSetting, Identity, Role, ThreadGroup, ThreadKind
+from tpmon.model.process import Identity, Role, ThreadGroup, ThreadKind
 from tpmon.model.waits import Wait, WaitReason
 from tpmon.probe.base.procread import StatLine
 from tpmon.probe.collect.frame import (
@@ -30,7 +31,6 @@ from tpmon.probe.collect.frame import (
 from tpmon.probe.collect.processes import ProcessRates, ProcessReading, Reading
 from tpmon.probe.host.cgroup import CgroupReading, CpuBudget
 from tpmon.probe.host.machine import HostReading
-from tpmon.probe.job.job import Member
 from tpmon.probe.proc.memory import AnonMemory, Pss
 from tpmon.probe.proc.threads import ThreadReading
 
@@ -40,21 +40,8 @@ FIRST = Missing("rates need two readings")
 HOST = HostReading(8, 4.0, 0.0, 3.5, 1 << 34, 1 << 35)
 BUDGET = CpuBudget(2.0, "affinity")
 GROUP = CgroupReading(
-    throttled_ratio=0.25,
-    throttled_s=0.5,
-    throttled_source="cgroup",
-    psi_cpu_some_pct=30.0,
-    psi_memory_some_pct=0.0,
-    psi_io_some_pct=0.0,
-    psi_source="cgroup",
-    anon_bytes=1,
-    used_bytes=2,
-    limit_bytes=NOT_APPLICABLE,
-    limit_source="",
-    oom_kills=0,
-    refault_bytes_s=0.0,
-    swap_bytes=0,
-    memory_source="cgroup",
+    **dict.fromkeys(CgroupReading.__dataclass_fields__, "")
+    | {"throttled_ratio": 0.25, "throttled_s": 0.5, "psi_cpu_some_pct": 30.0, "memory_source": "cgroup"}
 )
 
 
@@ -63,19 +50,7 @@ def cpu_of(*processes, budget=BUDGET, libraries=(PoolLibrary.MKL,)):
 
 
 def test_a_row_joins_who_it_is_what_it_did_and_its_rationed_pss():
-    member = Member(
-        identity=Identity(42, 77),
-        parent=41,
-        role=Role.RANK,
-        rank=3,
-        local_rank=1,
-        worker=NOT_APPLICABLE,
-        rank_pid=42,
-        name="python",
-        label="train.py",
-        started=NOW,
-        environment=(EnvironmentSetting("OMP_NUM_THREADS", "1"),),
-    )
+    member = made_up(42, 3, identity=Identity(42, 77), parent=41, local_rank=1, rank_pid=42)
     now = ProcessReading(
         stat=StatLine(42, "python", "S", 40, False, 9, 77, 0, cpu_s=1.5, rss_bytes=1000),
         rates=ProcessRates(98.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0),
@@ -93,9 +68,8 @@ def test_a_row_joins_who_it_is_what_it_did_and_its_rationed_pss():
     assert (row.rank, row.local_rank, row.worker, row.label) == (3, 1, NOT_APPLICABLE, "train.py")
     assert (row.cpu_pct, row.runnable, row.waiting, row.busy_threads, row.switches_s) == (98, 1.5, 0.5, 1, 20)
     assert (row.rss_bytes, row.pss_bytes, row.pss_age_s) == (1000, 600, 4.0)
-    assert (row.minor_faults_s, row.major_faults_s) == (1.0, 2.0)
+    assert (row.minor_faults_s, row.major_faults_s, row.read_calls_s) == (1.0, 2.0, 7.0)
     assert (row.asked_read_bytes_s, row.asked_write_bytes_s) == (3.0, 4.0)
-    assert row.read_calls_s == 7.0
     assert (row.device_read_bytes_s, row.device_write_bytes_s) == (5.0, 6.0)
     assert (row.waits_for, row.waits_unchanged_s, row.threads) == (Wait(WaitReason.LOCK), 4.0, 9)
     without = make_process(Reading(member, now), REFUSED, 10 * SECOND)
@@ -116,16 +90,13 @@ def test_a_place_of_memory_is_named_in_words(source, words):
     assert name_place(source) == words
 
 
-def test_sums_are_withheld_where_a_process_was_not_read():
+def test_sums_leave_out_what_was_not_read_and_are_withheld_where_a_process_was_not():
     cpu = cpu_sample()
     assert withhold_sums(cpu, 0) is cpu
     held = withhold_sums(cpu, 2)
     assert held.used_cores == held.runnable == held.oversubscription
     assert held.used_cores == Missing("2 processes of the job were not read")
     assert (held.budget_cores, held.host_load) == (cpu.budget_cores, cpu.host_load)
-
-
-def test_sums_leave_out_what_was_not_read_and_are_missing_when_nothing_was():
     rows = (sample(1, cpu_pct=50.0), sample(2, cpu_pct=REFUSED), sample(3, cpu_pct=25.0))
     assert add_known(rows, lambda row: row.cpu_pct) == 75.0
     assert add_known(rows[1:2], lambda row: row.cpu_pct) == REFUSED
@@ -137,26 +108,18 @@ def test_oversubscription_counts_pools_and_not_single_threaded_workers():
     ranks = [sample(i, runnable=6.5, waiting=5.5, busy_threads=8) for i in (1, 2)]
     loaders = [worker(10 + i, i, runnable=0.8, waiting=0.6, busy_threads=1) for i in range(4)]
     cpu = cpu_of(*ranks, *loaders)
-    assert cpu.runnable == pytest.approx(16.2)
-    assert cpu.pool_runnable == pytest.approx(13.0)
-    assert cpu.oversubscription == pytest.approx(6.5)
-    assert cpu.demand_ratio == pytest.approx(8.1)
+    sums = (cpu.runnable, cpu.pool_runnable, cpu.oversubscription, cpu.demand_ratio)
+    assert sums == pytest.approx((16.2, 13.0, 6.5, 8.1))
     assert cpu.run_delay_ratio == pytest.approx((2 * 5.5 + 4 * 0.6) / 16.2)
     assert is_known(cpu.budget_cores)
     assert (cpu.pool.pid, cpu.pool.role, cpu.pool.threads, cpu.pool.runnable) == (1, Role.RANK, 8, 6.5)
     assert (cpu.pool.library, cpu.pool.libraries) == ("MKL", ("mkl",))
 
 
-def test_one_busy_thread_a_process_is_no_pool():
+def test_one_busy_thread_a_process_is_no_pool_and_the_largest_is_named_or_the_lower_pid_of_equals():
     cpu = cpu_of(*(worker(i, i, runnable=1.0, waiting=0.5, busy_threads=1) for i in range(8)))
-    assert cpu.pool_runnable == 0.0
-    assert cpu.oversubscription == 0.0
-    assert cpu.demand_ratio == 4.0
-    assert cpu.pool is NOT_APPLICABLE
+    assert (cpu.pool_runnable, cpu.oversubscription, cpu.demand_ratio, cpu.pool) == (0.0, 0.0, 4.0, NOT_APPLICABLE)
     assert find_pool(()) is None
-
-
-def test_the_largest_pool_is_named_and_the_lower_pid_of_equals():
     rows = [sample(i, runnable=demand, busy_threads=2) for i, demand in ((5, 3.0), (3, 3.0), (9, 2.9))]
     assert find_pool(rows).pid == 3
     assert is_pool(rows[0])
@@ -164,14 +127,10 @@ def test_the_largest_pool_is_named_and_the_lower_pid_of_equals():
     assert not is_pool(sample(busy_threads=1))
 
 
-def test_an_idle_job_waits_for_nothing():
+def test_an_idle_job_waits_for_nothing_and_before_the_second_reading_nothing_is_zero():
     cpu = cpu_of(sample(runnable=0.0, waiting=0.0, busy_threads=0, cpu_pct=0.0))
     assert (cpu.run_delay_ratio, cpu.used_cores, cpu.demand_ratio) == (0.0, 0.0, 0.0)
-
-
-def test_before_the_second_reading_nothing_is_zero():
-    rows = (sample(cpu_pct=FIRST, runnable=FIRST, waiting=FIRST, busy_threads=FIRST),)
-    cpu = cpu_of(*rows)
+    cpu = cpu_of(sample(cpu_pct=FIRST, runnable=FIRST, waiting=FIRST, busy_threads=FIRST))
     assert cpu.used_cores == cpu.runnable == cpu.waiting == cpu.demand_ratio == FIRST
     assert cpu.pool_runnable == cpu.oversubscription == cpu.run_delay_ratio == FIRST
 
@@ -187,8 +146,7 @@ def test_ratios_without_a_budget_are_missing(cores):
 def test_what_groups_and_host_said_is_carried_over():
     cpu = cpu_of(sample())
     assert (cpu.throttled_ratio, cpu.throttled_s, cpu.psi_some_pct) == (0.25, 0.5, 30.0)
-    assert (cpu.host_cores, cpu.host_used_cores, cpu.host_load) == (8, 4.0, 3.5)
-    assert cpu.budget_reason == "affinity"
+    assert (cpu.host_cores, cpu.host_used_cores, cpu.host_load, cpu.budget_reason) == (8, 4.0, 3.5, "affinity")
 
 
 def test_rank_rows_come_by_rank_with_the_card_that_lists_them():
@@ -201,21 +159,16 @@ def test_rank_rows_come_by_rank_with_the_card_that_lists_them():
     cards = (make_gpu(4, pids=(99,)), make_gpu(5, pids=(10, 99)), make_gpu(6, pids=REFUSED))
     ranks = make_rank_rows(rows, cards)
     assert [row.pid for row in ranks] == [10, 20, 30]
-    assert [row.gpu for row in ranks] == [
-        5,
-        Missing("no card lists this process"),
-        Missing("no card lists this process"),
-    ]
+    assert [row.gpu for row in ranks] == [5, *[Missing("no card lists this process")] * 2]
     one_open = (make_gpu(7, pids=(20,), pids_are_visible_only=True),)
     both_open = tuple(make_gpu(i, pids=(10, 20), pids_are_visible_only=True) for i in (2, 3))
     assert make_rank_rows(rows, one_open)[1].gpu == 7
-    assert [row.gpu for row in make_rank_rows(rows, both_open)[:2]] == [
-        Missing("it holds several cards; which one it uses is not known")
-    ] * 2
+    unknown = Missing("it holds several cards; which one it uses is not known")
+    assert [row.gpu for row in make_rank_rows(rows, both_open)[:2]] == [unknown] * 2
     assert (ranks[1].where, ranks[1].where_unchanged_s) == ("sleep", 9.0)
     assert not is_known(ranks[0].step)
-    assert [row.gpu for row in make_rank_rows(rows, REFUSED)] == [NOT_APPLICABLE] * 3
-    assert [row.gpu for row in make_rank_rows(rows, ())] == [NOT_APPLICABLE] * 3
+    for none in (REFUSED, ()):
+        assert [row.gpu for row in make_rank_rows(rows, none)] == [NOT_APPLICABLE] * 3
 
 
 UNTOLD = Missing("no sample of this process")
@@ -269,14 +222,11 @@ def test_a_pin_thread_is_told_by_its_kind():
     assert not has_pin_thread(sample(thread_groups=groups[:1]))
 
 
-def test_memory_of_no_process_is_not_known_rather_than_zero():
-    none = make_memory((), GROUP, HOST, Missing("not looked at"), AnonMemory(REFUSED, REFUSED, True))
+def test_memory_of_no_process_is_not_known_rather_than_zero_and_its_source_says_who_told_it():
+    shm = Missing("not looked at")
+    none = make_memory((), GROUP, HOST, shm, AnonMemory(REFUSED, REFUSED, True))
     assert isinstance(none.rss_bytes, Missing)
     assert none.anon_bytes == none.anon_growth_bytes_s == REFUSED
-
-
-def test_the_source_of_anonymous_memory_says_who_told_it():
-    shm = Missing("not looked at")
     summed = make_memory((sample(),), GROUP, HOST, shm, AnonMemory(7, 2.0, True))
     assert (summed.rss_bytes, summed.anon_bytes, summed.anon_growth_bytes_s) == (sample().rss_bytes, 7, 2.0)
     assert summed.anon_source == SUMMED_ANON

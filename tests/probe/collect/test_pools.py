@@ -155,16 +155,13 @@ def test_where_threads_began_decides_between_two_libraries_that_are_mapped():
         assert read_pool_library(one.pid, [one.pid]) == mapped, "the main thread begins in no library"
 
 
-def test_the_first_frame_of_a_stack_names_its_library():
+def test_the_first_frame_of_a_stack_names_its_library_and_a_pointer_among_its_variables_names_none():
     mappings = parse_maps(MAPS)
     assert name_start(mappings, [0, 7, LIBC, BLAS, GOMP]) == "openblas"
     assert name_start(mappings, [LIBC, GOMP, BLAS]) == "libgomp"
     assert name_start(mappings, [LIBC, 0x404000]) is None
     assert name_start([*mappings, TORCH], [LIBC, 0x1800]) == "torch"
-
-
-def test_a_pointer_among_a_threads_variables_names_no_library():
-    mappings = [*parse_maps(MAPS), TORCH]
+    mappings = (*mappings, TORCH)
     assert name_start(mappings, [0x1800, 0, LIBC, GOMP, 0x1800]) == "libgomp"
     assert name_start(mappings, [0x1800, GOMP]) is None, "nothing started it"
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -55,27 +56,20 @@ def test_members_are_read_in_their_order_and_the_others_are_closed(population):
         assert open_files() == before
 
 
-def test_a_dead_member_has_no_row_and_leaves_no_descriptor(population):
+def test_a_dead_member_and_another_process_with_its_pid_have_no_row_and_leave_no_descriptor(population):
+    """It was reused between the listing and the opening; the start time tells."""
     with child("say('up'); hear()") as one:
         before = open_files()
         member = member_of(one.pid)
+        wrong = replace(member, identity=Identity(one.pid, member.identity.start_ticks - 7))
+        assert read(population, wrong) == []
+        assert open_files() == before
         assert len(read(population, member)) == 1
         one.kill()
         assert read(population, member) == []
         assert open_files() == before
         assert read(population, member) == []
     assert read(population, made_up(1 << 22)) == []
-
-
-def test_another_process_with_the_pid_of_a_member_has_no_row(population):
-    """It was reused between the listing and the opening; the start time tells."""
-    with child("say('up'); hear()") as one:
-        before = open_files()
-        right = member_of(one.pid)
-        wrong = replace(right, identity=Identity(one.pid, right.identity.start_ticks - 7))
-        assert read(population, wrong) == []
-        assert open_files() == before
-        assert len(read(population, right)) == 1
 
 
 def test_a_member_that_could_not_be_read_twice_is_read_again(population):
@@ -120,28 +114,17 @@ def test_a_hundred_short_lived_children_leave_nothing(population):
 
 
 def test_ten_minutes_of_births_and_deaths_keep_the_number_of_descriptors(population):
-    """600 ticks, four workers that are replaced every 20 ticks, their threads with them."""
+    """600 ticks, a worker that is replaced every 20 ticks, its threads with it."""
+    code = "n=[threading.Thread(target=time.sleep, args=(50,), daemon=True) for _ in range(3)]\n"
+    code += "[t.start() for t in n]; say('up'); hear()"
     held = []
-    members: list[Member] = []
-    children: list[Child] = []
-    try:
-        for tick in range(600):
-            if tick % 20 == 0:
-                for one in children:
-                    one.close()
-                code = "n=[threading.Thread(target=time.sleep, args=(50,), daemon=True) for _ in range(3)]\n"
-                code += "[t.start() for t in n]; say('up'); hear()"
-                children = [Child(code)]
-                assert all(one.hear() for one in children)
-                members = [member_of(one.pid) for one in children]
-            rows = read(population, *members)
-            assert len(rows) == len(members)
-            assert sum(group.count for group in rows[0].now.threads.groups) == 4
-            if tick % 20 == 19:
-                held.append(open_files())
-    finally:
-        for one in children:
-            one.close()
+    for _ in range(30):
+        with child(code) as one:
+            member = member_of(one.pid)
+            for _ in range(20):
+                (row,) = read(population, member)
+                assert sum(group.count for group in row.now.threads.groups) == 4
+            held.append(open_files())
     assert len(set(held)) == 1
 
 
@@ -209,12 +192,8 @@ say(" ".join(map(str, rows))); hear()
 
 
 def test_a_process_for_which_no_descriptor_was_left_is_counted_and_not_taken_for_dead():
-    with child("say('up'); hear()") as one:
-        reader = Child(NO_DESCRIPTOR_LEFT, str(one.pid), *sys.path)
-        try:
-            assert reader.hear() == "0 1 1 0"
-        finally:
-            reader.close()
+    with child("say('up'); hear()") as one, closing(Child(NO_DESCRIPTOR_LEFT, str(one.pid), *sys.path)) as reader:
+        assert reader.hear() == "0 1 1 0"
 
 
 @pytest.mark.parametrize(
@@ -265,18 +244,14 @@ def test_a_process_lives_without_schedstat_and_one_that_does_not_answer_is_count
     (tmp_path / "77" / "stat").write_bytes(stat)
     (folder / "comm").write_text("python\n")
     member = made_up(77, identity=Identity(77, parse_stat(stat).start_ticks))
-    one = Population(str(tmp_path), Shares(10, 10, 10, 1024))
-    try:
+    with closing(Population(str(tmp_path), Shares(10, 10, 10, 1024))) as one:
         for _ in range(QUIET_TICKS + 2):
             (reading,) = read(one, member)
             assert reading.now.threads.runnable == Missing("this kernel has no schedstat")
             assert [group.count for group in reading.now.threads.groups] == [1]
         assert one.left_out == 0
-    finally:
-        one.close()
     (folder / "schedstat").write_text("no numbers\n")
-    one = Population(str(tmp_path), Shares(10, 10, 10, 1024))
-    try:
+    with closing(Population(str(tmp_path), Shares(10, 10, 10, 1024))) as one:
         assert read(one, member) == []
         assert (one.left_out, one.unreadable) == (1, 1)
         said = describe_shortage(Shares(10, 10, 300, 1024), one, 1)
@@ -284,5 +259,3 @@ def test_a_process_lives_without_schedstat_and_one_that_does_not_answer_is_count
         (folder / "schedstat").write_text("5 6 7\n")
         assert len(read(one, member)) == 1
         assert (one.left_out, one.unreadable) == (0, 0)
-    finally:
-        one.close()

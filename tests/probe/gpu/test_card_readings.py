@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.fake_nvml import SECOND_NS
 from tests.probe.gpu.test_rates import FAST, make_line
 from tpmon.model.gpu import Driver, GpuSample, GpuState
 from tpmon.model.known import Known, Missing, Why, is_known
@@ -22,7 +23,6 @@ from tpmon.probe.gpu.wire import (
     XidLine,
 )
 
-SECOND_NS = 1_000_000_000
 IDENTITY = CardIdentity("H100", 0, 1980.0, 2619.0, 5, 16, 87.0, True)
 
 
@@ -93,9 +93,8 @@ def test_a_wedged_card_ages_and_the_others_stay_live():
     first, wedged, third = story.cards()
     assert (first.state, first.age_s, first.sm_pct) == (GpuState.OK, 0.5, 50.0)
     assert (third.state, third.age_s) == (GpuState.OK, 0.5)
-    assert (wedged.state, wedged.age_s) == (GpuState.STALE, 8.5)
+    assert (wedged.state, wedged.age_s, wedged.name) == (GpuState.STALE, 8.5, "H100")
     assert wedged.sm_pct == Missing("the card does not answer")
-    assert wedged.name == "H100"
     story.second = 10
     story.card(1)
     assert story.cards()[1].state is GpuState.OK
@@ -110,23 +109,20 @@ def test_a_card_is_not_stale_before_its_line_is_due():
     assert story.cards()[0].state is GpuState.STALE
 
 
-def test_a_card_is_missed_within_a_second_where_another_answers():
-    story = Story(2)
-    story.second = 1
-    assert story.read().gpus == NOT_YET
-    story.card(0)
-    assert [card.state for card in story.cards()] == [GpuState.OK, GpuState.STALE]
-
-
-def test_versions_that_come_late_change_nothing_else():
+def test_versions_that_come_late_change_nothing_but_driver_and_source():
     story = Story()
-    story.board.on_line(Line(driver=DriverLine(Missing("late"), Missing("late"), 1)), 0)
+    story.board.on_line(Line(driver=DriverLine(Missing("late"), Missing("late"), 2)), 0)
     story.card(0)
     story.note("Xid events are not watched", passing=False)
-    story.driver(1)
+    story.driver(2)
     reading = story.read()
     assert reading.driver == Driver("580.65.06", "13.0")
     assert (reading.events, reading.notes) == ((), ("Xid events are not watched",))
+    story.second = 2
+    story.card(1)
+    story.second = 2.5
+    reading = story.read()
+    assert (reading.source, reading.age_s) == ("NVML, driver 580.65.06", 0.5)
 
 
 def test_a_card_that_gives_nothing_but_refusals_is_refused_and_not_ok():
@@ -137,9 +133,13 @@ def test_a_card_that_gives_nothing_but_refusals_is_refused_and_not_ok():
     assert story.cards()[0].state is GpuState.STALE
 
 
-def test_a_card_that_never_answers_has_a_place_and_an_age():
-    story = Story(2, (0,))
-    assert [card.index for card in story.cards()] == [0]
+def test_a_card_that_never_answers_is_missed_within_a_second_where_another_answers_and_has_an_age():
+    assert [card.index for card in Story(2, (0,)).cards()] == [0]
+    story = Story(2)
+    story.second = 1
+    assert story.read().gpus == NOT_YET
+    story.card(0)
+    assert [card.state for card in story.cards()] == [GpuState.OK, GpuState.STALE]
     story.second = 5
     story.card(0)
     silent = story.cards()[1]
@@ -159,11 +159,10 @@ def test_a_lost_card_says_so_once_and_counts_from_its_last_answer():
     story.second = 34
     story.card(0)
     reading = story.read()
-    assert reading.events == ("GPU 0 (H100) answers again",)
-    assert reading.gpus[0].state is GpuState.OK
+    assert (reading.events, reading.gpus[0].state) == (("GPU 0 (H100) answers again",), GpuState.OK)
 
 
-def test_a_lost_card_without_a_uuid_keeps_its_place():
+def test_a_lost_card_without_a_uuid_keeps_its_place_and_gets_its_uuid_when_it_comes_back():
     story = Story(2, (0, 1))
     story.end()
     story.start()
@@ -172,9 +171,6 @@ def test_a_lost_card_without_a_uuid_keeps_its_place():
     story.lose(1, uuid="", identity=replace(IDENTITY, minor=1))
     story.lose(1, uuid="")
     assert [(card.uuid, card.state) for card in story.cards()] == [("GPU-0", GpuState.OK), ("GPU-1", GpuState.LOST)]
-
-
-def test_a_card_gets_its_uuid_when_it_comes_back():
     story = Story(1)
     story.lose(0, uuid="")
     assert story.cards()[0].uuid == "card-0"
@@ -194,8 +190,7 @@ def test_the_gap_of_a_restart_is_an_event_and_the_cards_stay():
     story.driver(1)
     story.card(0)
     reading = story.read()
-    assert reading.events == ("GPU child restarted after SIGKILL, gap 6 s",)
-    assert reading.gpus[0].state is GpuState.OK
+    assert (reading.events, reading.gpus[0].state) == (("GPU child restarted after SIGKILL, gap 6 s",), GpuState.OK)
 
 
 def test_a_card_that_a_new_driver_does_not_list_is_lost():
@@ -261,28 +256,22 @@ def test_no_card_is_told_from_a_card_that_is_not_read(code, has_driver, held, te
     assert held == HOLDS or reading.gpus == story.read().gpus
 
 
-def test_no_card_listed_is_no_card_unless_the_job_holds_one():
+def test_no_card_listed_is_no_card_unless_the_job_holds_one_and_one_that_is_not_listed_is_a_note():
     story = Story(0)
     assert story.read({10: 1}, {10: ()}).gpus == ()
     assert story.read({10: 1}, {10: (3,)}).gpus == Missing(f"{NOT_VISIBLE} (doctor: cards)")
-
-
-def test_a_job_on_cards_that_nvml_does_not_list_is_a_note():
     story = Story(1, (0,))
     reading = story.read({10: 1}, {10: (0, 5)})
     assert reading.notes == (f"{NOT_VISIBLE}: the job holds /dev/nvidia5",)
     assert story.read({10: 1}, {10: (0,)}).notes == ()
 
 
-def test_a_driver_that_does_not_answer_is_said_with_its_wait():
+def test_a_driver_that_does_not_answer_is_said_with_its_wait_and_a_child_that_dies_before_it_does():
     story = Story()
     story.start()
     assert story.read().gpus == NOT_YET
     story.second = 12
     assert story.read().gpus == Missing("the NVIDIA driver has not answered for 12 s (doctor: nvml)")
-
-
-def test_a_child_that_dies_before_it_answers_is_said():
     story = Story()
     story.end("SIGSEGV")
     assert story.read().gpus == Missing("the GPU child ended before it answered (SIGSEGV) (doctor: nvml)")
@@ -305,20 +294,9 @@ def test_xids_are_events_and_stay_with_the_card():
     story.board.on_line(Line(xid=XidLine("GPU-0", 79)), 0)
     story.board.on_line(Line(xid=XidLine("GPU-unknown", 13)), 0)
     reading = story.read()
-    assert reading.events == ("Xid 79 on GPU 0 (H100)", "Xid 13 on GPU GPU-unknown")
-    assert reading.gpus[0].xids == (79,)
+    assert (reading.events, reading.gpus[0].xids) == (("Xid 79 on GPU 0 (H100)", "Xid 13 on GPU GPU-unknown"), (79,))
     story.card(0)
     assert story.cards()[0].xids == (79,)
-
-
-def test_driver_source_and_group_age():
-    story = Story(2, (0,))
-    story.second = 2
-    story.card(1)
-    story.second = 2.5
-    reading = story.read()
-    assert reading.driver == Driver("580.65.06", "13.0")
-    assert (reading.source, reading.age_s) == ("NVML, driver 580.65.06", 0.5)
 
 
 def test_the_jobs_processes_are_marked_on_their_card():
@@ -333,7 +311,7 @@ def test_everything_that_a_child_can_pile_up_is_bounded():
     story = Story(10_000)
     for index in range(200):
         story.card(index)
-        story.board.on_line(Line(note=NoteLine(f"note {index}")), 0)
+        story.note(f"note {index}", passing=False)
         story.board.on_line(Line(xid=XidLine("GPU-0", index)), 0)
     story.second = 10
     reading = story.read()
@@ -341,6 +319,10 @@ def test_everything_that_a_child_can_pile_up_is_bounded():
     assert len(reading.gpus) == 64
     assert (len(reading.notes), len(reading.events)) == (20, 100)
     assert reading.notes[-1] == "note 199"
+    story = Story(1)
+    for _ in range(1000):
+        story.card(0)
+    assert len(story.board._slots["GPU-0"].track.window) == 64
 
 
 def test_a_passing_note_goes_when_it_comes_no_more_and_another_stays():
@@ -358,13 +340,6 @@ def test_a_passing_note_goes_when_it_comes_no_more_and_another_stays():
     assert len(story.read().notes) == 1
     story.driver(1)
     assert story.read().notes == (), "the new child says anew what it cannot do"
-
-
-def test_a_child_that_repeats_a_moment_does_not_grow_the_window():
-    story = Story(1)
-    for _ in range(1000):
-        story.card(0)
-    assert len(story.board._slots["GPU-0"].track.window) == 64
 
 
 def hang(story: Story) -> None:
@@ -391,13 +366,8 @@ def test_an_nvml_that_never_answers_is_the_silence_of_the_cards_that_the_job_hol
     assert [one.pids for one in held] == [(10,)]
     for nothing in ({10: ()}, {}):
         assert isinstance(story.read({10: 1}, nothing).gpus, Missing)
-
-
-def test_no_card_is_silent_where_nvml_says_why_it_does_not_answer():
-    story = Story()
     story.refuse(9)
-    story.second = 12
-    assert isinstance(story.read({10: 1}, {10: (1,)}).gpus, Missing)
+    assert isinstance(story.read({10: 1}, {10: (1,)}).gpus, Missing), "NVML says why it does not answer"
 
 
 def test_cards_are_unheard_while_the_child_is_gone_and_silent_while_it_answers():

@@ -113,18 +113,15 @@ def test_a_card_wedged_from_the_start_has_its_place(wedging):
 
 def test_a_call_that_never_returns_costs_its_own_reading():
     hang = {"nvmlDeviceGetName": {0}, "nvmlDeviceGetRemappedRows": {1}, "nvmlDeviceGetPowerUsage": {2}}
-    seen, _ = read_child(f"nvml.hang.update({hang})", lambda one, _: states(one) == [GpuState.OK] * 3)
+    body = f"nvml.hang.update({hang})\nFakeNvml.nvmlSystemGetDriverVersion = lambda self: time.sleep(600)"
+    seen, _ = read_child(body, lambda one, _: states(one) == [GpuState.OK] * 3)
     stuck = Missing("the driver does not return from this call")
     nameless, unmapped, powerless = seen.gpus
     assert [card.sm_pct for card in seen.gpus] == [50.0] * 3
     assert nameless.name == "unknown card"
     assert (unmapped.remapped_rows_failed, unmapped.ecc_uncorrected) == (stuck, 2)
     assert (powerless.power_limit_w, powerless.power_w) == (700.0, stuck)
-
-
-def test_versions_that_never_come_keep_no_card_back():
-    reading, _ = read_child("FakeNvml.nvmlSystemGetDriverVersion = lambda self: time.sleep(600)", has_all)
-    assert reading.driver.driver_version == Missing("the driver does not return from this call")
+    assert seen.driver.driver_version == stuck
 
 
 def test_an_init_that_never_returns_blocks_nobody():
@@ -160,19 +157,16 @@ def test_a_killed_child_is_started_again_and_the_gap_is_told():
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (
-            "nvml.failures['nvmlInit'] = 12",
-            "no NVIDIA driver on this machine (libnvidia-ml.so.1 not found) (doctor: nvml)",
-        ),
-        ("nvml.failures['nvmlInit'] = 4", "no permission to use the NVIDIA driver (doctor: nvml)"),
-        ("nvml.failures['nvmlInit'] = 9", "the NVIDIA driver is not loaded (doctor: nvml)"),
-        ("nvml.failures['nvmlDeviceGetCount'] = 999", "unknown driver error (doctor: nvml)"),
+        ("nvml.failures['nvmlInit'] = 12", "no NVIDIA driver on this machine (libnvidia-ml.so.1 not found)"),
+        ("nvml.failures['nvmlInit'] = 4", "no permission to use the NVIDIA driver"),
+        ("nvml.failures['nvmlInit'] = 9", "the NVIDIA driver is not loaded"),
+        ("nvml.failures['nvmlDeviceGetCount'] = 999", "unknown driver error"),
     ],
 )
 def test_no_driver_is_said_and_not_asked_in_a_hot_loop(body, reason):
     probe = start_child(body, backoff_s=(0.01,))
     reading = read_until(probe, lambda one: one.driver != NOT_YET)
-    assert (reading.gpus.reason, reading.events) == (reason, ())
+    assert (reading.gpus.reason, reading.events) == (f"{reason} (doctor: nvml)", ())
     assert wait_until(lambda: not is_known(probe.child_pid()))
     ended = probe._link._process
     time.sleep(0.2)
@@ -262,14 +256,11 @@ nvml = Falling(*cards)
     probe.stop()
 
 
-def test_xid_events_that_cannot_be_watched_are_a_note():
-    reading, _ = read_child("nvml.failures['nvmlEventSetCreate'] = 3", lambda one, _: bool(one.notes))
+def test_xid_events_that_cannot_be_watched_are_a_note_and_what_a_library_prints_does_not_reach_the_lines():
+    prints = "FakeNvml.nvmlInit = lambda self: print('NVML: warning', flush=True)"
+    body = f"{prints}\nnvml.failures['nvmlEventSetCreate'] = 3"
+    reading, _ = read_child(body, lambda one, _: bool(one.notes) and has_all(one))
     assert reading.notes == ("Xid events are not watched: not supported by this card",)
-
-
-def test_what_a_library_prints_does_not_reach_the_lines():
-    body = "FakeNvml.nvmlInit = lambda self: print('NVML: warning', flush=True)"
-    assert read_child(body, has_all)[0].notes == ()
 
 
 def test_a_reader_that_breaks_costs_its_card_and_says_so():

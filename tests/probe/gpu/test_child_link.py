@@ -104,13 +104,10 @@ def test_half_a_line_is_waited_for_and_dropped_at_the_end():
     assert run_link(code).wait().lines == [b"whole", b"half"]
 
 
-def test_a_child_that_floods_bytes_is_killed():
+def test_a_child_that_floods_bytes_is_killed_and_one_that_floods_lines_is_thinned_and_counted():
     run = run_link("import os\nwhile True: os.write(1, b'x' * 65535 + b'\\n')").wait()
     assert run.ends == [("it flooded its pipe", 1)]
     assert len(run.lines) <= gpu_link.MAX_LINES_PER_S
-
-
-def test_a_child_that_floods_lines_is_thinned_and_counted():
     run = run_link("print('x\\n' * 100_000, end='')").wait()
     assert len(run.lines) + run.link.dropped_lines == 100_000
     assert len(run.lines) <= 2 * gpu_link.MAX_LINES_PER_S
@@ -184,7 +181,7 @@ def test_what_is_no_line_is_counted_and_does_no_harm(bad, note):
     assert (reading.gpus, reading.notes) == ((), (note,))
 
 
-def test_restarts_back_off_while_a_child_keeps_dying():
+def test_restarts_back_off_while_a_child_keeps_dying_and_anew_after_a_long_life(monkeypatch):
     waited: list[float] = []
     probe = start_probe("raise SystemExit(7)", backoff_s=(0.01, 0.02, 0.03))
     listener = probe._on_end
@@ -199,9 +196,6 @@ def test_restarts_back_off_while_a_child_keeps_dying():
     assert waited[-2:] == [0.03, 0.03]
     assert waited == sorted(waited)
     assert probe.read({}).gpus == Missing("the GPU child ended before it answered (exit 7) (doctor: nvml)")
-
-
-def test_a_long_life_starts_the_back_off_anew(monkeypatch):
     monkeypatch.setattr(gpu_link, "STEADY_S", 0.0)
     assert [attempt for _, attempt in run_link("", times=3).wait().ends] == [1, 1, 1]
 

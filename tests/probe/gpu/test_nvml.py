@@ -6,13 +6,12 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from tests.fake_nvml import FakeCard, FakeNvml, make_reader, read_twice, ring
+from tests.fake_nvml import SECOND_NS, FakeCard, FakeNvml, make_reader, read_twice, ring
 from tpmon.judge.rules.cards import LINK_LOAD_PCT
 from tpmon.model.codec import to_plain
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.probe.gpu import nvml
 from tpmon.probe.gpu.bounds import SHARED
-from tpmon.probe.gpu.nvml import measure_busy
+from tpmon.probe.gpu.nvml import LOADED_PCT, measure_busy
 from tpmon.probe.gpu.nvml_queries import Calls, ProcessList, describe_code
 from tpmon.probe.gpu.wire import CardProcessReading, Counter, Line, decode_line, encode_line
 
@@ -87,30 +86,30 @@ def missing_in(found: dict[str, object]) -> set[str]:
 def test_a_healthy_card_reads_everything_but_nvlink():
     found = facts(FakeNvml())
     assert missing_in(found) == LINK_COUNTERS
-    assert found["fast.power_w"] == 412.5
-    assert found["slow.power_limit_w"] == 700.0
-    assert found["identity.name"] == "NVIDIA H100 80GB HBM3"
-    assert found["health.ecc_uncorrected"] == 2
-    assert found["fast.processes[0].sm_pct"] == 40.0
+    told = {"fast.power_w": 412.5, "slow.power_limit_w": 700.0, "fast.processes[0].sm_pct": 40.0}
+    told |= {"identity.name": "NVIDIA H100 80GB HBM3", "health.ecc_uncorrected": 2}
+    assert {one: found[one] for one in told} == told
 
 
-def test_the_table_of_costs_names_every_call_of_a_card():
+def test_the_table_of_costs_names_every_call_of_a_card_and_pcie_throughput_is_never_asked():
     nvml = FakeNvml()
     read_twice(nvml)
     opening = {"nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID"}
     assert set(nvml.calls) - opening <= set(COSTS)
+    assert not [name for name in nvml.calls if "Throughput" in name]
 
 
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("code", [*CODES, pytest.param(0, id="a name that nvidia-ml-py does not have")])
 @pytest.mark.parametrize("name", COSTS)
 def test_one_failing_call_costs_its_own_fields(name, code):
     healthy = facts(FakeNvml())
-    nvml = FakeNvml(failures={name: code})
+    nvml = FakeNvml(failures={name: code} if code else {})
+    nvml.absent = set() if code else {name}
     found = facts(nvml)
     costs = SECOND_SOURCE.get((name, code), COSTS[name])
     gone = missing_in(found) - missing_in(healthy)
     assert gone == costs
-    if name not in ("nvmlDeviceGetSamples", "nvmlDeviceGetProcessesUtilizationInfo"):
+    if code and name not in ("nvmlDeviceGetSamples", "nvmlDeviceGetProcessesUtilizationInfo"):
         reason = SHARED.reason if (name, code) == ("nvmlDeviceGetMemoryInfo", 3) else describe_code(code)
         assert all(found[path] == {"missing": reason} for path in costs)
     assert found.get("lost") is None
@@ -120,30 +119,18 @@ def test_one_failing_call_costs_its_own_fields(name, code):
             assert found[path] == value, path
 
 
-@pytest.mark.parametrize("name", COSTS)
-def test_a_name_that_nvidia_ml_py_does_not_have_costs_the_same(name):
-    healthy = facts(FakeNvml())
-    nvml = FakeNvml()
-    nvml.absent.add(name)
-    gone = missing_in(facts(nvml)) - missing_in(healthy)
-    assert gone == COSTS[name]
-
-
-def test_mean_of_the_sample_buffer_sees_a_step_that_is_busy_for_a_third():
-    nvml = FakeNvml(FakeCard(samples=ring([0, 0, 0, 100, 100, 10], 10, 6)))
+def test_the_mean_is_of_the_newest_second_of_the_ring_and_sees_a_step_that_is_busy_for_a_third():
+    nvml = FakeNvml(FakeCard(samples=ring([100] * 60 + [20] * 5, 20, 5)))
     reader, clock = make_reader(nvml)
-    reader.read()
+    first = reader.read().fast.busy
+    assert (first.mean_pct, first.samples) == (20.0, 5)
     clock.step(1)
-    nvml.cards[0].samples = ring([100, 100, 10, 0, 0, 0], 11, 6)
+    nvml.cards[0].samples = ring([100, 100, 10, 0, 0, 0], 21, 6)
     busy = reader.read().fast.busy
     assert (busy.mean_pct, busy.samples) == (35.0, 6)
     assert (busy.idle_ratio, busy.busy_ratio) == (0.5, pytest.approx(1 / 3))
-
-
-def test_the_first_reading_takes_the_newest_second_of_the_ring_alone():
-    nvml = FakeNvml(FakeCard(samples=ring([100] * 60 + [20] * 5, 20, 5)))
-    busy = make_reader(nvml)[0].read().fast.busy
-    assert (busy.mean_pct, busy.samples) == (20.0, 5)
+    ends = measure_busy([0, 5, 6, 79, 80, 100])
+    assert (ends.idle_ratio, ends.busy_ratio) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
 
 
 @pytest.mark.parametrize("samples", [[], ring([2147483632], 10, 1)])
@@ -151,11 +138,6 @@ def test_an_empty_or_unfilled_buffer_falls_back_to_the_one_shot_value(samples):
     busy = make_reader(FakeNvml(FakeCard(samples=samples)))[0].read().fast.busy
     assert (busy.mean_pct, busy.samples) == (100.0, 0)
     assert isinstance(busy.idle_ratio, Missing)
-
-
-def test_measure_busy_counts_its_ends():
-    busy = measure_busy([0, 5, 6, 79, 80, 100])
-    assert (busy.idle_ratio, busy.busy_ratio) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
 
 
 @pytest.mark.parametrize("call_fails", [False, True])
@@ -202,18 +184,12 @@ def test_a_counter_has_a_second_source_or_is_missing_alone(card, told):
     assert {one: values[one] for one in told} == told
 
 
-def test_reasons_and_temperature_under_their_other_names():
+def test_older_drivers_are_asked_under_other_names_and_530_with_garbled_v3_lists_by_v2():
     nvml = FakeNvml(FakeCard(reasons=0x44))
     nvml.failures = {"nvmlDeviceGetCurrentClocksEventReasons": 13, "nvmlDeviceGetTemperature": 13}
-    fast = make_reader(nvml)[0].read().fast
-    assert (fast.reasons, fast.temperature_c) == (0x44, 62.0)
-
-
-def test_drivers_530_with_garbled_v3_lists_are_read_by_v2():
-    nvml = FakeNvml()
     nvml.symbols = {"nvmlDeviceGetConfComputeMemSizeInfo": None}
-    line = make_reader(nvml)[0].read()
-    assert line.fast.processes[0].pid == 4242
+    fast = make_reader(nvml)[0].read().fast
+    assert (fast.reasons, fast.temperature_c, fast.processes[0].pid) == (0x44, 62.0, 4242)
     assert "nvmlDeviceGetComputeRunningProcesses_v3" not in nvml.calls
 
 
@@ -236,15 +212,6 @@ def test_the_oldest_drivers_are_read_by_the_unversioned_symbol():
     assert [(one.pid, one.used_bytes) for one in listed] == [(11, 1 << 20), (12, Missing("the driver does not say"))]
 
 
-def test_library_mismatch_outside_the_error_tree_is_an_old_driver():
-    class Mismatched(FakeNvml):
-        def nvmlDeviceGetMarginTemperature(self, card):
-            raise pynvml.NVMLLibraryMismatchError("Unversioned function called")
-
-    slow = make_reader(Mismatched())[0].read().slow
-    assert slow.margin_c == Missing("this driver does not have the call")
-
-
 def test_processes_without_memory_and_with_wild_utilisation():
     card = FakeCard(processes=[(1, None), (2, 5), (3, 0)], busy_rows=[(1, 100, 2147483632), (2, 100, 60), (2, 90, 10)])
     listed = make_reader(FakeNvml(card))[0].read().fast.processes
@@ -264,16 +231,6 @@ def test_what_the_server_of_mps_computes_is_nobodys(tmp_path):
     assert listed == (CardProcessReading(1, 5, by_server), CardProcessReading(3, 7, by_server))
 
 
-def test_the_size_zero_quirk_is_no_failure():
-    class Empty(FakeNvml):
-        def nvmlDeviceGetProcessesUtilizationInfo(self, card, since):
-            raise pynvml.NVMLError(0)
-
-    listed = make_reader(Empty())[0].read().fast.processes
-    assert listed[0].sm_pct == Missing("no sample since the last reading")
-
-
-SECOND_NS = 1_000_000_000
 NOW_US = 1_800_000_000_000_000
 
 
@@ -300,25 +257,9 @@ def test_a_counter_is_placed_by_its_stamp_or_in_the_middle_of_its_call(monkeypat
     assert calls.place(stamp) / 1e9 == pytest.approx(expected_s)
 
 
-def test_pcie_throughput_is_never_asked():
-    nvml = FakeNvml()
-    read_twice(nvml)
-    assert not [name for name in nvml.calls if "Throughput" in name]
-
-
-def test_a_second_costs_at_most_fifteen_calls():
-    nvml = FakeNvml()
-    nvml.cards[0].fields[91] = 18
+def test_tiers_are_read_when_due_and_what_is_not_supported_is_asked_again_with_the_health_tier_only():
+    nvml = FakeNvml(failures={"nvmlDeviceGetPowerUsage": 3})
     reader, clock = make_reader(nvml)
-    reader.read()
-    clock.step(1)
-    nvml.calls.clear()
-    reader.read()
-    assert len(nvml.calls) <= 15
-
-
-def test_tiers_are_read_when_due():
-    reader, clock = make_reader(FakeNvml())
     seen: dict[str, list[int]] = {"slow": [], "health": [], "identity": []}
     for second in range(31):
         line = reader.read()
@@ -327,6 +268,7 @@ def test_tiers_are_read_when_due():
                 seconds.append(second)
         clock.step(1)
     assert seen == {"slow": [0, 10, 20, 30], "health": [0, 30], "identity": [0, 30]}
+    assert nvml.calls.count("nvmlDeviceGetPowerUsage") == 2
 
 
 def test_the_link_is_that_of_a_card_under_load():
@@ -349,15 +291,7 @@ def test_the_link_is_that_of_a_card_under_load():
             seen.append((second, link if is_known(link) else None))
         clock.step(1)
     assert seen == [(0, None), (3, 4), (10, 4), (20, 4), (22, 4)]
-
-
-def test_what_is_not_supported_is_asked_again_with_the_health_tier_only():
-    nvml = FakeNvml(failures={"nvmlDeviceGetPowerUsage": 3})
-    reader, clock = make_reader(nvml)
-    for _ in range(31):
-        reader.read()
-        clock.step(1)
-    assert nvml.calls.count("nvmlDeviceGetPowerUsage") == 2
+    assert LOADED_PCT == LINK_LOAD_PCT, "the load from which its rule judges it"
 
 
 @pytest.mark.parametrize(
@@ -376,19 +310,16 @@ def test_a_card_that_answers_nothing_is_lost_and_opened_anew(code):
     nvml.failures = FakeNvml.fail_all(code, "nvmlDevice", "nvmlGpm")
     clock.step(1)
     line = reader.read()
-    assert line.lost == describe_code(code)
-    assert line.uuid == "GPU-0000"
-    assert line.fast.power_w == Missing(describe_code(code))
-    assert (reader.handle, line.next_s) == (None, 30.0)
+    assert (line.lost, line.fast.power_w) == (describe_code(code), Missing(describe_code(code)))
+    assert (line.uuid, reader.handle, line.next_s) == ("GPU-0000", None, 30.0)
     assert reader.read().lost == describe_code(code)
     nvml.failures = {}
     clock.step(30)
     line = reader.read()
-    assert line.lost is NOT_APPLICABLE
-    assert line.fast.power_w == 412.5
+    assert (line.lost, line.fast.power_w) == (NOT_APPLICABLE, 412.5)
 
 
-def test_a_card_whose_uuid_is_refused_is_read_and_asked_again():
+def test_a_card_whose_uuid_is_refused_is_read_and_asked_again_and_one_that_may_not_be_opened_is_not_lost():
     nvml = FakeNvml(failures={"nvmlDeviceGetUUID": 4})
     reader, clock = make_reader(nvml)
     line = reader.read()
@@ -396,6 +327,9 @@ def test_a_card_whose_uuid_is_refused_is_read_and_asked_again():
     nvml.failures = {}
     clock.step(30)
     assert reader.read().uuid == "GPU-0000"
+    nvml = FakeNvml(failures={"nvmlDeviceGetHandleByIndex": 4})
+    line = make_reader(nvml)[0].read()
+    assert (line.lost, line.fast.power_w) == (NOT_APPLICABLE, Missing("no permission (doctor: nvml)"))
 
 
 def test_a_card_that_tells_anything_is_not_lost_by_unknown_errors():
@@ -408,19 +342,18 @@ def test_a_card_that_tells_anything_is_not_lost_by_unknown_errors():
     assert (line.lost, line.fast.temperature_c) == (NOT_APPLICABLE, 61.0)
 
 
-def test_what_tells_most_is_asked_first():
+def test_what_tells_most_is_asked_first_and_a_second_costs_at_most_fifteen_calls():
     nvml = FakeNvml()
-    make_reader(nvml)[0].read()
+    nvml.cards[0].fields[91] = 18
+    reader, clock = make_reader(nvml)
+    reader.read()
     live = [name for name in nvml.calls if name.endswith(("GetSamples", "PowerUsage", "EventReasons", "GetMemoryInfo"))]
     rest = [name for name in nvml.calls if name.endswith(("Name", "LinkWidth", "RemappedRows", "MigMode", "BusType"))]
     assert max(map(nvml.calls.index, live)) < min(map(nvml.calls.index, rest))
-
-
-def test_a_card_that_may_not_be_opened_is_not_lost():
-    nvml = FakeNvml(failures={"nvmlDeviceGetHandleByIndex": 4})
-    line = make_reader(nvml)[0].read()
-    assert line.lost is NOT_APPLICABLE
-    assert line.fast.power_w == Missing("no permission (doctor: nvml)")
+    clock.step(1)
+    nvml.calls.clear()
+    reader.read()
+    assert len(nvml.calls) <= 15
 
 
 @pytest.mark.parametrize("code", [1, 9, 18])
@@ -466,8 +399,8 @@ def test_a_card_without_gpm_is_asked_once():
 
 
 def make_mig_card() -> FakeCard:
-    def device(number: int) -> FakeCard:
-        return FakeCard(
+    devices = [
+        FakeCard(
             uuid=f"MIG-{number}",
             instance=number,
             used=number << 30,
@@ -475,11 +408,12 @@ def make_mig_card() -> FakeCard:
             processes=[(100 + number, 1 << 30), (7, 1)],
             gpm={2: 10.0 * number},
         )
+        for number in (1, 2)
+    ]
+    return FakeCard(mig=1, mig_devices=devices)
 
-    return FakeCard(mig=1, mig_devices=[device(1), device(2)])
 
-
-def test_mig_instances_have_memory_activity_and_processes():
+def test_mig_instances_have_memory_activity_and_processes_and_are_found_anew_when_rebuilt():
     nvml = FakeNvml(make_mig_card())
     nvml.failures["nvmlDeviceGetSamples"] = 3
     nvml.failures["nvmlDeviceGetUtilizationRates"] = 3
@@ -490,6 +424,13 @@ def test_mig_instances_have_memory_activity_and_processes():
     assert {one.pid for one in second.fast.processes} == {101, 102, 7}
     assert [one.pids for one in second.fast.instances] == [(7, 101), (7, 102)]
     assert second.fast.busy == Missing("not supported by this card")
+    reader, clock = make_reader(nvml)
+    reader.read()
+    nvml.cards[0].mig_devices[0] = FakeCard(uuid="MIG-9", instance=9)
+    clock.step(10)
+    found = reader.read().fast.instances
+    assert [one.uuid for one in found] == ["MIG-9", "MIG-2"]
+    assert isinstance(found[0].sm_active_pct, Missing)
 
 
 @pytest.mark.parametrize("refused", [{"MIG-1"}, {"MIG-2"}, {"MIG-1", "MIG-2"}])
@@ -507,17 +448,6 @@ def test_a_mig_instance_that_may_not_be_read_costs_its_own_list(refused):
         assert [one.pid for one in listed] == [102 if "MIG-1" in refused else 101, 7]
 
 
-def test_mig_rebuilt_instances_are_found_anew():
-    nvml = FakeNvml(make_mig_card())
-    reader, clock = make_reader(nvml)
-    reader.read()
-    nvml.cards[0].mig_devices[0] = FakeCard(uuid="MIG-9", instance=9)
-    clock.step(10)
-    line = reader.read()
-    assert [one.uuid for one in line.fast.instances] == ["MIG-9", "MIG-2"]
-    assert isinstance(line.fast.instances[0].sm_active_pct, Missing)
-
-
 def test_lines_survive_the_pipe():
     for line in (*read_twice(FakeNvml()), *read_twice(FakeNvml(make_mig_card()))):
         assert decode_line(encode_line(Line(card=line))) == Line(card=line)
@@ -525,6 +455,12 @@ def test_lines_survive_the_pipe():
 
 def test_strange_answers_cost_their_field():
     class Strange(FakeNvml):
+        def nvmlDeviceGetMarginTemperature(self, card):
+            raise pynvml.NVMLLibraryMismatchError("Unversioned function called")  # outside the tree of errors
+
+        def nvmlDeviceGetProcessesUtilizationInfo(self, card, since):
+            raise pynvml.NVMLError(0)  # for a list of no entry
+
         def nvmlDeviceGetRemappedRows(self, card):
             return ()
 
@@ -535,12 +471,8 @@ def test_strange_answers_cost_their_field():
             return SimpleNamespace()
 
     line = make_reader(Strange())[0].read()
-    assert is_known(line.health)
-    assert is_known(line.slow)
     assert isinstance(line.health.remapped_rows_pending, Missing)
     assert isinstance(line.fast.power_w, Missing)
     assert isinstance(line.slow.mig, Missing)
-
-
-def test_the_link_is_read_at_the_load_from_which_its_rule_judges_it():
-    assert nvml.LOADED_PCT == LINK_LOAD_PCT
+    assert line.slow.margin_c == Missing("this driver does not have the call")
+    assert line.fast.processes[0].sm_pct == Missing("no sample since the last reading")

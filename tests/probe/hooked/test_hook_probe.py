@@ -3,23 +3,32 @@
 import ctypes
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
-from tests.hooks import find_page
+from tests.children import started
+from tests.hooks import ROOT, find_page
+from tpmon.capture.bus import NoHookError
+from tpmon.commands import capture as capture_command
 from tpmon.hook.bus import wire
+from tpmon.hook.bus import wire_capture as w
+from tpmon.hook.bus.headroom import ends_at_limit
 from tpmon.hook.bus.pages import Pages
+from tpmon.hook.capture import trace_file as capture_file
+from tpmon.hook.capture.trace_file import CaptureFile
 from tpmon.model.hook import HookPatch, HookState, LoopNow, LoopPhase, PhaseTimes, StepReading, StepRule
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.probe.base.procread import read_stat
 from tpmon.probe.hooked import page as hook
-from tpmon.probe.hooked.page import NO_HOOK, NO_SCALER, PageSeen, StepReader, parse_reading
+from tpmon.probe.hooked.page import NO_HOOK, NO_SCALER, PageSeen, StepReader, explain_absence, parse_reading
 
 MS = 1_000_000
 DRIVEN = """
@@ -68,20 +77,12 @@ def identity(pid: int) -> Identity:
 
 
 @contextmanager
-def drive(program: str = DRIVEN, **environment: str) -> Iterator[Driven]:
-    with subprocess.Popen(
-        [sys.executable, "-c", program + SERVE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    ) as process:
-        try:
-            driven = Driven(process)
-            driven.do("pass")
-            yield driven
-        finally:
-            process.kill()
+def drive(program: str = DRIVEN, steps: int = 0, **environment: str) -> Iterator[Driven]:
+    command, whole = [sys.executable, "-c", program + SERVE], {**os.environ, **environment}
+    with started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=whole) as process:
+        driven = Driven(process)
+        driven.do(f"train({steps})" if steps else "pass")
+        yield driven
 
 
 @pytest.fixture
@@ -120,16 +121,14 @@ def test_steps_are_read_as_they_are_counted(reader):
         for before, after in zip(second.spans, second.spans[1:], strict=False):
             assert after.train.total_ns == after.ended_ns - before.ended_ns
         third = read(reader, job.identity)
-        assert (third.spans, third.counts, third.lost_records) == ((), second.counts, 0)
-        assert third.ended == second.ended
+        assert (third.spans, third.counts, third.lost_records, third.ended) == ((), second.counts, 0, second.ended)
         job.do("steps.data_begins()")
         assert is_known(now := read(reader, job.identity).now)
         assert now.phase is LoopPhase.DATA
 
 
 def test_what_was_overwritten_between_two_looks_is_said_and_stays_in_the_totals(reader):
-    with drive() as job:
-        job.do("train(10)")
+    with drive(steps=10) as job:
         read(reader, job.identity)
         job.do("train(3000)")
         reading = read(reader, job.identity)
@@ -162,16 +161,8 @@ def test_the_page_of_a_parent_is_not_that_of_its_child(reader):
             os.kill(child.pid, 9)
 
 
-def test_a_page_of_another_start_is_not_believed(reader):
-    with drive() as job:
-        job.do("train(3)")
-        reused = Identity(job.pid, job.identity.start_ticks + 1)
-        assert isinstance(reader.read_steps([reused])[reused], Missing)
-
-
 def test_an_uninstalled_hook_is_said_once_and_found_again_when_it_is_back(reader):
-    with drive() as job:
-        job.do("train(3)")
+    with drive(steps=3) as job:
         read(reader, job.identity)
         job.do("steps.pages.set_status(3, 0, ''); steps.forget()")
         assert read(reader, job.identity).state is HookState.UNINSTALLED
@@ -181,8 +172,7 @@ def test_an_uninstalled_hook_is_said_once_and_found_again_when_it_is_back(reader
 
 
 def test_a_program_that_was_replaced_has_no_hook_any_more(reader):
-    with drive() as job:
-        job.do("train(3)")
+    with drive(steps=3) as job:
         read(reader, job.identity)
         other = "import sys; print('done', flush=True); sys.stdin.read()"
         job.do(f"os.execv(sys.executable, [sys.executable, '-c', {other!r}])")
@@ -192,8 +182,7 @@ def test_a_program_that_was_replaced_has_no_hook_any_more(reader):
 
 
 def test_a_program_that_was_replaced_by_itself_has_the_page_of_its_new_hook(reader):
-    with drive() as job:
-        job.do("train(7)")
+    with drive(steps=7) as job:
         assert read(reader, job.identity).counts.steps == 6
         page = find_page(job.pid)
         again = DRIVEN + "train(3)\nprint('done', flush=True)" + SERVE
@@ -206,9 +195,11 @@ def test_a_program_that_was_replaced_by_itself_has_the_page_of_its_new_hook(read
         assert read(reader, job.identity).counts.steps == 4
 
 
-def test_an_error_of_the_hook_is_read(reader):
-    with drive() as job:
-        job.do("train(3); steps.turn_off('ValueError: \\x1b[31mred')")
+def test_an_error_of_the_hook_is_read_and_a_page_of_another_start_is_not_believed(reader):
+    with drive(steps=3) as job:
+        reused = Identity(job.pid, job.identity.start_ticks + 1)
+        assert isinstance(reader.read_steps([reused])[reused], Missing)
+        job.do("steps.turn_off('ValueError: \\x1b[31mred')")
         reading = read(reader, job.identity)
         assert reading.state is HookState.DISABLED
         assert "ValueError" in reading.error
@@ -253,14 +244,12 @@ def test_what_is_no_page_is_not_mapped_and_another_layout_is_named(reader, line,
 def test_a_python_that_does_not_name_the_seals_reads_the_page(reader, monkeypatch):
     for name in [name for name in dir(fcntl) if "SEAL" in name]:
         monkeypatch.delattr(fcntl, name)
-    with drive() as job:
-        job.do("train(3)")
+    with drive(steps=3) as job:
         assert read(reader, job.identity).state is HookState.RUNNING
 
 
 def test_a_process_that_ended_is_said_and_forgotten(reader):
-    with drive() as job:
-        job.do("train(3)")
+    with drive(steps=3) as job:
         gone = job.identity
         read(reader, gone)
     assert is_known(reader.read_steps([gone])[gone])  # the page outlives its process while it is mapped
@@ -304,8 +293,7 @@ def test_a_reading_names_what_it_does_not_know():
         pages.live[wire.LIVE_BACKWARD_BEGAN] = header.created_ns
         reading, seen = parse_reading(me, header, pages.page, seen, header.created_ns + 10 * MS)
         assert (seen.count, reading.batch_size, reading.counts.samples) == (1, 8, 8)
-        assert reading.ended.train == PhaseTimes(1, 2, 3, 4, 5)
-        assert reading.ended.evaluation == PhaseTimes(6, 7, 0, 0, 8)
+        assert (reading.ended.train, reading.ended.evaluation) == (PhaseTimes(1, 2, 3, 4, 5), PhaseTimes(6, 7, 0, 0, 8))
         assert reading.spans == (reading.ended,)
         assert reading.now == LoopNow(LoopPhase.BACKWARD, 0.01)
         assert reading.ended.ended_ns == ended_ns
@@ -323,8 +311,7 @@ def test_another_user_may_not_read_the_page():
         one = Identity(int(sys.argv[1]), int(sys.argv[2]))
         print(StepReader().read_steps([one])[one].reason)
     """)
-    with drive() as job:
-        job.do("train(3)")
+    with drive(steps=3) as job:
         command = [sys.executable, "-c", program, str(job.pid), str(job.identity.start_ticks)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if "PermissionError" in done.stderr or "ModuleNotFoundError" in done.stderr:
@@ -357,3 +344,126 @@ def test_a_child_in_another_pid_namespace_is_known_by_its_inner_pid(reader):
         finally:
             os.kill(inner.pid, 9)
             process.kill()
+
+
+# limits of a process: the hook never runs into one that ends the program, and tpmon outside learns why it is off
+
+
+MIB = 1 << 20
+
+LOOP = """
+import os, resource, signal, sys
+from tpmon.hook.steps import Steps
+steps = Steps(lambda: None)
+{before}
+steps.data_begins()
+steps.data_ended(object())
+{after}
+print(steps.problem, flush=True)
+sys.stdin.read()
+"""
+
+SHORT_FILES = """
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+"""
+NO_FILES = """
+from tpmon.hook.bus import pages
+vars(os).pop("memfd_create", None)
+pages._MEMFD_CREATE = {}  # the call fails as a filter of system calls has it fail
+"""
+CLOSES = "os.closerange(3, 65536)"
+
+
+@contextmanager
+def train(before: str = "", after: str = "") -> Iterator[tuple[Identity, str]]:
+    """Run a loop of one batch, and yield its process with what its hook says went wrong."""
+    with subprocess.Popen(
+        [sys.executable, "-c", LOOP.format(before=before, after=after)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as process:
+        assert process.stdin is not None
+        said = process.stdout.readline()
+        assert said, "the program ended"
+        yield identity(process.pid), said.strip()
+        process.stdin.close()
+        assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "why"),
+    [(SHORT_FILES, "ulimit -f allows 4096"), (NO_FILES, "Function not implemented")],
+    ids=["a limit on files, and its signal", "no memfd"],
+)
+def test_a_hook_that_can_have_no_page_leaves_the_program_alone_and_says_why_outside(before, why):
+    with train(before) as (process, problem):
+        assert why in problem
+        assert why in explain_absence(process.pid)
+        with_reader = StepReader().read_steps([process])[process]
+        assert isinstance(with_reader, Missing)
+        assert with_reader.reason.startswith("the hook turned itself off: OSError")
+        assert why in with_reader.reason
+        told = capture_command._offer(NoHookError("process 1 has no hook", ""), SimpleNamespace(), process)
+    assert why in told.what
+    assert "once it trains" not in told.try_this
+
+
+def test_a_program_that_closed_the_descriptors_of_its_hook_is_told_apart():
+    with train(after=CLOSES) as (process, problem):
+        assert problem == ""
+        assert explain_absence(process.pid).startswith("the program closed the descriptors of its hook")
+    with train() as (process, _):
+        # Of a page that can be found nothing is to be explained; who asks has found it before.
+        assert StepReader().read_steps([process])[process] is not None
+
+
+def test_a_process_without_a_hook_explains_nothing_and_a_word_is_found_where_its_text_may_not_be_read(tmp_path):
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert explain_absence(process.pid) == ""
+        process.kill()
+    assert explain_absence(1, str(tmp_path)) == ""
+    (tmp_path / "12").mkdir()
+    (tmp_path / "12" / "maps").write_text(
+        f"{wire.WORD_ADDRESS:x}-{wire.WORD_ADDRESS + 4096:x} rw-p 00000000 00:00 0 \n"
+    )
+    assert explain_absence(12, str(tmp_path)) == "its hook turned itself off: why may not be read (ptrace_scope)"
+
+
+AT_MOST = "the training may write files of 50.0 MiB at most (ulimit -f)"
+
+
+@pytest.mark.parametrize("kind", [w.KIND_PROBE, w.KIND_CAPTURE, w.KIND_SNAPSHOT])
+@pytest.mark.parametrize(
+    "limit",
+    [
+        (1 << 62, False, 0, ""),
+        (1 << 62, True, 100 * MIB, ""),
+        (50 * MIB, False, 40 * MIB, ""),
+        (50 * MIB, False, 60 * MIB, AT_MOST),
+        (50 * MIB, True, 0, f"{AT_MOST}, and the kernel would end the program at it (SIGXFSZ)"),
+    ],
+)
+def test_a_file_that_a_limit_forbids_is_refused_before_anything_is_recorded(tmp_path, monkeypatch, limit, kind):
+    most, deadly, size, why = limit
+    monkeypatch.setattr(capture_file, "read_file_limit", lambda: most)
+    monkeypatch.setattr(capture_file, "ends_at_limit", lambda: deadly)
+    monkeypatch.setattr(capture_file, "read_memory_left", lambda: 1 << 40)
+    bounds = {"most_events": 1 << 40, "most_bytes": 1 << 40, "entries": size // w.ENTRY_BYTES}
+    request = w.Request(kind=kind, steps=1, **bounds, folder=str(tmp_path), name="x")
+    refusal = CaptureFile(request, {0: (1, size, 1)}).refuse()
+    sized = kind != w.KIND_PROBE or deadly
+    assert refusal == (why if sized else "")
+
+
+def test_a_signal_is_deadly_where_nobody_ignores_or_handles_it():
+    before = signal.getsignal(signal.SIGXFSZ)
+    try:
+        for handler, deadly in ((signal.SIG_IGN, False), (lambda *_: None, False), (signal.SIG_DFL, True)):
+            signal.signal(signal.SIGXFSZ, handler)
+            assert ends_at_limit() == deadly
+    finally:
+        signal.signal(signal.SIGXFSZ, before)
+    assert ends_at_limit("/nowhere")

@@ -60,12 +60,8 @@ def test_the_timeout_of_the_default_process_group_is_read(monkeypatch):
     assert settings.read(2)[wire.SET_TIMEOUT_S] == 1800
 
 
-def test_a_page_without_settings_says_so(page):
-    assert parse_settings(page, 5) == NO_SETTINGS
-    assert parse_device(page, 5) == NO_DEVICE
-
-
-def test_what_the_hook_could_not_read_is_missing_and_never_false(page):
+def test_a_page_without_settings_says_so_and_what_the_hook_could_not_read_is_missing_and_never_false(page):
+    assert (parse_settings(page, 5), parse_device(page, 5)) == (NO_SETTINGS, NO_DEVICE)
     settings = settings_with(page)
     assert settings.age_s == 2.0
     values = [getattr(settings, name) for name in settings.__slots__ if name != "age_s"]
@@ -82,6 +78,10 @@ FIGURES = {
 }
 FSDP_1 = {"fsdp_version": 1, "fsdp_units": 9, "fsdp_forward": 0, "fsdp_backward": wire.FSDP_BACKWARD_PRE}
 FSDP_2 = {"fsdp_version": 2, "fsdp_units": 9, "fsdp_forward": 8, "fsdp_backward": 0}
+HELD = {"cuda": 1, **FIGURES, "allocated_at_backward": 99}
+DDP = {"ddp_bucket_cap": 25, "ddp_buckets": 3, "ddp_find_unused": 1, "ddp_static_graph": 0}
+ALONE = {"workers": 0, "pin_memory": 1, "persistent_workers": 0, "batch_size": 32}
+FOUR = {"workers": 4, "pin_memory": 0, "prefetch_factor": 2, "persistent_workers": 1}
 NO_CUDA = Missing("CUDA is not in use in this process")
 NO_FSDP = Missing("no FSDP was made since the hook came")
 
@@ -100,32 +100,16 @@ NO_FSDP = Missing("no FSDP was made since the hook came")
         ({"threads": 8}, "threads", 8),
         (COMPILED, "compiled", CompileCounts(0, 1, 2, 3, 4)),
         ({"dynamo_frames": 5}, "compiled", Missing("nothing is compiled with torch.compile")),
-        (
-            {"cuda": 1, **FIGURES, "allocated_at_backward": 99},
-            "allocator",
-            AllocatorFigures(0, 1, 2, 3, 4, 5, 6, 99, NO_TURNS),
-        ),
+        (HELD, "allocator", AllocatorFigures(0, 1, 2, 3, 4, 5, 6, 99, NO_TURNS)),
         ({"cuda": 0, **FIGURES}, "allocator", NO_CUDA),
         ({"parameters": 40, "gradients": 40, "optimizer_state": 80}, "sizes", StateSizes(40, 40, 80, NO_CUDA)),
-        (
-            {"ddp_bucket_cap": 25, "ddp_buckets": 3, "ddp_find_unused": 1, "ddp_static_graph": 0},
-            "ddp",
-            DdpSettings(25, 3, find_unused=True, static_graph=False),
-        ),
+        (DDP, "ddp", DdpSettings(25, 3, find_unused=True, static_graph=False)),
         ({**FSDP_1, "fsdp_limit": 1}, "fsdp", FsdpSettings(1, 9, "off", "BACKWARD_PRE", limit_all_gathers=True)),
         (FSDP_2, "fsdp", FsdpSettings(2, 9, "8 of 9 units", "torch's order", NOT_APPLICABLE)),
         ({"fsdp_version": 1}, "fsdp", NO_FSDP),
         ({}, "fsdp", NO_FSDP),
-        (
-            {"workers": 0, "pin_memory": 1, "persistent_workers": 0, "batch_size": 32},
-            "loader",
-            LoaderSettings(0, True, Missing("no workers fetch ahead"), False, 32),
-        ),
-        (
-            {"workers": 4, "pin_memory": 0, "prefetch_factor": 2, "persistent_workers": 1},
-            "loader",
-            LoaderSettings(4, False, 2, True, Missing("the DataLoader does not say it")),
-        ),
+        (ALONE, "loader", LoaderSettings(0, True, Missing("no workers fetch ahead"), False, 32)),
+        (FOUR, "loader", LoaderSettings(4, False, 2, True, Missing("the DataLoader does not say it"))),
     ],
 )
 def test_settings_come_back_as_they_were_whole_or_missing(page, words, field, value):

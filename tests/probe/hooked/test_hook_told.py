@@ -78,7 +78,7 @@ def train_long(loop: Watched, steps: int, micro: int, forward_ms: float, backwar
     ("steps", "micro", "forward_ms", "backward_ms"),
     [(40, 1, 450, 800), (10, 16, 700, 1_200), (8, 1, 9_500, 18_000), (8, 64, 500, 1_000)],
 )
-def test_long_steps_are_timed_whole(loop, steps, micro, forward_ms, backward_ms):
+def test_long_steps_are_timed_whole_and_have_an_exact_wait(loop, steps, micro, forward_ms, backward_ms):
     step_ms = micro * (50 + forward_ms + backward_ms) + 500
     train_long(loop, steps, micro, forward_ms, backward_ms)
     late = loop.paces()[len(loop.paces()) // 2 :]
@@ -88,14 +88,14 @@ def test_long_steps_are_timed_whole(loop, steps, micro, forward_ms, backward_ms)
         assert pace.rate_hz == pytest.approx(1000 / step_ms, rel=0.01)
         assert not is_stalled(pace)
     assert max(pace.step_age_s for pace in late) > step_ms / 1000 - 1.5
+    assert exact_wait(loop.last()) == pytest.approx(50 * micro / step_ms)
 
 
 def test_who_comes_late_to_a_run_of_long_steps_knows_them_too(loop):
     train_long(loop, 5, 64, 500, 1_000)
     loop.attach()
     loop.spend(1_000)
-    assert loop.last().timed == 4
-    assert loop.last().p50_ms == pytest.approx(64 * 1_550 + 500)
+    assert (loop.last().timed, loop.last().p50_ms) == (4, pytest.approx(64 * 1_550 + 500))
 
 
 def test_who_slept_through_a_long_step_times_no_part_of_it(loop):
@@ -130,13 +130,6 @@ def test_after_its_last_batch_a_loop_is_in_none_of_the_phases_of_a_step(loop):
     loop.spend(3_000)
     reading = loop.read()
     assert reading.now == LoopNow(LoopPhase.OTHER, 3.0)
-
-
-def test_long_steps_have_an_exact_wait_too(loop):
-    train_long(loop, 8, 1, 9_500, 18_000)
-    wait = exact_wait(loop.last())
-    assert is_known(wait)
-    assert wait == pytest.approx(50 / 28_050)
 
 
 def test_a_validation_within_an_accumulation_leaves_its_step_whole(loop):
@@ -176,10 +169,8 @@ def test_batches_that_are_drawn_for_one_step_are_no_evaluation(loop, step, ahead
     pace = loop.last()
     # But for those before the first three steps were seen, which none can tell from an evaluation yet.
     assert pace.eval_count <= ahead + 3 * batches
-    assert loop.steps.steps == 59
-    assert pace.p50_ms == pytest.approx(step_ms)
+    assert (loop.steps.steps, pace.p50_ms, pace.eval_pct) == (59, pytest.approx(step_ms), 0)
     assert pace.data_pct == pytest.approx(100 * data_ms / step_ms, rel=0.02)
-    assert pace.eval_pct == 0
     assert not is_evaluating(pace)
 
 
@@ -209,13 +200,6 @@ def test_an_evaluation_of_next_to_no_work_is_told_when_its_loader_ended(loop):
     loop.repeat(5, ("batch", 10), ("spend", 0.02))
     loop.stop()
     assert (loop.steps.steps, loop.steps.eval_steps, loop.steps.samples) == (10, 5, 40)
-
-
-def test_an_evaluation_of_as_many_batches_every_few_steps_is_one(loop):
-    """Broken off, so that no DataLoader ends."""
-    loop.repeat(5, ("train", 10), *[("batch", 10, Batches(4)), ("spend", 20)] * 4)
-    loop.train(1)
-    assert (loop.steps.steps, loop.steps.eval_steps) == (50, 20)
 
 
 def test_micro_batches_whose_backwards_cannot_be_seen_are_no_evaluation(loop):

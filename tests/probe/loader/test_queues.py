@@ -61,38 +61,24 @@ def read_fds(pipes) -> list[object]:
     return [pipe.read_fd if is_known(pipe) else "missing" for pipe in pipes]
 
 
+OLDER, SIX = ends(3, 5, 15, 17, 20), ends(3, 5, 8, 13, 15, 18)
 # The worker lists say what the kernel shows: a forked worker holds all that is older than itself.
 MAPS = {
     "fork": (ends(3, 5, 8), [ends(3, 5), ends(3, 5, 8)], 3, [5, 8]),
     "spawn": (ends(3, 5, 8), [ends(3, 5), ends(3, 8)], 3, [5, 8]),
     "fork, one worker": (ends(3, 5), [ends(3, 5)], 3, [5]),
-    "fork, older queues of the program": (
-        ends(3, 5, 15, 17, 20),
-        [ends(3, 5, 15, 17), ends(3, 5, 15, 17, 20)],
-        15,
-        [17, 20],
-    ),
+    "fork, older queues of the program": (OLDER, [ends(3, 5, 15, 17), OLDER], 15, [17, 20]),
     "fork, three workers": (ends(3, 5, 8, 12), [ends(3, 5), ends(3, 5, 8), ends(3, 5, 8, 12)], 3, [5, 8, 12]),
-    "fork, two loaders": (
-        ends(3, 5, 8, 13, 15, 18),
-        [ends(3, 5), ends(3, 5, 8), ends(3, 5, 8, 13, 15), ends(3, 5, 8, 13, 15, 18)],
-        [3, 3, 13, 13],
-        [5, 8, 15, 18],
-    ),
-    "spawn, two loaders": (
-        ends(3, 5, 8, 13, 15, 18),
-        [ends(3, 5), ends(3, 8), ends(13, 15), ends(13, 18)],
-        [3, 3, 13, 13],
-        [5, 8, 15, 18],
-    ),
+    "fork, two loaders": (SIX, [ends(3, 5), ends(3, 5, 8), ends(3, 5, 8, 13, 15), SIX], [3, 3, 13, 13], [5, 8, 15, 18]),
+    "spawn, two loaders": (SIX, [ends(3, 5), ends(3, 8), ends(13, 15), ends(13, 18)], [3, 3, 13, 13], [5, 8, 15, 18]),
     "fork, two loaders, the last worker of the first dead": (
-        ends(3, 5, 8, 13, 15, 18),
-        [ends(3, 5), {}, ends(3, 5, 8, 13, 15), ends(3, 5, 8, 13, 15, 18)],
+        SIX,
+        [ends(3, 5), {}, ends(3, 5, 8, 13, 15), SIX],
         [3, 3, "missing", "missing"],
         [5, "missing", "missing", "missing"],
     ),
     "spawn, two loaders, the first worker of the second dead": (
-        ends(3, 5, 8, 13, 15, 18),
+        SIX,
         [ends(3, 5), ends(3, 8), {}, ends(13, 18)],
         [3, 3, 3, 13],
         [5, 8, "missing", 18],
@@ -282,14 +268,18 @@ def test_a_dead_worker_keeps_its_place_and_the_data_queue_is_still_seen():
         assert sample.workers == 2
 
 
-def test_a_descriptor_that_became_another_file_is_not_opened():
+def test_a_torn_message_is_not_the_size_of_a_batch_and_a_descriptor_that_became_another_file_is_not_opened():
     """Its size would pass for bytes in a queue, and a device would be opened."""
     with loader() as (process, truth):
         probe = watch(process, truth)
-        probe.look(SECOND)
-        assert is_known(probe.latest()[0].ready_bytes)
+        tell(process, "send 2")
+        assert wait_until(lambda: probe.look(SECOND) is None and probe.latest()[0].ready_batches == 2.0)
+        data = f"/proc/{process.pid}/fd/{truth[0]['data']}"
+        with open(data, "rb", buffering=0) as pipe:
+            pipe.read(4)  # as a reader between the two reads of one message
+        assert look(probe, 2).ready_batches == pytest.approx(2.0, abs=0.01)
         tell(process, "replace 0")
-        sample = look(probe, 2)
+        sample = look(probe, 3)
         assert sample.ready_bytes == Missing("pipe: closed since it was found")
         assert sample.ready_batches == sample.ready_bytes
 
@@ -346,18 +336,6 @@ def test_the_first_message_tells_its_size_and_stays():
     finally:
         os.close(reader)
         os.close(writer)
-
-
-def test_a_torn_message_does_not_become_the_size_of_a_batch():
-    with loader() as (process, truth):
-        probe = watch(process, truth)
-        tell(process, "send 2")
-        assert wait_until(lambda: probe.look(SECOND) is None and probe.latest()[0].ready_batches == 2.0)
-        data = f"/proc/{process.pid}/fd/{truth[0]['data']}"
-        with open(data, "rb", buffering=0) as pipe:
-            pipe.read(4)  # as a reader between the two reads of one message
-        probe.look(2 * SECOND)
-        assert probe.latest()[0].ready_batches == pytest.approx(2.0, abs=0.01)
 
 
 def test_births_count_new_workers_of_the_last_minute_only():

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.children import started
 from tests.collectives import make_entry, make_raw
 from tests.members import made_up
 from tests.probe.records.test_servers import BEHIND
@@ -57,16 +58,9 @@ def rank_process(
     names: list[str], door: str, answers: list[str], environment: dict[str, str]
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Start what looks like a rank from outside: named threads, a listening socket, an environment."""
-    with subprocess.Popen(
-        [sys.executable, "-c", RANK, json.dumps([names, door, answers])],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    ) as process:
-        try:
-            yield process, int(process.stdout.readline())
-        finally:
-            process.kill()
+    command = [sys.executable, "-c", RANK, json.dumps([names, door, answers])]
+    with started(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}) as process:
+        yield process, int(process.stdout.readline())
 
 
 def read(*pids: int, world_size: int = 2) -> CollectivesReading:

@@ -67,12 +67,15 @@ def names_culprit(folded: dict[str, object]) -> bool:
     return isinstance(odd, dict) and (odd["rank"], odd["host"]) == (CULPRIT, f"node-{CULPRIT}")
 
 
-def test_short_dumps_that_eight_processes_write_into_one_pipe_at_once_stay_whole(tmp_path):
+def test_dumps_of_eight_processes_stay_whole_in_one_pipe_or_are_put_together_by_the_labels_of_srun(tmp_path):
     dumps = make_dumps()
+    pieces = [cut(number, one) for number, one in enumerate(dumps)]
     assert max(map(len, dumps)) < select.PIPE_BUF, "longer ones may be mixed"
-    folded = fold_what_is_written(tmp_path, dumps)
-    assert names_culprit(folded)
-    assert "left_out" not in folded or folded["left_out"] == []
+    assert min(map(len, pieces)) > 1
+    for texts in (dumps, ["\n".join(those) for those in pieces]):
+        folded = fold_what_is_written(tmp_path, texts)
+        assert names_culprit(folded)
+        assert "left_out" not in folded or folded["left_out"] == []
 
 
 def test_a_labelled_piece_that_is_nested_without_end_is_no_dump_and_costs_no_other(tmp_path):
@@ -81,14 +84,6 @@ def test_a_labelled_piece_that_is_nested_without_end_is_no_dump_and_costs_no_oth
     refused: list[str] = []
     assert len(read_dumps([str(path)], refused.append)) == 1
     assert "no dump of tpmon: not JSON" in refused[0]
-
-
-def test_dumps_that_srun_cuts_and_mixes_are_put_together_by_their_labels(tmp_path):
-    pieces = [cut(number, one) for number, one in enumerate(make_dumps())]
-    assert min(map(len, pieces)) > 1
-    folded = fold_what_is_written(tmp_path, ["\n".join(those) for those in pieces])
-    assert names_culprit(folded)
-    assert "left_out" not in folded or folded["left_out"] == []
 
 
 def test_whatever_the_order_each_label_has_its_dumps_and_what_is_none_is_left_out(tmp_path):

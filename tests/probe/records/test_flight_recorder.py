@@ -42,13 +42,8 @@ def test_a_record_of_gloo_tells_done_by_retired_and_names_no_members():
     assert isinstance(group.ranks, Missing)
     assert [call.sequence for call in group.calls] == list(range(3, 8))
     last = group.calls[-1]
-    assert (last.name, last.state, last.input_sizes, last.timeout_s) == (
-        "all_reduce",
-        CallState.SCHEDULED,
-        ((4, 4),),
-        900.0,
-    )
-    assert last.created == NOW
+    told = ("all_reduce", CallState.SCHEDULED, ((4, 4),), 900.0, NOW)
+    assert (last.name, last.state, last.input_sizes, last.timeout_s, last.created) == told
 
 
 def test_a_record_of_nccl_tells_states_members_and_lines():
@@ -66,8 +61,7 @@ def test_a_record_of_nccl_tells_states_members_and_lines():
     (group,) = parse_pickle(pickle.dumps(raw, 2), ORIGIN).groups
     assert (group.backend, group.ranks, group.last_called, group.last_done) == ("nccl", (0, 1, 2, 3), 3, 1)
     assert [call.state for call in group.calls] == [CallState.COMPLETED, CallState.STARTED, CallState.SCHEDULED]
-    assert group.calls[1].line == StackFrame("train", "/run/train.py", 40)
-    assert group.calls[0].line is NOT_APPLICABLE
+    assert (group.calls[1].line, group.calls[0].line) == (StackFrame("train", "/run/train.py", 40), NOT_APPLICABLE)
 
 
 def test_the_json_of_the_server_tells_the_same_as_the_pickle():

@@ -108,13 +108,17 @@ TIMEOUT
 )
 
 
-def test_a_healthy_report_names_nobody():
+def test_a_healthy_report_names_nobody_and_hosts_that_differ_leave_the_sums_unknown():
     report = parse_ras(HEALTHY)
     assert (report.version, report.processes, report.gpus) == ("2.27.5", 8, 8)
     assert (report.errors, report.ranks, report.dead, report.silent) == ((), (), 0, 0)
+    text = HEALTHY.replace("      2          4            1          8        8\n", "      1          4\n")
+    report = parse_ras(text)
+    assert isinstance(report.processes, Missing)
+    assert isinstance(report.gpus, Missing)
 
 
-def test_a_rank_that_lags_is_told_from_those_that_do_not():
+def test_a_rank_that_lags_is_told_from_those_that_do_not_or_are_ahead_and_kept_without_a_process():
     report = parse_ras(BEHIND)
     assert report.errors == ("MISMATCH",)
     third, sixth, seventh = report.ranks
@@ -122,11 +126,10 @@ def test_a_rank_that_lags_is_told_from_those_that_do_not():
     assert (third.launched, third.most_launched) == (4710, 4711)
     assert (third.process, third.node, third.communicator) == (4242, "10.0.0.1", "00a1b2c3d4e5f607")
     assert [(one.rank, one.launched, one.most_launched) for one in (sixth, seventh)] == [(6, 0, 5), (7, 0, 5)]
-
-
-def test_a_rank_that_is_ahead_of_the_rest_is_not_called_behind():
     text = BEHIND.replace("operation 4710 --", "operation 4712 --")
     assert parse_ras(text).ranks[0].problem == "ahead of the rest"
+    text = BEHIND.replace("GPU 3 managed by process 4242 on node 10.0.0.1", "[process information not found]")
+    assert parse_ras(text).ranks[0].process is NOT_APPLICABLE
 
 
 DEAD = (
@@ -166,13 +169,10 @@ def test_silent_dead_and_broken_processes_and_ranks_are_named():
     )
 
 
-def test_the_missing_rank_is_that_of_the_one_dead_process():
+def test_the_missing_rank_is_that_of_the_one_dead_process_and_which_of_several_is_not_guessed():
     report = parse_ras(DEAD)
     assert [(one.rank, one.process, one.problem) for one in report.ranks] == [(5, 3487984, "no answer")]
     assert write_report(report) == "process 3487984 on 172.16.64.213 is dead (rank 5 of communicator dbe986)"
-
-
-def test_which_of_several_missing_ranks_is_whose_is_not_guessed():
     report = parse_ras(DEAD.replace("The missing rank: 5", "The missing ranks: 5, 7-8"))
     assert [(one.rank, one.process) for one in report.ranks] == [(rank, NOT_APPLICABLE) for rank in (5, 7, 8)]
 
@@ -193,18 +193,6 @@ def test_a_number_of_thousands_of_digits_costs_its_own_line_alone(number):
     digits = "".join(char for char in number if char.isdecimal())
     for text in (BEHIND, LOST, DEAD):
         assert parse_ras(text.replace(number, number.replace(digits, "9" * 5000))).version == "2.27.5"
-
-
-def test_hosts_that_differ_leave_the_sums_unknown():
-    text = HEALTHY.replace("      2          4            1          8        8\n", "      1          4\n")
-    report = parse_ras(text)
-    assert isinstance(report.processes, Missing)
-    assert isinstance(report.gpus, Missing)
-
-
-def test_a_rank_without_a_process_is_kept():
-    text = BEHIND.replace("GPU 3 managed by process 4242 on node 10.0.0.1", "[process information not found]")
-    assert parse_ras(text).ranks[0].process is NOT_APPLICABLE
 
 
 @given(st.text(max_size=300), st.integers(0, len(LOST)))
@@ -394,13 +382,10 @@ def test_the_recorder_of_nccl_is_asked_where_it_may_be_and_both_are_one_record()
     assert [one.last_called for one in alone.groups] == [4, 2]
 
 
-def test_the_answer_is_read_whole():
+def test_the_answer_is_read_whole_and_a_server_that_does_not_end_costs_the_deadline():
     body = b"[" + b"1," * 300_000 + b"1]"
     with serve_http(answer(body)) as (door, _):
         assert ask_server(door, seconds=20.0) == body
-
-
-def test_a_server_that_does_not_end_costs_the_deadline():
     hold = threading.Event()
     with serve_http(answer(b"{}", length=100), hold=hold) as (door, _):
         with pytest.raises(TimeoutError):
@@ -425,7 +410,7 @@ def test_what_is_no_whole_answer_is_refused(data, words):
         parse_answer(data)
 
 
-def test_our_own_listening_sockets_are_found_with_their_backlog():
+def test_our_own_listening_sockets_are_found_with_their_backlog_and_those_of_others_are_left_out():
     with socket.create_server((LOOPBACK, 0), backlog=5) as one, socket.create_server(("0.0.0.0", 0), backlog=7) as two:
         mine = read_listeners(os.getpid(), read_all_listeners())
         found = {listener.port: listener for listener in mine}
@@ -433,9 +418,6 @@ def test_our_own_listening_sockets_are_found_with_their_backlog():
         assert (first.address, first.backlog, first.is_everywhere) == (LOOPBACK, 5, False)
         assert (second.address, second.backlog, second.is_everywhere) == ("0.0.0.0", 7, True)
         assert first.inode == os.fstat(one.fileno()).st_ino
-
-
-def test_sockets_of_others_are_left_out():
     with socket.create_server((LOOPBACK, 0)) as mine:
         inode = os.fstat(mine.fileno()).st_ino
         found = read_listeners(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.children import child
+from tests.children import child, started
 from tests.members import member
 from tests.probe.spy.test_dump_probe import functions, main_of
 from tests.waiting import wait_until
@@ -43,17 +43,10 @@ NEWEST = 13
 @contextmanager
 def running(command: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[int]:
     """Start a program, wait for its first line, and end it after use."""
-    process = subprocess.Popen(
-        list(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env={**os.environ, **(env or {})}
-    )
-    try:
+    whole = {**os.environ, **(env or {})}
+    with started(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=whole) as process:
         assert process.stdout.readline(), f"{command} did not start"
         yield process.pid
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
 
 
 def fold(look: DumpRound) -> Dump:
@@ -103,8 +96,7 @@ def test_each_python_is_read_with_threads_variables_and_no_stop(minor):
     with running([python, "-c", NAPS]) as pid:
         assert wait_until(lambda: read_stat(pid).state == "S")
         look = read_one(pid, variables=True)
-        assert look.errors == ()
-        assert look.paused_ms == 0.0
+        assert (look.errors, look.paused_ms) == ((), 0.0)
         (process,) = look.processes
         main = main_of(process)
         assert functions(main) == ["<module>", "train", "nap"]
@@ -146,8 +138,7 @@ def test_a_python_that_was_replaced_under_the_job_is_read_or_told_how(own_python
             # What the command does, from a copy that is ours.
             Path(f"{library} (deleted)").write_bytes(kept)
             mended = read_one(pid)
-            assert mended.errors == ()
-            assert functions(main_of(mended.processes[0])) == ["<module>", "train", "nap"]
+            assert (mended.errors, functions(main_of(mended.processes[0]))) == ((), ["<module>", "train", "nap"])
 
 
 @pytest.mark.parametrize(("folder", "fits"), [("/opt/my env", True), ("/" + "x" * 200, False), ("/opt/\x1b[2J", False)])
@@ -232,11 +223,9 @@ train("sk-abcdefghijklmnop", "hunter2", "s3://user:geheim@host/x", 4096, object(
         (process,) = read_one(one.pid, variables=True).processes
         main = main_of(process)
         values = {each.name: each.value for each in main.locals[-1].variables}
-        assert values["api_key"] == "***"
-        assert values["password"] == "***"
+        assert values["api_key"] == values["password"] == "***"
         assert "geheim" not in values["url"]
-        assert values["tokens"] == "4096"
-        assert values["model"] == "<object>"
+        assert (values["tokens"], values["model"]) == ("4096", "<object>")
         assert len(values["text"]) <= 80
 
 
@@ -309,5 +298,4 @@ time.sleep(60)
         lines = write_dump(dump, lambda _: ())
         assert len(lines) < 40
         kinds = [group.threads[0].kind for group in dump.groups]
-        assert kinds[0] is ThreadKind.MAIN
-        assert dump.odd_one_out is NOT_APPLICABLE
+        assert (kinds[0], dump.odd_one_out) == (ThreadKind.MAIN, NOT_APPLICABLE)

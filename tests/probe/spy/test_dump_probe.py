@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.children import child
+from tests.children import child, started
 from tests.members import member
 from tests.probe.spy.test_stacks import NAP
 from tests.spying import spies_of
@@ -68,8 +68,7 @@ def script(folder: Path, text: str) -> str:
 def test_a_round_joins_the_stacks_of_each_process_with_its_threads():
     with child(NAP) as one, child(NAP) as two:
         look = Dumper([member(one.pid), member(two.pid, 1)]).read_round()
-        assert look.errors == ()
-        assert look.paused_ms == 0.0
+        assert (look.errors, look.paused_ms) == ((), 0.0)
         assert look.spy_cpu_ms > 0
         assert [process.pid for process in look.processes] == [one.pid, two.pid]
         assert [process.rank for process in look.processes] == [0, 1]
@@ -80,8 +79,7 @@ def test_a_round_joins_the_stacks_of_each_process_with_its_threads():
             assert main.waits_for == wait_of("sleep")
             assert main.run_ns > 0
             other = next(thread for thread in process.threads if thread.kind is ThreadKind.OTHER)
-            assert other.name == "loader; (x) ?[2J"
-            assert functions(other)[-1] == "nap"
+            assert (other.name, functions(other)[-1]) == ("loader; (x) ?[2J", "nap")
             if X86:
                 assert main.call == "clock_nanosleep"
 
@@ -170,8 +168,7 @@ def test_a_process_with_a_tracer_is_left_alone():
         assert error.kind is ErrorKind.TRACED
         assert f"pid {os.getpid()} traces it ({Path('/proc/self/comm').read_text().strip()}, " in error.reason
         (process,) = look.processes
-        assert main_of(process).waits_for == wait_of("sleep")
-        assert main_of(process).frames == Missing(error.reason)
+        assert (main_of(process).waits_for, main_of(process).frames) == (wait_of("sleep"), Missing(error.reason))
 
 
 FAILING = (
@@ -212,11 +209,10 @@ def test_a_py_spy_that_fails_costs_its_stack_alone(tmp_path, monkeypatch, text, 
 def test_a_missing_py_spy_is_said_for_each_process():
     with child(NAP) as one:
         assert wait_until(lambda: read_stat(one.pid).state == "S")
-        look = read_one(one.pid, spy=lambda: Missing("py-spy is not installed"))
-        assert [error.kind for error in look.errors] == [ErrorKind.NO_SPY]
-        absent = read_one(one.pid, spy=lambda: "/no/such/py-spy")
-        assert [error.kind for error in absent.errors] == [ErrorKind.NO_SPY]
-        assert main_of(look.processes[0]).state == "S"
+        for spy in (Missing("py-spy is not installed"), "/no/such/py-spy"):
+            look = read_one(one.pid, spy=lambda spy=spy: spy)
+            assert [error.kind for error in look.errors] == [ErrorKind.NO_SPY]
+            assert main_of(look.processes[0]).state == "S"
 
 
 def test_a_round_ends_in_time_and_says_who_was_not_reached(tmp_path):
@@ -291,17 +287,6 @@ def test_only_block_stops_a_process_and_the_stop_is_counted(tmp_path):
         assert read_stat(one.pid).state == "S"
 
 
-def test_a_held_process_is_timed():
-    with child(NAP) as one:
-        os.kill(one.pid, signal.SIGSTOP)
-        assert wait_until(lambda: read_stat(one.pid).state == "T")
-        with watch_pause(one.pid) as stopped:
-            time.sleep(0.05)
-        assert stopped.paused_ms == 0.0, "a stop by a signal is not ours"
-    assert is_held(b"7 (a) b) t 1 2")
-    assert not is_held(b"7 (t t) S 1 2")
-
-
 def held_now_and_then(folder: Path, monkeypatch: pytest.MonkeyPatch, states: str) -> dump.Pause:
     """Let a look a state find it in a process whose stat is made up, 5 ms apart, and return what was counted."""
     stat = folder / "7" / "task" / "7" / "stat"
@@ -354,7 +339,15 @@ time.sleep(60)
 """
 
 
-def test_a_process_that_a_tracer_holds_counts_as_paused():
+def test_a_process_that_a_tracer_holds_counts_as_paused_and_one_that_a_signal_stopped_does_not():
+    assert is_held(b"7 (a) b) t 1 2")
+    assert not is_held(b"7 (t t) S 1 2")
+    with child(NAP) as one:
+        os.kill(one.pid, signal.SIGSTOP)
+        assert wait_until(lambda: read_stat(one.pid).state == "T")
+        with watch_pause(one.pid) as stopped:
+            time.sleep(0.05)
+        assert stopped.paused_ms == 0.0, "a stop by a signal is not ours"
     with child(NAP) as one, child(HOLDER, str(one.pid)):
         if not wait_until(lambda: read_stat(one.pid).state == "t", 2.0):
             pytest.skip("ptrace is not permitted here")
@@ -392,23 +385,17 @@ def test_a_sampler_that_never_stops_is_shared_and_waited_for_before_a_stop(monke
     assert is_known(spy)
     with child(NAP) as one:
         record = [spy, "record", "--nonblocking", "--idle", "--format", "raw", "--rate", "5", "--duration", "30"]
-        with subprocess.Popen(
-            [*record, "--output", "/dev/null", "--pid", str(one.pid)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        ) as other:
-            try:
-                assert wait_until(lambda: one.pid in find_spies())
-                assert [(found.pid, found.nonblocking) for found in find_spies()[one.pid]] == [(other.pid, True)]
-                assert read_one(one.pid).errors == ()
-                assert read_one(one.pid, BLOCK).errors == (), "it needs no stop"
-                begun = time.monotonic()
-                refused = read_one(one.pid, NATIVE)
-                assert time.monotonic() - begun > 0.3
-                assert [error.kind for error in refused.errors] == [ErrorKind.BUSY]
-                assert str(other.pid) in refused.errors[0].reason
-            finally:
-                other.kill()
+        command = [*record, "--output", "/dev/null", "--pid", str(one.pid)]
+        with started(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as other:
+            assert wait_until(lambda: one.pid in find_spies())
+            assert [(found.pid, found.nonblocking) for found in find_spies()[one.pid]] == [(other.pid, True)]
+            assert read_one(one.pid).errors == ()
+            assert read_one(one.pid, BLOCK).errors == (), "it needs no stop"
+            begun = time.monotonic()
+            refused = read_one(one.pid, NATIVE)
+            assert time.monotonic() - begun > 0.3
+            assert [error.kind for error in refused.errors] == [ErrorKind.BUSY]
+            assert str(other.pid) in refused.errors[0].reason
 
 
 def test_a_process_is_read_with_what_it_used(tmp_path):

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,11 +13,12 @@ import pytest
 
 from tests.children import child
 from tests.probe.spy.test_dump_probe import BLOCK, NAP, NATIVE, member, read_one, script
+from tests.probe.spy.test_sample_probe import run_beside, sampler_of
 from tests.probe.spy.test_stacks import collect, sampling, subject
 from tests.spying import spies_of
 from tests.waiting import wait_until
 from tpmon.model.dump import ErrorKind
-from tpmon.model.results.sample import SampleReading, SampleRequest
+from tpmon.model.results.sample import SampleRequest
 from tpmon.probe.base.procread import read_stat
 from tpmon.probe.spy import dump, sample
 from tpmon.probe.spy import failure as spy_failure
@@ -103,21 +103,16 @@ def test_before_a_stop_the_slice_of_another_sampler_is_waited_for_to_its_end(mon
 
 def test_a_sampling_that_is_held_ends_its_slices_and_goes_on_afterwards():
     with child(NAP) as one:
-        sampler = Sampler(lambda: (member(one.pid),), SampleRequest(seconds=30.0))
-        got: list[SampleReading] = []
-        thread = threading.Thread(target=lambda: got.append(sampler.run()))
-        thread.start()
-        assert wait_until(lambda: bool(spies_of(os.getpid())))
-        with sampler.suspend():
-            assert wait_until(lambda: not spies_of(os.getpid()))
-            time.sleep(0.5)
-            assert not spies_of(os.getpid())
-            assert thread.is_alive()
-        assert wait_until(lambda: bool(spies_of(os.getpid())))
-        time.sleep(0.3)  # some looks
-        sampler.finish()
-        thread.join(10)
-    assert not thread.is_alive()
+        sampler = sampler_of(one.pid, seconds=30.0)
+        with run_beside(sampler) as got:
+            assert wait_until(lambda: bool(spies_of(os.getpid())))
+            with sampler.suspend():
+                assert wait_until(lambda: not spies_of(os.getpid()))
+                time.sleep(0.5)
+                assert (spies_of(os.getpid()), got) == ([], [])
+            assert wait_until(lambda: bool(spies_of(os.getpid())))
+            time.sleep(0.3)  # some looks
+            sampler.finish()
     assert got[0].errors == ()
     assert got[0].processes[0].looks > 0
 

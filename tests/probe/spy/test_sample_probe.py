@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -21,27 +22,14 @@ from tests.waiting import wait_until
 from tpmon.judge.dumps.groups import DumpOrigin
 from tpmon.judge.dumps.hot import hot_functions
 from tpmon.model.dump import ErrorKind
-from tpmon.model.known import Missing
-from tpmon.model.process import Role
 from tpmon.model.results.sample import CountedFunction, SampledProcess, SampleReading, SampleRequest
-from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.probe.base.procread import read_stat
 from tpmon.probe.job.job import Member
 from tpmon.probe.proc.access import parse_tracer
 from tpmon.probe.spy import failure as spy_failure
 from tpmon.probe.spy import sample
 from tpmon.probe.spy.failure import find_spy
-from tpmon.probe.spy.sample import (
-    MOST_STACKS,
-    Sampler,
-    SampleSlice,
-    SampleTally,
-    choose_members,
-    count_samples,
-    fix_request,
-    sample_arguments,
-)
-from tpmon.probe.spy.text import Remarks, Sampled, parse_remarks
+from tpmon.probe.spy.sample import Sampler
 
 BURN = """
 import struct
@@ -66,6 +54,7 @@ while True:
     os.pwrite(truth, struct.pack("dd", *spent), 0)
 """
 ORIGIN = DumpOrigin(1, "train.py", 1)
+pytestmark = pytest.mark.usefixtures("sampling_works")
 
 
 def run(*members: Member, seconds: float = 1.0, spy=find_spy, progress=None, **fields) -> SampleReading:
@@ -73,91 +62,15 @@ def run(*members: Member, seconds: float = 1.0, spy=find_spy, progress=None, **f
     return Sampler(lambda: members, request, spy=spy).run(progress)
 
 
+def sampler_of(*pids: int, seconds: float = 60.0, **fields) -> Sampler:
+    members = tuple(member(pid, rank) for rank, pid in enumerate(pids))
+    return Sampler(lambda: members, SampleRequest(seconds=seconds, **fields))
+
+
 def functions_of(process: SampledProcess) -> set[str]:
     return {stack.frames[-1].function for stack in process.stacks}
 
 
-# whom
-
-
-def test_without_a_pid_the_lowest_rank_here_is_meant_and_its_workers_come_with_it():
-    me = member(os.getpid())
-    one, two = replace(me, rank=5), replace(me, rank=2, identity=replace(me.identity, pid=2))
-    mine = replace(me, role=Role.WORKER, rank=2, rank_pid=2, identity=replace(me.identity, pid=3))
-    other = replace(mine, rank=5, rank_pid=me.identity.pid, identity=replace(me.identity, pid=4))
-    helper = replace(me, role=Role.HELPER, rank_pid=2, identity=replace(me.identity, pid=5))
-    members = (one, two, mine, other, helper)
-    request = fix_request(members, SampleRequest())
-    assert request.pids == (2,)
-    assert choose_members(members, request) == (two, mine)
-    assert choose_members(members, SampleRequest(pids=(4, 5))) == (other, helper)
-    assert choose_members(members, SampleRequest(everyone=True)) == members
-    assert fix_request((helper,), SampleRequest()) == SampleRequest()
-    unnumbered = replace(me, rank=Missing("no place"))
-    assert fix_request((unnumbered, two), SampleRequest()).pids == (2,)
-    assert fix_request((unnumbered,), SampleRequest()).pids == (os.getpid(),)
-
-
-def test_no_form_of_sampling_ever_stops_the_target():
-    for counted in CountedFunction:
-        arguments = sample_arguments(7, 50, 2, counted)
-        assert "--nonblocking" in arguments
-        assert ("--idle" in arguments) == (counted is not CountedFunction.RUNNING)
-        assert ("--gil" in arguments) == (counted is CountedFunction.GIL)
-        assert not {"--native", "--subprocesses", "--locals"}.intersection(arguments)
-
-
-# what py-spy says beside the stacks
-
-
-SAID = (
-    b"py-spy> Sampling process 20 times a second for 4 seconds. Press Control-C to exit.\n\n"
-    b"py-spy> 1.05s behind in sampling, results may be inaccurate. Try reducing the sampling rate\n"
-    b"\x1b[1A\x1b[2K\rpy-spy> 2.45s behind in sampling, results may be inaccurate.\n"
-    b"thread (1): Samples: 1 Errors: 9;f (9.99s behind in sampling:1) 3\n"
-    b"py-spy> Wrote raw flamegraph data to '/dev/stdout'. Samples: 158 Errors: 7\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("said", "remarks"),
-    [(SAID, Remarks(7, 2.45)), (b"", Remarks(0, 0.0)), (b"Samples: x Errors: y\n\xff\xfe", Remarks(0, 0.0))],
-    ids=["told", "nothing", "garbage"],
-)
-def test_lost_and_late_samples_are_found_in_what_py_spy_says(said, remarks):
-    assert parse_remarks(said) == remarks
-
-
-@pytest.mark.parametrize(
-    ("seen", "counted", "looks"),
-    [(17, CountedFunction.ALL, 19), (17, CountedFunction.GIL, 39), (40, CountedFunction.RUNNING, 42)],
-)
-def test_looks_are_those_that_gave_a_stack_and_those_that_did_not(seen, counted, looks):
-    assert count_samples(Sampled(seen, (), 0), Remarks(2, 0), counted, 39) == looks
-
-
-def test_stacks_beyond_the_most_stay_counted():
-    me = member(os.getpid())
-    tally = SampleTally(me)
-    stacks = tuple(
-        StackCount(me.identity.pid, "MainThread", (StackFrame("f", "/a.py", line),), 2)
-        for line in range(MOST_STACKS + 10)
-    )
-    seen = 2 * len(stacks)
-    nothing = Missing("no schedstat")
-    tally.add(SampleSlice(Sampled(seen, stacks, 0), Remarks(1, 0.5), seen + 1, 1.0, tally.loop_tid, nothing, nothing))
-    tally.add(SampleSlice(Sampled(2, stacks[:1], 0), Remarks(0, 0.0), 2, 1.0, tally.loop_tid, nothing, nothing))
-    total = tally.total(20)
-    assert len(total.stacks) == MOST_STACKS + 1
-    assert sum(one.samples for one in total.stacks) == seen + 2
-    assert (total.looks, total.lost, total.behind_s) == (seen + 3, 1, 0.5)
-    assert total.cpu_s == total.delay_s == Missing("the main thread's CPU time could not be read")
-
-
-# real programs
-
-
-@pytest.mark.usefixtures("sampling_works")
 def test_the_share_of_a_known_function_is_found(tmp_path):
     truth = tmp_path / "truth"
     with child(BURN, str(truth)) as one:
@@ -233,7 +146,6 @@ def test_main_and_other_threads_of_each_python_are_told_apart(minor, spun):
     assert sum(stack.samples for stack in process.stacks) >= process.looks / 2
 
 
-@pytest.mark.usefixtures("sampling_works")
 def test_running_and_gil_leave_out_a_thread_that_sleeps():
     with child(NAP) as one, child(NAP) as two, child(NAP) as three:
         counts = {CountedFunction.RUNNING: one, CountedFunction.GIL: two, CountedFunction.ALL: three}
@@ -251,7 +163,6 @@ def test_running_and_gil_leave_out_a_thread_that_sleeps():
     assert process.cpu_s < process.watched_s / 2
 
 
-@pytest.mark.usefixtures("sampling_works")
 def test_results_come_while_it_goes_on_and_no_more_than_four_run_at_once(monkeypatch):
     monkeypatch.setattr(sample, "_TICK_S", 0.05)
     parts: list[SampleReading] = []
@@ -273,7 +184,6 @@ def test_results_come_while_it_goes_on_and_no_more_than_four_run_at_once(monkeyp
     assert looks == sorted(looks)
 
 
-@pytest.mark.usefixtures("sampling_works")
 def test_a_worker_that_is_started_anew_is_met(monkeypatch):
     monkeypatch.setattr(sample, "REFRESH_EVERY_S", 0.1)
     with child(NAP) as one, child(NAP) as two:
@@ -285,7 +195,6 @@ def test_a_worker_that_is_started_anew_is_met(monkeypatch):
     assert reading.asked == 2
 
 
-@pytest.mark.usefixtures("sampling_works")
 def test_a_process_that_ends_meanwhile_keeps_its_samples_and_ends_the_sampling(monkeypatch):
     monkeypatch.setattr(sample, "_TICK_S", 0.05)
 
@@ -297,12 +206,11 @@ def test_a_process_that_ends_meanwhile_keeps_its_samples_and_ends_the_sampling(m
         begun = time.monotonic()
         reading = run(member(one.pid), seconds=40.0, progress=end)
         assert time.monotonic() - begun < 30
-    assert (reading.ended, reading.errors) == (1, ())
-    assert functions_of(reading.processes[0]) == {"nap"}
+    assert (reading.ended, reading.errors, functions_of(reading.processes[0])) == (1, (), {"nap"})
 
 
 @contextmanager
-def sampling(sampler: Sampler) -> Iterator[list[SampleReading]]:
+def run_beside(sampler: Sampler) -> Iterator[list[SampleReading]]:
     """Run a sampler in a thread that is over when the block is left."""
     found: list[SampleReading] = []
     thread = threading.Thread(target=lambda: found.append(sampler.run()), daemon=True)
@@ -312,11 +220,10 @@ def sampling(sampler: Sampler) -> Iterator[list[SampleReading]]:
     assert not thread.is_alive()
 
 
-@pytest.mark.usefixtures("sampling_works")
-def test_finish_ends_early_and_keeps_what_there_is():
+def test_finish_ends_early_and_keeps_what_there_is_and_at_once_is_no_error_of_py_spy():
     with child(NAP) as one:
-        sampler = Sampler(lambda: (member(one.pid),), SampleRequest(seconds=60.0))
-        with sampling(sampler) as found:
+        sampler = sampler_of(one.pid)
+        with run_beside(sampler) as found:
             assert wait_until(lambda: bool(spies_of(os.getpid())))
             time.sleep(0.7)
             sampler.finish()
@@ -324,40 +231,32 @@ def test_finish_ends_early_and_keeps_what_there_is():
         assert 0 < process.looks < 60
         assert found[0].elapsed_s < 30
         assert read_stat(one.pid).state == "S"
-    assert spies_of(os.getpid()) == []
+        assert spies_of(os.getpid()) == []
+        sampler = sampler_of(one.pid)
+        with run_beside(sampler) as found:
+            assert wait_until(lambda: bool(spies_of(os.getpid())))
+            sampler.finish()
+        assert found[0].errors == ()
+        sampler = sampler_of(one.pid)
+        sampler.finish()
+        assert sampler.run().processes == ()
+    assert wait_until(lambda: spies_of(os.getpid()) == [])
 
 
-@pytest.mark.usefixtures("sampling_works")
 def test_the_target_is_never_stopped_nor_traced(tmp_path):
     with child(BURN, str(tmp_path / "truth")) as one:
-        sampler = Sampler(lambda: (member(one.pid),), SampleRequest(seconds=1.0, rate_hz=50))
+        sampler = sampler_of(one.pid, seconds=1.0, rate_hz=50)
         states, tracers = set(), set()
-        with sampling(sampler) as found:
+        with run_beside(sampler) as found:
             while not found:
                 states.add(read_stat(one.pid).state)
-                with open(f"/proc/{one.pid}/status", "rb") as file:
-                    tracers.add(parse_tracer(file.read()))
+                tracers.add(parse_tracer(Path(f"/proc/{one.pid}/status").read_bytes()))
                 time.sleep(0.001)
     assert found[0].processes[0].looks >= 20
     assert states <= set("RSD")
     assert tracers == {0}
 
 
-@pytest.mark.usefixtures("sampling_works")
-def test_finish_at_once_is_no_error_of_py_spy():
-    with child(NAP) as one:
-        sampler = Sampler(lambda: (member(one.pid),), SampleRequest(seconds=60.0))
-        with sampling(sampler) as found:
-            assert wait_until(lambda: bool(spies_of(os.getpid())))
-            sampler.finish()
-        assert found[0].errors == ()
-        sampler = Sampler(lambda: (member(one.pid),), SampleRequest(seconds=60.0))
-        sampler.finish()
-        assert sampler.run().processes == ()
-    assert wait_until(lambda: spies_of(os.getpid()) == [])
-
-
-@pytest.mark.usefixtures("sampling_works")
 def test_a_bug_on_the_way_leaves_no_py_spy():
     def fail(_part):
         raise ZeroDivisionError
@@ -367,12 +266,11 @@ def test_a_bug_on_the_way_leaves_no_py_spy():
     assert wait_until(lambda: spies_of(os.getpid()) == [])
 
 
-@pytest.mark.usefixtures("sampling_works")
 def test_stop_kills_every_py_spy_and_leaves_nothing():
     with child(NAP) as one, child(NAP) as two:
         held = len(os.listdir("/proc/self/fd"))
-        sampler = Sampler(lambda: (member(one.pid), member(two.pid, 1)), SampleRequest(seconds=60.0))
-        with sampling(sampler) as found:
+        sampler = sampler_of(one.pid, two.pid)
+        with run_beside(sampler) as found:
             assert wait_until(lambda: len(spies_of(os.getpid())) == 2)
             sampler.stop()
         assert found[0].errors == ()
@@ -380,7 +278,6 @@ def test_stop_kills_every_py_spy_and_leaves_nothing():
         assert wait_until(lambda: len(os.listdir("/proc/self/fd")) == held)
 
 
-@pytest.mark.usefixtures("sampling_works")
 def test_gone_zombie_and_traced_processes_are_said_and_the_others_are_sampled(monkeypatch):
     monkeypatch.setattr(sample, "HELD_S", 0.05)
     with child(NAP) as one, child(NAP) as two, child(NAP) as three:
@@ -392,14 +289,10 @@ def test_gone_zombie_and_traced_processes_are_said_and_the_others_are_sampled(mo
             reading = run(gone, zombie, held, member(four.pid, 3))
     assert [process.rank for process in reading.processes] == [3]
     assert reading.ended == 2
-    assert [(error.rank, error.kind) for error in reading.errors] == [
-        (0, ErrorKind.GONE),
-        (1, ErrorKind.GONE),
-        (2, ErrorKind.TRACED),
-    ]
+    kinds = [ErrorKind.GONE, ErrorKind.GONE, ErrorKind.TRACED]
+    assert [(error.rank, error.kind) for error in reading.errors] == list(enumerate(kinds))
 
 
-@pytest.mark.usefixtures("sampling_works")
 def test_a_tracer_that_is_there_for_an_instant_ends_nothing(monkeypatch):
     looked = 0
     read = spy_failure.read_file
@@ -414,8 +307,7 @@ def test_a_tracer_that_is_there_for_an_instant_ends_nothing(monkeypatch):
     with child(NAP) as one:
         reading = run(member(one.pid))
     assert looked >= 2
-    assert reading.errors == ()
-    assert functions_of(reading.processes[0]) == {"nap"}
+    assert (reading.errors, functions_of(reading.processes[0])) == ((), {"nap"})
 
 
 @pytest.mark.parametrize(
@@ -428,7 +320,6 @@ def test_a_tracer_that_is_there_for_an_instant_ends_nothing(monkeypatch):
         ("kill -9 $$", ErrorKind.FAILED, "py-spy was killed (out of memory?) (doctor: stacks)"),
     ],
 )
-@pytest.mark.usefixtures("sampling_works")
 def test_a_py_spy_that_fails_costs_its_process_alone(tmp_path, monkeypatch, text, kind, words):
     others_work = kind is not ErrorKind.LATE  # with so short a grace the other may be late too
     monkeypatch.setattr(sample, "GRACE_S", 20.0 if others_work else 0.2)
@@ -454,14 +345,3 @@ def test_a_py_spy_that_fails_costs_its_process_alone(tmp_path, monkeypatch, text
     again = kind in (ErrorKind.LATE, ErrorKind.FAILED) and "more stacks" not in words
     assert (tmp_path / "fake-spy.n").read_text().count(".") == (2 if again else 1)
     assert wait_until(lambda: spies_of(os.getpid()) == [])
-
-
-def test_a_missing_py_spy_is_said_for_each_process():
-    with child(NAP) as one:
-        reading = run(member(one.pid), spy=lambda: Missing("py-spy is not installed"))
-        assert [(error.kind, error.reason) for error in reading.errors] == [
-            (ErrorKind.NO_SPY, "py-spy is not installed")
-        ]
-        absent = run(member(one.pid), spy=lambda: "/no/such/py-spy")
-        assert [error.kind for error in absent.errors] == [ErrorKind.NO_SPY]
-        assert absent.processes == ()

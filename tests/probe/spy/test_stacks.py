@@ -8,13 +8,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
-from tests.children import Child, child
+from tests.children import Child, child, started
 from tests.nobody import NOBODY, needs_setpriv, run_as_nobody
 from tests.spying import spies_of
 from tests.waiting import wait_until
@@ -141,14 +142,11 @@ hear()
 @pytest.mark.usefixtures("sampling_works")
 def test_the_kernel_ends_the_slice_of_a_tpmon_that_was_killed():
     with child(NAP) as one:
-        tpmon = Child(SAMPLE_ALONE, str(one.pid), *sys.path)
-        try:
+        with closing(Child(SAMPLE_ALONE, str(one.pid), *sys.path)) as tpmon:
             assert tpmon.hear() == "sampling"
             assert wait_until(lambda: len(spies_of(tpmon.pid)) == 1)
             (spy,) = spies_of(tpmon.pid)
-            started = read_stat(spy).start_ticks
-        finally:
-            tpmon.close()
+            begun = read_stat(spy).start_ticks
 
         def gone():
             try:
@@ -156,7 +154,7 @@ def test_the_kernel_ends_the_slice_of_a_tpmon_that_was_killed():
             except OSError:
                 return True
             # A container without an init keeps its zombies; they are no process of ours.
-            return stat.start_ticks != started or stat.state == "Z"
+            return stat.start_ticks != begun or stat.state == "Z"
 
         assert wait_until(gone, 3), "it would have ended by itself only after the slice"
 
@@ -176,16 +174,14 @@ def test_a_rank_that_ends_during_its_slice_is_no_error():
 
 @pytest.mark.usefixtures("sampling_works")
 def test_a_process_that_is_no_python_is_told_by_rank_and_the_others_go_on():
-    with subprocess.Popen(["sleep", "60"]) as sleeper, child(NAP) as one:
-        try:
-            with sampling(subject(sleeper.pid), subject(one.pid, 1)) as sampler:
-                slices: list[StackSlice] = []
-                assert wait_until(lambda: len(collect(sampler, slices)) >= 2)
-                assert {piece.rank for piece in slices} == {1}
-                told = sampler.source()
-                assert told.startswith(f"{stacks.SOURCE}; rank 0: py-spy does not know its Python: ")
-        finally:
-            sleeper.kill()
+    with started(["sleep", "60"]) as sleeper, child(NAP) as one:
+        subjects = (subject(sleeper.pid), subject(one.pid, 1))
+        with sampling(*subjects) as sampler:
+            slices: list[StackSlice] = []
+            assert wait_until(lambda: len(collect(sampler, slices)) >= 2)
+            assert {piece.rank for piece in slices} == {1}
+            told = sampler.source()
+            assert told.startswith(f"{stacks.SOURCE}; rank 0: py-spy does not know its Python: ")
 
 
 @pytest.mark.usefixtures("sampling_works")
@@ -194,25 +190,17 @@ def test_a_process_that_somebody_else_traces_is_left_alone(monkeypatch):
     monkeypatch.setattr(stack_plan, "HELD_S", 0.1)
     with child(NAP) as one:
         command = ["strace", "-qq", "-e", "trace=none", "-p", str(one.pid)]
-        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as tracer:
-            try:
-                traced = f"/proc/{one.pid}/status"
-
-                def tracer_pid():
-                    with open(traced, "rb") as file:
-                        return parse_tracer(file.read())
-
-                assert wait_until(lambda: tracer_pid() == tracer.pid)
-                with sampling(subject(one.pid)) as sampler:
-                    held = f"stacks: not sampled while pid {tracer.pid} traces the process"
-                    assert wait_until(lambda: sampler.take() == Missing(held))
-                    assert sampler.cost() == (0.0, 0)
-                    tracer.terminate()
-                    tracer.wait()
-                    slices: list[StackSlice] = []
-                    assert wait_until(lambda: len(collect(sampler, slices)) >= 1)
-            finally:
-                tracer.kill()
+        traced = Path(f"/proc/{one.pid}/status")
+        with started(command, stderr=subprocess.DEVNULL) as tracer:
+            assert wait_until(lambda: parse_tracer(traced.read_bytes()) == tracer.pid)
+            with sampling(subject(one.pid)) as sampler:
+                held = f"stacks: not sampled while pid {tracer.pid} traces the process"
+                assert wait_until(lambda: sampler.take() == Missing(held))
+                assert sampler.cost() == (0.0, 0)
+                tracer.terminate()
+                tracer.wait()
+                slices: list[StackSlice] = []
+                assert wait_until(lambda: len(collect(sampler, slices)) >= 1)
 
 
 @pytest.mark.usefixtures("sampling_works")
@@ -243,6 +231,10 @@ ENTER = "docker exec -it --privileged -u 0 CONTAINER tpmon attach 7"
 NO_CAPABILITY = ": root without CAP_SYS_PTRACE, and"
 DOCKER, SELINUX = "docker-default (enforce)", "system_u:system_r:container_t:s0"
 NO_YAMA = Missing("no Yama")
+ROOT_YAMA, ROOT_ALONE = replace(ROOT, ptrace_scope=1), replace(ROOT, ptrace_scope=NO_YAMA)
+CONFINED = AccessStanding(0, 0, 0, True, confined=SELINUX, caller=INSIDE)
+SETPRIV = "setpriv --reuid=1000 --regid=100 --clear-groups tpmon attach 7"
+ADD = "docker run --cap-add SYS_PTRACE  # at its next start"
 
 
 @pytest.mark.parametrize(
@@ -250,34 +242,22 @@ NO_YAMA = Missing("no Yama")
     [
         (YAMA, f": ptrace_scope 1 (Yama); sudo {LIFT}"),
         (replace(YAMA, caller=INSIDE), f": ptrace_scope 1 (Yama); sudo {LIFT}  # on the host"),
-        (
-            replace(ROOT, ptrace_scope=1, caller=INNER_ROOT),
-            f"{NO_CAPABILITY} ptrace_scope 1 (Yama); {LIFT}  # on the host",
-        ),
-        (replace(ROOT, ptrace_scope=1), "and ptrace_scope 1 (Yama)"),
+        (replace(ROOT_YAMA, caller=INNER_ROOT), f"{NO_CAPABILITY} ptrace_scope 1 (Yama); {LIFT}  # on the host"),
+        (ROOT_YAMA, "and ptrace_scope 1 (Yama)"),
         (replace(USER, ptrace_scope=2), ": ptrace_scope 2 (Yama); sudo tpmon attach 7"),
         (replace(USER, ptrace_scope=2, caller=INSIDE), f"(Yama); {ENTER}  # on the host"),
         (AccessStanding(3, 0, 1000, True), ": ptrace_scope 3: nobody may read until the next start of the machine"),
         (replace(YAMA, uid=1001), ": it is a process of uid 1001; sudo tpmon attach 7"),
-        (
-            replace(ROOT, ptrace_scope=NO_YAMA, uid=1000, gid=100),
-            f"{NO_CAPABILITY} it is a process of uid 1000; setpriv --reuid=1000 --regid=100 --clear-groups tpmon attach 7",
-        ),
+        (replace(ROOT_ALONE, uid=1000, gid=100), f"{NO_CAPABILITY} it is a process of uid 1000; {SETPRIV}"),
         (AccessStanding(1, 0, 1000, False, caller=INNER_ROOT), f"it is a process of uid 1000; {ENTER}"),
-        (replace(ROOT, ptrace_scope=NO_YAMA), "(not dumpable)"),
+        (ROOT_ALONE, "(not dumpable)"),
         (replace(USER, dumpable=False), "protects itself (not dumpable); sudo tpmon attach"),
         (replace(USER, dumpable=True, more_capabilities=True), "capabilities that tpmon has not"),
-        (
-            replace(USER, call_works=False, caller=INSIDE),
-            "(seccomp) or a sandbox forbids it; docker run --cap-add SYS_PTRACE  # at its next start",
-        ),
+        (replace(USER, call_works=False, caller=INSIDE), f"(seccomp) or a sandbox forbids it; {ADD}"),
         (replace(USER, call_works=False), "a sandbox forbids it"),
         (replace(USER, confined=DOCKER, caller=INSIDE), "apparmor=unconfined  # at its next start"),
         (replace(USER, confined="x (enforce)"), "x (enforce) may forbid it"),
-        (
-            AccessStanding(0, 0, 0, True, confined=SELINUX, caller=INSIDE),
-            f"may forbid it ({SELINUX}); docker run --security-opt label=disable",
-        ),
+        (CONFINED, f"may forbid it ({SELINUX}); docker run --security-opt label=disable"),
         (replace(USER, deny_ptrace=True), "(deny_ptrace is on); sudo setsebool deny_ptrace off"),
         (AccessStanding(0, 0, 0, True), "although tpmon has CAP_SYS_PTRACE"),
         (AccessStanding(0, 0, 0, True, all_users=False), "outside of tpmon's user namespace: run tpmon outside of it"),
@@ -311,22 +291,17 @@ def test_without_py_spy_it_says_what_to_install(monkeypatch, tmp_path):
         install = install_spy()
         missing = Missing(f"stacks: py-spy is not installed beside tpmon or on PATH (doctor: py-spy): {install}")
         assert wait_until(lambda: sampler.take() == missing)
-        assert sampler.age_s(0) == missing
-        assert sampler.source() == missing.reason
+        assert (sampler.age_s(0), sampler.source()) == (missing, missing.reason)
 
 
-def test_switched_off_it_starts_nothing_and_says_so():
+def test_switched_off_it_starts_nothing_and_says_so_as_it_does_without_a_rank():
     sampler = StackSampler(enabled=False)
     sampler.watch([subject(os.getpid())])
     sampler.start()
     assert sampler_threads() == 0
     assert sampler.take() == sampler.age_s(0) == OFF
-    assert sampler.source() == OFF.reason
-    assert sampler.cost() == (0.0, 0)
+    assert (sampler.source(), sampler.cost()) == (OFF.reason, (0.0, 0))
     sampler.stop()
-
-
-def test_without_a_rank_it_says_so():
     with sampling() as sampler:
         assert sampler.take() == Missing("stacks: no rank to sample yet")
 
@@ -345,16 +320,14 @@ def run_shell(script: str, deadline_s: float = 20.0) -> SpyOutcome:
     return SpyChild().run(("/bin/sh", "-c", script), deadline_s)
 
 
-def test_a_child_that_gives_no_answer_is_killed_at_its_deadline():
+def test_a_child_that_gives_no_answer_floods_or_burns_is_killed_and_its_output_is_capped(monkeypatch):
     outcome = run_shell("echo begun; sleep 60", 0.3)
     assert (outcome.late, outcome.status, outcome.output) == (True, -signal.SIGKILL, b"begun\n")
     assert outcome.wall_s < 10
-
-
-def test_a_child_that_floods_is_killed_and_its_output_is_capped(monkeypatch):
     monkeypatch.setattr(stack_child, "MAX_OUTPUT_BYTES", 100_000)
     outcome = run_shell("exec yes")
     assert (outcome.flooded, len(outcome.output), outcome.status) == (True, 100_000, -signal.SIGKILL)
+    assert run_shell("while :; do :; done", 60).status == -signal.SIGXCPU
 
 
 def test_errors_are_capped_and_do_not_end_a_child():
@@ -370,10 +343,6 @@ def test_a_child_is_in_a_session_of_its_own_and_steps_back():
     # The niceness may be set a moment after the first look.
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert int(niceness) in (own, min(own + stack_child.NICENESS, 19))
-
-
-def test_a_child_that_burns_is_ended_by_the_kernel():
-    assert run_shell("while :; do :; done", 60).status == -signal.SIGXCPU
 
 
 @pytest.mark.parametrize("end", [SpyChild.stop, partial(SpyChild.finish, for_good=True)])
@@ -395,11 +364,15 @@ def test_the_cost_of_ended_children_stays_counted():
     assert spy.cost() == (pytest.approx(first.cpu_s + second.cpu_s), 0)
 
 
-def test_a_program_that_is_not_there_is_refused_without_a_leak():
+def test_a_program_that_is_not_there_is_refused_without_a_leak_and_a_signal_to_one_that_is_gone_is_no_error():
     held = len(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
         SpyChild().run(("/nonexistent/py-spy",), 1)
     assert len(os.listdir("/proc/self/fd")) == held
+    with subprocess.Popen(("/bin/true",)) as gone:
+        gone.wait(20)
+    stack_child._kill(gone.pid)
+    stack_child._kill(gone.pid, signal.SIGINT)
 
 
 def test_the_commands_never_stop_the_target():
@@ -425,13 +398,6 @@ def test_a_child_that_the_kernel_reaps_gives_its_output_and_leaves_no_pid_behind
     spy.finish()
     spy.stop()
     assert spy.cost() == (0.0, 0)
-
-
-def test_a_signal_to_a_child_that_is_gone_is_no_error():
-    with subprocess.Popen(("/bin/true",)) as gone:
-        gone.wait(20)
-    stack_child._kill(gone.pid)
-    stack_child._kill(gone.pid, signal.SIGINT)
 
 
 @pytest.mark.usefixtures("sampling_works")
