@@ -567,22 +567,17 @@ def test_only_a_thread_that_was_told_to_end_and_sleeps_is_stuck(stuck, thread, w
 
 
 @needs_exit
-def test_a_process_without_its_main_thread_stays_in_its_job(headless):
+def test_a_process_without_its_main_thread_stays_in_its_job_and_is_read_and_looked_at_by_one_that_lives(headless):
     job = find_job(headless.pid)
     assert [one.identity.pid for one in job.members if one.role is Role.RANK] == [headless.pid]
     assert headless.pid not in {one.pid for one in find_dead({os.getpid()})}
     fact = FactCache(read_table(), "/proc").get(headless.pid)
     assert (fact.stat.pid, fact.python, fact.torch) == (headless.pid, True, True)
-
-
-@needs_exit
-def test_its_reading_and_its_look_are_those_of_the_thread_that_lives(headless):
     tid = next(int(one) for one in os.listdir(f"/proc/{headless.pid}/task") if one != str(headless.pid))
     with closing(ProcessProbe(headless.pid, lambda _: ThreadKind.OTHER, Allowance(100))) as probe:
         reading = probe.read(Role.RANK, skip_threads=False)
     assert (reading.stat.state, reading.state) == ("Z", "S")
-    assert "zombie" not in str(reading.waits_for)
-    assert "zombie" not in str(reading.threads)
+    assert "zombie" not in f"{reading.waits_for} {reading.threads}"
     look = Dumper([member(headless.pid)]).read_round()
     assert [one.reason for one in look.errors] == [f"its main thread has ended; thread {tid} goes on"]
     assert [one.threads[0].tid for one in look.processes] == [tid]

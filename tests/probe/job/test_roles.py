@@ -281,12 +281,15 @@ def test_ranks_without_an_environment_are_told_by_their_threads(method):
     assert (parts[30].source, parts[30].label) == ("parentage and threads", "train.py")
 
 
-def test_ranks_are_numbered_by_birth_although_threads_come_in_another_order():
+def test_ranks_are_numbered_by_birth_whenever_their_threads_come_and_a_new_worker_takes_the_lowest_number_free():
     late, early = process(30, 10, SPAWNED, threads=GLOO), process(20, 10, SPAWNED)
     first = cast([process(10, 1), early, late])
     assert (first[20].role, first[30].rank) == (Role.HELPER, 0)
     later = cast([process(10, 1), replace(early, thread_names=GLOO), late], previous=first)
     assert (later[20].rank, later[30].rank) == (0, 1)
+    tree = [process(10, 1), *(worker(pid, 10) for pid in (11, 12, 13))]
+    later = cast([tree[0], tree[1], tree[3], worker(14, 10)], previous=cast(tree))
+    assert {pid: part.worker for pid, part in later.items()} == {10: NOT_APPLICABLE, 11: 0, 13: 2, 14: 1}
 
 
 @pytest.mark.parametrize(
@@ -336,12 +339,6 @@ def test_what_multiprocessing_started_and_what_trains_itself_makes_no_helper_of_
 def test_what_trains_itself_stays_a_rank_whatever_it_started(tree):
     parts = cast([*tree, process(20, 10, LAUNCHED, "pt_elastic"), process(30, 20, threads=GLOO)])
     assert {pid: parts[pid].role for pid in (10, 20, 30)} == {10: Role.RANK, 20: Role.HELPER, 30: Role.HELPER}
-
-
-def test_a_worker_keeps_its_number_and_a_new_one_takes_the_lowest_free():
-    tree = [process(10, 1), *(worker(pid, 10) for pid in (11, 12, 13))]
-    later = cast([tree[0], tree[1], tree[3], worker(14, 10)], previous=cast(tree))
-    assert {pid: part.worker for pid, part in later.items()} == {10: NOT_APPLICABLE, 11: 0, 13: 2, 14: 1}
 
 
 def test_members_keep_their_parts_when_root_shell_or_rank_die():

@@ -89,19 +89,14 @@ def test_a_group_that_was_frozen_above_the_view_cannot_be_thawed_and_one_outside
     assert suspended.read_freezer(7, tree.proc) == UNSEEN
 
 
-def test_a_group_that_runs_or_is_the_root_freezes_nothing(tree):
-    v1_job(tree)
-    freeze_v1(tree, f"{V1}/job", own=True, frozen=False)
-    tree.process(8, "6:freezer:/\n0::/\n")
-    assert suspended.read_freezer(7, tree.proc) is NOT_APPLICABLE
-    assert suspended.read_freezer(8, tree.proc) is NOT_APPLICABLE
-    assert suspended.read_freezer(9, tree.proc) is NOT_APPLICABLE, "no such process"
-
-
-def test_others_are_asked_while_a_rank_is_frozen_alone(tree, monkeypatch):
+def test_a_group_that_runs_or_is_the_root_freezes_nothing_and_others_are_asked_while_a_rank_is_frozen(
+    tree, monkeypatch
+):
     v1_job(tree)
     freeze_v1(tree, f"{V1}/job", own=True, frozen=False)
     tree.process(8, f"6:freezer:/{V1}/job\n0::/\n")
+    tree.process(9, "6:freezer:/\n0::/\n")
+    assert all(suspended.read_freezer(pid, tree.proc) is NOT_APPLICABLE for pid in (7, 9, 10)), "10 is no process"
     asked: list[int] = []
     find = suspended.find_groups
     monkeypatch.setattr(suspended, "find_groups", lambda pid, *rest: asked.append(pid) or find(pid, *rest))

@@ -1,6 +1,7 @@
 """Turn captured triples of state, wchan and syscall into words, and catch real threads in the act."""
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -184,8 +185,5 @@ def test_a_real_thread_says_what_it_waits_for(name, tmp_path):
 
 
 def describe_now(pid: int):
-    with open(f"/proc/{pid}/wchan") as file:
-        wchan = file.read()
-    with open(f"/proc/{pid}/syscall", "rb") as file:
-        call = parse_syscall(file.read())
-    return read_words_of(read_stat(pid).state, wchan, call, Role.RANK, os.uname().machine)
+    wchan, call = (Path(f"/proc/{pid}/{name}").read_bytes() for name in ("wchan", "syscall"))
+    return read_words_of(read_stat(pid).state, wchan.decode(), parse_syscall(call), Role.RANK, os.uname().machine)
