@@ -105,7 +105,7 @@ PLATFORMS := $(foreach one,manylinux2014 manylinux_2_17 manylinux_2_28,--platfor
 
 wheels: setup ## a folder of wheels for make test-gpu on a machine without a network: WHEELS=DIR GPU_PYTHONS="3.12"
 	@mkdir -p '$(WHEELS_FOLDER)'
-	@$(BIN)/python -m tests.gpu.requirements > '$(WHEELS_FOLDER)/requirements.txt'
+	@$(BIN)/python -m tests.gpu.parts requirements > '$(WHEELS_FOLDER)/requirements.txt'
 	@for version in $(GPU_PYTHONS); do \
 		echo "wheels: for Python $$version, into $(WHEELS_FOLDER)"; \
 		$(BIN)/python -m pip download --quiet --disable-pip-version-check --dest '$(WHEELS_FOLDER)' --only-binary :all: \

@@ -23,8 +23,7 @@ from tests.frameworks.matrix import HERE, choose
 from tests.frameworks.table import EXPECTED, FRAMEWORKS, ROWS
 from tests.gpu import nvml_latency
 from tests.gpu.parts import HERE as GPU
-from tests.gpu.parts import PARTS, list_files
-from tests.gpu.requirements import PYPROJECT, list_requirements
+from tests.gpu.parts import PARTS, PYPROJECT, list_files, list_requirements
 from tests.gpu.running import list_ways
 from tests.size import main, measure_python
 from tests.torch_build import read_torch_version

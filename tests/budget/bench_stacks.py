@@ -39,7 +39,7 @@ def training() -> Iterator[int]:
 
 @contextmanager
 def tree() -> Iterator[int]:
-    process = start_tree(137, 3000, 100)
+    process = start_tree()
     yield process.pid
     process.terminate()
     process.wait()
