@@ -149,7 +149,7 @@ news: setup ## what the next release says: the fragments in news/
 	@$(BIN)/python -m towncrier build --draft --version next
 
 goldens: setup ## write the golden pictures and docs/screens.md anew; read the diff before committing it
-	@$(BIN)/python -m tests.goldens.update
+	@$(BIN)/python -m tests.goldens.pictures
 
 size: setup ## files, lines, longest function and largest folder by package, beside the last tag; AGAINST=REV
 	@$(BIN)/python -m tests.size $(AGAINST)
