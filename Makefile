@@ -105,7 +105,7 @@ PLATFORMS := $(foreach one,manylinux2014 manylinux_2_17 manylinux_2_28,--platfor
 
 wheels: setup ## a folder of wheels for make test-gpu on a machine without a network: WHEELS=DIR GPU_PYTHONS="3.12"
 	@mkdir -p '$(WHEELS_FOLDER)'
-	@$(BIN)/python -m tests.gpu.requirements > '$(WHEELS_FOLDER)/requirements.txt'
+	@$(BIN)/python -m tests.gpu.parts requirements > '$(WHEELS_FOLDER)/requirements.txt'
 	@for version in $(GPU_PYTHONS); do \
 		echo "wheels: for Python $$version, into $(WHEELS_FOLDER)"; \
 		$(BIN)/python -m pip download --quiet --disable-pip-version-check --dest '$(WHEELS_FOLDER)' --only-binary :all: \
@@ -149,7 +149,7 @@ news: setup ## what the next release says: the fragments in news/
 	@$(BIN)/python -m towncrier build --draft --version next
 
 goldens: setup ## write the golden pictures and docs/screens.md anew; read the diff before committing it
-	@$(BIN)/python -m tests.goldens.update
+	@$(BIN)/python -m tests.goldens.pictures
 
 size: setup ## files, lines, longest function and largest folder by package, beside the last tag; AGAINST=REV
 	@$(BIN)/python -m tests.size $(AGAINST)

@@ -224,24 +224,22 @@ def make_slice(pid: int, rank: int, counts: Any) -> StackSlice:
     return StackSlice(pid, rank, frame.taken, frame.taken_ns, 4.0, 10.0, samples, stacks)
 
 
+def with_slices(frame: Frame, slices: Sequence[StackSlice]) -> Frame:
+    """Put slices into a Frame that ended when it was taken."""
+    return replace(frame, stacks=tuple(replace(one, ended=frame.taken, ended_ns=frame.taken_ns) for one in slices))
+
+
 def with_slice(frames: Sequence[Frame], taken: StackSlice, at: int = -1) -> list[Frame]:
     """Put a slice of stacks that ends then into one of the Frames, by default the last."""
     put = list(frames)
-    put[at] = replace(put[at], stacks=(replace(taken, ended=put[at].taken, ended_ns=put[at].taken_ns),))
+    put[at] = with_slices(put[at], (taken,))
     return put
 
 
 def sample_stacks(frames: Sequence[Frame], taken: Sequence[StackSlice]) -> list[Frame]:
     """Put a slice of each rank into every fourth Frame; a Frame that was not permitted stays so."""
     return [
-        replace(
-            one,
-            stacks=tuple(replace(cut, ended=one.taken, ended_ns=one.taken_ns) for cut in taken)
-            if number % SLICE_EVERY_S == 1
-            else (),
-        )
-        if is_known(one.stacks)
-        else one
+        with_slices(one, taken if number % SLICE_EVERY_S == 1 else ()) if is_known(one.stacks) else one
         for number, one in enumerate(frames)
     ]
 

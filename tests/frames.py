@@ -245,13 +245,8 @@ _LOADER = LoaderSample(
 
 def make_loader(pid: int = 4211, workers: int = 2, **fields: Any) -> LoaderSample:
     """Build the loader queues of one rank, with batches ready."""
-    return replace(
-        _LOADER,
-        **(
-            {"pid": pid, "workers": workers, "queues": tuple(WorkerQueue(i, 4221 + i, 40) for i in range(workers))}
-            | fields
-        ),
-    )
+    queues = tuple(WorkerQueue(i, 4221 + i, 40) for i in range(workers))
+    return replace(_LOADER, pid=pid, workers=workers, **({"queues": queues} | fields))
 
 
 _OUTPUT = OutputSample(

@@ -202,12 +202,11 @@ def read(pid: int = 4000, last: int = 0, **fields: Any) -> Change:
 
     def change(frames: list[Frame]) -> list[Frame]:
         kept = len(frames) - last
-        return [
+        changed = (
             replace(one, processes=tuple(replace(p, **fields) if p.pid == pid else p for p in one.processes))
-            if number < kept
-            else one
-            for number, one in enumerate(frames)
-        ]
+            for one in frames[:kept]
+        )
+        return [*changed, *frames[kept:]]
 
     return change
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 from tests.frames import (
-    NOW,
-    NOW_NS,
+    later,
     make_cpu,
     make_driver,
     make_frame,
@@ -28,9 +26,7 @@ from tpmon.report.plain import PlainReport
 
 def at(seconds: float, **fields: Any) -> Frame:
     """Build a Frame ``seconds`` after the first, with no event unless one is given."""
-    return make_frame(
-        **{"taken": NOW + timedelta(seconds=seconds), "taken_ns": NOW_NS + int(seconds * 1e9), "events": (), **fields}
-    )
+    return later(make_frame(**({"events": ()} | fields)), seconds)
 
 
 def said(frames: list[Frame]) -> list[str]:

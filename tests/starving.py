@@ -78,17 +78,10 @@ def make_second(
     )
     own = {"runnable": 1 - wait, "waits_for": BATCH_WAIT if wait >= 0.5 else "running"} | (rank or {})
     demand = known_or(own["runnable"], 0.0) + sum(known_or(one.runnable, 0.0) for one in workers)
+    starved = {"ready_batches": 0.0, "empty_ratio": max(wait, 0.02), "queues": queues} | (loader or {})
     plain: dict[str, Any] = {
         "processes": (make_process(pid, **own), *workers),
-        "loader": (
-            make_loader(
-                pid,
-                len(workers),
-                **({"ready_batches": 0.0, "empty_ratio": max(wait, 0.02), "queues": queues} | (loader or {})),
-            ),
-        )
-        if workers
-        else (),
+        "loader": (make_loader(pid, len(workers), **starved),) if workers else (),
         "main_threads": (make_looks(pid, 10, batch_wait=round(10 * wait)),),
         "cpu": make_cpu(**({"runnable": demand, "used_cores": demand} | (cpu or {}))),
     }

@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from tests.budget import measure
-from tests.budget.bench_harm import Measured, Pair, Window, draw_pairs, estimate, is_counted, list_placebo, list_tpmon
+from tests.budget.bench_harm import Measured, Pair, Window, draw_pairs, estimate, is_counted, list_logs
 from tests.fake_nvml import FakeNvml
 from tests.frameworks.faults import Fault
 from tests.frameworks.hooked.matrix import ROWS as HOOKED
@@ -23,8 +23,7 @@ from tests.frameworks.matrix import HERE, choose
 from tests.frameworks.table import EXPECTED, FRAMEWORKS, ROWS
 from tests.gpu import nvml_latency
 from tests.gpu.parts import HERE as GPU
-from tests.gpu.parts import PARTS, list_files
-from tests.gpu.requirements import PYPROJECT, list_requirements
+from tests.gpu.parts import PARTS, PYPROJECT, list_files, list_requirements
 from tests.gpu.running import list_ways
 from tests.size import main, measure_python
 from tests.torch_build import read_torch_version
@@ -57,7 +56,7 @@ def test_each_factor_runs_once_in_a_pair_and_every_two_pairs_hold_all_four_combi
 @pytest.mark.parametrize(("tpmon", "placebo"), [(1.0, 1.0), (0.97, 1.0), (1.0, 0.97), (0.97, 1.03)])
 def test_the_effect_of_each_is_found_beside_that_of_the_other(tpmon, placebo):
     pairs = make_pairs(Random(7), 400, tpmon, placebo)
-    for logs, truth in ((list_tpmon(pairs), tpmon), (list_placebo(pairs), placebo)):
+    for logs, truth in ((list_logs(pairs, "tpmon"), tpmon), (list_logs(pairs, "placebo"), placebo)):
         found = estimate(logs, 7)
         assert found.ratio == pytest.approx(truth, abs=0.005)
         assert found.half < 0.006
@@ -66,7 +65,7 @@ def test_the_effect_of_each_is_found_beside_that_of_the_other(tpmon, placebo):
 def test_the_interval_holds_the_truth_about_as_often_as_it_says():
     held = 0
     for seed in range(100):
-        found = estimate(list_tpmon(make_pairs(Random(seed), 100, 0.99)), seed)
+        found = estimate(list_logs(make_pairs(Random(seed), 100, 0.99), "tpmon"), seed)
         held += found.low <= 0.99 <= found.high
     assert 88 <= held <= 99
 
@@ -74,7 +73,7 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says():
 def test_the_same_seed_draws_the_same_and_finds_the_same():
     one, other = (make_pairs(Random(3), 40, 1.0) for _ in range(2))
     assert one == other
-    assert estimate(list_tpmon(one), 3) == estimate(list_tpmon(other), 3)
+    assert estimate(list_logs(one, "tpmon"), 3) == estimate(list_logs(other, "tpmon"), 3)
 
 
 def test_a_pair_with_a_window_that_the_hypervisor_took_from_does_not_count():

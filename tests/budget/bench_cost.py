@@ -29,6 +29,7 @@ from tests.budget.measure import (
 from tests.cards import build_library
 
 HERE = Path(__file__).parent
+PROCESSES, THREADS, WAKING = 137, 3000, 100
 TPMON = [str(Path(sys.executable).with_name("tpmon"))]
 NO_LOOKS = ("--hang-after", "1h")
 """The tree only sleeps, which is a hang: the looks at all of it that follow once are measured by themselves."""
@@ -45,9 +46,9 @@ def build_cards(folder: str, tree: int) -> Mapping[str, str]:
     return build_library(folder) | {"TPMON_BENCH_PIDS": ",".join(map(str, sorted(children_of(tree))))}
 
 
-def start_tree(processes: int, threads: int, waking: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, str(HERE / "tree_program.py"), "--processes", str(processes)]
-    command += ["--threads", str(threads), "--waking", str(waking), "--torch"]
+def start_tree() -> subprocess.Popen[bytes]:
+    command = [sys.executable, str(HERE / "tree_program.py"), "--processes", str(PROCESSES)]
+    command += ["--threads", str(THREADS), "--waking", str(WAKING), "--torch"]
     tree = subprocess.Popen(command, stdout=subprocess.PIPE)
     tree.stdout.readline()
     return tree
@@ -63,9 +64,6 @@ def print_cost(name: str, cost: Cost) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--processes", type=int, default=137)
-    parser.add_argument("--threads", type=int, default=3000)
-    parser.add_argument("--waking", type=int, default=100)
     options = parser.parse_args()
     print(say_neighbours())
 
@@ -73,7 +71,7 @@ def main() -> None:
     bare = [run_cpu_seconds([sys.executable, "-c", ""]) * 1000 for _ in range(9)]
     print(f"--help: {statistics.median(helps):.0f} ms CPU (python alone {statistics.median(bare):.0f} ms)")
 
-    tree = start_tree(options.processes, options.threads, options.waking)
+    tree = start_tree()
     pid = str(tree.pid)
     library = tempfile.TemporaryDirectory()
     try:
@@ -92,7 +90,7 @@ def main() -> None:
             f"{statistics.median(f.wall_s for f in loaded):.2f} s wall; "
             f"importing textual alone {statistics.median(imports):.2f} s CPU (medians of 7, in turn)"
         )
-        print(f"tree: {options.processes} processes, {options.threads} threads, {options.waking} waking")
+        print(f"tree: {PROCESSES} processes, {THREADS} threads, {WAKING} waking")
         print(f"{'one core = 100 %':<34} {'CPU %':>6} {'child':>6} {'RSS MB':>7} {'child':>7} {'fds':>6} {'KB/s':>7}")
         for name, width, height, env in (
             ("tpmon 200x50, 8 cards", 200, 50, cards),

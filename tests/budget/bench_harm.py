@@ -108,19 +108,9 @@ def is_counted(pair: Pair) -> bool:
     return all(one.stolen <= MOST_STOLEN and one.rate > 0 for one in pair)
 
 
-def list_tpmon(pairs: Sequence[Pair]) -> list[float]:
-    """Return the log ratios of steps a second, with tpmon to without."""
-    return [_log_ratio(pair, pair[0].window.tpmon) for pair in pairs]
-
-
-def list_placebo(pairs: Sequence[Pair]) -> list[float]:
-    """Return the log ratios of steps a second, with the placebo to without."""
-    return [_log_ratio(pair, pair[0].window.placebo) for pair in pairs]
-
-
-def _log_ratio(pair: Pair, first_is_with: bool) -> float:
-    first, second = pair
-    return math.log(first.rate / second.rate) * (1 if first_is_with else -1)
+def list_logs(pairs: Sequence[Pair], factor: str) -> list[float]:
+    """Return the log ratios of steps a second, with ``factor``, "tpmon" or "placebo", to without."""
+    return [math.log(one.rate / other.rate) * (1 if getattr(one.window, factor) else -1) for one, other in pairs]
 
 
 def estimate(logs: Sequence[float], seed: int) -> Interval:
@@ -271,7 +261,7 @@ class Bench:
 
 def judge(pairs: list[Pair], seed: int) -> tuple[Interval, Interval]:
     """Return what tpmon and what the placebo did to the steps."""
-    return estimate(list_tpmon(pairs), seed), estimate(list_placebo(pairs), seed)
+    return estimate(list_logs(pairs, "tpmon"), seed), estimate(list_logs(pairs, "placebo"), seed)
 
 
 def print_mode(mode: str, options: argparse.Namespace) -> None:

@@ -6,7 +6,6 @@ process and of its ended children (fields 14 to 17 of /proc/PID/stat), so each p
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -22,6 +21,7 @@ from tests.budget.measure import environment, find_working, say_neighbours
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+MEASURED_S = 60.0
 WARM_S = 20.0
 """The dumps and the first slice, which are fast, are over by then."""
 
@@ -39,7 +39,7 @@ def training() -> Iterator[int]:
 
 @contextmanager
 def tree() -> Iterator[int]:
-    process = start_tree(137, 3000, 100)
+    process = start_tree()
     yield process.pid
     process.terminate()
     process.wait()
@@ -52,15 +52,15 @@ def used_s(pid: int) -> tuple[float, float]:
     return sum(map(int, own)) / TICKS_PER_S, sum(map(int, ended)) / TICKS_PER_S
 
 
-def measure(pid: int, seconds: float, *flags: str) -> None:
-    """Print the cost of one tpmon over ``seconds``, and what its stacks brought."""
+def measure(pid: int, *flags: str) -> None:
+    """Print the cost of one tpmon over a minute, and what its stacks brought."""
     with tempfile.TemporaryFile("w+b") as frames:
         process = subprocess.Popen(
             [*TPMON, "attach", str(pid), "--json", *flags], stdout=frames, env=environment(NO_CARDS)
         )
         time.sleep(WARM_S)
         (own, ended), begin = used_s(find_working(process.pid)), time.monotonic()
-        time.sleep(seconds)
+        time.sleep(MEASURED_S)
         (own_after, ended_after), spent = used_s(find_working(process.pid)), time.monotonic() - begin
         process.terminate()
         process.wait()
@@ -77,9 +77,6 @@ def measure(pid: int, seconds: float, *flags: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each measurement")
-    options = parser.parse_args()
     print(say_neighbours())
     for name, job in (("a training of one rank", training), ("8 ranks, 128 workers, 3,000 threads", tree)):
         with job() as pid:
@@ -87,7 +84,7 @@ def main() -> None:
                 f"{name}\n  {'one core = 100 %':<28} {'tpmon':>8} {'py-spy':>8} {'sum':>8} {'slices':>7} {'samples':>8}"
             )
             for flags in ((), ("--no-stacks",)):
-                measure(pid, options.seconds, *flags)
+                measure(pid, *flags)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.frameworks.matrix import read_versions
 from tests.traces import A100, HOST
 
 ROOT = Path(__file__).parents[2]
@@ -53,11 +54,7 @@ found.get_idle_time_breakdown(visualize=False)
 found.get_comm_comp_overlap(visualize=False)
 found.get_cuda_kernel_launch_stats(visualize=False)
 """
-VERSIONS = """
-import importlib.metadata as found, platform
-names = ("torch-tb-profiler", "HolisticTraceAnalysis", "pandas", "numpy")
-print(", ".join(f"{name} {found.version(name)}" for name in names) + f", Python {platform.python_version()}")
-"""
+BESIDE = ("torch-tb-profiler", "HolisticTraceAnalysis", "pandas", "numpy")
 RECORD = """
 import sys, torch
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -227,8 +224,8 @@ def describe(beside: str) -> Iterator[str]:
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     yield f"commit {commit or 'unknown'}; {os.cpu_count()} CPUs, load {load}; Python {sys.version.split()[0]}"
     if beside:
-        said = subprocess.run([beside, "-c", VERSIONS], capture_output=True, text=True, check=True).stdout
-        yield f"beside: {said.strip()}; stopped at {LIMIT_S} s of CPU or {LIMIT_MB} MB"
+        said = ", ".join(f"{name} {version}" for name, version in read_versions(beside, BESIDE).items())
+        yield f"beside: {said}; stopped at {LIMIT_S} s of CPU or {LIMIT_MB} MB"
     yield ""
     yield "| file | tool | CPU s | peak MB | |"
     yield "|---|---|---|---|---|"

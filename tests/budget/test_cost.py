@@ -130,7 +130,7 @@ def test_the_first_picture_of_5_mb_costs_about_twice_what_numpy_and_textual_do(t
 
 @pytest.fixture(scope="module")
 def tree():
-    process = start_tree(137, 3000, 100)
+    process = start_tree()
     yield process
     process.terminate()
     process.wait()

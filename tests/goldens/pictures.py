@@ -1,8 +1,11 @@
-"""List the golden pictures and paint them as text: what `make goldens` writes and tests compare."""
+"""List the golden pictures and paint them as text: what `make goldens` writes and tests compare.
+
+``python -m tests.goldens.pictures`` writes Frames, pictures and docs/screens.md anew; read the diff before committing it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -192,3 +195,39 @@ def write_screens_page() -> str:
             text = (folder / f"{name}.txt").read_text(encoding="utf-8")
             parts.append(f"## {heading}\n\n{words}\n\n```text\n{text}```\n")
     return "\n".join(parts)
+
+
+def _write(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path}")
+
+
+def _remove_others(folder: Path, kept: Iterable[Path]) -> None:
+    for path in set(folder.iterdir()) - set(kept):
+        path.unlink()
+        print(f"removed {path}")
+
+
+def main() -> None:
+    from tests.goldens import trace_views
+
+    FRAMES.mkdir(exist_ok=True)
+    PICTURES.mkdir(exist_ok=True)
+    for state in STATES:
+        _write(frame_path(state), encode_state(state))
+    listed = list(list_pictures())
+    for picture in listed:
+        _write(picture_path(picture), write_text(paint_picture(picture)))
+    _remove_others(FRAMES, map(frame_path, STATES))
+    _remove_others(PICTURES, map(picture_path, listed))
+    trace_views.FOLDER.mkdir(exist_ok=True)
+    traces = list(trace_views.list_pictures())
+    for one in traces:
+        _write(trace_views.picture_path(one), write_text(trace_views.paint_picture(one)))
+    _remove_others(trace_views.FOLDER, map(trace_views.picture_path, traces))
+    _write(SCREENS_PAGE, write_screens_page())
+
+
+if __name__ == "__main__":
+    main()

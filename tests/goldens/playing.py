@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tests.any_windows import SLICE_EVERY_S, with_slices
 from tests.judging import follow, line_up
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.watch.tracker import WatchedTime
 from tpmon.model.frame import Event, Frame
 from tpmon.model.known import known_or
 from tpmon.model.stacks import StackSlice
-
-SLICE_EVERY_S = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +24,13 @@ class Played:
 
 def play(frames: Sequence[Frame]) -> Played:
     """Judge Frames a second apart, the last of them taken when it says."""
-    return replay(list(map(_place_slices, line_up(frames))))
+    return replay([with_slices(one, one.stacks) if known_or(one.stacks, ()) else one for one in line_up(frames)])
 
 
 def replay(frames: Sequence[Frame]) -> Played:
     judged = list(follow(frames, Standing(watch=WatchedTime(may_ask=True))))
     told = tuple(event for one in judged for event in one.frame.events)
     return Played(replace(judged[-1].frame, stacks=()), told)
-
-
-def _place_slices(frame: Frame) -> Frame:
-    slices = tuple(replace(one, ended=frame.taken, ended_ns=frame.taken_ns) for one in known_or(frame.stacks, ()))
-    return replace(frame, stacks=slices) if slices else frame
 
 
 def hold(frame: Frame, seconds: int, slices: Sequence[StackSlice] = ()) -> list[Frame]:

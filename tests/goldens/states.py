@@ -1,7 +1,7 @@
 """The situations that the goldens show, each as a Frame with its history.
 
 Numbers are written by hand after real runs (two gloo ranks on two cores; the 8-card node of the
-cost measurements); ``tests/goldens/update.py`` writes the Frames and the pictures beside this file.
+cost measurements); ``tests/goldens/pictures.py`` writes the Frames and the pictures beside this file.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ Each card is read eleven times, a second apart, as tpmon's own child does. Run: 
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -55,12 +54,5 @@ def measure(nvml: Any, rounds: int, pause_s: float) -> dict[str, dict[str, float
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    options = parser.parse_args()
-    print(json.dumps(measure(load_pynvml(), options.rounds, 1.0), indent=1))
-
-
 if __name__ == "__main__":
-    main()
+    print(json.dumps(measure(load_pynvml(), ROUNDS, 1.0), indent=1))

@@ -62,7 +62,8 @@ def tell(path: Path, result: Result) -> None:
     print(f"{result.name} seed {result.seed} {age}: {word}: {result.said}: {result.summary}", flush=True)
 
 
-def parse_options() -> argparse.Namespace:
+def main() -> int:
+    """Run the matrix and print it; exit 1 when something was not right, or not looked at."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="names of programs, separated by commas; hung and alive are groups")
     parser.add_argument("--runs", type=int, default=10, help="runs of each program, each with its own seed")
@@ -79,12 +80,6 @@ def parse_options() -> argparse.Namespace:
     options = parser.parse_args()
     if min(options.jobs, options.cores, options.at_once) < 1:
         parser.error("--jobs, --cores and --at-once: 1 or more")
-    return options
-
-
-def main() -> int:
-    """Run the matrix and print it; exit 1 when something was not right, or not looked at."""
-    options = parse_options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every program ends and is swept up
     rows = choose(options.only)
     failed = 0

@@ -98,9 +98,7 @@ def two_optimizers() -> None:
             optimizer.step()
 
 
-def lbfgs() -> None:
-    net, _ = model()
-    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3)
+def close_around(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     for x, _ in DataLoader(DATA, batch_size=8):
 
         def closure(x=x):
@@ -112,17 +110,13 @@ def lbfgs() -> None:
         optimizer.step(closure)
 
 
+def lbfgs() -> None:
+    net, _ = model()
+    close_around(net, torch.optim.LBFGS(net.parameters(), max_iter=3))
+
+
 def closure_around_all() -> None:
-    net, optimizer = model()
-    for x, _ in DataLoader(DATA, batch_size=8):
-
-        def closure(x=x):
-            optimizer.zero_grad()
-            loss = net(x).pow(2).mean()
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
+    close_around(*model())
 
 
 def evaluation() -> None:

@@ -61,10 +61,6 @@ class WindowResult:
         return self.low <= self.truth <= self.high
 
 
-def truth_between(first: TruthNow, last: TruthNow) -> float:
-    return 100 * (last.waited_ns - first.waited_ns) / max(1, last.taken_ns - first.taken_ns)
-
-
 def compare(readings: list[Reading]) -> WindowResult | None:
     """Measure one window as tpmon's rules do; None where it could not tell."""
     frames = [reading.frame for reading in readings]
@@ -75,7 +71,8 @@ def compare(readings: list[Reading]) -> WindowResult | None:
     for rank in scene.ranks:
         if is_known(rank.data_wait):
             share = rank.data_wait.share
-            truth = truth_between(readings[0].truth, readings[-1].truth)
+            first, last = readings[0].truth, readings[-1].truth
+            truth = 100 * (last.waited_ns - first.waited_ns) / max(1, last.taken_ns - first.taken_ns)
             shown = read_shown(frames[-1])
             return WindowResult(truth, 100 * share.ratio, 100 * share.low, 100 * share.high, said, shown)
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tpmon.model.verdict import EXIT_CODES, Kind
+from tpmon.model.verdict import Kind
 
 FAULT = 10
 """Exit code of the kinds that accuse: none of them may be named on a healthy program."""
@@ -66,9 +66,6 @@ class Row:
 
     def accepts(self, kind: str, cause: str) -> bool:
         return any(label.fits(kind, cause) for label in (self.label, *self.also))
-
-    def accuses(self, kind: str) -> bool:
-        return EXIT_CODES[Kind(kind)] == FAULT
 
 
 COMPUTE = Label(Kind.COMPUTE_BOUND, "cpu")

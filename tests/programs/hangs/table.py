@@ -111,7 +111,7 @@ ROWS = (
     Row("stopped_rank", STOPPED, must=ONLY_PROCESS, ranks=SOME_RANKS, file=RANK, way="stopped"),
     Row("stopped_worker", STOPPED, must=ONLY_PROCESS, file=WORKER, way="stopped"),
     Row("gil_held", _hung("lock"), must=WITH_THREAD, file=THREAD, way="interpreter held"),
-    Row("thread_left", _hung("lock"), must=WITH_THREAD),
+    Row("thread_left", _hung("lock"), must=WITH_THREAD, file=THREAD, way="left"),
     Row("stdin", Label(Kind.IDLE, "waiting-for-input")),
 )
 """Programs that hang. ``dead_pool_worker`` keeps no trace of the process that died: its pool replaced it."""

@@ -1,15 +1,19 @@
 """Let the loop wait for what a thread of the program keeps, in the way that is named.
 
-Run: thread_hangs.py --way NAME; the ways are the functions of WAYS.
+Run: thread_hangs.py --way NAME; the ways are the functions of WAYS, and "left", in which the loop has ended.
 """
 
 import ctypes
+import queue
+import socket
 import threading
 
 from hang import Hang
 
 totals, log = threading.Lock(), threading.Lock()
-thread_is_there, loop_is_there = threading.Event(), threading.Event()
+thread_is_there, loop_is_there, is_over = threading.Event(), threading.Event(), threading.Event()
+work: "queue.Queue[int]" = queue.Queue()
+pair = socket.socketpair()
 LONG_S = 1_000_000
 
 
@@ -64,10 +68,34 @@ def ask() -> None:
         start(decode, "decoder")
 
 
+def write_back() -> None:
+    is_over.wait()
+    program.tell()
+    work.get()
+
+
+def listen() -> None:
+    is_over.wait()
+    one, _other = pair
+    program.tell()
+    one.recv(1)
+
+
+def leave_behind() -> None:
+    """End the training while a thread that is no daemon still waits: the interpreter waits for the thread."""
+    target = program.draw.choice((write_back, listen))
+    threading.Thread(target=target, name="result-writer").start()
+    program.train_and_end()
+    is_over.set()
+
+
 def start(target: object, name: str) -> None:
     threading.Thread(target=target, name=name, daemon=True).start()
 
 
 WAYS = {"lock held": note, "lock order": add_up, "interpreter held": ask}
 program = Hang(__doc__, ("--way", str, "lock held"))
-program.train_until(WAYS[program.options.way])
+if program.options.way == "left":
+    leave_behind()
+else:
+    program.train_until(WAYS[program.options.way])

@@ -6,8 +6,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from textual.events import Paste
-
 from tests.frames import NOW_NS, make_frame, make_process, make_pulses, make_worker
 from tpmon.model.frame import Frame
 from tpmon.model.results.doctor import Update
@@ -141,7 +139,3 @@ class Checks(dict[str, Callable[[Session], Awaitable[None]]]):
             return check
 
         return register
-
-
-def paste(text: str) -> Paste:
-    return Paste(text)

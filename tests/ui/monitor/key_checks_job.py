@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+from textual.events import Paste
+
 from tests.frames import make_event, make_finding
-from tests.ui.monitor.driving import JOB, Checks, paste
+from tests.ui.monitor.driving import JOB, Checks
 from tpmon.errors import ExitCode
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.ui.kit.keys import Overlay
@@ -145,7 +147,7 @@ async def _(s):
     await s.press(*"4222")
     assert rows(s) == (4222,)
     assert "/4222" in s.text
-    s.app.post_message(paste("\n"))
+    s.app.post_message(Paste("\n"))
     await s.pilot.pause()
     assert s.view.filter_text == "4222"
 
