@@ -97,7 +97,7 @@ $(TENSORBOARD_READY):
 	@touch $@
 
 test-tensorboard: torch-for-tests $(TENSORBOARD_READY) ## whether TensorBoard's profiler plugin reads what both back ends captured
-	@TENSORBOARD_PYTHON='$(abspath $(TENSORBOARD_BIN)/python)' PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -q -s tests/programs/test_capture_tensorboard.py $(PYTEST)
+	@TENSORBOARD_PYTHON='$(abspath $(TENSORBOARD_BIN)/python)' PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -q -s tests/programs/test_capture_elsewhere.py $(PYTEST)
 
 WHEELS_FOLDER := $(or $(WHEELS),wheels)
 GPU_BIN := $(if $(WHEELS),.venv-gpu/bin,$(BIN))
@@ -203,7 +203,7 @@ $(FRAMEWORKS_READY):
 
 test-frameworks: setup $(if $(FRAMEWORKS_PYTHON),,$(FRAMEWORKS_READY)) ## what the hook counts in Lightning, Accelerate, Trainer, DeepSpeed, DDP, FSDP ..., and a capture; FRAMEWORKS="--only ddp"
 	@$(BIN)/python -m tests.frameworks.hooked.matrix --python '$(FRAMEWORKS_RUN)' $(FRAMEWORKS)
-	@$(if $(FRAMEWORKS),,echo && FRAMEWORKS_PYTHON='$(FRAMEWORKS_RUN)' PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -q tests/programs/test_capture_lightning.py)
+	@$(if $(FRAMEWORKS),,echo && FRAMEWORKS_PYTHON='$(FRAMEWORKS_RUN)' PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -q tests/programs/test_capture_elsewhere.py)
 
 test-faults: setup $(if $(FRAMEWORKS_PYTHON),,$(FRAMEWORKS_READY)) ## verdicts on Trainer, Lightning and Accelerate with faults; FRAMEWORKS="--help"
 	@$(BIN)/python -m tests.frameworks.matrix --python '$(FRAMEWORKS_RUN)' $(FRAMEWORKS)

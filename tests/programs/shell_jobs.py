@@ -15,7 +15,6 @@ from tests.programs.causes.running import end_tree
 from tests.programs.conftest import READY_S, TORCHRUN, start_logged
 from tests.waiting import wait_until
 
-LOAD = 0.25
 LOG = "output.log"
 
 
@@ -41,7 +40,7 @@ def commands(folder: Path) -> dict[str, tuple[tuple[str, ...], int]]:
         return ("job_train.py", "--ready", str(folder / name), *options)
 
     return {
-        "torchrun": ((*TORCHRUN, "--standalone", "--nproc-per-node", "2", *train("torchrun", "--load", str(LOAD))), 2),
+        "torchrun": ((*TORCHRUN, "--standalone", "--nproc-per-node", "2", *train("torchrun", *quiet)), 2),
         "node 0": ((*node, "--node-rank", "0", *train("node 0", "--workers", "1", *quiet)), 1),
         "node 1": ((*node, "--node-rank", "1", *train("node 1", "--workers", "1", *quiet)), 1),
         "spawned workers": ((sys.executable, *train("spawned workers", "--context", "spawn", *quiet)), 1),

@@ -27,7 +27,7 @@ from tests.members import describe_changes
 from tests.nobody import AS_NOBODY, NOBODY
 from tests.programs.chaos_watch import ROOT, TPMON, Document, Watch, ask_once, by_pid, run_tpmon, watch
 from tests.programs.conftest import TORCHRUN, Program, run_program
-from tests.programs.shell_jobs import LOAD, Started, jobs
+from tests.programs.shell_jobs import Started, jobs
 from tests.torch_build import needs_torch, read_torch_version
 from tests.waiting import wait_until
 from tpmon.model.process import Role
@@ -134,13 +134,6 @@ def test_every_process_has_rates_in_the_only_frame(answers: dict[str, Document])
         assert process["device_read_bytes_s"] >= 0
 
 
-def test_threads_are_as_many_as_the_system_says(answers: dict[str, Document]) -> None:
-    for process in answers["by launcher"]["processes"]:
-        fields = Path(f"/proc/{process['pid']}/status").read_text().split()
-        assert process["threads"] == int(fields[fields.index("Threads:") + 1]), process["role"]
-        assert process["threads"] == sum(group["count"] for group in process["thread_groups"])
-
-
 def test_two_nodes_on_one_host_stay_two_jobs(answers: dict[str, Document], jobs: dict[str, Started]) -> None:
     for number in (0, 1):
         frame, job = answers[f"node {number}"], jobs[f"node {number}"]
@@ -196,40 +189,6 @@ def test_each_job_is_listed_once(jobs: dict[str, Started]) -> None:
     assert (mine["script"], mine["ranks"], mine["workers"]) == ("job_train.py", 2, 4)
 
 
-def read_pidstat(pids: list[int]) -> dict[int, float]:
-    """Return CPU % of each PID over the second that begins now."""
-    command = ["pidstat", "-u", "-p", ",".join(map(str, pids)), "1", "1"]
-    text = subprocess.run(command, env={**os.environ, "LC_ALL": "C"}, capture_output=True, text=True, check=True).stdout
-    lines = [line.split() for line in text.splitlines()]
-    header = next(line for line in lines if "%CPU" in line)
-    # counted from the right: the time at the left has one column or two
-    pid, cpu = header.index("PID") - len(header), header.index("%CPU") - len(header)
-    averages = [line for line in lines if line and line[0] == "Average:" and "PID" not in line]
-    return {int(line[pid]): float(line[cpu]) for line in averages}
-
-
-@pytest.mark.skipif(shutil.which("pidstat") is None, reason="pidstat (sysstat) is not installed")
-def test_cpu_agrees_with_pidstat_over_the_same_second(jobs: dict[str, Started]) -> None:
-    job = jobs["torchrun"]
-    members = [job.root, *job.ranks.values(), *(pid for one in job.workers.values() for pid in one.values())]
-    apart: list[dict[int, tuple[float, float]]] = []
-    with watch(job.root) as tpmon:
-        for _ in range(3):  # two programs never start at the same instant; the load is steady
-            begin = tpmon.wait_for_next()
-            theirs = read_pidstat(members)
-            frame = tpmon.wait_for(lambda _: True, after_ns=begin["taken_ns"])
-            ours = {pid: process["cpu_pct"] for pid, process in by_pid(frame).items()}
-            assert ours.keys() == theirs.keys() == {*members}
-            apart.append({pid: (ours[pid], theirs[pid]) for pid in members})
-            if all(abs(mine - other) <= 5 for mine, other in apart[-1].values()):
-                break
-        else:
-            pytest.fail(f"tpmon and pidstat differ by more than 5 points: {apart}")
-        burnt = [apart[-1][pid][0] for pid in job.ranks.values()]
-        assert min(burnt) > 100 * LOAD / 2, "the ranks burn too little to compare"
-        assert tpmon.interrupt() == (130, "")
-
-
 @pytest.fixture(scope="module")
 def nobody() -> Sequence[str]:
     """Return the command that runs another one as a user of no rights; skips where that cannot be."""
@@ -242,17 +201,6 @@ def nobody() -> Sequence[str]:
     if tried.returncode:
         pytest.skip(f"cannot run as another user: {tried.stderr.strip()}")
     return AS_READING_NOBODY
-
-
-def test_a_stopped_job_is_said_to_be_stopped(jobs: dict[str, Started]) -> None:
-    pid = jobs["served workers"].root
-    with watch(pid, "-i", "0.5") as tpmon:
-        os.kill(pid, signal.SIGSTOP)
-        stopped = tpmon.wait_for(lambda frame: frame["target"]["state"] == "stopped")
-        assert by_pid(stopped)[pid]["state"] == "T"
-        assert by_pid(stopped)[pid]["waits_for"] == "stopped by a signal"
-        os.kill(pid, signal.SIGCONT)
-        tpmon.wait_for(lambda frame: frame["target"]["state"] == "running", after_ns=stopped["taken_ns"])
 
 
 def check_no_stale_rows(frames: Sequence[Document], died_ns: dict[int, int]) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,8 @@ def test_the_key_stays_within_its_cpu_and_stops_nothing(program: Program):
     assert min(costs) <= CPU_S * slowness([measure_import()])
     with sampling(list(program.trainers)) as looks:
         found, *_ = ask(job, WALL_S * SLOWER)
+    those = [thread for group in found.groups for thread in group.threads if thread.role is Role.WORKER]
+    assert {(thread.rank, thread.worker) for thread in those} == set(product(range(RANKS), range(WORKERS)))
     assert found.paused_ms <= STOPS_MS
     assert found.paused_ms == 0.0, "nothing asked for a stop"
     assert set(looks.tracers) == {"0"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump, Motion, StackGroup
 from tpmon.model.known import is_known
-from tpmon.model.process import Role, ThreadKind
+from tpmon.model.process import ThreadKind
 from tpmon.model.verdict import Kind
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.spy.dump import Dumper, dumpable
@@ -93,18 +92,3 @@ def test_each_rank_is_named_by_a_fold_of_two_dumps_and_by_none_of_them(tmp_path)
         assert (odd.rank, odd.host) == (2, "host-1")
         assert (verdict.kind, verdict.rank) == (Kind.NOT_ENOUGH_EVIDENCE, 2)
         assert "if it stays so, hung (missing-rank): 2 of 3 ranks wait for rank 2 on host-1" in verdict.summary
-
-
-@pytest.mark.long
-def test_workers_that_were_spawned_are_told_apart(tmp_path):
-    command = (sys.executable, "job_train.py", "--ready", "{ready}", "--context", "spawn")
-    with run_program((*command, "--workers", "2"), tmp_path, 1) as program:
-        found = dump(program.pid)
-        assert found.errors == ()
-        workers = {
-            thread.worker for group in main_groups(found) for thread in group.threads if thread.role is Role.WORKER
-        }
-        assert workers == {0, 1}
-        for group in main_groups(found):
-            if group.threads[0].role is Role.WORKER:
-                assert "job_train.py" in group.doing or "work" in group.doing or "batch" in group.doing
