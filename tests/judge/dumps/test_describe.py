@@ -156,67 +156,36 @@ def test_a_pool_is_idle_at_its_own_queue_alone_and_not_in_whatever_is_called_get
 # frameworks, in the names of torch 2.13, lightning 2.6, accelerate 1.15, transformers 5.23 and deepspeed 0.19
 
 TABLE = Path(__file__).parents[2] / "data" / "framework_stacks.txt"
-FOLDERS = {
-    "T": f"{SITE}/torch",
-    "D": f"{SITE}/deepspeed",
-    "A": f"{SITE}/accelerate",
-    "H": f"{SITE}/transformers",
-    "P": f"{SITE}/lightning/pytorch",
-    "F": f"{SITE}/lightning/fabric",
-    "S": SITE,
-    "L": LIB,
-    "U": "/run",
-}
-MOD = "Module._wrapped_call_impl T:nn/modules/module.py > Module._call_impl T:nn/modules/module.py"
-W = "wrapper T:distributed/c10d_logger.py"
-C = "T:distributed/distributed_c10d.py"
-BW = "Tensor.backward T:_tensor.py > backward T:autograd/__init__.py > _engine_run_backward T:autograd/graph.py"
-
-
-def stack(text: str) -> tuple[StackFrame, ...]:
-    """Build a stack below line 40 of train.py: "function FOLDER:file > function FOLDER:file"."""
-    frames = [StackFrame("<module>", "/run/train.py", 90), StackFrame("train", "/run/train.py", 40)]
-    for one in text.split(" > "):
-        function, place = one.rsplit(" ", 1)
-        folder, _, file = place.partition(":")
-        frames.append(StackFrame(function, f"{FOLDERS[folder]}/{file}", 7))
-    return tuple(frames)
-
-
-def read_rows() -> list[tuple[str, str, str, WaitReason]]:
-    """Read name, stack, words and wait of each row of the table."""
-    rows = []
-    for line in TABLE.read_text().splitlines():
-        if not line.startswith("#"):
-            name, words, wait, text = line.split(" | ")
-            rows.append((name, text.format(MOD=MOD, W=W, C=C, BW=BW), words, WaitReason[wait]))
-    return rows
-
-
-ROWS = read_rows()
-
-
-@pytest.mark.parametrize(("name", "text", "words", "wait"), ROWS, ids=[row[0] for row in ROWS])
-def test_what_a_rank_does_is_said_in_known_words_and_shown_in_the_users_lines_and_a_word_for_each_library(
-    name, text, words, wait
-):
-    doing = describe_stack(Role.RANK, ThreadKind.MAIN, stack(text))
-    assert doing.text in (f"{words} train.py:40", words), name
-    assert doing.wait is wait
-    shown = collapse_frames(stack(text))
-    assert [(one.text, one.is_users) for one in shown[:2]] == [
-        ("<module> train.py:90", True),
-        ("train train.py:40", True),
-    ]
-    assert len(shown) <= 5, name
-    if wait is WaitReason.COLLECTIVE:
-        assert shown[-1].text == words
-
-
-SAVING = stack("Trainer.save_checkpoint P:trainer/trainer.py > save T:serialization.py")
-WAITING = stack(
-    f"Trainer.save_checkpoint P:trainer/trainer.py > DDPStrategy.barrier P:strategies/ddp.py > {W} > barrier {C}"
+MOD = "Module._wrapped_call_impl torch/nn/modules/module.py:7 > Module._call_impl torch/nn/modules/module.py:7"
+W = "wrapper torch/distributed/c10d_logger.py:7"
+C = "torch/distributed/distributed_c10d.py:7"
+BW = (
+    "Tensor.backward torch/_tensor.py:7 > backward torch/autograd/__init__.py:7"
+    " > _engine_run_backward torch/autograd/graph.py:7"
 )
+
+
+ROWS = [line.split(" | ") for line in TABLE.read_text().splitlines() if not line.startswith("#")]
+
+
+@pytest.mark.parametrize(("words", "wait", "text"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_what_a_rank_does_is_said_in_known_words_and_shown_in_the_users_lines_and_a_word_for_each_library(
+    words, wait, text
+):
+    frames = in_train(text.format(MOD=MOD, W=W, C=C, BW=BW))
+    doing = describe_stack(Role.RANK, ThreadKind.MAIN, frames)
+    assert doing.text in (f"{words} train.py:40", words)
+    assert doing.wait is WaitReason[wait]
+    shown = [(one.text, one.is_users) for one in collapse_frames(frames)]
+    assert shown[:2] == [("<module> train.py:90", True), ("train train.py:40", True)]
+    assert len(shown) <= 5
+    if doing.wait is WaitReason.COLLECTIVE:
+        assert shown[-1][0] == words
+
+
+SAVED = "Trainer.save_checkpoint lightning/pytorch/trainer/trainer.py:7"
+SAVING = in_train(f"{SAVED} > save torch/serialization.py:7")
+WAITING = in_train(f"{SAVED} > DDPStrategy.barrier lightning/pytorch/strategies/ddp.py:7 > {W} > barrier {C}")
 
 
 def test_the_rank_that_writes_is_told_from_those_that_wait_for_its_checkpoint():
@@ -238,10 +207,6 @@ def test_the_threads_of_process_groups_are_told_together_and_accuse_nobody():
     assert {group.threads[0].name: len(group.threads) for group in native} == dict.fromkeys(WATCHED, 4)
 
 
-def native(function: str) -> StackFrame:
-    return StackFrame(function, f"{SITE}/torch/lib/libtorch_cpu.so", 0)
-
-
 @pytest.mark.parametrize(
     ("function", "text", "wait"),
     [
@@ -254,11 +219,11 @@ def native(function: str) -> StackFrame:
 )
 def test_frames_of_c_tell_what_a_line_alone_does_not(function, text, wait):
     """work.wait() and .item() have no frame of Python; --native shows those of C below them."""
-    users = (StackFrame("<module>", "/run/train.py", 90), StackFrame("train", "/run/train.py", 40))
-    frames = (*users, native("THPVariable_item"), native(function), native("?"))
+    names = ("THPVariable_item", function, "?")
+    frames = in_train(" > ".join(f"{name} torch/lib/libtorch_cpu.so:0" for name in names))
     doing = describe_stack(Role.RANK, ThreadKind.MAIN, frames)
     assert (doing.text, doing.wait) == (text, wait)
-    assert texts(frames)[2:] == ["THPVariable_item libtorch_cpu.so", f"{function} libtorch_cpu.so", "? libtorch_cpu.so"]
+    assert texts(frames)[2:] == [f"{name} libtorch_cpu.so" for name in names]
 
 
 # one line of the user makes many collectives

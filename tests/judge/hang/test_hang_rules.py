@@ -275,26 +275,20 @@ def test_stacks_that_stay_in_one_place_are_a_further_source_and_with_them_half_a
     assert type(judge_no_progress(scene_of(quiet_frame(), [moving], seconds=40))) is Cleared
 
 
-def test_a_standstill_that_was_seen_to_begin_has_its_onset():
-    frames = hold(quiet_frame(quiet_rank(waits_unchanged_s=86.0)), 100)
-    frames[:12] = [replace(frame, processes=(make_process(),)) for frame in frames[:12]]
-    assert judge_no_progress(see(frames)).held_ns == frames[-1].taken_ns - 86 * SECOND
-
-
 def growing(seconds, unchanged_at_end_s, log_age_s):
     """Build a standstill whose waits grow by a second each second."""
+    frames = hold(quiet_frame(output=(old_log(log_age_s),), loader=()), seconds)
+    waited_s = [max(0.0, unchanged_at_end_s - seconds + i) for i in range(seconds + 1)]
     return [
-        replace(
-            frame,
-            processes=(quiet_rank(waits_unchanged_s=max(0.0, unchanged_at_end_s - seconds + i)),),
-            output=(old_log(log_age_s),),
-            loader=(),
-        )
-        for i, frame in enumerate(hold(quiet_frame(), seconds))
+        replace(frame, processes=(quiet_rank(waits_unchanged_s=one),))
+        for frame, one in zip(frames, waited_s, strict=True)
     ]
 
 
 def test_a_hang_is_as_old_as_its_wait_and_older_where_the_log_says_so():
+    frames = hold(quiet_frame(quiet_rank(waits_unchanged_s=86.0)), 100)
+    frames[:12] = [replace(frame, processes=(make_process(),)) for frame in frames[:12]]
+    assert judge_no_progress(see(frames)).held_ns == frames[-1].taken_ns - 86 * SECOND
     seen = conclude(growing(140, 90.0, 120.0))
     assert (seen.since, seen.since_is) == (NOW - timedelta(seconds=90), SinceIs.ONSET)
     found = conclude(growing(90, 90.0, 1560.0))
