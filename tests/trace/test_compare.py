@@ -173,9 +173,7 @@ def test_a_trace_that_is_empty_or_marks_no_steps_is_compared_to_nothing(tmp_path
 def test_noise_alone_seldom_leaves_the_interval(steps, tmp_path):
     """Of two runs of the same speed the 95 % interval misses 1 in about 5 % of the cases."""
     draw = random.Random(steps)
-    old, new = analyze(
-        [train(tmp_path / "old.json", [1000] * steps), train(tmp_path / "new.json", [1000] * steps)]
-    ).files
+    old, new = analyze([train(tmp_path / f"{name}.json", [1000] * steps) for name in ("old", "new")]).files
     missed = 0
     for _ in range(1000):
         found = compare_traces(*(shake(file, draw) for file in (old, new)))

@@ -24,8 +24,9 @@ def analyse(built: SnapshotBuilder, tmp_path: Path) -> DeviceSnapshot:
     return analyze_snapshots([built.write(tmp_path / "s.pickle")]).files[0].devices[0]
 
 
-def test_the_pieces_of_a_device_add_up(tmp_path):
-    pieces = analyse(training(), tmp_path).pieces
+def test_of_a_device_pieces_add_up_what_lives_is_summed_by_stack_and_the_peak_is_found_backwards(tmp_path):
+    device = analyse(training(), tmp_path)
+    pieces = device.pieces
     assert (pieces.segments, pieces.reserved_bytes) == (3, 440 * MB)
     assert (pieces.allocated_bytes, pieces.pending_bytes) == (106 * MB, 4 * MB)
     assert pieces.free_bytes == pieces.reserved_bytes - pieces.allocated_bytes - pieces.pending_bytes
@@ -33,6 +34,22 @@ def test_the_pieces_of_a_device_add_up(tmp_path):
     assert (pieces.releasable_bytes, pieces.stuck_bytes) == (300 * MB, 30 * MB)
     assert pieces.rounding_bytes == 12
     assert pieces.fragmentation_pct == pytest.approx(100 * 30 / 330)
+    live = device.live
+    assert [(row.bytes, row.requested_bytes, row.blocks, row.line) for row in live] == [
+        (100 * MB, 100 * MB - 10, 1, "/home/me/train.py:10 build"),
+        (6 * MB, 6 * MB - 2, 1, "/home/me/train.py:10 backward_pass"),
+    ]
+    assert live[0].frames[0] == "at::empty"
+    assert "linear.py:125 forward" in live[0].frames[1]
+    peak = device.peak
+    assert (peak.requested_bytes, peak.end_bytes) == (400 * MB - 10, 106 * MB - 12)
+    assert (device.events, peak.at_event, peak.at_ms, peak.older_bytes) == (7, 2, 2.0, 0)
+    assert [(row.bytes, row.line) for row in peak.alive] == [
+        (200 * MB, "/home/me/train.py:10 forward_pass"),
+        (100 * MB, "/home/me/train.py:10 other"),
+        (100 * MB - 10, "/home/me/train.py:10 build"),
+    ]
+    assert sum(row.bytes for row in peak.alive) + peak.older_bytes == peak.requested_bytes
 
 
 def test_what_is_free_in_the_pool_of_a_graph_is_neither_releasable_nor_cut_up(tmp_path):
@@ -49,29 +66,6 @@ def test_what_is_free_in_the_pool_of_a_graph_is_neither_releasable_nor_cut_up(tm
     assert pieces.reserved_bytes == before.reserved_bytes + 96 * MB
     assert "88.0M are free in private pools" in say_free(pieces)
     assert "private" not in say_free(before)
-
-
-def test_what_lives_is_summed_by_stack_and_named_by_the_own_line(tmp_path):
-    live = analyse(training(), tmp_path).live
-    assert [(row.bytes, row.requested_bytes, row.blocks, row.line) for row in live] == [
-        (100 * MB, 100 * MB - 10, 1, "/home/me/train.py:10 build"),
-        (6 * MB, 6 * MB - 2, 1, "/home/me/train.py:10 backward_pass"),
-    ]
-    assert live[0].frames[0] == "at::empty"
-    assert "linear.py:125 forward" in live[0].frames[1]
-
-
-def test_the_peak_is_found_backwards_with_what_was_alive(tmp_path):
-    device = analyse(training(), tmp_path)
-    peak = device.peak
-    assert (peak.requested_bytes, peak.end_bytes) == (400 * MB - 10, 106 * MB - 12)
-    assert (device.events, peak.at_event, peak.at_ms, peak.older_bytes) == (7, 2, 2.0, 0)
-    assert [(row.bytes, row.line) for row in peak.alive] == [
-        (200 * MB, "/home/me/train.py:10 forward_pass"),
-        (100 * MB, "/home/me/train.py:10 other"),
-        (100 * MB - 10, "/home/me/train.py:10 build"),
-    ]
-    assert sum(row.bytes for row in peak.alive) + peak.older_bytes == peak.requested_bytes
 
 
 def test_what_was_alive_before_the_history_and_freed_in_it_counts_as_older(tmp_path):

@@ -95,9 +95,8 @@ def test_swap_that_nobody_touches_takes_no_remedy_away():
 
 def test_a_pool_is_large_where_more_of_its_threads_work_than_there_are_cores():
     def is_seen(busy, budget):
-        frame = make_frame(
-            processes=(make_process(busy_threads=busy),), cpu=make_cpu(budget_cores=budget, host_cores=8)
-        )
+        cpu = make_cpu(budget_cores=budget, host_cores=8)
+        frame = make_frame(processes=(make_process(busy_threads=busy),), cpu=cpu)
         return Need.POOL_IN_RANK in observe(scene_of(frame), SUSPECT)
 
     assert not is_seen(2, 2.0), "main thread and autograd's"
@@ -169,6 +168,7 @@ GROUPS = (
 NOTHING = dict.fromkeys(GROUPS, UNTOLD)
 DDP = DdpSettings(25 * MIB, 2, find_unused=False, static_graph=False)
 FSDP1 = FsdpSettings(1, 13, "off", "BACKWARD_PRE", limit_all_gathers=True)
+UNLIMITED = replace(FSDP1, limit_all_gathers=False)
 FSDP2 = FsdpSettings(2, 13, "12 of 13 units", "torch's order", NOT_APPLICABLE)
 
 
@@ -202,10 +202,7 @@ def told(*ranks: dict[str, Any], **fields: Any) -> Frame:
         ({"ddp": replace(DDP, find_unused=True)}, {Need.DDP_IN_STACK, Need.FIND_UNUSED_ON}),
         ({"ddp": replace(DDP, buckets=12)}, {Need.DDP_IN_STACK, Need.FIND_UNUSED_OFF, Need.SMALL_BUCKETS}),
         ({"fsdp": FSDP1}, {Need.FSDP_IN_STACK, Need.FSDP1_IN_USE, Need.GATHERS_LIMITED}),
-        (
-            {"fsdp": replace(FSDP1, limit_all_gathers=False)},
-            {Need.FSDP_IN_STACK, Need.FSDP1_IN_USE, Need.GATHERS_UNLIMITED},
-        ),
+        ({"fsdp": UNLIMITED}, {Need.FSDP_IN_STACK, Need.FSDP1_IN_USE, Need.GATHERS_UNLIMITED}),
         ({"fsdp": FSDP2}, {Need.FSDP_IN_STACK, Need.FSDP2_IN_USE}),
         ({"allocator": AllocatorFigures(1, 1, 0, 1, 1, 7, 0, UNTOLD)}, set()),
     ],
@@ -258,13 +255,12 @@ def test_a_setting_that_is_right_already_is_not_advised():
 
 def test_the_limit_of_gathers_is_advised_only_to_who_has_it_otherwise():
     row, seen = (Kind.SYNC_BOUND, "allocator"), {Need.ALLOCATOR_RETRIES}
-    off = replace(FSDP1, limit_all_gathers=False)
-    assert texts_of(*row, seen, fsdp=off)["limit-all-gathers"] == "keep limit_all_gathers=True"
+    assert texts_of(*row, seen, fsdp=UNLIMITED)["limit-all-gathers"] == "keep limit_all_gathers=True"
     assert "limit-all-gathers" not in texts_of(*row, seen, fsdp=FSDP1)
     assert "limit-all-gathers" not in texts_of(*row, seen, fsdp=FSDP2)
     row, seen = (Kind.COMMS_BOUND, "transfer"), {Need.GPU_MEMORY_FREE, Need.SYNC_IN_STACK}
     assert texts_of(*row, seen, fsdp=FSDP1)["unlimit-all-gathers"].startswith("let FSDP's host run ahead")
-    assert "unlimit-all-gathers" not in texts_of(*row, seen, fsdp=off)
+    assert "unlimit-all-gathers" not in texts_of(*row, seen, fsdp=UNLIMITED)
     assert "unlimit-all-gathers" not in texts_of(*row, seen, fsdp=FSDP2)
     assert texts_of(*row, seen, fsdp=FSDP2)["fsdp-keep-parameters"].startswith("keep parameters")
 
@@ -366,9 +362,7 @@ FEED = (MAIN, StackFrame("fetch_from_store", "/run/prefetch.py", 30))
 PEER = WaitTarget("recvfrom", 5, WaitKind.SOCKET, "socket:[7]", NOT_APPLICABLE, NOT_APPLICABLE, "10.0.0.7:443")
 HELD = WaitTarget("flock", 3, WaitKind.FILE, "/data/cache.lock", "/", "ext4", NOT_APPLICABLE)
 PIPE = WaitTarget("read", 4, WaitKind.PIPE, "pipe:[9]", NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE)
-CHILD = WaitTarget(
-    "wait4", NOT_APPLICABLE, WaitKind.OTHER, "process 777", NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE
-)
+CHILD = replace(PIPE, call="wait4", fd=NOT_APPLICABLE, kind=WaitKind.OTHER, name="process 777")
 
 
 def by(target: WaitTarget, *ends: tuple[int, str]) -> WaitTarget:

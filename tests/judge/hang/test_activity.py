@@ -223,16 +223,13 @@ AT_RESULT = make_rank(0, frames=(*ITEM, replace(FUTURE[-1], line=451)), waits_fo
 AT_QUEUE = make_rank(0, frames=IN_GET, waits_for="pipe read")
 EXECUTOR_LOOP = StackFrame("_process_worker", f"{LIB}/concurrent/futures/process.py", 240)
 POOL_LOOP = StackFrame("worker", f"{LIB}/multiprocessing/pool.py", 125)
+MAPSTAR = replace(POOL_LOOP, function="mapstar", line=48)
 TASKS = {
     "a library in an executor": (EXECUTOR_LOOP, StackFrame("copyfile", f"{LIB}/shutil.py", 269)),
     "C in an executor": (EXECUTOR_LOOP,),
     "what is called get": (EXECUTOR_LOOP, StackFrame("get", f"{SITE}/diskcache/core.py", 1135)),
-    "a library in a pool": (
-        POOL_LOOP,
-        replace(POOL_LOOP, function="mapstar", line=48),
-        StackFrame("cp", "/b/shutil.py", 2),
-    ),
-    "C in a map of a pool": (POOL_LOOP, replace(POOL_LOOP, function="mapstar", line=48)),
+    "a library in a pool": (POOL_LOOP, MAPSTAR, StackFrame("cp", "/b/shutil.py", 2)),
+    "C in a map of a pool": (POOL_LOOP, MAPSTAR),
     "C by apply_async": (POOL_LOOP,),
 }
 AT_PIPE = {"waits_for": "pipe read", "state": "S", "call": "read", "wchan": "pipe_read"}

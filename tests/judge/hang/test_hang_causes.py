@@ -17,6 +17,7 @@ from tpmon.model.process import ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind
 
+LOCKED = make_rank(0, frames=IN_LOCK)
 BATCH = make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)")
 FLUSH = (MAIN, StackFrame("flush", "/run/logs.py", 19))
 WRITE = (*FLUSH, StackFrame("write", "/run/logs.py", 30))
@@ -28,9 +29,8 @@ LSTM = (*LOOP, StackFrame("forward", f"{SITE}/torch/nn/modules/rnn.py", 917))
 SAVE = (MAIN, TRAIN, StackFrame("save", f"{SITE}/torch/serialization.py", 700))
 ITEM = (MAIN, StackFrame("train", "/run/train.py", 77))
 NAP = (MAIN, StackFrame("train", "/run/train.py", 78))
-WAITS = StackFrame("wait", f"{LIB}/threading.py", 655)
 MONITOR = thread(
-    5, (StackFrame("run", f"{SITE}/tqdm/_monitor.py", 60), WAITS), waits_for="lock with a time-out (futex)"
+    5, stack_of("run tqdm/_monitor.py:60 > wait lib/threading.py:655"), waits_for="lock with a time-out (futex)"
 )
 """Looks after the bars of tqdm: a daemon, and older than most other threads."""
 FLUSHER = thread(7, FLUSH)
@@ -76,12 +76,7 @@ KEEPS = thread(7, FLUSH, waits_for="sleep", holds_gil=True)
             says={40: "lock"},
             words="waiting for a lock; perhaps held by thread thread-7 (7), which is in flush logs.py:19",
         ),
-        job(
-            "a lock that nobody seen holds",
-            make_rank(0, frames=IN_LOCK),
-            says={40: "lock"},
-            words="who holds it cannot be seen",
-        ),
+        job("a lock that nobody seen holds", LOCKED, says={40: "lock"}, words="who holds it cannot be seen"),
         job("a lock beside an idle thread of a logger", make_rank(0, MONITOR, frames=IN_LOCK), says={60: "lock"}),
         job(
             "a library that keeps the interpreter in a thread",
@@ -210,9 +205,7 @@ def pinned(frames):
         ),
         job("everybody waits for work", BATCH, *IDLE, says={40: "lost-batch"}, words="all its 2 workers wait for work"),
         job("a batch is ready", BATCH, IDLE[0], says={40: ""}, loader=(make_loader(4000, 1, ready_batches=2.0),)),
-        job(
-            "a worker that could not be read", BATCH, make_worker(0, 0, frames=Missing("late")), IDLE[1], says={40: ""}
-        ),
+        job("a worker that could not be read", BATCH, make_worker(0, 0, frames=DENIED), IDLE[1], says={40: ""}),
         job("another program failed", BATCH, IDLE[0], says={40: "lost-batch"}, **died("tensorboard", "exit 1")),
         job("a process of its own failed", BATCH, IDLE[0], says={40: "dead-worker"}, **died("python", "exit 1")),
         job("no worker is left", BATCH, says={90: "dead-worker"}),

@@ -43,6 +43,7 @@ DEAD = RasReport("2.27.5", 4, 4, (), (), 1, 0)
 SILENT = SocketSample(6, 380.0, 390.0, 0, 0)
 MEANWHILE = SocketSample(6, 20.0, 30.0, 0, 0)
 ASKED = {"asked_s": 30.0}
+BOTH = [make_rank(0), make_rank(1)]
 ELSEWHERE = {310: "remote-rank"}
 UNTOLD = Missing("no WORLD_SIZE in the start environment")
 
@@ -140,13 +141,7 @@ def wait(name: str, frames: tuple[StackFrame, ...], says: dict[int, str], first:
             )
         ),
         job("all in a save of theirs", *two(SAVE), says={60: "", 310: "no-progress"}, world_size=2),
-        job(
-            "all in one collective",
-            *map(make_rank, (0, 1)),
-            says={40: "no-progress"},
-            words="none is outside of it",
-            world_size=2,
-        ),
+        job("all in one collective", *BOTH, says={40: "no-progress"}, words="none is outside of it", world_size=2),
         job(
             "in different ones",
             make_rank(0),
@@ -174,13 +169,13 @@ def wait(name: str, frames: tuple[StackFrame, ...], says: dict[int, str], first:
         ),
         job(
             "one that was seen to end",
-            *map(make_rank, (0, 1)),
+            *BOTH,
             says={45: "missing-rank"},
             words="rank 2 has ended (exit 1)",
             world_size=3,
             change=ends(replace(END, pid=4030, role=Role.RANK, rank=2, how="exit 1", signal=NOT_APPLICABLE)),
         ),
-        job("a third that may save alone", *map(make_rank, (0, 1)), says={45: ""}, world_size=3),
+        job("a third that may save alone", *BOTH, says={45: ""}, world_size=3),
     ],
 )
 def test_ranks_that_wait_for_others(job):
@@ -340,6 +335,9 @@ def members(*numbers: int) -> CollectivesReading:
     return reading(*(make_record(rank, make_group(3, 4, ranks=numbers)) for rank in (0, 1)))
 
 
+IN_USE = {"network": nic(used=True)}
+
+
 def unsized(name: str, says: dict[int, str], *looks: ProcessLook, **more: Any) -> Any:
     """Make a row of ranks of which nobody says how many there are, as a program has that starts them itself."""
     return job(name, *(looks or map(make_rank, (0, 1))), says=says, world_size=UNTOLD, **more)
@@ -349,7 +347,7 @@ def unsized(name: str, says: dict[int, str], *looks: ProcessLook, **more: Any) -
     "job",
     [
         unsized("no network read", MAY_BE, words=OR_ELSEWHERE, rank=NOT_APPLICABLE),
-        unsized("one in use", MAY_BE, words=OR_ELSEWHERE, rank=NOT_APPLICABLE, network=nic(used=True)),
+        unsized("one in use", MAY_BE, words=OR_ELSEWHERE, rank=NOT_APPLICABLE, **IN_USE),
         unsized("one not read", MAY_BE, words=OR_ELSEWHERE, rank=NOT_APPLICABLE, network=nic(used=UNTOLD)),
         unsized("every connection ends here", HERE, rank=NOT_APPLICABLE, network=nic(used=False)),
         unsized("no interface", HERE, rank=NOT_APPLICABLE, network=(LOOPBACK,)),
@@ -359,14 +357,7 @@ def unsized(name: str, says: dict[int, str], *looks: ProcessLook, **more: Any) -
         # NCCL holds a port of InfiniBand open on any host that has one.
         unsized("a port of InfiniBand", {40: "missing-rank"}, *ODD, rank=3, network=(PORT, LOOPBACK)),
         unsized("of others nothing was read", {60: ""}, *ODD, network=(PORT,)),
-        unsized(
-            "one in another collective",
-            {60: "", 310: "missing-rank"},
-            *ODD,
-            words=OR_ELSEWHERE,
-            rank=3,
-            network=nic(used=True),
-        ),
+        unsized("one in another collective", {60: "", 310: "missing-rank"}, *ODD, words=OR_ELSEWHERE, rank=3, **IN_USE),
         unsized("the same, with an old log", {12: ""}, *ODD, log_age_s=1900.0),
         unsized("one in a lock", {40: "missing-rank"}, make_rank(0), make_rank(1, frames=IN_LOCK), rank=1),
         unsized("one alone waits for others, elsewhere", {60: ""}, make_rank(0)),
@@ -379,7 +370,7 @@ def unsized(name: str, says: dict[int, str], *looks: ProcessLook, **more: Any) -
         ),
         # What counts as many ranks as run here leaves none elsewhere.
         *(
-            unsized(name, {40: cause}, change=tell(told, list), network=nic(used=True))
+            unsized(name, {40: cause}, change=tell(told, list), **IN_USE)
             for name, told, cause in (
                 ("a record", members(0, 1), "no-progress"),
                 ("a record of two machines", members(0, 1, 2, 3), ""),

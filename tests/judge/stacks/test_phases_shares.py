@@ -270,12 +270,7 @@ NO_LOOPS = {
     "a start": [{LOAD: 170}, {LOAD: 170}, {LOAD: 100, FORWARD: 70}, {FORWARD: 170}, {FORWARD: 170}],
     "a start, up to now": [{LOAD: 170}] * 4 + [{LOAD: 160, FORWARD: 10}],
     "a set for what comes after training": [{FORWARD: 170}, {FORWARD: 100, LOAD: 70}, *[{LOAD: 170}] * 3],
-    "a set between two trainings": [
-        {FORWARD: 170},
-        {FORWARD: 90, LOAD: 80},
-        {FORWARD: 60, LOAD: 110},
-        *[{FORWARD: 170}] * 2,
-    ],
+    "a set in between": [{FORWARD: 170}, {FORWARD: 90, LOAD: 80}, {FORWARD: 60, LOAD: 110}, *[{FORWARD: 170}] * 2],
     "modules that are moved": [{TO_CARD: 100, FORWARD: 70}] * 5,
     "a model that is read and restored": [{LOAD: 40, TO_CARD: 60, FORWARD: 70}] * 5,
 }

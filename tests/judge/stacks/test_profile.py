@@ -201,23 +201,6 @@ def test_python_3_10_names_without_classes_are_read_alike():
         assert classify(plain) == (phase, part), names
 
 
-def test_installed_packages_and_python_are_no_user_code():
-    for file in (
-        "/home/usr/train/.venv/lib/python3.12/site-packages/torch/nn/functional.py",
-        "/usr/lib/python3.11/selectors.py",
-        "/opt/conda/lib/python3.10/threading.py",
-        "/usr/lib64/python3.9/socket.py",
-        "<frozen importlib._bootstrap>",
-        "<string>",
-        "/tmp/torchinductor_usr/ab/cab.py",
-        "/opt/venv/bin/torchrun",
-        "/home/usr/hook.zip/tpmon/hook/patches.py",
-    ):
-        assert is_library(file), file
-    for file in ("/home/usr/train/train.py", "/workspace/lib/data.py", "train.py", "/srv/python/run.py", "<stdin>"):
-        assert not is_library(file), file
-
-
 RULES = [rule for rules in read_frame_rules().frames.values() for rule in rules]
 HOMES = sorted({rule.path.split("/")[0] for rule in RULES if rule.installed})
 
@@ -237,7 +220,7 @@ def test_a_folder_with_the_name_of_a_library_does_not_make_all_that_is_in_it_tha
     assert mark_frame("Queue.get", f"/home/{home}/lib/python3.11/queue.py") is None
 
 
-def test_libraries_are_known_in_every_place_where_they_are_installed():
+def test_libraries_are_known_in_every_place_where_they_are_installed_and_are_no_user_code():
     for place in (
         SITE,
         "/home/rich/venv/lib/python3.11/site-packages/",
@@ -249,6 +232,20 @@ def test_libraries_are_known_in_every_place_where_they_are_installed():
         assert classify((StackFrame("tqdm.update", place + "tqdm/std.py", 9),)) == (Phase.LOGGING, None), place
     for file in ("/usr/lib/python3.11/logging/__init__.py", "/opt/lib/python311.zip/logging/__init__.py"):
         assert classify((StackFrame("StreamHandler.emit", file, 9),)) == (Phase.LOGGING, None), file
+    for file in (
+        "/home/usr/train/.venv/lib/python3.12/site-packages/torch/nn/functional.py",
+        "/usr/lib/python3.11/selectors.py",
+        "/opt/conda/lib/python3.10/threading.py",
+        "/usr/lib64/python3.9/socket.py",
+        "<frozen importlib._bootstrap>",
+        "<string>",
+        "/tmp/torchinductor_usr/ab/cab.py",
+        "/opt/venv/bin/torchrun",
+        "/home/usr/hook.zip/tpmon/hook/patches.py",
+    ):
+        assert is_library(file), file
+    for file in ("/home/usr/train/train.py", "/workspace/lib/data.py", "train.py", "/srv/python/run.py", "<stdin>"):
+        assert not is_library(file), file
 
 
 def test_folders_of_a_torch_built_from_source_are_known_as_well():
