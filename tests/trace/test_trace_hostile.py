@@ -14,14 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.snapshots import training
-from tests.trace.reading.test_trace_read import mutate, small_trace
+from tests.trace.reading.test_trace_read import mutate, small_trace, whole
 
 Maker = Callable[[random.Random], bytes]
-WORDS = (b"ProfilerStep#1", b"aten::mm", b'"ts"', b'"dur"', b'"args"', b'"traceEvents"', b'"pid"')
-
-
-def whole() -> bytes:
-    return small_trace().text({"distributedInfo": {"rank": 0}}, {"traceName": "x"}).encode()
 
 
 def cut(chance: random.Random) -> bytes:
@@ -204,12 +199,10 @@ MAKERS: tuple[Maker, ...] = (
 CHILD = """
 import os, resource, sys
 sys.path.insert(0, sys.argv[1])
-import tpmon.trace.analysis, tpmon.report.trace, tpmon.commands.trace
+import tpmon.model.codec, tpmon.commands.trace, tpmon.report.trace, tpmon.trace.compare, tpmon.trace.snapshot
 from tpmon.commands import trace
-from tpmon.report.trace import write_snapshots
 from tpmon.errors import TpmonError
 from tpmon.report.text import Output
-import tpmon.model.codec, tpmon.report.trace, tpmon.trace.compare, tpmon.trace.snapshot
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 NEVER = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "pickle.find_class", "socket.connect")
 def watch(event, given):

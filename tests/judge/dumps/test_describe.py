@@ -18,7 +18,6 @@ from tpmon.model.waits import WaitReason
 
 RANK = (Role.RANK, ThreadKind.MAIN)
 
-
 BESIDE, FEEDER = (Role.RANK, ThreadKind.OTHER), (Role.WORKER, ThreadKind.OTHER)
 
 
@@ -163,7 +162,6 @@ BW = (
     "Tensor.backward torch/_tensor.py:7 > backward torch/autograd/__init__.py:7"
     " > _engine_run_backward torch/autograd/graph.py:7"
 )
-
 
 ROWS = [line.split(" | ") for line in TABLE.read_text().splitlines() if not line.startswith("#")]
 

@@ -154,14 +154,11 @@ def build(job) -> SampleReading:
         kept = tuple(
             count(pid if main else pid + 1, frames, samples, f"thread {main}") for main, frames, samples in stacks
         )
-        plain = make_sampled(number, count(pid, TRAIN_STACK, 1), pid=pid)
+        plain = make_sampled(number, count(pid, (MAIN, TRAIN), 1), pid=pid)
         looks = sum(one.samples for one in kept if one.tid == pid)
         role = Role.WORKER if is_worker else Role.RANK
         processes.append(replace(plain, role=role, stacks=kept, looks=looks))
     return make_reading(*processes)
-
-
-TRAIN_STACK = (MAIN, TRAIN)
 
 
 @given(JOBS, st.randoms(use_true_random=False))

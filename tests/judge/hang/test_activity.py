@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tests.dumps import make_rank, make_worker
-from tests.frames import make_gpu, make_process
+from tests.frames import make_process
 from tests.hanging import Change, beside, change_looks, conclude, died, job, read, said, see, see_moves, stand, thread
-from tests.judge.hang.test_devices import SPINS
+from tests.judge.hang.test_devices import AT_REST, SPINS, WORKS, cards, spins
 from tests.stacks import IN_LOCK, LIB, MAIN, NEXT_BATCH, READS, RUNNING, SITE, WORKER_READS, stack_of
 from tpmon.model.dump import OtherEnd, ProcessLook, ProcessToll, WaitKind, WaitTarget
 from tpmon.model.frame import Frame
@@ -44,10 +44,6 @@ BATCH = make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)")
 CHILD = make_rank(0, frames=SUBPROCESS, waits_for="child process", call="wait4")
 FETCHES = make_rank(0, frames=(MAIN, StackFrame("fetch", "/run/data.py", 12), replace(WAIT, line=359)), waits_for=FUTEX)
 CPU = {"runnable": 1.0, "waiting": 0.0}
-
-
-def card(busy_pct: float) -> dict[str, Any]:
-    return {"gpus": (make_gpu(pids=(4000,), sm_pct=busy_pct),)}
 
 
 def trains(frames: tuple[StackFrame, ...], used_s: float) -> dict[str, Any]:
@@ -122,8 +118,9 @@ def moved_while_looked_at(bytes_s: float) -> Change:
 
 COMM = {"thread_groups": (ThreadGroup(ThreadKind.MAIN, 1, 0.0), ThreadGroup(ThreadKind.COMM, 1, 1.0)), **CPU}
 ONE_MAIN = (ThreadGroup(ThreadKind.MAIN, 1, 1.0),)
-CALLS = make_rank(0, frames=TOKENIZE, holds_gil=False, **RUNNING)
+CALLS = spins(0, frames=TOKENIZE)
 LOOPS = make_rank(0, frames=BUILD, holds_gil=True, **RUNNING)
+READS_A_SHARD = read(last=18, asked_read_bytes_s=5e7)
 AT_BOTH = {4000: (BUILD, PARSE)}
 
 
@@ -167,20 +164,10 @@ AT_BOTH = {4000: (BUILD, PARSE)}
                 ("a slow file", {"frames": WORKER_READS, **READS}),
             )
         ),
-        job("a card that works", LOCKED, says={90: ""}, **card(60.0)),
-        job("a card that is idle", LOCKED, says={90: "lock"}, **card(0.0)),
-        job(
-            "who computes beside an idle card",
-            make_rank(0, frames=CPU_ADAM, holds_gil=False, **RUNNING),
-            says={45: "", 320: "spin"},
-            **card(0.0),
-        ),
-        job(
-            "who synchronizes with an idle card",
-            make_rank(0, frames=SYNC, holds_gil=False, **RUNNING),
-            says={40: "gpu-wait"},
-            **card(0.0),
-        ),
+        job("a card that works", LOCKED, says={90: ""}, gpus=cards({"sm_pct": 60.0})),
+        job("a card that is idle", LOCKED, says={90: "lock"}, gpus=cards(AT_REST)),
+        job("who computes beside one", spins(0, frames=CPU_ADAM), says={45: "", 320: "spin"}, gpus=cards(AT_REST)),
+        job("who synchronizes with one", spins(0, frames=SYNC), says={40: "gpu-wait"}, gpus=cards(AT_REST)),
         job("a download that flows", FETCHES, says={400: ""}, change=read(asked_read_bytes_s=50e6)),
         job("one that does not", FETCHES, says={400: "lock"}, change=read(asked_read_bytes_s=1e4)),
         # What flowed while it was looked at, and no more, gives minutes.
@@ -190,13 +177,7 @@ AT_BOTH = {4000: (BUILD, PARSE)}
             "a store that stalls in a large file", LOCKED, says={400: ""}, change=read(last=15, asked_write_bytes_s=2e8)
         ),
         job("no store", LOCKED, says={400: "lock"}),
-        job(
-            "a loop that reads a shard now and then",
-            LOOPS,
-            says={330: ""},
-            stacks=AT_BOTH,
-            change=read(last=18, asked_read_bytes_s=5e7),
-        ),
+        job("a loop that reads a shard now and then", LOOPS, says={330: ""}, stacks=AT_BOTH, change=READS_A_SHARD),
         job("a loop that reads nothing", LOOPS, says={330: "spin"}, stacks=AT_BOTH),
     ],
 )
@@ -214,6 +195,8 @@ def test_what_a_run_read_and_wrote_before_it_stood_gives_a_hang_no_time():
 
 
 IDLE_TOOL = child(runnable=0.0)
+GRANDCHILD = replace(child(runnable=1.0), pid=5001, parent=4999)
+LOADER_WORKER = {"role": Role.WORKER, "runnable": 1.0, "worker": NOT_APPLICABLE}
 SHELL_TOOL = child(runnable=1.0, parent=4998, rank_pid=4000)
 POOL = stack_of(
     "main > prepare /run/train.py:30 > map lib/multiprocessing/pool.py:367 > wait lib/multiprocessing/pool.py:765"
@@ -265,25 +248,12 @@ def ends(end: ProcessEnd, second: int = 5) -> Change:
         job("one that reads", CHILD, says={100: ""}, change=beside(child(runnable=0.0, asked_read_bytes_s=5e6))),
         job("one that does nothing", CHILD, says={100: "no-progress"}, change=beside(IDLE_TOOL)),
         job("one of another", CHILD, says={100: "no-progress"}, change=beside(child(runnable=1.2, parent=1))),
-        job(
-            "the child of a child",
-            CHILD,
-            says={400: ""},
-            change=beside(IDLE_TOOL, replace(child(runnable=1.0), pid=5001, parent=4999)),
-        ),
+        job("the child of a child", CHILD, says={400: ""}, change=beside(IDLE_TOOL, GRANDCHILD)),
         # A shell is no process of the job.
         job("what a shell started", CHILD, says={400: ""}, change=beside(SHELL_TOOL)),
+        job("a pool of an older torch", LOCKED, says={100: ""}, change=beside(child(name="python", **LOADER_WORKER))),
         job(
-            "a pool of an older torch",
-            LOCKED,
-            says={100: ""},
-            change=beside(child(role=Role.WORKER, name="python", runnable=1.0, worker=NOT_APPLICABLE)),
-        ),
-        job(
-            "a loader worker",
-            LOCKED,
-            says={100: "lock"},
-            change=beside(child(role=Role.WORKER, name="pt_data_worker", runnable=1.0, worker=NOT_APPLICABLE)),
+            "a loader worker", LOCKED, says={100: "lock"}, change=beside(child(name="pt_data_worker", **LOADER_WORKER))
         ),
         job("a logger that ticks", LOCKED, says={40: "lock"}, change=beside(child(runnable=0.1))),
         job("a child that works a little", LOCKED, says={400: "lock"}, change=beside(child(runnable=0.5))),
@@ -427,14 +397,11 @@ ASYNC_SAVE = stack_of(
         *(
             job(
                 f"a card that {'works' if works else 'spins'} beside {name}",
-                make_rank(0, frames=ITEM, holds_gil=False, **RUNNING),
+                spins(0),
                 other,
                 says={seconds: "" if works else "missing-rank"},
                 world_size=2,
-                gpus=(
-                    make_gpu(0, pids=(4000,), **({"sm_pct": 100.0} if works else SPINS)),
-                    make_gpu(1, pids=(4010,), sm_pct=0.0),
-                ),
+                gpus=cards(WORKS if works else SPINS, AT_REST),
             )
             for name, other, seconds in (
                 ("a lock", make_rank(1, frames=IN_LOCK), 40),

@@ -26,7 +26,7 @@ IN_FRAMEWORK = (*ITEM, StackFrame("has_overflow", f"{SITE}/deepspeed/runtime/uti
 QUIET = {"pcie_tx_bytes_s": 1e4, "pcie_rx_bytes_s": 1e4, "nvlink_tx_bytes_s": 0.0, "nvlink_rx_bytes_s": 0.0}
 SPINS = {"sm_pct": 100.0, "sm_active_pct": 2.0, "power_w": 110.0, **QUIET}
 UNREAD = Missing("not supported")
-WORKS = {"sm_pct": 100.0}
+WORKS, AT_REST = {"sm_pct": 100.0}, {"sm_pct": 0.0}
 MOVES = {"pcie_tx_bytes_s": 60e6, "pcie_rx_bytes_s": 60e6}
 NO_LINKS = {"pcie_tx_bytes_s": UNREAD, "pcie_rx_bytes_s": UNREAD}
 NETWORK = (NetworkSample("eth0", "nic", True, 60e6, 60e6, 0.0, 0.0),)
@@ -293,7 +293,6 @@ def within(waits, culprit, **fields):
 
 FROM_DISK = within(GATHER, SWAP, state="D", waits_for="disk", call="read")
 IN_STORE = within(MEETS, MEETS, **(READS | {"call": "flock"}))
-
 
 COMPILES, COMPILED = ([engine(rank, lowers(line), **RUNNING) for rank in (0, 1)] for line in (10, 999))
 AT_CARD = [make_rank(rank, waits_on=DEVICE, call="ioctl") for rank in (0, 1)]

@@ -30,7 +30,6 @@ ONE_MISSING = (make_record(0, make_group(3, 4, **PAIR)), make_record(1, make_gro
 NAME = "all_reduce number 4 of default_pg"
 LIMIT = Figure.COLLECTIVE_LIMIT.label
 
-
 LONG_AGO = [make_call(4, ago_s=320.0, timeout_s=7200.0)]
 RECORDS = (make_record(0, make_group(3, 4, LONG_AGO, **PAIR)), ONE_MISSING[1])
 """Rank 1 is missing for minutes."""

@@ -8,10 +8,10 @@ import pytest
 
 from tests.collectives import make_group, make_record, reading
 from tests.dumps import fold, make_native, make_rank, make_round, odd_pid, rounds
-from tests.frames import make_gpu, make_process, set_all
+from tests.frames import make_process, set_all
 from tests.hanging import Change, Job, beside, conclude, job, number_here, said, stand
 from tests.judge.hang.test_activity import END, ends
-from tests.judge.hang.test_devices import OBJECTS, SPINS, spins
+from tests.judge.hang.test_devices import AT_REST, OBJECTS, SPINS, cards, spins
 from tests.stacks import ALL_REDUCE, BACKWARD, BROADCAST, DECODE, IN_LOCK, MAIN, READS, RUNNING, TRAIN, stack_of
 from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.judge.watch.tracker import WatchedTime, observe
@@ -132,12 +132,12 @@ def wait(name: str, frames: tuple[StackFrame, ...], says: dict[int, str], first:
                 says={60: cause},
                 world_size=2,
                 change=turn(),
-                gpus=tuple(make_gpu(i, pids=(4000 + 10 * i,), **card) for i in (0, 1) if card),
+                gpus=gpus,
             )
-            for name, card, cause in (
-                ("no card", {}, ""),
-                ("cards that spin", SPINS, "no-progress"),
-                ("idle cards", {"sm_pct": 0.0}, ""),
+            for name, gpus, cause in (
+                ("no card", (), ""),
+                ("cards that spin", cards(SPINS, SPINS), "no-progress"),
+                ("idle cards", cards(AT_REST, AT_REST), ""),
             )
         ),
         job("all in a save of theirs", *two(SAVE), says={60: "", 310: "no-progress"}, world_size=2),
@@ -165,7 +165,7 @@ def wait(name: str, frames: tuple[StackFrame, ...], says: dict[int, str], first:
             says={60: "missing-rank"},
             rank=0,
             world_size=4,
-            gpus=tuple(make_gpu(rank, pids=(4000 + 10 * rank,), **SPINS) for rank in range(4)),
+            gpus=cards(*[SPINS] * 4),
         ),
         job(
             "one that was seen to end",
@@ -361,13 +361,7 @@ def unsized(name: str, says: dict[int, str], *looks: ProcessLook, **more: Any) -
         unsized("the same, with an old log", {12: ""}, *ODD, log_age_s=1900.0),
         unsized("one in a lock", {40: "missing-rank"}, make_rank(0), make_rank(1, frames=IN_LOCK), rank=1),
         unsized("one alone waits for others, elsewhere", {60: ""}, make_rank(0)),
-        unsized(
-            "cards",
-            {60: "", 310: "gpu-wait"},
-            *map(spins, (0, 1)),
-            words=OR_ELSEWHERE,
-            gpus=tuple(make_gpu(rank, pids=(4000 + 10 * rank,), **SPINS) for rank in (0, 1)),
-        ),
+        unsized("cards", {60: "", 310: "gpu-wait"}, spins(0), spins(1), words=OR_ELSEWHERE, gpus=cards(SPINS, SPINS)),
         # What counts as many ranks as run here leaves none elsewhere.
         *(
             unsized(name, {40: cause}, change=tell(told, list), **IN_USE)

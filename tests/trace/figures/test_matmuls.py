@@ -34,7 +34,6 @@ SGEMM = "ampere_sgemm_128x64_tn"
 TENSOR_FP32 = "cutlass_80_tensorop_s1688gemm_256x64_16x4_nn_align4"
 NAMELESS = "cutlass::Kernel<unnamed_gemm>"
 
-
 FFMA = (
     "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4_"
     "execute_kernel__5x_cublas"
