@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from datetime import timedelta
 from typing import Any
 
@@ -91,11 +91,7 @@ def add_run(look: ProcessLook, seconds: float) -> ProcessLook:
 
     toll = look.toll
     if is_known(toll):
-        toll = ProcessToll(
-            round(toll.cpu_ns * (1 + seconds)),
-            round(toll.faults * (1 + seconds)),
-            round(toll.moved_bytes * (1 + seconds)),
-        )
+        toll = ProcessToll(*(round(count * (1 + seconds)) for count in astuple(toll)))
     return replace(look, threads=tuple(map(run, look.threads)), toll=toll)
 
 

@@ -57,5 +57,7 @@ WORKER_READS = stack_of(
     " > fetch torch/utils/data/_utils/fetch.py:54 > Images.__getitem__ /run/data.py:60"
     " > decode /run/data.py:88"
 )
+PEER = WaitTarget("recvfrom", 5, WaitKind.SOCKET, "socket:[7]", NOT_APPLICABLE, NOT_APPLICABLE, "10.0.0.7:443")
+PIPE = WaitTarget("read", 4, WaitKind.PIPE, "pipe:[9]", NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE)
 NFS = WaitTarget("read", 7, WaitKind.FILE, "/data/7.bin", "/data", "nfs4", NOT_APPLICABLE)
 READS = {"state": "D", "waits_for": "NFS", "waits_on": NFS, "call": "read"}

@@ -4,6 +4,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,14 +18,25 @@ from tpmon.report.trace import write_changes_csv, write_comparison
 from tpmon.trace.analysis import analyze
 from tpmon.trace.compare import compare_traces
 
+SHAPED = {"Input Dims": [[32, 64], [8, 64], [8]], "Input type": ["float"] * 3}
+INNER = ("aten::addmm", 20, 200, {"Input Dims": [[8], [32, 64], [64, 8]], "Input type": ["float"] * 3})
+PRODUCT = (("aten::mm", 100, 300, {}),)
+"""One of which no shapes are recorded."""
+EAGER = (("aten::linear", 10, 300, SHAPED), INNER)
+COMPILED = (("Torch-Compiled Region: 0/0", 5, 400, {}), INNER)
+"""A linear layer as torch runs it, and as compiled code does: without the operator around it."""
 
-def run(path: Path, length: float, *, kernels: bool = False, **header: object) -> TraceFile:
-    """Write and analyse four steps with a product of which no shapes are recorded."""
+
+def run(path: Path, length: float, ops: Any = PRODUCT, *, kernels: bool = False, **header: object) -> TraceFile:
+    """Write and analyse five steps of these operators."""
     trace = TraceBuilder()
-    for number in range(4):
-        trace.step(number, number * length, length + number).op("aten::mm", number * length + 100, 300)
+    for number in range(5):
+        at = number * length
+        trace.step(number, at, length + number)
+        for name, start, took, args in ops:
+            trace.op(name, at + start, took, **args)
         if kernels:
-            trace.kernel(number * length + 200, 100, launch=number * length + 150)
+            trace.kernel(at + 200, 100, launch=at + 150)
     return analyze([trace.write(path, {"deviceProperties": [], **header})]).files[0]
 
 
@@ -116,39 +128,23 @@ def test_what_a_capture_wrote_of_its_conditions_is_compared(other, said, tmp_pat
 TOLD = {"batch_size": 32, "inputs": ["float32[32, 64]"]}
 
 
-def build(path: Path, length: float, *, compiled: bool = False, **header: object) -> TraceFile:
-    """Write a linear layer as torch runs it, or as compiled code does: without the operator around it."""
-    wrapped = {"Input Dims": [[32, 64], [8, 64], [8]], "Input type": ["float"] * 3}
-    inner = {"Input Dims": [[8], [32, 64], [64, 8]], "Input type": ["float"] * 3}
-    trace = TraceBuilder()
-    for number in range(5):
-        at = number * length
-        trace.step(number, at, length + number)
-        if compiled:
-            trace.op("Torch-Compiled Region: 0/0", at + 5, 400)
-        else:
-            trace.op("aten::linear", at + 10, 300, **wrapped)
-        trace.op("aten::addmm", at + 20, 200, **inner)
-    return analyze([trace.write(path, {"deviceProperties": [], **header})]).files[0]
-
-
 @pytest.mark.parametrize("told", [True, False])
 def test_compiling_the_model_is_a_fix_and_no_other_workload(told, tmp_path):
     header = {"tpmon": json.dumps(TOLD)} if told else {}
-    before = build(tmp_path / "a.json", 2000, **header)
-    found = compare_traces(before, build(tmp_path / "b.json", 1000, compiled=True, **header))
+    before = run(tmp_path / "a.json", 2000, EAGER, **header)
+    found = compare_traces(before, run(tmp_path / "b.json", 1000, COMPILED, **header))
     assert (found.differences, found.helped) == ((), True)
     assert ("if batch, shapes and types (one is compiled" in found.summary) is not told
     if told:
         other = json.dumps({**TOLD, "batch_size": 16})
-        found = compare_traces(before, build(tmp_path / "b.json", 1000, compiled=True, tpmon=other))
+        found = compare_traces(before, run(tmp_path / "b.json", 1000, COMPILED, tpmon=other))
         assert found.differences == ("batch size 32 and 16",)
 
 
 @pytest.mark.parametrize(("more", "same"), [({"parameters": 520}, True), ({}, False)])
 def test_other_operators_are_no_other_workload_where_a_capture_says_so(more, same, tmp_path):
     said = json.dumps({**TOLD, **more})
-    before = build(tmp_path / "a.json", 2000, tpmon=said)
+    before = run(tmp_path / "a.json", 2000, EAGER, tpmon=said)
     after = train(tmp_path / "b.json", [1000, 1001, 1002, 1003], tpmon=said)
     found = compare_traces(before, analyze([after]).files[0])
     assert (found.differences == ()) is same

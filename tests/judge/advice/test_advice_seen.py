@@ -10,7 +10,7 @@ from tests.frames import make_cpu, make_frame, make_memory, make_process, make_t
 from tests.hanging import conclude, stand, thread
 from tests.judging import hold, make_phases, scene_of
 from tests.paces import make_hook, with_hooks
-from tests.stacks import IN_LOCK, LIB, MAIN, TRAIN
+from tests.stacks import IN_LOCK, LIB, MAIN, PEER, PIPE, TRAIN
 from tests.view.test_hook import MIB, make_settings
 from tests.waits import wait_of
 from tpmon.judge.advice.choose import EXPLANATIONS, choose
@@ -359,9 +359,7 @@ GET = (MAIN, TRAIN, StackFrame("get", f"{LIB}/queue.py", 171))
 JOIN = (MAIN, TRAIN, StackFrame("join", f"{LIB}/multiprocessing/process.py", 149))
 EXIT = (StackFrame("_shutdown", f"{LIB}/threading.py", 1590),)
 FEED = (MAIN, StackFrame("fetch_from_store", "/run/prefetch.py", 30))
-PEER = WaitTarget("recvfrom", 5, WaitKind.SOCKET, "socket:[7]", NOT_APPLICABLE, NOT_APPLICABLE, "10.0.0.7:443")
 HELD = WaitTarget("flock", 3, WaitKind.FILE, "/data/cache.lock", "/", "ext4", NOT_APPLICABLE)
-PIPE = WaitTarget("read", 4, WaitKind.PIPE, "pipe:[9]", NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE)
 CHILD = replace(PIPE, call="wait4", fd=NOT_APPLICABLE, kind=WaitKind.OTHER, name="process 777")
 
 

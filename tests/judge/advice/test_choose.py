@@ -262,11 +262,9 @@ def test_the_job_of_slurm_is_that_of_the_environment_of_a_rank(environment, job)
 
 # the page
 
-PAGE = Path(__file__).parents[3] / "docs" / "verdicts.md"
-
 
 def test_the_page_is_of_today_and_every_section_has_its_three_points():
-    page = PAGE.read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "verdicts.md").read_text(encoding="utf-8")
     assert page == write_page(), "make docs"
     rows, _, _ = page.partition("# The catalogue of remedies")
     for point in ("How tpmon sees it", "Often confused with", "What to do"):

@@ -207,9 +207,6 @@ def failed(pid: int) -> DumpError:
     return DumpError(HOST, pid, Role.RANK, 0, NOT_APPLICABLE, ErrorKind.LATE, "no answer")
 
 
-# parts
-
-
 def test_a_later_dump_of_one_rank_leaves_the_others_as_they_were_with_their_errors():
     part = dump(make_rank(3, frames=DECODE), at_s=20, not_asked=3)
     folded = fold_dumps([WHOLE, part])
@@ -234,9 +231,6 @@ def test_what_was_asked_for_and_is_not_there_any_more_has_ended():
     assert {one.pid for group in folded.groups for one in group.threads} == {4000, 4030}
 
 
-# machines of one name
-
-
 def test_two_machines_of_one_name_are_told_by_their_ranks_and_other_dumps_of_one_host_do_not_clash():
     first = dump(make_rank(0, pid=50), make_rank(1, pid=51), host="localhost")
     same = dump(make_rank(2, pid=50), make_rank(3, pid=51), host="localhost", at_s=0.4)
@@ -247,9 +241,6 @@ def test_two_machines_of_one_name_are_told_by_their_ranks_and_other_dumps_of_one
     assert not find_clash([WHOLE, again])
     assert not find_clash([dump(make_rank(rank), not_asked=3) for rank in range(4)])
     assert not find_clash([dump(make_rank(0), host="a"), dump(make_rank(1), host="b")])
-
-
-# time
 
 
 def test_dumps_of_one_moment_are_one_look_and_that_takes_not_the_place_of_several():

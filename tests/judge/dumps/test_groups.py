@@ -285,7 +285,6 @@ def test_a_dead_child_is_named_and_no_worker_is_blamed_for_its_batch():
 # properties
 
 STACKS = [ALL_REDUCE, BROADCAST, BACKWARD, DECODE, NEXT_BATCH, IN_LOCK, inner(1), inner(2), ()]
-STATES = ["R", "S", "D", "T"]
 
 
 @st.composite
@@ -303,7 +302,7 @@ def jobs(draw) -> list[list[ProcessLook]]:
                 make_native(9001 + 10 * rank, "pt_gloo_runloop"),
             ]
             frames = draw(st.sampled_from([*STACKS, Missing("denied")]))
-            state = draw(st.sampled_from(STATES))
+            state = draw(st.sampled_from("RSDT"))
             processes.append(make_rank(rank, *others[: draw(st.integers(0, 2))], frames=frames, state=state))
             for worker in range(draw(st.integers(0, 2))):
                 stack = draw(st.sampled_from([WORKER_WAITS, WORKER_READS]))

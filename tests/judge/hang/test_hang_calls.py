@@ -22,7 +22,6 @@ from tpmon.model.results.collectives import CollectivesReading, RankRecord, RasR
 from tpmon.model.verdict import Figure, Finding, Kind, Origin
 
 NCCL = make_native(77, "pt_nccl_watchdg")
-GLOO = make_native(78, "pt_gloo_runloop")
 WAITS = make_rank(0, NCCL)
 AWAY = make_rank(1, NCCL, frames=IN_LOCK)
 PAIR = {"ranks": (0, 1)}
@@ -101,7 +100,7 @@ def test_a_default_timeout_is_called_assumed_also_beside_what_nccl_says_of_its_r
     ("native", "words"),
     [
         (NCCL, "NCCL aborts this job in about 9m20s (assumed: its default timeout)"),
-        (GLOO, "gloo gives up in about 29m20s (assumed: its default timeout)"),
+        (make_native(78, "pt_gloo_runloop"), "gloo gives up in about 29m20s (assumed: its default timeout)"),
         (make_native(79, "cuda-EvtHandlr"), None),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from tests.dumps import fold, make_rank, make_thread, make_worker
 from tests.frames import make_gpu, make_loader
 from tests.hanging import Job, change_looks, conclude, died, job, read, run, said, stand, thread
-from tests.stacks import DECODE, IN_LOCK, LIB, MAIN, NEXT_BATCH, READS, RUNNING, SITE, TRAIN, WORKER_READS, stack_of
+from tests.stacks import DECODE, IN_LOCK, LIB, MAIN, NEXT_BATCH, PIPE, READS, RUNNING, TRAIN, WORKER_READS, stack_of
 from tpmon.judge.hang.causes import Grace
 from tpmon.judge.hang.detection import need_s
 from tpmon.judge.watch.tracker import RankMemory, WatchedTime
@@ -25,8 +25,8 @@ EXIT = (StackFrame("_shutdown", f"{LIB}/threading.py", 1590),)
 LOOP = (MAIN, StackFrame("wait_for_flag", "/run/train.py", 50))
 LINES = (LOOP, (MAIN, StackFrame("wait_for_flag", "/run/train.py", 51)))
 RESULT = (MAIN, TRAIN, StackFrame("get", f"{LIB}/multiprocessing/queues.py", 103))
-LSTM = (*LOOP, StackFrame("forward", f"{SITE}/torch/nn/modules/rnn.py", 917))
-SAVE = (MAIN, TRAIN, StackFrame("save", f"{SITE}/torch/serialization.py", 700))
+LSTM = (*LOOP, *stack_of("forward torch/nn/modules/rnn.py:917"))
+SAVE = stack_of("main > train > save torch/serialization.py:700")
 ITEM = (MAIN, StackFrame("train", "/run/train.py", 77))
 NAP = (MAIN, StackFrame("train", "/run/train.py", 78))
 MONITOR = thread(
@@ -47,10 +47,7 @@ def held_by(number: int) -> WaitTarget:
     )  # fmt: skip
 
 
-TO_WORKER = WaitTarget(
-    "read", 9, WaitKind.UNIX, "socket:[1]", NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE,
-    others=(OtherEnd(4001, NOT_APPLICABLE, "worker 0 of rank 0"),),
-)  # fmt: skip
+TO_WORKER = replace(PIPE, kind=WaitKind.UNIX, others=(OtherEnd(4001, NOT_APPLICABLE, "worker 0 of rank 0"),))
 
 
 def waits_for_gil(holder, frames):
@@ -159,18 +156,18 @@ def test_of_threads_that_are_left_the_programs_own_is_named_and_no_daemon():
 
 # --- batches and results ---
 
-PINNING = f"{SITE}/torch/utils/data/_utils/pin_memory.py"
 PIN_LOOP = stack_of(
     "run lib/threading.py:982 > _pin_memory_loop torch/utils/data/_utils/pin_memory.py:60"
     " > do_one_step torch/utils/data/_utils/pin_memory.py:35"
 )
-PINS = (*PIN_LOOP, StackFrame("pin_memory", PINNING, 75), StackFrame("Batch.pin_memory", "/run/data.py", 140))
+PIN = stack_of("pin_memory torch/utils/data/_utils/pin_memory.py:75 > Batch.pin_memory /run/data.py:140")
+PINS = (*PIN_LOOP, *PIN)
 PIN_GETS = (*PIN_LOOP, StackFrame("get", f"{LIB}/multiprocessing/queues.py", 113))
 PIN_PUTS = (*PIN_LOOP, StackFrame("put", f"{LIB}/queue.py", 140))
 FOREIGN_LOADERS = {
-    "dali": (StackFrame("share_outputs", f"{SITE}/nvidia/dali/pipeline.py", 1),),
+    "dali": stack_of("share_outputs nvidia/dali/pipeline.py:1"),
     "ffcv": stack_of("__next__ ffcv/loader/epoch_iterator.py:1 > get lib/queue.py:1"),
-    "ray": (StackFrame("__next__", f"{SITE}/ray/data/iterator.py", 1),),
+    "ray": stack_of("__next__ ray/data/iterator.py:1"),
 }
 IDLE = (make_worker(0, 0), make_worker(0, 1))
 ASKS = make_rank(0, frames=RESULT, waits_for="pipe read")
