@@ -67,17 +67,20 @@ class TraceBuilder:
         args = {"device": device, "stream": 7, "correlation": self._correlation, **more}
         return self.add(category, name, start, length, pid=device, tid=7, args=args)
 
-    def memory(self, at: float, changed: int, allocated: int, kind: int = 0, device: int = -1) -> None:
+    def memory(
+        self, at: float, changed: int, allocated: int, *, kind: int = 0, device: int = -1, address: int = 1
+    ) -> TraceBuilder:
         args = {
             "Device Type": kind,
             "Device Id": device,
             "Bytes": changed,
-            "Addr": 1,
+            "Addr": address,
             "Total Allocated": allocated,
             "Total Reserved": allocated * 2,
         }
         event = {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": HOST}
         self.events.append({**event, "tid": HOST, "ts": self.base_us + at, "args": args})
+        return self
 
     def text(self, header: dict[str, Any] | None = None, after: dict[str, Any] | None = None) -> str:
         """Write the trace, ``header`` before and ``after`` behind the events, in the layout of torch."""

@@ -90,18 +90,6 @@ def check_counts(tmp_path: Path) -> None:
     assert (table.matched, table.collectives, table.straggler) == (3, 4, 1)
 
 
-def host_memory() -> TraceBuilder:
-    trace = a_step().kernel(0, 900, launch=0)
-    trace.memory(10, 40 << 30, 40 << 30)  # the host holds more than the card has
-    return trace
-
-
-def hip_memory() -> TraceBuilder:
-    trace = a_step().kernel(0, 900, launch=0)
-    trace.memory(10, 1 << 20, 1 << 20, kind=6, device=0)
-    return trace
-
-
 def without_categories() -> TraceBuilder:
     trace = a_step().op("aten::mm", 0, 100).kernel(200, 300, launch=10, grid=[1, 1, 1])
     for event in trace.events:
@@ -195,7 +183,8 @@ FAULTS = {
         {"k": 4.0, "bare": None},
     ),
     "cpu-peak-of-memory": gives(
-        host_memory(),
+        # The host holds more than the card has.
+        a_step().kernel(0, 900, launch=0).memory(10, 40 << 30, 40 << 30),
         lambda file: (
             [(row.kind, row.allocated_bytes) for row in file.memory.peaks],
             file.verdict.kind,
@@ -204,7 +193,7 @@ FAULTS = {
         ([("cpu", 40 << 30)], Kind.COMPUTE_BOUND, False),
     ),
     "hip-memory": gives(
-        hip_memory(),
+        a_step().kernel(0, 900, launch=0).memory(10, 1 << 20, 1 << 20, kind=6, device=0),
         lambda file: [(peak.kind, peak.device, peak.allocated_bytes) for peak in file.memory.peaks],
         [("hip", 0, 1 << 20)],
     ),

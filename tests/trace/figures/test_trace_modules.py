@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.traces import HOST, TraceBuilder
+from tests.traces import TraceBuilder
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.trace_tables import RangeRow
 from tpmon.report.trace import TABLES, explain_empty, write_csv, write_report, write_tables
@@ -138,21 +138,15 @@ def test_an_empty_table_keeps_its_header_and_has_a_reason(table, tmp_path):
     assert not told or told.startswith(("ranks: ", f"{table}: ", "no "))
 
 
-def memory(trace: TraceBuilder, at: float, changed: int, allocated: int, address: int) -> None:
-    trace.memory(at, changed, allocated, kind=1, device=0)
-    trace.events[-1]["args"]["Addr"] = address
-    trace.events[-1]["tid"] = HOST
-
-
 def test_allocations_belong_to_the_operator_that_uses_them(tmp_path):
     trace = TraceBuilder().step(1, 0, 500).step(2, 500, 500)
     trace.op("aten::mm", 0, 100).op("aten::empty", 5, 10).op("aten::add", 200, 50)
     trace.op("aten::empty_strided", 600, 50)
-    memory(trace, 8, 100, 1100, 0xA)  # of mm by way of empty; 1,000 bytes are older
-    memory(trace, 210, 300, 1400, 0xB)
-    memory(trace, 300, -300, 1100, 0xB)
-    memory(trace, 310, 50, 1150, 0xB)  # the same address again, by nobody
-    memory(trace, 620, 200, 1350, 0xC)
+    trace.memory(8, 100, 1100, kind=1, device=0, address=0xA)  # of mm by way of empty; 1,000 bytes are older
+    trace.memory(210, 300, 1400, kind=1, device=0, address=0xB)
+    trace.memory(300, -300, 1100, kind=1, device=0, address=0xB)
+    trace.memory(310, 50, 1150, kind=1, device=0, address=0xB)  # the same address again, by nobody
+    trace.memory(620, 200, 1350, kind=1, device=0, address=0xC)
     file = trace.analyse(tmp_path)
     rows = {row.operator: row for row in file.memory.by_operator}
     assert rows["aten::mm"].allocated_bytes == 100
@@ -184,7 +178,7 @@ def test_traces_without_addresses_or_totals_say_so(tmp_path):
 def test_a_curve_is_short_and_keeps_its_highest_point(tmp_path):
     trace = TraceBuilder().step(1, 0, 20_000)
     for at in range(2000):
-        memory(trace, at * 10, 1, 10**9 if at == 1234 else at, at + 1)
+        trace.memory(at * 10, 1, 10**9 if at == 1234 else at, kind=1, device=0, address=at + 1)
     points = trace.analyse(tmp_path).memory.curves[0].points
     assert len(points) == 200
     assert max(point.allocated_bytes for point in points) == 10**9
