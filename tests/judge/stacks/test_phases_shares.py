@@ -18,33 +18,40 @@ from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases, differs, mea
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
 from tpmon.probe.spy.text import parse_raw
 
-MAIN = StackFrame("main", "/home/usr/train/train.py", 60)
-QUEUE = (
-    MAIN,
-    StackFrame("_BaseDataLoaderIter.__next__", SITE + "torch/utils/data/dataloader.py", 725),
-    StackFrame("_get_data", SITE + "torch/utils/data/dataloader.py", 1466),
-)
-FETCH = (
-    MAIN,
-    StackFrame("_BaseDataLoaderIter.__next__", SITE + "torch/utils/data/dataloader.py", 725),
-    StackFrame("fetch", SITE + "torch/utils/data/_utils/fetch.py", 54),
-    StackFrame("Images.decode", "/home/usr/train/data.py", 41),
-)
-FORWARD = (
-    MAIN,
-    StackFrame("Module._call_impl", SITE + "torch/nn/modules/module.py", 1798),
-    StackFrame("Net.forward", "/home/usr/train/model.py", 88),
-)
-DDP = (MAIN, StackFrame("DistributedDataParallel.forward", SITE + "torch/nn/parallel/distributed.py", 1), *FORWARD)
-BACKWARD = (MAIN, StackFrame("_engine_run_backward", SITE + "torch/autograd/graph.py", 966))
-SAVE = (MAIN, StackFrame("save", SITE + "torch/serialization.py", 900))
-RECOMPUTE = (StackFrame("recompute_fn", SITE + "torch/utils/checkpoint.py", 1), *FORWARD)
-LOAD = (MAIN, StackFrame("load", SITE + "torch/serialization.py", 1500))
-READ_CSV = (MAIN, StackFrame("read_csv", SITE + "pandas/io/parsers/readers.py", 1026))
-TO_CARD = (MAIN, StackFrame("Module.to", SITE + "torch/nn/modules/module.py", 1355))
-ITEM = (MAIN, StackFrame("synchronize", SITE + "torch/cuda/__init__.py", 1000))
-FREE = (MAIN, StackFrame("empty_cache", SITE + "torch/cuda/memory.py", 170))
-LOG = (MAIN, StackFrame("Logger.info", "/usr/lib/python3.11/logging/__init__.py", 1489))
+NAMES = {
+    "main": ("main", "/home/usr/train/train.py"),
+    "train": ("train", "/home/usr/train/train.py"),
+    "module": ("Module._call_impl", f"{SITE}torch/nn/modules/module.py"),
+    "next": ("_BaseDataLoaderIter.__next__", f"{SITE}torch/utils/data/dataloader.py"),
+    "fit": ("fit", f"{SITE}lightning/pytorch/trainer/trainer.py"),
+    "hf": ("_inner_training_loop", f"{SITE}transformers/trainer.py"),
+}
+
+
+def frames_of(text: str) -> tuple[StackFrame, ...]:
+    """Build a stack: "main > function file", a file without a slash at its begin is that of a library."""
+    stack = []
+    for line, one in enumerate(text.split(" > "), 1):
+        function, _, file = one.partition(" ")
+        named = NAMES.get(function) if not file else None
+        stack.append(StackFrame(*(named or (function, file if file.startswith("/") else SITE + file)), line))
+    return tuple(stack)
+
+
+MAIN = frames_of("main")[0]
+QUEUE = frames_of("main > next > _get_data torch/utils/data/dataloader.py")
+FETCH = frames_of("main > next > fetch torch/utils/data/_utils/fetch.py > Images.decode /home/usr/train/data.py")
+FORWARD = frames_of("main > module > Net.forward /home/usr/train/model.py")
+DDP = (*frames_of("main > DistributedDataParallel.forward torch/nn/parallel/distributed.py"), *FORWARD)
+BACKWARD = frames_of("main > _engine_run_backward torch/autograd/graph.py")
+SAVE = frames_of("main > save torch/serialization.py")
+RECOMPUTE = (*frames_of("recompute_fn torch/utils/checkpoint.py"), *FORWARD)
+LOAD = frames_of("main > load torch/serialization.py")
+READ_CSV = frames_of("main > read_csv pandas/io/parsers/readers.py")
+TO_CARD = frames_of("main > Module.to torch/nn/modules/module.py")
+ITEM = frames_of("main > synchronize torch/cuda/__init__.py")
+FREE = frames_of("main > empty_cache torch/cuda/memory.py")
+LOG = frames_of("main > Logger.info /usr/lib/python3.11/logging/__init__.py")
 
 
 def make_slice(
@@ -75,8 +82,8 @@ def test_samples_of_all_slices_weigh_alike_and_the_place_is_the_most_frequent_of
     assert (phases.span_s, phases.newest_age_s) == (pytest.approx(21.0), 0.0)
     assert phases.share(Phase.SYNC).low == 0.0
     assert 0.0 < phases.share(Phase.SYNC).high < 0.1
-    assert phases.where == "forward model.py:88"
-    assert read_one(older, make_slice({FETCH: 90})).where == "data wait: decode in data.py:41"
+    assert phases.where == "forward model.py:3"
+    assert read_one(older, make_slice({FETCH: 90})).where == "data wait: decode in data.py:4"
 
 
 def test_only_the_main_thread_counts_and_of_it_no_torn_samples_without_frames():
@@ -239,14 +246,12 @@ def test_a_design_factor_is_never_below_the_plain_one(slices):
 
 
 def test_waits_at_queues_locks_and_futures_of_python_are_counted():
-    pool = (MAIN, StackFrame("Future.result", "/usr/lib/python3.11/concurrent/futures/_base.py", 456))
-    queue = (
-        MAIN,
-        StackFrame("Queue.get", "/usr/lib/python3.11/queue.py", 180),
-        StackFrame("Condition.wait", "/usr/lib/python3.11/threading.py", 331),
-        StackFrame("pthread_cond_timedwait", "/lib/x86_64-linux-gnu/libc.so.6", 0),
+    pool = frames_of("main > Future.result /usr/lib/python3.11/concurrent/futures/_base.py")
+    queue = frames_of(
+        "main > Queue.get /usr/lib/python3.11/queue.py > Condition.wait /usr/lib/python3.11/threading.py"
+        " > pthread_cond_timedwait /lib/x86_64-linux-gnu/libc.so.6"
     )
-    own = (MAIN, StackFrame("wait", "/home/usr/train/threading.py", 7))
+    own = frames_of("main > wait /home/usr/train/threading.py")
     phases = read_one(make_slice({pool: 10, queue: 20, own: 30, FORWARD: 40}))
     assert phases.waits_ratio == phases.plain_waits_ratio == pytest.approx(0.3)
     phases = read_one(make_slice({(*QUEUE, *queue[1:]): 60, FORWARD: 40}))
@@ -263,7 +268,7 @@ def test_a_loop_that_reads_its_data_itself_waits_for_data(read, reads):
     assert phases.ratio(Phase.DATA_WAIT) == pytest.approx(reads / 170)
     assert set(phases.parts) == {DataPart.FETCH}
     assert phases.ratio(Phase.LOAD) == 0
-    assert phases.where == "data wait: read train.py:60"
+    assert phases.where == "data wait: read train.py:1"
 
 
 NO_LOOPS = {
@@ -286,27 +291,9 @@ def test_what_is_read_once_or_for_the_model_is_no_wait_for_data(counts):
 
 # stacks of frameworks
 
-NAMES = {
-    "main": ("main", "/home/usr/train/train.py"),
-    "train": ("train", "/home/usr/train/train.py"),
-    "module": ("Module._call_impl", f"{SITE}torch/nn/modules/module.py"),
-    "next": ("_BaseDataLoaderIter.__next__", f"{SITE}torch/utils/data/dataloader.py"),
-    "fit": ("fit", f"{SITE}lightning/pytorch/trainer/trainer.py"),
-    "hf": ("_inner_training_loop", f"{SITE}transformers/trainer.py"),
-}
 HF = "transformers/trainer.py"
 STRATEGY, APPLY = "lightning/pytorch/strategies/strategy.py", "lightning/fabric/utilities/apply_func.py"
 FSDP, MEGATRON = "torch/distributed/fsdp", "megatron/core/dist_checkpointing"
-
-
-def frames_of(text: str) -> tuple[StackFrame, ...]:
-    """Build a stack: "main > function file", a file without a slash at its begin is that of a library."""
-    stack = []
-    for line, one in enumerate(text.split(" > "), 1):
-        function, _, file = one.partition(" ")
-        named = NAMES.get(function) if not file else None
-        stack.append(StackFrame(*(named or (function, file if file.startswith("/") else SITE + file)), line))
-    return tuple(stack)
 
 
 CASES = {
