@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.dumps import FUTEX, make_rank, make_round, make_worker
-from tests.frames import NOW, NOW_NS, later, make_cpu, make_frame, make_process, set_all
+from tests.frames import NOW, later, make_cpu, make_frame, make_process, set_all
 from tests.hanging import conclude, expect, remember, run, sample, sample_of, stand
 from tests.judging import SECOND, scene_of
 from tests.paces import make_hook, make_pace, with_hooks
@@ -262,27 +262,12 @@ HOUR = 3600
 BATCH = "a batch (loader queue)"
 
 
-def read_at(second: float, unchanged_s: float, **fields: object) -> Frame:
+def read_at(second: float, unchanged_s: float, interval_s: float = 1.0, **fields: object) -> Frame:
     """Read a rank that has waited for ``unchanged_s``, and uses no CPU."""
-    rank = make_process(
-        4000,
-        start_ticks=100,
-        state=fields.pop("state", "S"),
-        waits_for=fields.pop("waits_for", BATCH),
-        waits_unchanged_s=unchanged_s,
-        runnable=0.0,
-        waiting=0.0,
-        thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, 0.0),),
-        frozen=fields.pop("frozen", NOT_APPLICABLE),
-    )
-    return make_frame(
-        taken=NOW + timedelta(seconds=second),
-        taken_ns=NOW_NS + round(second * SECOND),
-        processes=(rank,),
-        output=(),
-        loader=(),
-        **fields,
-    )
+    rests = {"state": "S", "waits_for": BATCH, "runnable": 0.0, "waiting": 0.0}
+    main = (ThreadGroup(ThreadKind.MAIN, 1, 0.0),)
+    rank = make_process(4000, start_ticks=100, waits_unchanged_s=unchanged_s, thread_groups=main, **(rests | fields))
+    return later(make_frame(processes=(rank,), output=(), loader=(), interval_s=interval_s), second)
 
 
 def test_an_hour_in_which_tpmon_was_stopped_is_no_pause_of_the_run_and_no_part_of_a_wait():
@@ -320,17 +305,9 @@ def test_readings_that_are_far_apart_or_late_show_pauses_and_hangs():
 def fell_asleep(log_age_s: float) -> list[Frame]:
     """Build a run that goes on for a minute, and stands when tpmon comes back an hour later."""
     stood = stand(LOCKED, seconds=40, log_age_s=log_age_s)
-    begun = [
-        replace(
-            stood[0],
-            taken=NOW - timedelta(seconds=HOUR + 100 - second),
-            taken_ns=NOW_NS - (HOUR + 100 - second) * SECOND,
-            processes=(replace(stood[0].processes[0], waits_for=wait_of(BATCH), waits_unchanged_s=0.0),),
-            output=(replace(stood[0].output[0], last_write_age_s=float(second % 5)),),
-        )
-        for second in range(60)
-    ]
-    return begun + stood
+    goes_on = set_all(stood[0], waits_for=wait_of(BATCH), waits_unchanged_s=0.0)
+    logs = [(replace(goes_on.output[0], last_write_age_s=float(second % 5)),) for second in range(60)]
+    return [later(goes_on, second - HOUR - 60, output=log) for second, log in enumerate(logs)] + stood
 
 
 def test_a_hang_that_began_while_tpmon_was_stopped_is_as_old_as_the_log_says_unless_that_is_of_before():

@@ -77,12 +77,8 @@ def test_on_a_card_only_a_lock_may_be_the_wait_for_the_backward_pass():
 
 
 def test_the_function_that_waits_is_named_and_not_the_one_that_computes():
-    phases = make_phases(
-        {Phase.OTHER: 0.85, Phase.FORWARD: 0.15},
-        spots={Phase.OTHER: Spot("parse feed.py:20", 0.43)},
-        calls_ratio=0.4,
-        calls=Spot("upload ckpt.py:7", 0.4),
-    )
+    ratios, spots = {Phase.OTHER: 0.85, Phase.FORWARD: 0.15}, {Phase.OTHER: Spot("parse feed.py:20", 0.43)}
+    phases = make_phases(ratios, spots=spots, calls_ratio=0.4, calls=Spot("upload ckpt.py:7", 0.4))
     one = judge_blocking_call(see_waiting(phases, io=4))
     assert one.summary.endswith("waits for a disk or a socket 40 % of its time in a call of its own: upload ckpt.py:7")
     assert [row.text for row in one.evidence if row.text] == ["upload ckpt.py:7, 40 % of the time"]
@@ -231,11 +227,8 @@ def test_a_program_that_is_installed_takes_from_its_queue_in_a_process_that_was_
 
 
 def test_a_request_below_a_lot_of_logging_is_no_logging():
-    phases = make_phases(
-        {Phase.LOGGING: 0.4, Phase.OTHER: 0.35, Phase.FORWARD: 0.25},
-        calls_ratio=0.35,
-        calls=Spot("send log.py:7", 0.35),
-    )
+    ratios = {Phase.LOGGING: 0.4, Phase.OTHER: 0.35, Phase.FORWARD: 0.25}
+    phases = make_phases(ratios, calls_ratio=0.35, calls=Spot("send log.py:7", 0.35))
     assert judge_blocking_call(see_waiting(phases, io=4)).observed == {Need.BLOCKING_CALL}
     to_wandb = replace(phases, calls=Spot("logging: wandb train.py:7", 0.35, Phase.LOGGING))
     assert Need.LOGGING_IN_STACK in judge_blocking_call(see_waiting(to_wandb, io=4)).observed

@@ -366,9 +366,7 @@ EIGHTS = [("SGD", number * 1000 + 400 + at * 60) for number in range(3) for at i
         pytest.param(PAIRS, [500, 1500, 2500, 3500], range(910, 4000, 1000), id="two optimizers"),
         pytest.param(PAIRS[1:], [], range(910, 4000, 1000), id="two optimizers, the first update cut off"),
         pytest.param(PAIRS[1:], [500, 1500, 2500, 3500], range(910, 4000, 1000), id="the same with a backward pass"),
-        pytest.param(
-            NETWORKS, [*range(500, 16_000, 1000)], range(3850, 16_000, 4000), id="a critic updates three times"
-        ),
+        pytest.param(NETWORKS, [*range(500, 16_000, 1000)], range(3850, 16_000, 4000), id="three updates of a critic"),
         pytest.param(EIGHTS, [300, 1300, 2300], range(870, 3000, 1000), id="updates one after the other"),
     ],
 )
