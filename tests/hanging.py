@@ -11,8 +11,8 @@ import pytest
 
 from tests import any_windows
 from tests.dumps import add_run, make_round, make_thread
-from tests.frames import NOW, NOW_NS, make_frame, make_output, make_process, make_target
-from tests.judging import SECOND, follow
+from tests.frames import NOW, later, make_frame, make_output, make_process, make_target
+from tests.judging import follow
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import Judgement
 from tpmon.judge.watch.tracker import WatchedTime, observe
@@ -78,14 +78,9 @@ def stand(
     frames = []
     for second in range(seconds + 1):
         left = seconds - second
-        second_fields = {
-            "taken": NOW - timedelta(seconds=left),
-            "taken_ns": NOW_NS - left * SECOND,
-            "processes": tuple(sample_of(one, float(second)) for one in looks),
-        }
-        if log_age_s is not None:
-            second_fields["output"] = (replace(log, last_write_age_s=max(0.0, log_age_s - left)),)
-        frames.append(replace(plain, **second_fields))
+        processes = tuple(sample_of(one, float(second)) for one in looks)
+        output = () if log_age_s is None else (replace(log, last_write_age_s=max(0.0, log_age_s - left)),)
+        frames.append(later(plain, -left, processes=processes, output=output))
     for number, at_s in enumerate(LOOKS_AT_S):
         here = moved if moved and number == len(LOOKS_AT_S) - 1 else [add_run(one, at_s) for one in looks]
         taken_s = at_s - LOOKS_AT_S[-1] - 1.0
