@@ -22,9 +22,13 @@ class Played:
     events: tuple[Event, ...]
 
 
+def place(frames: Sequence[Frame]) -> list[Frame]:
+    """Put Frames a second apart, each with its stacks, the last of them taken when it says."""
+    return [with_slices(one, one.stacks) if known_or(one.stacks, ()) else one for one in line_up(frames)]
+
+
 def play(frames: Sequence[Frame]) -> Played:
-    """Judge Frames a second apart, the last of them taken when it says."""
-    return replay([with_slices(one, one.stacks) if known_or(one.stacks, ()) else one for one in line_up(frames)])
+    return replay(place(frames))
 
 
 def replay(frames: Sequence[Frame]) -> Played:

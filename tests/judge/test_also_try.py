@@ -25,26 +25,24 @@ from tpmon.view.layout import Size
 
 ONLY_ON_THE_PAGE = {"pin-the-batch"}
 """It makes figures believable and speeds nothing up: a healthy run is told only what was seen to help it."""
-NOT_YET = frozenset(
-    (
-        Need.BUCKET_VIEW_OFF,
-        Need.TRANSFORM_MOVABLE,
-        Need.JPEG_DECODED,
-        Need.SAMPLES_WIDE,
-        Need.DATASET_FITS_MEMORY,
-        Need.LOCAL_DISK_FREE,
-        Need.PAGEABLE_COPIES,
-        Need.FP32_MATMUL_SEEN,
-        Need.MISALIGNED_PRODUCTS,
-        Need.CONV_MODEL,
-        Need.FIXED_SHAPES_KNOWN,
-        Need.ATTENTION_SLOW_PATH,
-        Need.ZERO_FILL_SEEN,
-        Need.UNFUSED_OPTIMIZER,
-        Need.ACCUMULATION_SYNCS,
-        Need.GRADIENTS_COMPLETE,
-    )
-)
+NOT_YET = {
+    Need.BUCKET_VIEW_OFF,
+    Need.TRANSFORM_MOVABLE,
+    Need.JPEG_DECODED,
+    Need.SAMPLES_WIDE,
+    Need.DATASET_FITS_MEMORY,
+    Need.LOCAL_DISK_FREE,
+    Need.PAGEABLE_COPIES,
+    Need.FP32_MATMUL_SEEN,
+    Need.MISALIGNED_PRODUCTS,
+    Need.CONV_MODEL,
+    Need.FIXED_SHAPES_KNOWN,
+    Need.ATTENTION_SLOW_PATH,
+    Need.ZERO_FILL_SEEN,
+    Need.UNFUSED_OPTIMIZER,
+    Need.ACCUMULATION_SYNCS,
+    Need.GRADIENTS_COMPLETE,
+}
 """No reading of a live run proves these."""
 NAMED = RunFacts(rank=2, pid=4211, card=0, ranks=1)
 

@@ -21,7 +21,7 @@ from tests.any_windows import make_slice
 from tests.dumps import make_rank, make_thread, make_worker
 from tests.frames import make_ages, make_frame, make_gpu, make_process
 from tests.goldens.gpu_node import eight_gpus
-from tests.goldens.playing import hold
+from tests.goldens.playing import hold, place
 from tests.goldens.small_jobs import ended, no_workers, two_ranks, with_facts
 from tests.hanging import died, stand
 from tests.judging import make_looks
@@ -78,22 +78,9 @@ def _steps(names: dict[tuple[StackFrame, ...], int], **fields: Any) -> Build:
         frame = make_frame(
             processes=(make_process(4211, **process),), ages_s=make_ages(stacks=1.0), loader=(), **fields
         )
-        return _place(hold(frame, 40, [make_slice(4211, 0, names)]))
+        return place(hold(frame, 40, [make_slice(4211, 0, names)]))
 
     return build
-
-
-def _place(frames: list[Frame]) -> list[Frame]:
-    placed = line_up(frames)
-    return [
-        replace(
-            frame,
-            stacks=tuple(
-                replace(one, ended=frame.taken, ended_ns=frame.taken_ns) for one in known_or(frame.stacks, ())
-            ),
-        )
-        for frame in placed
-    ]
 
 
 def _throttled() -> list[Frame]:
@@ -104,14 +91,14 @@ def _throttled() -> list[Frame]:
         else card
         for card in known_or(plain.gpus, ())
     )
-    return _place(hold(replace(plain, gpus=cards), 24, [make_slice(51_200 + n, 8 + n, STEPS) for n in range(8)]))
+    return place(hold(replace(plain, gpus=cards), 24, [make_slice(51_200 + n, 8 + n, STEPS) for n in range(8)]))
 
 
 def _straggler() -> list[Frame]:
     late = {stack("main train step call linear"): 24, stack("main train backward engine"): 14}
     waits = {stack("main train c10d all_reduce"): 24, stack("main train backward engine"): 14}
     slices = [make_slice(4211, 0, waits), make_slice(4212, 1, late)]
-    return _place(hold(with_facts(replace(two_ranks(), ages_s=make_ages(stacks=0.9))), 24, slices))
+    return place(hold(with_facts(replace(two_ranks(), ages_s=make_ages(stacks=0.9))), 24, slices))
 
 
 SCENES: dict[str, Build] = {
@@ -159,7 +146,7 @@ SCENES: dict[str, Build] = {
     "an import": _steps({stack("main import torch_module"): 38}),
     "hot card": _throttled,
     "late rank": _straggler,
-    "no workers": lambda: _place(hold(no_workers(), 20, [make_slice(4211, 0, STEPS)])),
+    "no workers": lambda: place(hold(no_workers(), 20, [make_slice(4211, 0, STEPS)])),
     "ended": lambda: line_up([*hold(two_ranks(), 20), ended()]),
 }
 """By name: what makes a fresh list of Frames, oldest first."""

@@ -398,13 +398,11 @@ def beside(worker=MappingProxyType({}), rank=MappingProxyType({}), host_used=1.9
     return starve(0.5, [kind], rank=own, cpu={**cpu, "runnable": wanted}, frame=ROOM)
 
 
-LATE, FOUR = {"runnable": 1.0, "waiting": 0.7}, {"budget_cores": 4.0, "host_cores": 4}
+LONG, LATE = {"runnable": 1.0, "waiting": 0.5}, {"runnable": 1.0, "waiting": 0.7}
+FOUR = {"budget_cores": 4.0, "host_cores": 4}
 SPARED = {
     "as read": (beside(), 2.0 - 1.04 - 0.28 * 1.04 / 0.79),
-    "the worker waits longer than the rank": (
-        beside({"runnable": 1.0, "waiting": 0.5}, {"runnable": 0.4, "waiting": 0.05}, wanted=1.4),
-        0.3,
-    ),
+    "the worker waits longer than the rank": (beside(LONG, {"runnable": 0.4, "waiting": 0.05}, wanted=1.4), 0.3),
     "another rank wants one": (beside(wanted=2.59), 0.0),
     "one thread runs on one CPU": (beside(LATE, {"runnable": 0.7, "waiting": 0.15}, wanted=1.7, **FOUR), 4.0 - 2.0),
     "a quota stops them": (beside(budget_cores=2.0, host_cores=64, throttled_ratio=0.4), 0.41),

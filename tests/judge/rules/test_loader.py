@@ -241,7 +241,7 @@ def hand_on(kinds, *, waits=0.6, empty=1.0, **more):
     return see(line_up([replace(second, main_threads=looks)] * 20), {4211: phases})
 
 
-def test_a_wait_for_a_thread_that_iterates_the_loader_is_one_for_data():
+def test_a_wait_for_a_thread_that_iterates_the_loader_is_one_for_data_and_without_stacks_not_ruled_out():
     found = suspects(hand_on([COMPUTES] * 4))
     assert set(found) == {"too-few-workers"}
     one = found["too-few-workers"]
@@ -249,8 +249,6 @@ def test_a_wait_for_a_thread_that_iterates_the_loader_is_one_for_data():
     assert one.origins >= {Origin.STACKS, Origin.PIPES, Origin.PROC}
     assert one.since_ns is NOT_APPLICABLE, "no look at the main thread dates it"
 
-
-def test_without_stacks_a_wait_for_such_a_thread_is_not_ruled_out():
     def look(kinds, **loader):
         second = make_second(0.0, kinds, loader=loader, rank={"runnable": 0.4})
         return see(line_up([replace(second, main_threads=(make_looks(4211, 10, lock=6),))] * 20))
@@ -403,6 +401,8 @@ ONE_SLEEPS = [FUTEX] * 3 + [SLEEPS]
 THREADS = ((RESULT, 12), (AT_LINE, 8))
 HELD = ((ACQUIRE, 15), (AT_LINE, 5))
 HALF = ((ACQUIRE, 10), (AT_LINE, 10))
+TAKES = below(("get", f"{LIB}/queue.py"), WAIT)
+POLLS = PLACES["filelock"][0]
 NO_WORK = below(("get", f"{LIB}/multiprocessing/queues.py"), stack=LOOP)
 CARDS = {"gpus": (make_gpu(sm_pct=30.0, pids=(4211, 5000, 5001)),)}
 LOCK_CASES = {
@@ -411,10 +411,7 @@ LOCK_CASES = {
     "a pool of threads that reads": (see_workers([READS] * 4), (FEW, HIGH)),
     "a pool of threads that computes": (see_workers([POOL_COMPUTES] * 4), (FEW, HIGH)),
     "a pool of threads, lines of decoding": (see_workers(ONE_SLEEPS, *THREADS), (FEW, HIGH)),
-    "a queue of the data set's own": (
-        see_workers([FUTEX] * 4, (below(("get", f"{LIB}/queue.py"), WAIT), 20)),
-        (FEW, HIGH),
-    ),
+    "a queue of the data set's own": (see_workers([FUTEX] * 4, (TAKES, 20)), (FEW, HIGH)),
     "no stacks": (see_workers(ONE_SLEEPS), (LOCK, LOW)),
     "no stacks, with a time-out": (see_workers([TIMED] * 4), (LOCK, LOW)),
     "a library": (see_workers([TIMED] * 4, (PLACES["grpc"][0], 20)), (LOCK, LOW)),
@@ -431,10 +428,7 @@ LOCK_CASES = {
     "one worker": (see_workers([FUTEX]), (FEW, MEDIUM)),
     "one worker at the lock of another rank's": (see_workers([FUTEX], (ACQUIRE, 20)), (LOCK, HIGH)),
     "half of eight out of it at once": (see_workers([FUTEX] * 4 + [SLEEPS] * 4, (AT_LINE, 20)), (LOCK, LOW)),
-    "three samples of ten of two that compute": (
-        see_workers([COMPUTES, COMPUTES], (ACQUIRE, 3), (AT_LINE, 7)),
-        (FEW, HIGH),
-    ),
+    "three samples of ten of two": (see_workers([COMPUTES] * 2, (ACQUIRE, 3), (AT_LINE, 7)), (FEW, HIGH)),
     # D: a lock
     "a lock of four": (see_workers(ONE_SLEEPS, *HELD), (LOCK, HIGH)),
     "a lock of four, once they have work": (see_workers(ONE_SLEEPS, (NO_WORK, 60), *HELD), (LOCK, HIGH)),
@@ -443,10 +437,7 @@ LOCK_CASES = {
     "who has it reads": (see_workers([FUTEX] * 3 + [DISK], *HELD), (LOCK, HIGH)),
     "who has it reads, in C": (see_workers([FUTEX] * 3 + [DISK], (AT_LINE, 20)), (LOCK, HIGH)),
     "a lock on a file": (see_workers([FLOCK] * 3 + [SLEEPS]), (LOCK, HIGH)),
-    "a lock on a file that is polled": (
-        see_workers([SLEEPS] * 4, (PLACES["filelock"][0], 15), (AT_LINE, 5)),
-        (LOCK, HIGH),
-    ),
+    "a lock on a file that is polled": (see_workers([SLEEPS] * 4, (POLLS, 15), (AT_LINE, 5)), (LOCK, HIGH)),
 }
 
 
@@ -466,7 +457,10 @@ def test_a_worker_that_hands_over_its_batch_or_has_no_work_is_at_no_lock(kind, p
     assert rate_confidence(one_idles, 60.0) is LOW, "it has no lock either"
 
 
-def test_what_is_left_open_of_a_lock_is_left_open_by_the_advice_and_what_is_shown_is_said_and_proven():
+def test_what_is_shown_of_a_lock_or_of_threads_is_said_and_proven_and_what_is_open_left_open():
+    one = judge_too_few_workers(see_workers([FUTEX] * 4, (RESULT, 20)))
+    assert "its 4 workers always have work and wait for threads of their own," in one.summary
+    assert Need.WORKERS_ASLEEP in one.observed
     scene = see_workers([FUTEX] * 4)
     one = judge_worker_lock(scene)
     first = advise(scene, one)[0]
@@ -481,9 +475,3 @@ def test_what_is_left_open_of_a_lock_is_left_open_by_the_advice_and_what_is_show
     assert (first.remedy.id, first.certain) == ("free-the-lock", True)
     alone = judge_worker_lock(see_workers([FUTEX], (ACQUIRE, 20)))
     assert alone.summary.endswith("of its time for a lock of another process")
-
-
-def test_workers_that_wait_for_their_own_threads_are_said_to():
-    one = judge_too_few_workers(see_workers([FUTEX] * 4, (RESULT, 20)))
-    assert "its 4 workers always have work and wait for threads of their own," in one.summary
-    assert Need.WORKERS_ASLEEP in one.observed

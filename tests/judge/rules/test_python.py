@@ -20,6 +20,7 @@ from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.verdict import Confidence, Kind, Origin
 
 GONE = Missing("permission denied")
+BUSY = {"gpus": (make_gpu(sm_pct=97.0, pids=(RANK,)),)}
 
 
 def groups(main, others, kind=ThreadKind.OTHER):
@@ -75,7 +76,7 @@ NO_FIGHTS = {
         fight(processes=(*fight().frame.processes, make_worker()), loader=(make_loader(pin_thread=True),)),
         Unsure,
     ),
-    "the GPU is busy": (fight(gpus=(make_gpu(sm_pct=97.0, pids=(RANK,)),)), Cleared),
+    "the GPU is busy": (fight(**BUSY), Cleared),
 }
 
 
@@ -151,10 +152,7 @@ INNOCENT = {
     "the budget was not read": (alone(PYTHON, cpu=make_cpu(budget_cores=GONE)), Unsure),
     "the pool beside it has every core": (alone(MIXED, run=7.9, busy=8, free=0.1), Cleared),
     "beside a pool, little is outside of the step": (alone(LITTLE, run=4.2, busy=8), Cleared),
-    "beside a pool, the GPU is busy": (
-        alone(MIXED, run=4.2, busy=8, gpus=(make_gpu(sm_pct=97.0, pids=(RANK,)),)),
-        Cleared,
-    ),
+    "beside a pool, the GPU is busy": (alone(MIXED, run=4.2, busy=8, **BUSY), Cleared),
 }
 
 
@@ -250,7 +248,6 @@ def test_a_loop_at_the_end_of_its_own_queue_waits_for_a_loader_of_its_own():
     assert judge_own_loader(see_waiting(HANDED, timed_lock=8)).share == pytest.approx(0.8)
 
 
-BUSY = {"gpus": (make_gpu(sm_pct=97.0, pids=(RANK,)),)}
 NO_OWN_LOADERS = {
     "no stacks": (see_waiting(None), Unsure),
     "no step beside it": (see_waiting(replace(HANDED, shares=make_phases({Phase.OTHER: 1.0}).shares)), Unsure),
