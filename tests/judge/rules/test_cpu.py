@@ -13,14 +13,14 @@ from tpmon.judge.advice.facts import fill
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features import cpu as features_cpu
-from tpmon.judge.features.cpu import Taker, are_taken, find_cores_free, find_cores_spared, find_taker
+from tpmon.judge.features.cpu import Taker, are_taken, find_cores_free, find_cores_spared, find_taker, note_neighbours
 from tpmon.judge.features.snapshot import median_known, see
 from tpmon.judge.finding import rate_confidence
 from tpmon.judge.hysteresis import Standing, key_of
 from tpmon.judge.judge import judge_scene
 from tpmon.judge.ranking import find_explained
 from tpmon.judge.rules import cpu as rules_cpu
-from tpmon.judge.rules.cpu import judge_oversubscription, judge_quota, note_neighbours, note_tenants, parse_cpus
+from tpmon.judge.rules.cpu import judge_oversubscription, judge_quota, note_tenants, parse_cpus
 from tpmon.judge.rules.loader import judge_cpu_transform, judge_too_few_workers
 from tpmon.judge.rules.python import judge_single_thread
 from tpmon.judge.stacks.profile import Phase

@@ -11,7 +11,7 @@ from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features import comms as rank_waits
 from tpmon.judge.features import data_wait
-from tpmon.judge.features.cpu import FREE_CORES, find_cores_left
+from tpmon.judge.features.cpu import FREE_CORES, find_cores_left, find_pools, note_neighbours
 from tpmon.judge.features.hook_needs import (
     MANY_BREAKS,
     MANY_BUCKETS,
@@ -19,10 +19,15 @@ from tpmon.judge.features.hook_needs import (
     STEADY_STEPS,
     observe_settings,
 )
-from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene
+from tpmon.judge.features.snapshot import (
+    RankScene,
+    Scene,
+    WorkerScene,
+    find_largest_step,
+    find_touched_swap,
+    is_shm_tight,
+)
 from tpmon.judge.features.workers import BLOCKED_WORKER, BUSY_WORKER
-from tpmon.judge.rules.cpu import find_pools, note_neighbours
-from tpmon.judge.rules.memory import find_largest_step, is_shm_tight, judge_swap
 from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.tracker import list_hooks
 from tpmon.model.dump import WaitTarget
@@ -213,7 +218,7 @@ def _observe_memory(scene: Scene) -> Iterator[Need]:
         near = memory.host_available_bytes <= (1 - NEAR_LIMIT_RATIO) * memory.host_total_bytes
         yield Need.MEMORY_LIMIT_NEAR if near else Need.MEMORY_FREE
     # Untouched swap costs nothing: any machine that was once short of memory has some.
-    if isinstance(judge_swap(scene), Suspicion):
+    if isinstance(find_touched_swap(scene), tuple):
         yield Need.SWAP_USED
     if is_known(memory.shm) and is_shm_tight(memory.shm, scene):
         yield Need.SHM_TIGHT

@@ -7,11 +7,14 @@ time, and seems to want more.
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import Enum
 
 from tpmon.judge.features.readings import median_known
-from tpmon.judge.features.snapshot import RankScene, Scene
+from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene
 from tpmon.model.known import Known, Missing, is_known, join_known, known_or, map_known
+from tpmon.model.process import ProcessSample, Role
+from tpmon.model.units import format_pct
 
 FREE_CORES = 0.5
 """Free cores above which one more worker helps; the advice uses the same value."""
@@ -162,3 +165,32 @@ def taker_unread(scene: Scene) -> tuple[str, ...]:
         return ()
     gone = next((one for one in (delay, wanted, demand, used, budget) if isinstance(one, Missing)), None)
     return () if gone is None else (f"whether others have the CPUs that it waits for ({gone.reason})",)
+
+
+def has_pool(one: RankScene | WorkerScene | ProcessSample) -> bool:
+    """Tell whether a thread pool is at work in a process."""
+    return known_or(one.busy_threads, 0) >= 2
+
+
+def find_pools(scene: Scene) -> frozenset[int]:
+    """Return the PIDs of ranks and helpers (trainings without a group: Hogwild, a sweep) with a busy pool."""
+    busy = Counter(
+        one.pid
+        for frame in scene.frames
+        for one in frame.processes
+        if one.role in (Role.RANK, Role.HELPER) and has_pool(one)
+    )
+    return frozenset(pid for pid, count in busy.items() if 2 * count > len(scene.frames))
+
+
+def note_neighbours(scene: Scene) -> str:
+    """Return the note that other processes take the CPUs, "" when they do not."""
+    if find_taker(scene) is not Taker.OTHERS:
+        return ""
+    wanted, budget, delay = scene.runnable, scene.budget, scene.delay_ratio
+    if not is_known(wanted) or not is_known(budget) or not is_known(delay):
+        return ""
+    return (
+        f"other-tenants: its threads want {wanted:.1f} of {budget:.1f} CPUs and wait "
+        f"{format_pct(100 * delay)} % of that time: other processes use them"
+    )

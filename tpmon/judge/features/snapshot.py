@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from tpmon.judge.answers.result import Answer
+from tpmon.judge.answers.result import Answer, Claim, by_conditions
 from tpmon.judge.features.cards import CardScene, doubt_cards, see_cards
 from tpmon.judge.features.data_wait import (
     LEAST_READINGS,
@@ -39,15 +40,32 @@ from tpmon.judge.watch.tracker import NO_WATCH, WatchedTime, find_pace
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample
-from tpmon.model.host import LoaderSample
+from tpmon.model.host import LoaderSample, ShmSample
 from tpmon.model.known import Applicable, Known, Missing, is_known, join_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role, ThreadKind
+from tpmon.model.units import format_bytes
 from tpmon.model.waits import IO, Wait, WaitReason
 
 SPAN_S = 10.0
 """Rules judge medians over this span (docs/thresholds.md: they were set on 10 s)."""
 LEAST_FRAMES = 3
 """The span grows with readings further apart than a third of it: one Frame has no duration."""
+SHM_SMALL_BYTES = 1 << 30
+SHM_LEAST_BYTES = 128 << 20
+"""Free bytes below which a larger mount has no room for more workers: two batches of images in fp32."""
+SHM_FULL = 0.5
+"""Fill of a mount below 1 GiB above which the next batch may not fit: it failed at 75 %."""
+SHM_STEPS = 2.0
+"""Room that must be left, as a multiple of the largest growth seen within a second."""
+GAP_INTERVALS = 3.0
+"""Intervals between two readings above which they are a gap: what grew in it, and when, is not known."""
+SWAP_BYTES = 16 * (1 << 20)
+"""Pages swapped out once, at the start, and never touched again are no fault."""
+SWAP_FAULTS_S = 5.0
+"""Major faults per second above which swapped pages are in use."""
+STALLED_PCT = 2.0
+"""Stalls for memory below which faults are those of mapped files and swapped pages are old; a job that
+thrashed had 27 to 31 % (docs/thresholds.md)."""
 MANY_PROCESSES = 64
 """With more, medians use every other second: half the cost (docs/overhead.md), the same span."""
 
@@ -412,3 +430,57 @@ def see(
 
 Rule = Callable[[Scene], Answer]
 """One cause: what it says about a Scene."""
+
+
+def find_largest_step(frames: Sequence[Frame]) -> float:
+    """Return the largest growth of /dev/shm in bytes per second, without growth over a gap.
+
+    Two readings within a second may lie on both sides of one batch: less than a second counts as one.
+    """
+    used = [
+        (frame.taken_ns / 1e9, frame.memory.shm.used_bytes, frame.interval_s)
+        for frame in frames
+        if is_known(frame.memory.shm)
+    ]
+    return max(
+        (
+            (new - old) / max(1.0, now_s - then_s)
+            for (then_s, old, _), (now_s, new, interval_s) in itertools.pairwise(used)
+            if now_s - then_s <= GAP_INTERVALS * max(1.0, interval_s)
+        ),
+        default=0.0,
+    )
+
+
+def is_shm_tight(shm: ShmSample, scene: Scene) -> bool:
+    """Tell whether /dev/shm is small and half full, or short of room for batches or two steps of growth."""
+    step = find_largest_step(scene.history)
+    has_little = shm.total_bytes - shm.used_bytes < SHM_LEAST_BYTES <= shm.total_bytes
+    return has_little or is_shm_small_and_full(shm) or lacks_shm_room(shm, step)
+
+
+def is_shm_small_and_full(shm: ShmSample) -> bool:
+    """Tell whether the next batch may not fit into a small mount."""
+    return shm.total_bytes < SHM_SMALL_BYTES and shm.used_bytes > SHM_FULL * shm.total_bytes
+
+
+def lacks_shm_room(shm: ShmSample, step: float) -> bool:
+    """Tell whether there is no room for two more steps of growth, bytes in a second."""
+    return step > 0 and shm.total_bytes - shm.used_bytes < SHM_STEPS * step
+
+
+def claim_touched_swap(scene: Scene) -> tuple[int, float]:
+    """Return the job's bytes in swap and the faults a second that touch them: a condition of a rule."""
+    swapped = Claim("swap")
+    swap = swapped.known(scene.frame.memory.swap_bytes)
+    size, psi = format_bytes(swap), scene.memory_psi_pct
+    swapped.clear(swap < SWAP_BYTES, size)
+    faults = Claim(f"whether {size} in swap are touched").known(scene.major_faults_s)
+    swapped.clear(faults < SWAP_FAULTS_S, f"{size} lie there untouched")
+    if is_known(psi):
+        swapped.clear(psi < STALLED_PCT, f"{size} lie there, and the job stalls {psi:.1f} % of the time")
+    return swap, faults
+
+
+find_touched_swap = by_conditions(claim_touched_swap)
+"""The same, or why nothing touches it."""

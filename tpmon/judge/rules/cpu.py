@@ -8,7 +8,6 @@ workers are forked from the main thread and keep its mask, so all of them share 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from functools import lru_cache
 
 from tpmon.judge.answers.needs import Need
@@ -18,8 +17,11 @@ from tpmon.judge.features.cpu import (
     NEIGHBOUR_DELAY_RATIO,
     Taker,
     are_others_waited_for,
+    find_pools,
     find_taker,
     find_used_by_others,
+    has_pool,
+    note_neighbours,
 )
 from tpmon.judge.features.readings import pressure_origin
 from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene
@@ -27,7 +29,7 @@ from tpmon.judge.features.starvation import need_starved, suspect_loader
 from tpmon.judge.rules.gpu import judge_gpu_compute
 from tpmon.model.host import PoolLibrary
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known, sum_known
-from tpmon.model.process import ProcessSample, Role
+from tpmon.model.process import Role
 from tpmon.model.text.redaction import MOST_DIGITS
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import IN_WORDS, Evidence, Figure, Kind, Origin
@@ -132,22 +134,6 @@ def judge_quota(scene: Scene) -> Answer:
     )
 
 
-def has_pool(one: RankScene | WorkerScene | ProcessSample) -> bool:
-    """Tell whether a thread pool is at work in a process."""
-    return known_or(one.busy_threads, 0) >= 2
-
-
-def find_pools(scene: Scene) -> frozenset[int]:
-    """Return the PIDs of ranks and helpers (trainings without a group: Hogwild, a sweep) with a busy pool."""
-    busy = Counter(
-        one.pid
-        for frame in scene.frames
-        for one in frame.processes
-        if one.role in (Role.RANK, Role.HELPER) and has_pool(one)
-    )
-    return frozenset(pid for pid, count in busy.items() if 2 * count > len(scene.frames))
-
-
 @by_conditions
 def judge_oversubscription(scene: Scene) -> Answer:
     """Suspect thread pools that demand 1.5 times the budget and wait for a third of that time.
@@ -227,19 +213,6 @@ def _feels_pressure(scene: Scene) -> bool:
 def _fits(rank: RankScene, budget: float) -> bool:
     """Tell whether one rank's threads fit the budget; those of its collectives come on top."""
     return is_known(rank.demand) and rank.demand <= FITTING_RATIO * budget
-
-
-def note_neighbours(scene: Scene) -> str:
-    """Return the note that other processes take the CPUs, "" when they do not."""
-    if find_taker(scene) is not Taker.OTHERS:
-        return ""
-    wanted, budget, delay = scene.runnable, scene.budget, scene.delay_ratio
-    if not is_known(wanted) or not is_known(budget) or not is_known(delay):
-        return ""
-    return (
-        f"other-tenants: its threads want {wanted:.1f} of {budget:.1f} CPUs and wait "
-        f"{format_pct(100 * delay)} % of that time: other processes use them"
-    )
 
 
 def note_tenants(scene: Scene) -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Claim, Cleared, Suspicion, by_conditions, reading
-from tpmon.judge.features.cpu import FREE_CORES, are_taken, find_cores_free, say_free
+from tpmon.judge.features.cpu import FREE_CORES, are_taken, find_cores_free, has_pool, say_free
 from tpmon.judge.features.data_wait import measure_share
 from tpmon.judge.features.snapshot import Rule, Scene
 from tpmon.judge.features.starvation import (
@@ -34,7 +34,7 @@ from tpmon.judge.features.workers import (
     wait_in_vain,
 )
 from tpmon.judge.hang.causes import list_ends
-from tpmon.judge.rules.cpu import CROWDED_MARGIN, DELAY_RATIO, POOL_RATIO, has_pool
+from tpmon.judge.rules.cpu import CROWDED_MARGIN, DELAY_RATIO, POOL_RATIO
 from tpmon.judge.stacks.profile import DataPart
 from tpmon.model.known import is_known, known_or
 from tpmon.model.process import ProcessEnd, Role

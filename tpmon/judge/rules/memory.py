@@ -5,68 +5,31 @@ The weight of these causes is how near the end is; for swap it is the time that 
 
 from __future__ import annotations
 
-import itertools
 import statistics
-from collections.abc import Sequence
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Claim, Suspicion, Unsure, by_conditions, reading
 from tpmon.judge.features.card_use import ETA_S, GROWTH_BYTES_S, Growth, find_urgency, read_growth, say_about
 from tpmon.judge.features.readings import memory_origin, pressure_origin
-from tpmon.judge.features.snapshot import Rule, Scene
+from tpmon.judge.features.snapshot import (
+    SHM_FULL,
+    SHM_STEPS,
+    SWAP_BYTES,
+    SWAP_FAULTS_S,
+    Rule,
+    Scene,
+    claim_touched_swap,
+    find_largest_step,
+    is_shm_small_and_full,
+    lacks_shm_room,
+)
 from tpmon.judge.rules.card_faults import judge_gpu_memory
 from tpmon.model.frame import Frame
-from tpmon.model.host import SUMMED_ANON, ShmSample
+from tpmon.model.host import SUMMED_ANON
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known, sum_known
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.units import format_bytes, format_pct, say_bytes_s
 from tpmon.model.verdict import Figure, Kind, Origin
-
-SHM_SMALL_BYTES = 1 << 30
-SHM_LEAST_BYTES = 128 << 20
-"""Free bytes below which a larger mount has no room for more workers: two batches of images in fp32."""
-SHM_FULL = 0.5
-"""Fill of a mount below 1 GiB above which the next batch may not fit: it failed at 75 %."""
-SHM_STEPS = 2.0
-"""Room that must be left, as a multiple of the largest growth seen within a second."""
-GAP_INTERVALS = 3.0
-"""Intervals between two readings above which they are a gap: what grew in it, and when, is not known."""
-
-
-def find_largest_step(frames: Sequence[Frame]) -> float:
-    """Return the largest growth of /dev/shm in bytes per second, without growth over a gap.
-
-    Two readings within a second may lie on both sides of one batch: less than a second counts as one.
-    """
-    used = [
-        (frame.taken_ns / 1e9, frame.memory.shm.used_bytes, frame.interval_s)
-        for frame in frames
-        if is_known(frame.memory.shm)
-    ]
-    return max(
-        (
-            (new - old) / max(1.0, now_s - then_s)
-            for (then_s, old, _), (now_s, new, interval_s) in itertools.pairwise(used)
-            if now_s - then_s <= GAP_INTERVALS * max(1.0, interval_s)
-        ),
-        default=0.0,
-    )
-
-
-def is_shm_tight(shm: ShmSample, scene: Scene) -> bool:
-    """Tell whether /dev/shm is small and half full, or short of room for batches or two steps of growth."""
-    step = find_largest_step(scene.history)
-    has_little = shm.total_bytes - shm.used_bytes < SHM_LEAST_BYTES <= shm.total_bytes
-    return has_little or _is_small_and_full(shm) or _lacks_room(shm, step)
-
-
-def _is_small_and_full(shm: ShmSample) -> bool:
-    return shm.total_bytes < SHM_SMALL_BYTES and shm.used_bytes > SHM_FULL * shm.total_bytes
-
-
-def _lacks_room(shm: ShmSample, step: float) -> bool:
-    """Tell whether there is no room for two more steps of growth, bytes in a second."""
-    return step > 0 and shm.total_bytes - shm.used_bytes < SHM_STEPS * step
 
 
 @by_conditions
@@ -80,7 +43,7 @@ def judge_shm(scene: Scene) -> Answer:
     memory.clear(not is_used, f"{text}, nothing of the job needs it")
     fill, free = shm.used_bytes / shm.total_bytes, shm.total_bytes - shm.used_bytes
     step = find_largest_step(scene.history)
-    small, tight = _is_small_and_full(shm), _lacks_room(shm, step)
+    small, tight = is_shm_small_and_full(shm), lacks_shm_room(shm, step)
     memory.clear(not small and not tight, text)
     by_fill = fill / SHM_FULL if small else 1.0
     by_growth = SHM_STEPS * step / max(free, 1) if tight else 1.0
@@ -114,13 +77,6 @@ PAGE_BYTES = 4096
 COPIED_BY_FAULTS = 0.5
 """Part of the growth that the workers' faults must explain: measured 1.2 for copies, at 290 faults a second
 and worker beside other work. Another job in the same control group grows without them."""
-SWAP_BYTES = 16 * (1 << 20)
-"""Pages swapped out once, at the start, and never touched again are no fault."""
-SWAP_FAULTS_S = 5.0
-"""Major faults per second above which swapped pages are in use."""
-STALLED_PCT = 2.0
-"""Stalls for memory below which faults are those of mapped files and swapped pages are old; a job that
-thrashed had 27 to 31 % (docs/thresholds.md)."""
 
 
 def _room(scene: Scene) -> Known[tuple[float, float, str]]:
@@ -293,14 +249,9 @@ def judge_copy_on_write(scene: Scene) -> Answer:
 @by_conditions
 def judge_swap(scene: Scene) -> Answer:
     """Suspect swap when the job has pages there and touches them."""
-    frame, memory, swapped = scene.frame, scene.frame.memory, Claim("swap")
-    swap = swapped.known(memory.swap_bytes)
-    size, psi = format_bytes(swap), scene.memory_psi_pct
-    swapped.clear(swap < SWAP_BYTES, size)
-    faults = Claim(f"whether {size} in swap are touched").known(scene.major_faults_s)
-    swapped.clear(faults < SWAP_FAULTS_S, f"{size} lie there untouched")
-    if is_known(psi):
-        swapped.clear(psi < STALLED_PCT, f"{size} lie there, and the job stalls {psi:.1f} % of the time")
+    frame, memory, psi = scene.frame, scene.frame.memory, scene.memory_psi_pct
+    swap, faults = claim_touched_swap(scene)
+    size = format_bytes(swap)
     stalled = min(psi, 100.0) / 100 if is_known(psi) else None
     return Suspicion(
         kind=Kind.MEMORY_PRESSURE,
