@@ -494,9 +494,7 @@ def test_a_killed_child_is_told_with_its_signal_and_one_that_ended_well_is_not()
     ("killed_s_ago", "how"),
     [(30, "SIGKILL; OOM killer (kernel log)"), (1800, "SIGKILL; OOM killer (kernel log)"), (7200, "SIGKILL")],
 )
-def test_the_oom_killer_is_named_however_late_the_look_is_but_not_for_who_had_the_number_before(
-    fake, tmp_path, monkeypatch, killed_s_ago, how
-):
+def test_the_oom_killer_is_named_however_late_but_not_for_an_earlier_number(fake, monkeypatch, killed_s_ago, how):
     """The child began an hour ago: a kill of two hours ago was one of another process."""
     up_s = 100_000.0
     monkeypatch.setattr(time, "monotonic", lambda: up_s)
@@ -505,7 +503,7 @@ def test_the_oom_killer_is_named_however_late_the_look_is_but_not_for_who_had_th
         start = fake.now - age_s * TICKS_PER_S
         fake.add(pid, 500, state="Z", name="pt_data_worker", start=start, wait_status=int(signal.SIGKILL))
     stamp_us = int((up_s - killed_s_ago) * 1e6)
-    kmsg = tmp_path / "kmsg"
+    kmsg = fake.path / "kmsg"
     kmsg.write_text(f"3,100,{stamp_us},-;Out of memory: Killed process 501 (pt_data_worker) total-vm:1kB\n")
     found = sorted(find_dead({500}, fake.proc, str(kmsg)), key=lambda one: one.pid)
     assert [(one.pid, one.how, one.python) for one in found] == [(501, how, True), (502, "SIGKILL", True)]

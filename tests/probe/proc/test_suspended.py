@@ -89,9 +89,7 @@ def test_a_group_that_was_frozen_above_the_view_cannot_be_thawed_and_one_outside
     assert suspended.read_freezer(7, tree.proc) == UNSEEN
 
 
-def test_a_group_that_runs_or_is_the_root_freezes_nothing_and_others_are_asked_while_a_rank_is_frozen(
-    tree, monkeypatch
-):
+def test_a_group_that_runs_or_the_root_freezes_nothing_and_others_are_asked_while_a_rank_is(tree, monkeypatch):
     v1_job(tree)
     freeze_v1(tree, f"{V1}/job", own=True, frozen=False)
     tree.process(8, f"6:freezer:/{V1}/job\n0::/\n")
