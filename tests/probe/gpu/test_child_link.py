@@ -17,6 +17,7 @@ from tpmon.probe.gpu.card_readings import GpuReading
 from tpmon.probe.gpu.child_link import ChildLink, GpuProbe, LineSplitter, Listener
 from tpmon.probe.gpu.wire import DriverLine, Line, encode_line
 
+PYTHON = (sys.executable, "-c")
 DRIVER = encode_line(Line(driver=DriverLine("580", "13.0", 0)))
 
 
@@ -76,27 +77,24 @@ class Run:
 
 
 def run_link(code: str, **more) -> Run:
-    return Run(sys.executable, "-c", code, **more)
+    return Run(*PYTHON, code, **more)
 
 
 @pytest.mark.parametrize(
-    ("code", "how"),
+    ("command", "how"),
     [
-        ("raise SystemExit(3)", "exit 3"),
-        ("import os; os.kill(os.getpid(), 9)", "SIGKILL"),
-        ("import os; os.abort()", "SIGABRT"),
+        ([*PYTHON, "raise SystemExit(3)"], "exit 3"),
+        ([*PYTHON, "import os; os.kill(os.getpid(), 9)"], "SIGKILL"),
+        ([*PYTHON, "import os; os.abort()"], "SIGABRT"),
         # A child that closes its pipe and lives on is killed: nobody can hear it any more.
-        ("import os, time; os.close(1); time.sleep(600)", "SIGKILL"),
+        ([*PYTHON, "import os, time; os.close(1); time.sleep(600)"], "SIGKILL"),
+        (["/nonexistent/python"], "cannot start: No such file or directory"),
     ],
 )
-def test_the_end_of_a_child_is_told_in_words(code, how):
-    run = run_link(code).wait()
+def test_the_end_of_a_child_is_told_in_words(command, how):
+    run = Run(*command).wait()
     assert run.ends == [(how, 1)]
     assert not is_known(run.link.pid)
-
-
-def test_a_command_that_is_not_there_is_told():
-    assert Run("/nonexistent/python").wait().ends == [("cannot start: No such file or directory", 1)]
 
 
 def test_half_a_line_is_waited_for_and_dropped_at_the_end():
@@ -140,7 +138,7 @@ def test_stop_before_the_child_runs_leaves_none():
 
 
 def start_probe(code: str, **settings: object) -> GpuProbe:
-    probe = GpuProbe([sys.executable, "-c", code], **settings)
+    probe = GpuProbe([*PYTHON, code], **settings)
     probe.start()
     return probe
 

@@ -239,13 +239,10 @@ def test_a_job_adds_up_the_samples_and_shows_its_first_rank():
     assert join_paces(Missing("none")) == Missing("none")
 
 
-def test_a_job_without_a_hook_says_so(answer):
+def test_a_job_without_a_hook_says_so_and_one_that_turned_itself_off_is_a_note(answer):
     read = answer(NO_HOOK)
     assert (read.hook, read.steps, read.age_s) == (NO_STEPS, NO_STEPS, NO_STEPS)
     assert read.put([make_rank()]) == (make_rank(),)
-
-
-def test_a_hook_that_turned_itself_off_is_a_note(answer):
     read = answer(play(state=HookState.DISABLED, error="KeyError('x')"))
     assert read.steps == Missing("the hook turned itself off: KeyError('x')")
     assert read.notes == (

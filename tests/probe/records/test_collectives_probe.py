@@ -75,10 +75,6 @@ def reasons(reading: CollectivesReading) -> dict[RecordSource, str]:
     return {note.source: note.reason for note in reading.notes}
 
 
-def test_a_lone_process_is_asked_nothing():
-    assert read(os.getpid(), world_size=1) == CollectivesReading((), (), ())
-
-
 def test_ras_is_asked_on_the_port_of_the_job_and_only_where_the_job_listens():
     answers = ["SERVER PROTOCOL 2\n", "OK\n", BEHIND]
     with rank_process(["pt_nccl_watchdg"], "127.0.0.1", answers, {}) as (process, port):
@@ -138,12 +134,13 @@ def test_a_file_that_is_no_record_is_told_with_the_reason(tmp_path):
             assert words in reasons(read(process.pid))[RecordSource.FILE]
 
 
-def test_a_rank_that_ended_is_told():
+def test_a_rank_that_ended_is_told_and_a_lone_process_is_asked_nothing():
     with rank_process([], "127.0.0.1", [], {}) as (process, _):
         pid = process.pid
     reading = read(pid)
     assert reading.records == ()
     assert "its environment" in reasons(reading)[RecordSource.SERVER]
+    assert read(os.getpid(), world_size=1) == CollectivesReading((), (), ())
 
 
 @pytest.mark.parametrize("seconds", [0.2])

@@ -57,9 +57,6 @@ def read_one(pid: int, *, variables: bool = False) -> DumpRound:
     return Dumper([member(pid)], DumpRequest(Asker.KEY, variables=variables)).read_round()
 
 
-# other Pythons
-
-
 def find_python(minor: int) -> str | None:
     """Find an interpreter of Python 3.``minor`` that runs."""
     name = f"python3.{minor}"
@@ -169,9 +166,6 @@ def test_a_deleted_python_is_found_in_the_maps():
     assert parse_deleted(b"7f000000-7f001000 rw-p 0 00:00 0\nnonsense\n") is None
 
 
-# names
-
-
 EVIL = "\x1b]0;x\x07\x1b[2J\x9b3m\u202eab\tc"
 ODD_NAMES = """
 import ctypes, os, sys, threading, time
@@ -227,9 +221,6 @@ train("sk-abcdefghijklmnop", "hunter2", "s3://user:geheim@host/x", 4096, object(
         assert "geheim" not in values["url"]
         assert (values["tokens"], values["model"]) == ("4096", "<object>")
         assert len(values["text"]) <= 80
-
-
-# what ends, sleeps or is large
 
 
 def test_what_ends_while_it_is_read_is_gone_and_never_a_crash():
