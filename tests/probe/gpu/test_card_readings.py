@@ -282,14 +282,7 @@ def test_a_driver_that_does_not_answer_is_said_with_its_wait_and_a_child_that_di
     assert (reading.gpus, reading.events) == ((), ("NVIDIA driver answers",))
 
 
-def test_a_driver_that_goes_away_is_an_event():
-    story = Story(1, (0,))
-    story.failure(18)
-    assert not story.board.refused
-    assert story.read().events[0].startswith("NVIDIA driver went away: the NVIDIA driver was replaced")
-
-
-def test_xids_are_events_and_stay_with_the_card():
+def test_xids_are_events_and_stay_with_the_card_and_a_driver_that_goes_away_is_one():
     story = Story(1, (0,))
     story.board.on_line(Line(xid=XidLine("GPU-0", 79)), 0)
     story.board.on_line(Line(xid=XidLine("GPU-unknown", 13)), 0)
@@ -297,6 +290,9 @@ def test_xids_are_events_and_stay_with_the_card():
     assert (reading.events, reading.gpus[0].xids) == (("Xid 79 on GPU 0 (H100)", "Xid 13 on GPU GPU-unknown"), (79,))
     story.card(0)
     assert story.cards()[0].xids == (79,)
+    story.failure(18)
+    assert not story.board.refused
+    assert story.read().events[0].startswith("NVIDIA driver went away: the NVIDIA driver was replaced")
 
 
 def test_the_jobs_processes_are_marked_on_their_card():

@@ -38,20 +38,6 @@ YAMA = "not permitted: ptrace_scope 1 (Yama) (doctor: stacks); sudo sysctl kerne
 INTERVAL_S = 0.5
 
 
-@pytest.fixture
-def install(monkeypatch, tmp_path):
-    """Put another program, or none, where tpmon looks for py-spy; ptrace_scope is 1 for whom it refuses."""
-    (tmp_path / "python").symlink_to(sys.executable)
-    monkeypatch.setattr(stack_refusal, "read_standing", under_yama)
-
-    def put(case):
-        case.put(tmp_path)
-        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-        monkeypatch.setenv("PATH", "/usr/bin:/bin")
-
-    return put
-
-
 def under_yama(pid: int, proc: str = "/proc") -> AccessStanding:
     """Stand as a sibling of the process under kernel.yama.ptrace_scope=1, without any capability."""
     found = read_standing(pid, proc)
@@ -113,8 +99,12 @@ REFUSED = BrokenSpy(f"cat >&2 <<'EOF'\n{REFUSAL}EOF\nexit 1", YAMA, "stacks", ""
         for name, case in {"refused": REFUSED, **BROKEN_SPIES}.items()
     ],
 )
-def test_the_pane_says_why_and_the_rest_lives(job, install, monkeypatch, spy):
-    install(spy)
+def test_the_pane_says_why_and_the_rest_lives(job, monkeypatch, tmp_path, spy):
+    (tmp_path / "python").symlink_to(sys.executable)
+    spy.put(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr(stack_refusal, "read_standing", under_yama)
     monkeypatch.setattr(dump, "DEADLINE_S", 1.0)
     if spy.kind is ErrorKind.LATE:
         monkeypatch.setattr(stacks, "GRACE_S", 0.5)
@@ -133,11 +123,8 @@ def test_the_pane_says_why_and_the_rest_lives(job, install, monkeypatch, spy):
     assert is_known(frame.verdict)
     (row,) = frame.processes
     assert row.pid == job
-    assert is_known(row.cpu_pct)
-    assert is_known(row.waits_for)
-    assert is_known(frame.cpu.used_cores)
-    assert is_known(frame.memory.rss_bytes)
-    said = " ".join(" ".join(write_once(frame)).split())
+    assert all(map(is_known, (row.cpu_pct, row.waits_for, frame.cpu.used_cores, frame.memory.rss_bytes)))
+    said = in_one_line(" ".join(write_once(frame)))
     assert "(doctor: " in said
     assert ("ptrace_scope 1" in said) == (spy.kind is ErrorKind.DENIED)
     update = watched.ended_dump()

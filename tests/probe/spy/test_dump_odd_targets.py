@@ -107,18 +107,12 @@ def test_each_python_is_read_with_threads_variables_and_no_stop(minor):
             assert other.waits_for in map(wait_of, ("sleep", "poll", "select")), "up to 3.10 time.sleep is a select"
 
 
-@pytest.fixture(scope="module")
-def own_python(tmp_path_factory):
-    """Copy this Python: its program, its shared library, and what makes the copy find its modules."""
-    library = Path(sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("INSTSONAME") or "none")
-    folder = tmp_path_factory.mktemp("python")
-    program = Path(shutil.copy(Path(sys.executable).resolve(), folder / "python3.11"))
-    copied = Path(shutil.copy(library, folder)) if library.is_file() else program
-    return program, copied, {"PYTHONHOME": sys.base_prefix, "LD_LIBRARY_PATH": str(folder)}
-
-
-def test_a_python_that_was_replaced_under_the_job_is_read_or_told_how(own_python):
-    program, library, env = own_python
+def test_a_python_that_was_replaced_under_the_job_is_read_or_told_how(tmp_path):
+    # A copy of this Python: its program, its shared library, and what makes the copy find its modules.
+    shared = Path(sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("INSTSONAME") or "none")
+    program = Path(shutil.copy(Path(sys.executable).resolve(), tmp_path / "python3.11"))
+    library = Path(shutil.copy(shared, tmp_path)) if shared.is_file() else program
+    env = {"PYTHONHOME": sys.base_prefix, "LD_LIBRARY_PATH": str(tmp_path)}
     with running([str(program), "-c", NAPS], env) as pid:
         program.unlink()
         plain = read_one(pid)
