@@ -154,7 +154,7 @@ def test_the_page_of_a_parent_is_not_that_of_its_child(reader):
             os.kill(child.pid, 9)
 
 
-def test_an_uninstalled_hook_is_said_once_and_found_again_when_it_is_back(reader):
+def test_an_uninstalled_hook_is_said_once_and_found_again_when_it_is_back_and_a_replaced_program_has_none(reader):
     with drive(steps=3) as job:
         read(reader, job.identity)
         job.do("steps.pages.set_status(3, 0, ''); steps.forget()")
@@ -162,11 +162,6 @@ def test_an_uninstalled_hook_is_said_once_and_found_again_when_it_is_back(reader
         assert reader.read_steps([job.identity])[job.identity] == NO_HOOK
         job.do("train(4)")
         assert read(reader, job.identity).counts.steps == 3
-
-
-def test_a_program_that_was_replaced_has_no_hook_any_more(reader):
-    with drive(steps=3) as job:
-        read(reader, job.identity)
         other = "import sys; print('done', flush=True); sys.stdin.read()"
         job.do(f"os.execv(sys.executable, [sys.executable, '-c', {other!r}])")
         for _ in range(3):
