@@ -338,21 +338,14 @@ def test_a_passing_note_goes_when_it_comes_no_more_and_another_stays():
     assert story.read().notes == (), "the new child says anew what it cannot do"
 
 
-def hang(story: Story) -> None:
-    story.second = 12
-
-
-def crash(story: Story) -> None:
-    for second in (1.0, 4.0, 12.0):
+@pytest.mark.parametrize("crashes", [(), (1.0, 4.0, 12.0)], ids=["it hangs", "it crashes"])
+def test_an_nvml_that_never_answers_is_the_silence_of_the_cards_that_the_job_holds(crashes):
+    story = Story()
+    for second in crashes:
         story.second = second
         story.end("SIGSEGV")
         story.start()
-
-
-@pytest.mark.parametrize("wedge", [hang, crash])
-def test_an_nvml_that_never_answers_is_the_silence_of_the_cards_that_the_job_holds(wedge):
-    story = Story()
-    wedge(story)
+    story.second = 12
     named = (DriverCard(0, "GPU-a", "H100"), DriverCard(1, "GPU-b", "H100"))
     reading = story.read({10: 1}, {10: (1,)}, named)
     told = [(one.index, one.uuid, one.name, one.state, one.age_s, one.pids) for one in reading.gpus]

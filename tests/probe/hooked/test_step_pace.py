@@ -44,10 +44,6 @@ SPLIT = (20, 24, 46, 8, 2)
 """Percent of a step: data, forward, backward, optimizer, other."""
 
 
-def times(ms: float) -> PhaseTimes:
-    return PhaseTimes(*(round(ms * MS * share / 100) for share in SPLIT))
-
-
 class Loop:
     """Play a loop whose hook writes a record a step; each reading has those since the one before."""
 
@@ -62,7 +58,7 @@ class Loop:
 
     def step(self, ms: float, times_over: int = 1) -> None:
         for _ in range(times_over):
-            took = times(ms)
+            took = PhaseTimes(*(round(ms * MS * share / 100) for share in SPLIT))
             self.steps += 1
             self.train = [a + b for a, b in zip(self.train, _PHASES(took), strict=True)]
             self.now_ns += round(ms * MS)
