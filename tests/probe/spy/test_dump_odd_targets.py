@@ -11,7 +11,7 @@ import sysconfig
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -218,11 +218,11 @@ train("sk-abcdefghijklmnop", "hunter2", "s3://user:geheim@host/x", 4096, object(
 
 
 def test_what_ends_while_it_is_read_is_gone_and_never_a_crash():
-    chance = random.Random(7)
+    chance, command = random.Random(7), [sys.executable, "-c", "import time; time.sleep(60)"]
     code = "say('up')\ntime.sleep(60)\n"
     for _ in range(3):
-        children = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(12)]
-        try:
+        with ExitStack() as stack:
+            children = [stack.enter_context(started(command)) for _ in range(12)]
             time.sleep(0.3)
             members = [member(one.pid, rank) for rank, one in enumerate(children)]
 
@@ -243,10 +243,6 @@ def test_what_ends_while_it_is_read_is_gone_and_never_a_crash():
             for pid in failed.keys() - here:
                 assert failed[pid] is ErrorKind.GONE
             fold(look)
-        finally:
-            for one in children:
-                one.kill()
-                one.wait()
     with child(code) as one:
         assert read_one(one.pid).errors == ()
 
