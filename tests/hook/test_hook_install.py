@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
+import textwrap
 from functools import cache
 from pathlib import Path
 
@@ -277,7 +278,7 @@ read, write = os.pipe()
 if os.fork() == 0:
     train(7)
     os.dup2(write, 1)
-{_indent(REPORT)}
+{textwrap.indent(REPORT, "    ")}
     sys.stdout.flush()
     os._exit(0)
 os.wait()
@@ -287,10 +288,6 @@ print(json.dumps({{"child": json.loads(os.read(read, 9999)), "steps": HOOK.steps
 """
     report = run(python, torch_like, program, "-W", "ignore")
     assert (report["child"]["steps"], report["steps"], report["child"]["problem"]) == (7, 5, "")
-
-
-def _indent(text: str) -> str:
-    return "\n".join("    " + line for line in text.splitlines())
 
 
 @pytest.mark.parametrize("order", [BEFORE, AFTER])

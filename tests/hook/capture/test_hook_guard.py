@@ -121,7 +121,9 @@ def refuse(kind: int = w.KIND_PROBE) -> str:
 REFUSED = "torch is of CUDA 11.8: a profile can hang or crash the program's CUDA graphs"
 
 
-def test_a_first_profile_is_refused_where_cuda_11_has_graphs_and_those_made_after_one_bear_another(torch):
+def test_a_first_profile_is_refused_where_cuda_11_has_graphs_or_inductor_makes_them_and_later_ones_are_not(
+    torch, monkeypatch
+):
     assert refuse() == refuse(w.KIND_CAPTURE) == ""
     graphs = [Graph()]
     assert refuse() == refuse(w.KIND_CAPTURE) == REFUSED
@@ -135,10 +137,9 @@ def test_a_first_profile_is_refused_where_cuda_11_has_graphs_and_those_made_afte
     assert refuse() == ""
     recorder._BEGUN[:] = [True]
     graphs.append(Graph())
-    assert refuse() == ""
-
-
-def test_a_profile_is_refused_where_inductor_makes_graphs_for_cuda_11(torch, monkeypatch):
+    assert refuse() == "", "graphs that were made after a profile bear another one"
+    recorder._BEGUN.clear()
+    graphs.clear()
     monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", SimpleNamespace())
     assert refuse() == REFUSED
     torch.cuda.is_initialized = lambda: False

@@ -3,7 +3,6 @@
 import random
 import sys
 import threading
-import types
 from collections.abc import Sequence
 from types import SimpleNamespace
 
@@ -215,12 +214,11 @@ def test_a_batch_size_is_found_within_samplers_around_each_other(loop, sampler, 
 def test_a_recording_that_cannot_be_ended_is_ended_past_torchs_profile(monkeypatch):
     """What goes on recording fills the memory until the process is killed."""
     disabled: list[int] = []
-    autograd = types.ModuleType("torch.autograd")
-    autograd._disable_profiler = lambda: disabled.append(1)  # type: ignore[attr-defined]
+    autograd = SimpleNamespace(_disable_profiler=lambda: disabled.append(1))
     monkeypatch.setitem(sys.modules, "torch.autograd", autograd)
     Recorder(0).abandon()
     assert disabled == [1]
-    del autograd._disable_profiler  # type: ignore[attr-defined]
+    del autograd._disable_profiler
     Recorder(0).abandon()
 
 
@@ -232,9 +230,7 @@ def test_a_range_for_nsys_ends_whatever_ranges_the_program_has_open(monkeypatch)
         return 40 + len(calls)
 
     nvtx = SimpleNamespace(range_start=begin, range_end=lambda handle: calls.append(("end", handle)))
-    torch = types.ModuleType("torch")
-    torch.cuda = SimpleNamespace(nvtx=nvtx)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(nvtx=nvtx)))
     one = Range()
     one.mark(7)
     one.mark(8)

@@ -306,38 +306,26 @@ def test_the_hooks_may_tell_how_many_ranks_a_job_has(tree, monkeypatch):
 READING = CollectivesReading((make_record(0),), (), ())
 
 
-class Bench:
-    """Hold a service whose reader answers at once, or breaks where it has no answer."""
+def test_a_reading_enters_one_frame_says_for_which_dump_it_is_and_why_it_failed_and_the_next_one_works():
+    answers, asked, changed = [READING], [], threading.Semaphore(0)
+    service = CollectivesService(lambda: "job", lambda job: asked.append(job) or answers.pop())
+    service.on_change = changed.release
 
-    def __init__(self) -> None:
-        self.answers: list[CollectivesReading] = []
-        self.asked: list[object] = []
-        self.changed = threading.Semaphore(0)
-        self.service = CollectivesService(lambda: "job", self.read)
-        self.service.on_change = self.changed.release
+    def finish(dump_ns):
+        service.ask(dump_ns)
+        assert changed.acquire(timeout=20)
 
-    def read(self, job: object) -> CollectivesReading:
-        self.asked.append(job)
-        return self.answers.pop()
-
-    def finish(self, dump_ns: int) -> None:
-        self.service.ask(dump_ns)
-        assert self.changed.acquire(timeout=20)
-
-
-@pytest.fixture
-def bench():
-    return Bench()
-
-
-def test_a_reading_enters_one_frame_and_says_for_which_dump_it_is(bench):
-    assert (bench.service.state, bench.service.take()) == (NOT_APPLICABLE, NOT_APPLICABLE)
-    bench.answers.append(READING)
-    bench.finish(77)
-    assert bench.asked == ["job"]
-    assert bench.service.state == DumpRecords(77, READING)
-    assert [bench.service.take(), bench.service.take()] == [READING, NOT_APPLICABLE]
-    assert bench.service.state == DumpRecords(77, READING), "a dump is not drawn from the Frames"
+    assert (service.state, service.take()) == (NOT_APPLICABLE, NOT_APPLICABLE)
+    finish(77)
+    assert asked == ["job"]
+    assert service.state == DumpRecords(77, READING)
+    assert [service.take(), service.take()] == [READING, NOT_APPLICABLE]
+    assert service.state == DumpRecords(77, READING), "a dump is not drawn from the Frames"
+    finish(1)
+    assert [note.reason for note in service.take().notes] == ["IndexError: pop from empty list"] * 3
+    answers.append(READING)
+    finish(2)
+    assert service.take() == READING
 
 
 def test_nothing_is_asked_of_a_pipe(monkeypatch):
@@ -345,11 +333,3 @@ def test_nothing_is_asked_of_a_pipe(monkeypatch):
     monkeypatch.setattr(collectives, "read_collectives", lambda *job, **options: asked.append((job, options)))
     collector._read_records("job")
     assert asked == [(("job",), {"someone_waits": True})]
-
-
-def test_a_reader_that_fails_says_why_for_each_source_and_the_next_one_works(bench):
-    bench.finish(1)
-    assert [note.reason for note in bench.service.take().notes] == ["IndexError: pop from empty list"] * 3
-    bench.answers.append(READING)
-    bench.finish(2)
-    assert bench.service.take() == READING

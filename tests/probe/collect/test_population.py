@@ -85,12 +85,11 @@ def test_a_member_that_could_not_be_read_twice_is_read_again(population):
 def test_a_hundred_short_lived_children_leave_nothing(population):
     """Each dies at another moment: before, between and while its files are opened and read."""
     before = open_files()
+    command = [sys.executable, "-S", "-E", "-c", "import time; time.sleep(0.02)"]
     with child("say('up'); hear()") as steady:
         kept = member_of(steady.pid)
         for number in range(100):
-            one = subprocess.Popen(
-                [sys.executable, "-S", "-E", "-c", "import time; time.sleep(0.02)"], stdout=subprocess.DEVNULL
-            )
+            one = subprocess.Popen(command, stdout=subprocess.DEVNULL)
             try:
                 member = member_of(one.pid)
             except (OSError, ValueError):

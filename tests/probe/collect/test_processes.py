@@ -5,8 +5,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -149,7 +148,8 @@ say('up'); hear(); os.waitpid(pid, 0); say('reaped'); hear()
 @pytest.mark.parametrize("watched_before", [False, True])
 def test_a_zombie_keeps_its_row_and_says_so(probe, watched_before):
     code = "pid = os.fork()\nif pid == 0: time.sleep(50)\nsay(pid); hear()"
-    with grandchild(code) as pid:
+    with closing(Child(code)) as parent:
+        pid = int(parent.hear())
         if watched_before:
             watched = probe(pid)
             read(watched)
@@ -162,13 +162,6 @@ def test_a_zombie_keeps_its_row_and_says_so(probe, watched_before):
         assert (now.stat.state, now.stat.rss_bytes, now.rates.cpu_pct, now.threads.groups) == ("Z", 0, 0.0, ())
         assert now.waits_for == wait_of("zombie: ended, not reaped by its parent")
         assert now.threads.runnable == Missing("zombie")
-
-
-@contextmanager
-def grandchild(code: str) -> Iterator[int]:
-    """Start a child whose first line is the PID of a child of its own, and yield that."""
-    with closing(Child(code)) as one:
-        yield int(one.hear())
 
 
 def test_a_process_killed_between_two_reads_raises_and_frees_every_descriptor():

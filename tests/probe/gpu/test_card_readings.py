@@ -282,14 +282,7 @@ def test_a_driver_that_does_not_answer_is_said_with_its_wait_and_a_child_that_di
     assert (reading.gpus, reading.events) == ((), ("NVIDIA driver answers",))
 
 
-def test_a_driver_that_goes_away_is_an_event():
-    story = Story(1, (0,))
-    story.failure(18)
-    assert not story.board.refused
-    assert story.read().events[0].startswith("NVIDIA driver went away: the NVIDIA driver was replaced")
-
-
-def test_xids_are_events_and_stay_with_the_card():
+def test_xids_are_events_and_stay_with_the_card_and_a_driver_that_goes_away_is_one():
     story = Story(1, (0,))
     story.board.on_line(Line(xid=XidLine("GPU-0", 79)), 0)
     story.board.on_line(Line(xid=XidLine("GPU-unknown", 13)), 0)
@@ -297,6 +290,9 @@ def test_xids_are_events_and_stay_with_the_card():
     assert (reading.events, reading.gpus[0].xids) == (("Xid 79 on GPU 0 (H100)", "Xid 13 on GPU GPU-unknown"), (79,))
     story.card(0)
     assert story.cards()[0].xids == (79,)
+    story.failure(18)
+    assert not story.board.refused
+    assert story.read().events[0].startswith("NVIDIA driver went away: the NVIDIA driver was replaced")
 
 
 def test_the_jobs_processes_are_marked_on_their_card():
@@ -342,21 +338,14 @@ def test_a_passing_note_goes_when_it_comes_no_more_and_another_stays():
     assert story.read().notes == (), "the new child says anew what it cannot do"
 
 
-def hang(story: Story) -> None:
-    story.second = 12
-
-
-def crash(story: Story) -> None:
-    for second in (1.0, 4.0, 12.0):
+@pytest.mark.parametrize("crashes", [(), (1.0, 4.0, 12.0)], ids=["it hangs", "it crashes"])
+def test_an_nvml_that_never_answers_is_the_silence_of_the_cards_that_the_job_holds(crashes):
+    story = Story()
+    for second in crashes:
         story.second = second
         story.end("SIGSEGV")
         story.start()
-
-
-@pytest.mark.parametrize("wedge", [hang, crash])
-def test_an_nvml_that_never_answers_is_the_silence_of_the_cards_that_the_job_holds(wedge):
-    story = Story()
-    wedge(story)
+    story.second = 12
     named = (DriverCard(0, "GPU-a", "H100"), DriverCard(1, "GPU-b", "H100"))
     reading = story.read({10: 1}, {10: (1,)}, named)
     told = [(one.index, one.uuid, one.name, one.state, one.age_s, one.pids) for one in reading.gpus]

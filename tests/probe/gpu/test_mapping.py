@@ -207,10 +207,6 @@ UNREAD_DRIVER = Missing("the driver's files were not read")
 TWO = (DriverCard(0, "GPU-a", "H100"), DriverCard(1, "GPU-b", "H100"))
 
 
-def make_silent(index: int) -> Card:
-    return Card(make_silent_sample(index, f"card-{index}", 9.0, UNKNOWN.reason), UNKNOWN)
-
-
 SILENT = {
     "the one that is held and none of the others": (UNREAD_DRIVER, (1,), {10: (0, 1), 11: (1,)}, [(10, 11)]),
     "none is held": (UNREAD_DRIVER, (1,), {10: (0,), 11: ()}, [()]),
@@ -226,7 +222,8 @@ SILENT = {
 
 @pytest.mark.parametrize(("driver", "silent", "held", "pids"), SILENT.values(), ids=SILENT)
 def test_a_card_that_never_answered_is_the_one_that_is_left(driver, silent, held, pids):
-    cards = (make_card(0, (10,), 0), *map(make_silent, silent))
+    samples = [make_silent_sample(index, f"card-{index}", 9.0, UNKNOWN.reason) for index in silent]
+    cards = (make_card(0, (10,), 0), *(Card(sample, UNKNOWN) for sample in samples))
     found = map_to_job(place_silent(cards, driver, JOB, held), JOB, held, pids_are_ours=True)
     assert pids_of(found[1:]) == pids
     assert pids_of(found[:1]) == [(10,)]

@@ -61,16 +61,12 @@ SECOND_SOURCE = {
 
 def flatten(value: object, path: str = "") -> dict[str, object]:
     if isinstance(value, dict) and value.keys() != {"missing"}:
-        found: dict[str, object] = {}
-        for key, one in value.items():
-            found |= flatten(one, f"{path}.{key}" if path else key)
-        return found
-    if isinstance(value, list):
-        found = {}
-        for place, one in enumerate(value):
-            found |= flatten(one, f"{path}[{place}]")
-        return found
-    return {path: value}
+        parts = {f"{path}.{key}" if path else key: one for key, one in value.items()}
+    elif isinstance(value, list):
+        parts = {f"{path}[{place}]": one for place, one in enumerate(value)}
+    else:
+        return {path: value}
+    return {inner: found for at, one in parts.items() for inner, found in flatten(one, at).items()}
 
 
 def facts(nvml: FakeNvml) -> dict[str, object]:

@@ -44,10 +44,6 @@ SPLIT = (20, 24, 46, 8, 2)
 """Percent of a step: data, forward, backward, optimizer, other."""
 
 
-def times(ms: float) -> PhaseTimes:
-    return PhaseTimes(*(round(ms * MS * share / 100) for share in SPLIT))
-
-
 class Loop:
     """Play a loop whose hook writes a record a step; each reading has those since the one before."""
 
@@ -62,7 +58,7 @@ class Loop:
 
     def step(self, ms: float, times_over: int = 1) -> None:
         for _ in range(times_over):
-            took = times(ms)
+            took = PhaseTimes(*(round(ms * MS * share / 100) for share in SPLIT))
             self.steps += 1
             self.train = [a + b for a, b in zip(self.train, _PHASES(took), strict=True)]
             self.now_ns += round(ms * MS)
@@ -239,13 +235,10 @@ def test_a_job_adds_up_the_samples_and_shows_its_first_rank():
     assert join_paces(Missing("none")) == Missing("none")
 
 
-def test_a_job_without_a_hook_says_so(answer):
+def test_a_job_without_a_hook_says_so_and_one_that_turned_itself_off_is_a_note(answer):
     read = answer(NO_HOOK)
     assert (read.hook, read.steps, read.age_s) == (NO_STEPS, NO_STEPS, NO_STEPS)
     assert read.put([make_rank()]) == (make_rank(),)
-
-
-def test_a_hook_that_turned_itself_off_is_a_note(answer):
     read = answer(play(state=HookState.DISABLED, error="KeyError('x')"))
     assert read.steps == Missing("the hook turned itself off: KeyError('x')")
     assert read.notes == (

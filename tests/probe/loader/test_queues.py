@@ -126,11 +126,6 @@ def test_a_known_data_queue_stays_while_anybody_holds_it():
     assert read_fds(map_queues(ends(5, 8), [ends(5, 8)], [1003]).data) == [5], "closed: found anew"
 
 
-def map_of(process: subprocess.Popen[str], truth: list[dict[str, object]]):
-    workers = [read_pipes(pid) for one in truth for pid in one["workers"]]
-    return map_queues(read_queue_pipes(process.pid), workers)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -147,7 +142,8 @@ def map_of(process: subprocess.Popen[str], truth: list[dict[str, object]]):
 )
 def test_real_workers_show_their_queues(arguments):
     with loader(*arguments.split()) as (process, truth):
-        found = map_of(process, truth)
+        workers = [read_pipes(pid) for one in truth for pid in one["workers"]]
+        found = map_queues(read_queue_pipes(process.pid), workers)
         assert read_fds(found.data) == [one["data"] for one in truth for _ in one["workers"]]
         assert read_fds(found.index) == [fd for one in truth for fd in one["index"]]
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.dumps import make_rank, make_round
 from tests.stacks import DECODE
@@ -39,7 +40,7 @@ def make_dumps() -> list[str]:
     return [dump(rank) for rank in range(HOSTS)]
 
 
-def fold_what_is_written(folder: Path, texts: Sequence[str]) -> dict[str, object]:
+def fold_what_is_written(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
     """Let a process a text write its lines into the pipe of one fold, all at once; return the fold."""
     fold = [sys.executable, "-m", "tpmon", "fold", "-", "--json"]
     folding = subprocess.Popen(fold, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -53,18 +54,13 @@ def fold_what_is_written(folder: Path, texts: Sequence[str]) -> dict[str, object
     assert [one.wait(30) for one in writers] == [0] * len(texts)
     output, _ = folding.communicate(timeout=30)
     assert folding.returncode == 0
-    folded: dict[str, object] = json.loads(output)
+    folded: dict[str, Any] = json.loads(output)
     return folded
 
 
 def cut(number: int, dump: str) -> list[str]:
     """Cut a dump as srun --label does: a line a piece, the label before each."""
     return [f"{number}: {dump[at : at + PIECE_BYTES]}" for at in range(0, len(dump), PIECE_BYTES)]
-
-
-def names_culprit(folded: dict[str, object]) -> bool:
-    odd = folded["odd_one_out"]
-    return isinstance(odd, dict) and (odd["rank"], odd["host"]) == (CULPRIT, f"node-{CULPRIT}")
 
 
 def test_dumps_of_eight_processes_stay_whole_in_one_pipe_or_are_put_together_by_the_labels_of_srun(tmp_path):
@@ -74,7 +70,8 @@ def test_dumps_of_eight_processes_stay_whole_in_one_pipe_or_are_put_together_by_
     assert min(map(len, pieces)) > 1
     for texts in (dumps, ["\n".join(those) for those in pieces]):
         folded = fold_what_is_written(tmp_path, texts)
-        assert names_culprit(folded)
+        odd = folded["odd_one_out"]
+        assert (odd["rank"], odd["host"]) == (CULPRIT, f"node-{CULPRIT}")
         assert "left_out" not in folded or folded["left_out"] == []
 
 

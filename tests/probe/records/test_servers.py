@@ -243,12 +243,6 @@ def serve(*answers: bytes, close: bool = True, address: str = LOOPBACK) -> Itera
         assert not thread.is_alive()
 
 
-def test_nccl_is_asked_as_its_protocol_has_it():
-    with serve(b"SERVER PROTOCOL 2\n", b"OK\n", BEHIND.encode()) as (port, heard):
-        assert read_ras(port, 20.0).ranks[0].rank == 3
-    assert heard == [b"CLIENT PROTOCOL 2\n", b"TIMEOUT 2\n", b"VERBOSE STATUS\n"]
-
-
 def has_ipv6() -> bool:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
@@ -258,11 +252,12 @@ def has_ipv6() -> bool:
 
 
 @pytest.mark.parametrize(("listens", "told"), [(LOOPBACK, "0.0.0.0"), ("::1", "::1"), ("::1", "::")])
-def test_nccl_is_asked_where_it_listens(listens, told):
+def test_nccl_is_asked_where_it_listens_and_as_its_protocol_has_it(listens, told):
     if listens != LOOPBACK and not has_ipv6():
         pytest.skip("no IPv6 here")
-    with serve(b"SERVER PROTOCOL 2\n", b"OK\n", BEHIND.encode(), address=listens) as (port, _):
+    with serve(b"SERVER PROTOCOL 2\n", b"OK\n", BEHIND.encode(), address=listens) as (port, heard):
         assert read_ras(port, 20.0, told).ranks[0].rank == 3
+    assert heard == [b"CLIENT PROTOCOL 2\n", b"TIMEOUT 2\n", b"VERBOSE STATUS\n"]
 
 
 @pytest.mark.parametrize(
@@ -280,15 +275,12 @@ def test_another_server_is_left_alone(answers, words):
         read_ras(port, 20.0)
 
 
-def test_a_server_that_hangs_costs_the_deadline_and_no_more():
+def test_a_server_that_hangs_costs_the_deadline_and_no_more_and_where_nobody_listens_it_is_refused():
     with serve(b"SERVER PROTOCOL 2\n", b"OK\n", b"NCCL version", close=False) as (port, _):
         begun_s = time.monotonic()
         with pytest.raises(TimeoutError):
             read_ras(port, 0.5)
         assert time.monotonic() - begun_s < 15
-
-
-def test_nobody_listens():
     with socket.create_server((LOOPBACK, 0)) as one:
         port = one.getsockname()[1]
     with pytest.raises(ConnectionRefusedError):
@@ -305,7 +297,7 @@ def answer(body: bytes = b'{"version":"2.10"}', status: bytes = b"200 OK", lengt
     return b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (status, size, body)
 
 
-def test_only_the_socket_of_the_server_is_picked():
+def test_only_the_socket_of_the_server_is_picked_and_a_process_without_its_thread_is_not_asked():
     assert pick_door([GLOO, STORE, SERVER]) == Door(52007)
     for others in ([], [GLOO, STORE], [GLOO, ListeningSocket(14, 1, LOOPBACK, 5)]):
         assert isinstance(pick_door(others), Missing)
@@ -314,9 +306,6 @@ def test_only_the_socket_of_the_server_is_picked():
     two = pick_door([SERVER, ListeningSocket(15, 2, "::", 5)])
     assert isinstance(two, Missing)
     assert "none is asked" in two.reason
-
-
-def test_a_process_without_the_servers_thread_is_not_asked():
     assert find_door(os.getpid(), {}, (SERVER,)) == NO_SERVER
 
 

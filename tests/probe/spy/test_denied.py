@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from tpmon.model.codec import decode
 from tpmon.model.dump import Asker, Dump, DumpRequest, ErrorKind
 from tpmon.model.frame import Frame
 from tpmon.model.known import Missing, is_known
-from tpmon.model.results.doctor import DumpUpdate, Update
 from tpmon.probe.collect.collector import Collector
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.proc import access as stack_refusal
@@ -38,20 +36,6 @@ YAMA = "not permitted: ptrace_scope 1 (Yama) (doctor: stacks); sudo sysctl kerne
 INTERVAL_S = 0.5
 
 
-@pytest.fixture
-def install(monkeypatch, tmp_path):
-    """Put another program, or none, where tpmon looks for py-spy; ptrace_scope is 1 for whom it refuses."""
-    (tmp_path / "python").symlink_to(sys.executable)
-    monkeypatch.setattr(stack_refusal, "read_standing", under_yama)
-
-    def put(case):
-        case.put(tmp_path)
-        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-        monkeypatch.setenv("PATH", "/usr/bin:/bin")
-
-    return put
-
-
 def under_yama(pid: int, proc: str = "/proc") -> AccessStanding:
     """Stand as a sibling of the process under kernel.yama.ptrace_scope=1, without any capability."""
     found = read_standing(pid, proc)
@@ -68,39 +52,9 @@ def under_yama(pid: int, proc: str = "/proc") -> AccessStanding:
     )
 
 
-class Watched:
-    """Run a session and keep what it says."""
-
-    def __init__(self, pid: int) -> None:
-        self.frames: list[Frame] = []
-        self.dumps: list[DumpUpdate] = []
-        self.errors: list[BaseException] = []
-        self._lock = threading.Lock()
-        collector = Collector(find_job(pid), INTERVAL_S)
-        self.session = Session(collector, (self._take,), INTERVAL_S, (self.dumps.append,))
-        self.session.start(self.errors.append)
-
-    def _take(self, update: Update) -> None:
-        with self._lock:
-            self.frames.append(update.frame)
-
-    def last(self) -> Frame:
-        with self._lock:
-            return self.frames[-1]
-
-    def count(self) -> int:
-        with self._lock:
-            return len(self.frames)
-
-    def says_of_stacks(self, words: str) -> bool:
-        if not self.count():
-            return False
-        frame = self.last()
-        reason = frame.stacks.reason if isinstance(frame.stacks, Missing) else ""
-        return words in reason or words in frame.sources.stacks
-
-    def ended_dump(self) -> DumpUpdate | None:
-        return next((one for one in self.dumps if not one.state.running), None)
+def says_of_stacks(frame: Frame, words: str) -> bool:
+    reason = frame.stacks.reason if isinstance(frame.stacks, Missing) else ""
+    return words in reason or words in frame.sources.stacks
 
 
 REFUSED = BrokenSpy(f"cat >&2 <<'EOF'\n{REFUSAL}EOF\nexit 1", YAMA, "stacks", "", ErrorKind.DENIED)
@@ -113,34 +67,38 @@ REFUSED = BrokenSpy(f"cat >&2 <<'EOF'\n{REFUSAL}EOF\nexit 1", YAMA, "stacks", ""
         for name, case in {"refused": REFUSED, **BROKEN_SPIES}.items()
     ],
 )
-def test_the_pane_says_why_and_the_rest_lives(job, install, monkeypatch, spy):
-    install(spy)
+def test_the_pane_says_why_and_the_rest_lives(job, monkeypatch, tmp_path, spy):
+    (tmp_path / "python").symlink_to(sys.executable)
+    spy.put(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr(stack_refusal, "read_standing", under_yama)
     monkeypatch.setattr(dump, "DEADLINE_S", 1.0)
     if spy.kind is ErrorKind.LATE:
         monkeypatch.setattr(stacks, "GRACE_S", 0.5)
-    watched = Watched(job)
+    frames, dumps, errors = [], [], []
+    takers = (lambda update: frames.append(update.frame),)
+    session = Session(Collector(find_job(job), INTERVAL_S), takers, INTERVAL_S, (dumps.append,))
+    session.start(errors.append)
     try:
-        assert wait_until(lambda: watched.says_of_stacks(spy.why), SECONDS)
-        seen = watched.count()
-        assert wait_until(lambda: watched.count() >= seen + 3, SECONDS)
-        watched.session.ask_dump(DumpRequest(Asker.KEY))
-        assert wait_until(lambda: watched.ended_dump() is not None, SECONDS)
+        assert wait_until(lambda: any(says_of_stacks(one, spy.why) for one in frames[-1:]), SECONDS)
+        seen = len(frames)
+        assert wait_until(lambda: len(frames) >= seen + 3, SECONDS)
+        session.ask_dump(DumpRequest(Asker.KEY))
+        assert wait_until(lambda: any(not one.state.running for one in dumps), SECONDS)
     finally:
-        watched.session.stop()
-    assert watched.errors == []
-    frame = watched.last()
+        session.stop()
+    assert errors == []
+    frame = frames[-1]
     # The verdict names what it could not see; rows, CPU and memory are there as ever.
     assert is_known(frame.verdict)
     (row,) = frame.processes
     assert row.pid == job
-    assert is_known(row.cpu_pct)
-    assert is_known(row.waits_for)
-    assert is_known(frame.cpu.used_cores)
-    assert is_known(frame.memory.rss_bytes)
-    said = " ".join(" ".join(write_once(frame)).split())
+    assert all(map(is_known, (row.cpu_pct, row.waits_for, frame.cpu.used_cores, frame.memory.rss_bytes)))
+    said = in_one_line(" ".join(write_once(frame)))
     assert "(doctor: " in said
     assert ("ptrace_scope 1" in said) == (spy.kind is ErrorKind.DENIED)
-    update = watched.ended_dump()
+    update = next(one for one in dumps if not one.state.running)
     (error,) = update.dump.errors
     assert error.kind is spy.kind
     assert "\x1b" not in error.reason

@@ -11,7 +11,7 @@ import sysconfig
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -55,9 +55,6 @@ def fold(look: DumpRound) -> Dump:
 
 def read_one(pid: int, *, variables: bool = False) -> DumpRound:
     return Dumper([member(pid)], DumpRequest(Asker.KEY, variables=variables)).read_round()
-
-
-# other Pythons
 
 
 def find_python(minor: int) -> str | None:
@@ -110,18 +107,12 @@ def test_each_python_is_read_with_threads_variables_and_no_stop(minor):
             assert other.waits_for in map(wait_of, ("sleep", "poll", "select")), "up to 3.10 time.sleep is a select"
 
 
-@pytest.fixture(scope="module")
-def own_python(tmp_path_factory):
-    """Copy this Python: its program, its shared library, and what makes the copy find its modules."""
-    library = Path(sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("INSTSONAME") or "none")
-    folder = tmp_path_factory.mktemp("python")
-    program = Path(shutil.copy(Path(sys.executable).resolve(), folder / "python3.11"))
-    copied = Path(shutil.copy(library, folder)) if library.is_file() else program
-    return program, copied, {"PYTHONHOME": sys.base_prefix, "LD_LIBRARY_PATH": str(folder)}
-
-
-def test_a_python_that_was_replaced_under_the_job_is_read_or_told_how(own_python):
-    program, library, env = own_python
+def test_a_python_that_was_replaced_under_the_job_is_read_or_told_how(tmp_path):
+    # A copy of this Python: its program, its shared library, and what makes the copy find its modules.
+    shared = Path(sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("INSTSONAME") or "none")
+    program = Path(shutil.copy(Path(sys.executable).resolve(), tmp_path / "python3.11"))
+    library = Path(shutil.copy(shared, tmp_path)) if shared.is_file() else program
+    env = {"PYTHONHOME": sys.base_prefix, "LD_LIBRARY_PATH": str(tmp_path)}
     with running([str(program), "-c", NAPS], env) as pid:
         program.unlink()
         plain = read_one(pid)
@@ -167,9 +158,6 @@ def test_a_deleted_python_is_found_in_the_maps():
     assert parse_deleted(program) == ("/opt/x/bin/python3.11 (deleted)", "400000-401000")
     assert parse_deleted(b"7f000000-7f001000 r-xp 0 fe:00 24  /opt/libtorch.so (deleted)\n") is None
     assert parse_deleted(b"7f000000-7f001000 rw-p 0 00:00 0\nnonsense\n") is None
-
-
-# names
 
 
 EVIL = "\x1b]0;x\x07\x1b[2J\x9b3m\u202eab\tc"
@@ -229,15 +217,12 @@ train("sk-abcdefghijklmnop", "hunter2", "s3://user:geheim@host/x", 4096, object(
         assert len(values["text"]) <= 80
 
 
-# what ends, sleeps or is large
-
-
 def test_what_ends_while_it_is_read_is_gone_and_never_a_crash():
-    chance = random.Random(7)
+    chance, command = random.Random(7), [sys.executable, "-c", "import time; time.sleep(60)"]
     code = "say('up')\ntime.sleep(60)\n"
     for _ in range(3):
-        children = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(12)]
-        try:
+        with ExitStack() as stack:
+            children = [stack.enter_context(started(command)) for _ in range(12)]
             time.sleep(0.3)
             members = [member(one.pid, rank) for rank, one in enumerate(children)]
 
@@ -258,10 +243,6 @@ def test_what_ends_while_it_is_read_is_gone_and_never_a_crash():
             for pid in failed.keys() - here:
                 assert failed[pid] is ErrorKind.GONE
             fold(look)
-        finally:
-            for one in children:
-                one.kill()
-                one.wait()
     with child(code) as one:
         assert read_one(one.pid).errors == ()
 

@@ -62,9 +62,6 @@ def script(folder: Path, text: str) -> str:
     return str(path)
 
 
-# what is joined
-
-
 def test_a_round_joins_the_stacks_of_each_process_with_its_threads():
     with child(NAP) as one, child(NAP) as two:
         look = Dumper([member(one.pid), member(two.pid, 1)]).read_round()
@@ -120,9 +117,6 @@ def test_where_a_native_thread_waits_is_read_for_a_person_and_not_for_the_watch(
     assert all(isinstance(watched[tid].wchan, Missing) for tid in (8, 9))
     assert all(isinstance(watched[tid].call, Missing) for tid in (8, 9))
     assert watched[7].wchan == asked[7].wchan == "ep_poll", "of a thread of Python both are always read"
-
-
-# what is refused
 
 
 def test_processes_that_ended_are_errors_and_cost_the_others_nothing():
@@ -225,9 +219,6 @@ def test_a_round_ends_in_time_and_says_who_was_not_reached(tmp_path):
         assert [error.kind for error in look.errors] == [ErrorKind.LATE] * len(members)
         assert sum("not reached" in error.reason for error in look.errors) == 2
     assert wait_until(lambda: spies_of(os.getpid()) == [])
-
-
-# stops
 
 
 def test_what_has_come_is_told_while_one_process_takes_its_time(tmp_path):
@@ -353,9 +344,6 @@ def test_a_process_that_a_tracer_holds_counts_as_paused_and_one_that_a_signal_st
             pytest.skip("ptrace is not permitted here")
         with watch_pause(one.pid) as pause:
             assert wait_until(lambda: pause.paused_ms > 20.0)
-
-
-# other py-spies
 
 
 @pytest.mark.parametrize(

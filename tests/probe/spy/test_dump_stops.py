@@ -125,24 +125,12 @@ def ending(sampler: Sampler, *, is_held: bool) -> Iterator[Callable[[], None]]:
 
 
 @pytest.mark.parametrize("is_held", [True, False])
-def test_a_slice_that_was_about_to_begin_does_not_begin_in_a_hold_or_at_the_end(monkeypatch, is_held):
-    def begin(*_):
-        raise AssertionError("py-spy was started")
-
-    monkeypatch.setattr(SpyChild, "run", begin)
-    sampler = Sampler(lambda: (), SampleRequest())
-    with ending(sampler, is_held=is_held) as end:
-        monkeypatch.setattr(sample, "read_thread", lambda *_: end())
-        answer = sampler._sample(SampleTally(member(os.getpid())), "py-spy", (), 1)
-    assert isinstance(answer, Failure)
-    assert answer.kind is (ErrorKind.BUSY if is_held else ErrorKind.LATE)
-
-
-@pytest.mark.parametrize("is_held", [True, False])
-def test_a_slice_that_is_just_being_started_ends_at_once_in_a_hold_or_at_the_end(monkeypatch, is_held):
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_slice_about_to_begin_does_not_in_a_hold_or_at_the_end_and_one_just_started_ends(monkeypatch, begun, is_held):
     run, outcomes = SpyChild.run, []
 
     def begin(spy, *_):
+        assert begun, "py-spy was started"
         end()
         outcomes.append(run(spy, ("/bin/sleep", "60"), 5))
         return outcomes[-1]
@@ -150,8 +138,12 @@ def test_a_slice_that_is_just_being_started_ends_at_once_in_a_hold_or_at_the_end
     monkeypatch.setattr(SpyChild, "run", begin)
     sampler = Sampler(lambda: (), SampleRequest())
     with ending(sampler, is_held=is_held) as end:
-        assert isinstance(sampler._sample(SampleTally(member(os.getpid())), "py-spy", (), 1), Failure)
-    assert [(one.status, one.late) for one in outcomes] == [(-signal.SIGKILL, False)]
+        if not begun:
+            monkeypatch.setattr(sample, "read_thread", lambda *_: end())
+        answer = sampler._sample(SampleTally(member(os.getpid())), "py-spy", (), 1)
+    assert isinstance(answer, Failure)
+    assert begun or answer.kind is (ErrorKind.BUSY if is_held else ErrorKind.LATE)
+    assert [(one.status, one.late) for one in outcomes] == [(-signal.SIGKILL, False)] * begun
 
 
 def test_a_sampler_that_is_held_ends_its_slice_and_goes_on_afterwards():

@@ -195,9 +195,6 @@ def test_finish_and_stop_reach_the_sampler_that_runs_and_stop_is_for_good(bench)
     assert len(bench.made) == 2
 
 
-# whom
-
-
 def test_without_a_pid_the_lowest_rank_here_is_meant_and_its_workers_come_with_it():
     me = member(os.getpid())
     one, two = replace(me, rank=5), replace(me, rank=2, identity=replace(me.identity, pid=2))
@@ -223,9 +220,6 @@ def test_no_form_of_sampling_ever_stops_the_target():
         assert ("--idle" in arguments) == (counted is not CountedFunction.RUNNING)
         assert ("--gil" in arguments) == (counted is CountedFunction.GIL)
         assert not {"--native", "--subprocesses", "--locals"}.intersection(arguments)
-
-
-# what py-spy says beside the stacks
 
 
 SAID = (
