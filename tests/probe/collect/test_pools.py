@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.children import child
 from tests.frames import make_process
+from tpmon.model.host import PoolLibrary
 from tpmon.model.known import Missing, is_known
 from tpmon.probe.collect.pools import (
     Mapping,
@@ -103,6 +104,8 @@ def test_where_blocked_threads_stand_decides_between_mapped_libraries():
     assert choose_library(mappings, ["/usr/lib/libc.so.6", ""]) == both
     assert choose_library(mappings, ["/usr/lib/libc.so.6", mappings[2].path]) == ("openblas",)
     assert choose_library(mappings[:1], ()) == Missing("no known pool library is mapped")
+    words = ("OpenMP (libgomp: torch)", "OpenMP (libiomp5: torch, MKL)", "MKL", "OpenBLAS (numpy)", "OpenCV (cv2)")
+    assert PoolLibrary.name_all([*PoolLibrary]).split(" or ") == [*words, "numexpr", "TBB", "torch"]
 
 
 def test_blocked_threads_of_a_captured_pool(tmp_path):

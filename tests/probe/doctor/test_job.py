@@ -302,7 +302,7 @@ def test_a_job_in_no_control_group_misses_nothing_and_one_out_of_view_needs_the_
     tree.process(7, "0::/\n")
     idle = check_groups((7,), tree.proc)
     assert (idle.access, fix_of(idle)) == (ABSENT, "")
-    tree.mount("cg", "", version=2)
+    tree.mount("cg", "nsdelegate", version=2)
     tree.process(7, "0::/../other\n")
     beside = check_groups((7,), tree.proc)
     assert beside.access is ABSENT

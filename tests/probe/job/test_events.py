@@ -86,7 +86,7 @@ def test_a_stop_and_its_end_are_one_event_each_and_a_freeze_is_told_with_its_gro
 
 
 def test_a_stopped_process_that_ends_does_not_run_again_and_many_stops_at_once_are_counted(teller):
-    tell(teller, processes=[make_process(state="T")])
+    assert tell(teller, processes=[make_process(state="T")]) == ["rank 0 (4211) stopped by a signal"]
     assert tell(teller, processes=[]) == []
     assert tell(teller, processes=[make_process(start_ticks=99)]) == [], "another one of the same PID"
     workers = [make_worker(4300 + i, i, state="T") for i in range(8)]

@@ -507,3 +507,4 @@ def test_the_oom_killer_is_named_however_late_but_not_for_an_earlier_number(fake
     kmsg.write_text(f"3,100,{stamp_us},-;Out of memory: Killed process 501 (pt_data_worker) total-vm:1kB\n")
     found = sorted(find_dead({500}, fake.proc, str(kmsg)), key=lambda one: one.pid)
     assert [(one.pid, one.how, one.python) for one in found] == [(501, how, True), (502, "SIGKILL", True)]
+    assert {(one.parent, one.name) for one in found} == {(500, "pt_data_worker")}

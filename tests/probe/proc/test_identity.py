@@ -217,11 +217,13 @@ def start_with_pid(pid: int) -> Child | None:
 
 def test_a_cached_file_of_a_dead_process_raises_closes_once_and_never_shows_the_next_with_its_pid():
     with child(IDLE) as one:
-        file = ProcFile(f"/proc/{one.pid}/stat")
+        file, other = (ProcFile(f"/proc/{one.pid}/stat") for _ in range(2))
         assert b"python" in file.read()
         one.kill()
         with pytest.raises(ProcessLookupError):
             file.read()
+        other.close()
+        other.close()
         try:
             heir = start_with_pid(one.pid)
         except OSError as error:  # the file's mode lets everybody write, the kernel asks for a capability
@@ -233,7 +235,6 @@ def test_a_cached_file_of_a_dead_process_raises_closes_once_and_never_shows_the_
                 file.read()
             assert read_stat(heir.pid).state in "SR"
         finally:
-            file.close()
             file.close()
             heir.close()
 
