@@ -239,7 +239,8 @@ def test_a_start_that_is_held_for_some_seconds_is_not_shown_beside_what_its_rule
 BUSY_ELSEWHERE = make_gpu(pids=(9999,), sm_pct=99.0)
 UNSEEN_CARDS = {
     "driver silent": {"gpus": Missing("NVML has not answered yet: no GPU is listed")},
-    "cards of another container": {"gpus": (make_gpu(pids=()), make_gpu(1, pids=Missing("-"), unheard="not listed"))},
+    "cards of another container": {"gpus": (), "unlisted_gpus": ("/dev/nvidia5",)},
+    "cards that NVML lost": {"gpus": (make_gpu(pids=()), make_gpu(1, pids=Missing("-"), unheard="not listed"))},
     "processes not listed": {"gpus": (make_gpu(pids=Missing("no permission")),)},
     "another rank's card": {"gpus": (BUSY_ELSEWHERE,)},
 }

@@ -181,6 +181,8 @@ class Frame:
     self_: OwnCost
     written: Applicable[FileWrite] = NOT_APPLICABLE
     """Which open file of the ranks was written last, on local file systems."""
+    unlisted_gpus: Applicable[tuple[str, ...]] = NOT_APPLICABLE
+    """Device files of cards that the job holds open and NVML does not list; absent where there is none."""
 
 
 def awaits_sources(frame: Frame) -> bool:

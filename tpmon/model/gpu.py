@@ -13,6 +13,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 
 NO_NVLINK = Missing("no NVLink")
+NOT_VISIBLE = "GPUs not visible from this shell (container or Slurm step)"
 NORMAL_REASONS = frozenset(("power cap", "application clocks"))
 """What holds clocks down on a card that is well: full load does, and what its owner chose."""
 APPLICATION_XIDS = frozenset((13, 31, 43, 45, 63, 68, 69))
@@ -276,3 +277,8 @@ def list_used(cards: Sequence[GpuSample]) -> tuple[GpuSample, ...]:
     """Return the cards that the job works on."""
     used = {one.uuid for mine in find_used(cards).values() for one in mine}
     return tuple(card for card in cards if card.uuid in used)
+
+
+def say_unlisted(names: Sequence[str]) -> str:
+    """Say which cards the job holds open though NVML does not list them."""
+    return f"{NOT_VISIBLE}: the job holds {', '.join(names)}"

@@ -7,10 +7,10 @@ import pytest
 
 from tests.fake_nvml import SECOND_NS
 from tests.probe.gpu.test_rates import FAST, make_line
-from tpmon.model.gpu import Driver, GpuSample, GpuState
-from tpmon.model.known import Known, Missing, Why, is_known
+from tpmon.model.gpu import NOT_VISIBLE, Driver, GpuSample, GpuState
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, Why, is_known
 from tpmon.probe.gpu.bounds import DriverCard, Listed
-from tpmon.probe.gpu.card_readings import NOT_VISIBLE, NOT_YET, PASSING_S, Board, GpuReading
+from tpmon.probe.gpu.card_readings import NOT_YET, PASSING_S, Board, GpuReading
 from tpmon.probe.gpu.nvml import blank_fast
 from tpmon.probe.gpu.wire import (
     CardIdentity,
@@ -262,8 +262,9 @@ def test_no_card_listed_is_no_card_unless_the_job_holds_one_and_one_that_is_not_
     assert story.read({10: 1}, {10: (3,)}).gpus == Missing(f"{NOT_VISIBLE} (doctor: cards)")
     story = Story(1, (0,))
     reading = story.read({10: 1}, {10: (0, 5)})
-    assert reading.notes == (f"{NOT_VISIBLE}: the job holds /dev/nvidia5",)
-    assert story.read({10: 1}, {10: (0,)}).notes == ()
+    assert (reading.notes, reading.unlisted) == ((f"{NOT_VISIBLE}: the job holds /dev/nvidia5",), ("/dev/nvidia5",))
+    reading = story.read({10: 1}, {10: (0,)})
+    assert (reading.notes, reading.unlisted) == ((), NOT_APPLICABLE)
 
 
 def test_a_driver_that_does_not_answer_is_said_with_its_wait_and_a_child_that_dies_before_it_does():

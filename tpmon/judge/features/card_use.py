@@ -26,7 +26,7 @@ from tpmon.judge.features.snapshot import RankScene, Scene
 from tpmon.judge.watch.tracker import list_hooks
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
-from tpmon.model.gpu import GpuSample, is_listed, list_processes, may_be_on
+from tpmon.model.gpu import GpuSample, is_listed, list_processes, may_be_on, say_unlisted
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, Why, is_known, known_or, map_known
 from tpmon.model.verdict import Evidence, Figure, Origin
 
@@ -276,6 +276,8 @@ def find_unseen_cards(scene: Scene) -> str:
     unread = next((one for one in holders if isinstance(one, Missing)), None)
     if unread is not None and not any(is_known(one) for one in holders):
         return f"which processes are on the cards: {unread.reason}"
+    if is_known(scene.frame.unlisted_gpus):
+        return say_unlisted(scene.frame.unlisted_gpus)
     return next(
         (f"card {one.index}: {one.unheard}" for one in gpus if is_known(one.unheard) and may_be_on(one)), ""
     )

@@ -301,6 +301,7 @@ class Collector:
             events=events,
             self_=_NO_COST,
             written=self._written.latest()[0],
+            unlisted_gpus=gpu.unlisted,
         )
 
     def _tell_ages(self, readings: Sequence[Reading], gpu: GpuReading, steps: StepsRead, now_ns: int) -> Ages:

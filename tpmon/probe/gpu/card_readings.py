@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.gpu import Driver, GpuSample, GpuState
-from tpmon.model.known import Known, Missing, Why, is_known, map_known
+from tpmon.model.gpu import NOT_VISIBLE, Driver, GpuSample, GpuState, say_unlisted
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, Why, is_known, map_known
 from tpmon.model.results.doctor import drop_pointers, point_to
 from tpmon.model.text.redaction import admit_text
 from tpmon.probe.gpu.bounds import Listed
@@ -39,7 +39,6 @@ MAX_NOTES = 20
 PASSING_S = 180.0  # a passing note is repeated every 30 s while it holds
 MAX_CARDS = 64
 NOT_YET = Missing("NVML has not answered yet", Why.PENDING)
-NOT_VISIBLE = "GPUs not visible from this shell (container or Slurm step)"
 
 # What a shell without access to the cards gets on a machine that has some.
 _MAY_HIDE = frozenset((4, 9, 12, 999))
@@ -75,6 +74,8 @@ class GpuReading:
     events: tuple[str, ...]
     notes: tuple[str, ...]
     of_job: Known[tuple[GpuSample, ...]] = Missing("not asked for a job")
+    unlisted: Applicable[tuple[str, ...]] = NOT_APPLICABLE
+    """Device files of cards that the job holds open and NVML does not list."""
 
 
 @dataclass(slots=True)
@@ -164,12 +165,13 @@ class Board:
         self._notes = {text: ns for text, ns in self._notes.items() if ns is None or ns >= since_ns}
         notes = tuple(self._notes)
         gpus: Known[tuple[GpuSample, ...]]
+        hidden: Applicable[tuple[str, ...]] = NOT_APPLICABLE
         if cards:
             gpus = map_to_job(cards, job, held, pids_are_ours)
             unlisted = unlisted_minors(cards, job, held)
             if unlisted:
-                names = ", ".join(f"/dev/nvidia{minor}" for minor in unlisted)
-                notes = (f"{NOT_VISIBLE}: the job holds {names}", *notes)
+                hidden = tuple(f"/dev/nvidia{minor}" for minor in unlisted)
+                notes = (say_unlisted(hidden), *notes)
                 there = map_known(lambda all_: tuple(c for c in all_ if c.minor in unlisted), driver_cards)
                 lost = list_unheard(there, (), 1 + gpus[-1].index, silent_s, _NOT_LISTED)
                 gpus += map_to_job(lost, job, held, pids_are_ours)
@@ -188,7 +190,7 @@ class Board:
             of_job = self._describe_failure(self._failure, job, held, has_driver=has_driver)
         version = self._driver.driver_version if is_known(self._driver) else self._driver
         source = f"NVML, driver {version}" if is_known(version) else "NVML"
-        return GpuReading(self._driver, gpus, age, source, events, notes, of_job)
+        return GpuReading(self._driver, gpus, age, source, events, notes, of_job, hidden)
 
     def _on_driver(self, line: DriverLine, now_ns: int) -> None:
         self._driver = Driver(
