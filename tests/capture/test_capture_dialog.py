@@ -1,7 +1,6 @@
 """What can be chosen of a capture, by keys and by the run, and the talk about it: a yes is to the question that stands."""
 
 import os
-import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -195,15 +194,23 @@ def test_the_advice_where_nsys_has_the_slot_leads_to_no_second_refusal():
 
 
 @pytest.mark.parametrize(
-    ("above", "tried"), [(WELL, "--cuda-profiler has nsys record"), (ENDS_RUN, "start the run again")]
+    ("kind", "above", "said"),
+    [
+        (TRACE, WELL, (HOLDS_SLOT, "--cuda-profiler has nsys record")),
+        (TRACE, ENDS_RUN, (HOLDS_SLOT, "start the run again")),
+        (NSYS, ENDS_RUN, ("can end the run with the window", "run --nsys -- COMMAND")),
+    ],
 )
-def test_a_refused_trace_says_that_advice(monkeypatch, above, tried):
+def test_a_refused_trace_says_that_advice_and_a_range_that_can_end_the_run_is_never_asked_for(
+    monkeypatch, tmp_path, kind, above, said
+):
     monkeypatch.setattr(discovery, "read_ancestors", lambda _pid: above)
     monkeypatch.setattr(discovery, "uses_cuda", lambda _pid: True)
     monkeypatch.setattr(dialog, "read_hook", lambda process, rank: hook(0))
-    with pytest.raises(UsageError, match=re.escape(HOLDS_SLOT)) as refused:
-        capture_command._check_slot(member(os.getpid()), TRACE)
-    assert tried in refused.value.try_this
+    monkeypatch.setattr(capture_command, "choose_ranks", lambda *_, **_more: [member(os.getpid())])
+    with pytest.raises(UsageError) as refused:
+        capture_command.capture_job(None, asked(tmp_path, kind), None)
+    assert (said[0] in refused.value.what, said[1] in refused.value.try_this) == (True, True), refused.value
 
 
 def test_a_trace_of_a_run_that_another_tool_has_is_refused_whatever_records_it(monkeypatch):

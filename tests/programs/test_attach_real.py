@@ -327,22 +327,22 @@ def test_ten_minutes_of_churn_cost_no_descriptors_and_no_memory(
     collector = Collector(find_job(restless.pid))
     descriptors: list[int] = []
     rss: list[int] = []
-    known: set[int] = set()
-    workers: set[int] = set()
+    known: dict[int, Role] = {}
     try:
         for _ in range(600):
             frame = collector.collect()
             shift_ns += SECOND_NS
             time.sleep(0.01)  # for the job: so many births and deaths a simulated second, not a wait
             members = {process.pid: process.role for process in frame.processes}
-            known |= members.keys()
-            workers |= {pid for pid, role in members.items() if role is Role.WORKER}
+            known |= members
             descriptors.append(len(os.listdir("/proc/self/fd")) - DESCRIPTORS_A_MEMBER * len(members))
             rss.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
     finally:
         collector.close()
+    children = [known[pid] for pid in read_children(restless.folder).keys() & known.keys()]
     assert len(known) > 50, "too little churn to prove anything"
-    assert len(workers) > 10, "too few workers were replaced"
+    assert list(known.values()).count(Role.WORKER) > 10, "too few workers were replaced"
+    assert set(children) == {Role.HELPER}
     early, late = slice(100, 200), slice(-100, None)
     assert max(descriptors[late]) <= max(descriptors[early]) + 20, descriptors
     assert max(rss[late]) - max(rss[early]) < 5 << 20, rss

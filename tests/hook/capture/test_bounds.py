@@ -374,6 +374,26 @@ def test_a_refusal_is_told_at_once_and_the_next_capture_works(refusing, monkeypa
     assert refusing.loop.steps.problem == ""
 
 
+@pytest.mark.parametrize("name", ["_take", "_advance", "_begin", "_finish", "_hear", "_position", "_publish"])
+def test_an_error_in_each_method_ends_all_captures_and_no_recording_goes_on(refusing, monkeypatch, name):
+    play_torch(refusing, monkeypatch, {})
+    made: dict[str, Any] = {}
+    exec(compile("def fail(*_):\n    raise ZeroDivisionError('on purpose')", capture.__file__, "exec"), made)  # our own
+    with monkeypatch.context() as broken:
+        broken.setattr(Capture, name, made["fail"])
+        refusing.ask()
+        refusing.loop.train(2)
+        refusing.ask()
+        refusing.loop.train(10)
+    calls = refusing.recorder.calls
+    assert (calls.count("start"), refusing.capture._recorder) == (calls.count("stop"), None)
+    assert (refusing.loop.steps.problem, refusing.loop.steps.steps) == ("", 12)
+    refusing.ask()
+    refusing.loop.train(6)
+    state, reason = refusing.told()
+    assert (state, reason[:31]) == (w.STATE_REFUSED, "ZeroDivisionError: on purpose (")
+
+
 def test_a_profile_that_torch_goes_on_recording_ends_all_captures(refusing, monkeypatch):
     """Two at a time end the process."""
     play_torch(refusing, monkeypatch, {})

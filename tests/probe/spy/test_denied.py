@@ -136,12 +136,14 @@ def test_root_without_the_capability_sees_all_but_stacks(job):
 
 
 @needs_setpriv
-@pytest.mark.parametrize("command", ["attach", "dump", "diagnose", "bundle"])
+@pytest.mark.parametrize(
+    "command",
+    ["attach --once", "attach --json --once", "attach --json", "attach --plain", "dump", "diagnose", "bundle"],
+)
 def test_another_user_is_told_who_may_and_who_knows_more(job, command):
     if subprocess.run([*AS_NOBODY, sys.executable, "-c", ""], check=False, capture_output=True).returncode:
         pytest.skip("another user may not start this Python")
-    text = ("--once",) if command == "attach" else ()
-    done = call_behind(AS_NOBODY, command, str(job), *text)
+    done = call_behind(AS_NOBODY, *command.split(), str(job))
     assert (done.returncode, done.stdout) == (4, "")
     first, second = done.stderr.splitlines()
     assert first == f"tpmon: process {job} belongs to user root; this user may not read it"
