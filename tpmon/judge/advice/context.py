@@ -11,7 +11,7 @@ from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features import comms as rank_waits
 from tpmon.judge.features import data_wait
-from tpmon.judge.features.cpu import FREE_CORES, find_cores_left, find_pools, note_neighbours
+from tpmon.judge.features.cpu import FREE_CORES, find_cores_left, find_pools, has_pool, note_neighbours
 from tpmon.judge.features.hook_needs import (
     MANY_BREAKS,
     MANY_BUCKETS,
@@ -77,7 +77,6 @@ def observe_done(scene: Scene) -> frozenset[Need]:
 
 
 FULL_RATIO = 0.9
-POOL_THREADS = 2
 LARGE_POOL_RATIO = 1.25
 """Busy threads of the ranks' pools over the CPU budget above which the pools are too large; a thread is busy
 from a quarter of a core, and autograd's is one beside the main thread."""
@@ -108,10 +107,6 @@ def _workers(scene: Scene) -> list[WorkerScene]:
 def _mostly(values: Iterable[Known[float]], least: float) -> bool:
     known = [value for value in values if is_known(value)]
     return bool(known) and statistics.median(known) >= least
-
-
-def _has_pool(process: RankScene | WorkerScene) -> bool:
-    return is_known(process.busy_threads) and process.busy_threads >= POOL_THREADS
 
 
 def _sets_threads(rank: RankScene, scene: Scene) -> bool:
@@ -169,10 +164,10 @@ def _observe_cpus(scene: Scene, suspicion: Suspicion) -> Iterator[Need]:
     if is_known(budget) and len(scene.ranks) > max(budget, 1.0):
         yield Need.RANKS_EXCEED_CORES
     # More threads of the ranks' pools are at work than there are cores for them.
-    busy = sum(known_or(rank.busy_threads, 0.0) for rank in scene.ranks if _has_pool(rank))
+    busy = sum(known_or(rank.busy_threads, 0.0) for rank in scene.ranks if has_pool(rank))
     if is_known(budget) and busy > LARGE_POOL_RATIO * budget:
         yield Need.POOL_IN_RANK
-    if any(_has_pool(worker) for worker in _workers(scene)):
+    if any(has_pool(worker) for worker in _workers(scene)):
         yield Need.POOL_IN_WORKERS
     if note_neighbours(scene):
         yield Need.CPUS_TAKEN

@@ -34,6 +34,8 @@ NEIGHBOUR_TAKES = 0.4
 """Cores that others use, per waiting thread of the job, above which they are the reason."""
 QUOTA_TAKES = 0.05
 """Share of throttled periods above which the quota is the reason: throttled time counts as waiting."""
+POOL_THREADS = 2
+"""Busy threads that make a thread pool: loader workers have one."""
 
 
 class Taker(Enum):
@@ -72,8 +74,8 @@ def find_cores_spared(rank: RankScene, scene: Scene) -> Known[float]:
     if is_known(scene.throttled_ratio) and scene.throttled_ratio >= QUOTA_TAKES:
         return find_cores_free(scene)
     stretch = _find_stretch(rank)
-    has_pool = not is_known(rank.busy_threads) or rank.busy_threads >= 2
-    if not stretch or has_pool or not (is_known(rank.demand) and is_known(rank.waiting)):
+    may_have_pool = not is_known(rank.busy_threads) or rank.busy_threads >= POOL_THREADS
+    if not stretch or may_have_pool or not (is_known(rank.demand) and is_known(rank.waiting)):
         return find_cores_free(scene)
     if not (is_known(scene.budget) and is_known(scene.runnable)):
         return find_cores_free(scene)
@@ -169,7 +171,7 @@ def taker_unread(scene: Scene) -> tuple[str, ...]:
 
 def has_pool(one: RankScene | WorkerScene | ProcessSample) -> bool:
     """Tell whether a thread pool is at work in a process."""
-    return known_or(one.busy_threads, 0) >= 2
+    return known_or(one.busy_threads, 0) >= POOL_THREADS
 
 
 def find_pools(scene: Scene) -> frozenset[int]:
