@@ -92,6 +92,13 @@ def test_the_first_picture_needs_neither_textual_nor_asyncio():
     assert not names & {"textual", "asyncio", "torch", "pynvml", "numpy", "msgspec"}
 
 
+def test_a_stream_alone_has_msgspec_and_a_single_frame_does_without():
+    value = "from tpmon.model.process import LoopThread; from tpmon.model import codec; one = LoopThread(1, 'x');"
+    assert "msgspec" not in read_imports(f"{value} codec.decode(LoopThread, codec.encode(one))")
+    for fast in ("codec.encode_fast(one)", "codec.encode_exact(one)", "codec.decode_fast(LoopThread, b'{}')"):
+        assert "msgspec" in read_imports(f"{value}\ntry: {fast}\nexcept ValueError: pass")
+
+
 def test_a_session_imports_no_driver_library():
     statement = "import tpmon.session, tpmon.probe.collect.collector, tpmon.report.once, tpmon.report.plain"
     assert not read_imports(statement) & NEVER_IN_TEXT

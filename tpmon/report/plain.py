@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import date
 
-from tpmon.model.codec import encode
+from tpmon.model.codec import encode, encode_fast
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import list_used
@@ -302,7 +302,8 @@ class Crowd:
 def pick_form(output: Output, *, once: bool, json: bool, plain: bool) -> Callable[[Frame], None]:
     """Return a function that writes a Frame to ``output`` in the form asked for: JSON, words, or text."""
     if json:
-        return lambda frame: output.write_json(encode(frame))
+        encoder = encode if once else encode_fast
+        return lambda frame: output.write_json(encoder(frame))
     if not plain:
         return lambda frame: output.write_lines(*write_once(frame))
     if once:

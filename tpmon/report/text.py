@@ -53,9 +53,10 @@ class Output:
             text = "\n".join(to_ascii(line) for line in text.split("\n"))
         self._write(text.encode("utf-8", "replace"))
 
-    def write_json(self, line: str) -> None:
+    def write_json(self, line: str | bytes) -> None:
         """Write one line of JSON, always in UTF-8 (RFC 8259); raise as ``write_lines``."""
-        self._write(line.encode("utf-8", "replace") + b"\n")
+        data = line if isinstance(line, bytes) else line.encode("utf-8", "replace")
+        self._write(data + b"\n")
 
     def _write(self, data: bytes) -> None:
         rest = memoryview(data)
