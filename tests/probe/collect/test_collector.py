@@ -16,6 +16,7 @@ import pytest
 
 from tests.children import Child, started
 from tests.collectives import make_record
+from tests.exact import assert_exact
 from tests.waiting import wait_until
 from tpmon.errors import NoTargetError, UsageError
 from tpmon.model.codec import decode, encode
@@ -38,9 +39,10 @@ PROCESSES, THREADS = 5, 14
 
 
 @contextmanager
-def small_tree(processes: int, threads: int) -> Iterator[subprocess.Popen[str]]:
+def small_tree(processes: int, threads: int, waking: int = 0) -> Iterator[subprocess.Popen[str]]:
     """Start a launcher, its ranks and their workers."""
     command = [sys.executable, str(TREE), "--processes", str(processes), "--threads", str(threads)]
+    command += ["--waking", str(waking)]
     with started([*command, "--seconds", "60"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline()
         yield process
@@ -112,6 +114,15 @@ def test_frames_of_a_job_say_who_is_who_and_what_each_did(tree):
         assert frame.taken_ns > first.taken_ns
         assert is_known(frame.self_.cpu_pct)
         assert decode(Frame, encode(frame)) == decode(Frame, encode(decode(Frame, encode(frame))))
+
+
+def test_what_a_recording_gives_back_is_what_was_read_and_judged_alike():
+    with small_tree(PROCESSES, THREADS, THREADS) as tree, collecting(tree.pid) as collector:
+        frames = [next_frame(collector) for _ in range(5)]
+        os.kill(by_role(frames[-1], Role.WORKER)[0].pid, signal.SIGKILL)
+        assert wait_until(lambda: frames.append(next_frame(collector)) or is_known(frames[-1].ends))
+    assert any(is_known(process.runnable) and process.runnable for one in frames for process in one.processes)
+    assert_exact(frames)
 
 
 def test_a_killed_worker_leaves_the_table_and_an_event(tree):

@@ -13,7 +13,7 @@ from tests.probe.collect.test_population import open_files
 from tests.waiting import wait_until
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import ThreadKind
-from tpmon.probe.proc.threads import QUIET_TICKS, RELIST_NS, RESTING_SAMPLES, Allowance, ThreadSet
+from tpmon.probe.proc.threads import DIGITS, QUIET_TICKS, RELIST_NS, RESTING_SAMPLES, Allowance, ThreadSet
 
 
 def count_threads(pid: int) -> int:
@@ -64,7 +64,7 @@ def test_demand_counts_the_threads_that_want_a_cpu_not_those_that_got_one(watch,
                 break
     assert 0.9 * count - stolen_s <= now.runnable <= 1.1 * count
     assert now.busy_threads == count
-    assert now.running + now.waiting == pytest.approx(now.runnable)
+    assert now.running + now.waiting == pytest.approx(now.runnable, abs=2 * 10**-DIGITS), "each is rounded"
     assert now.running <= len(os.sched_getaffinity(0)) + 0.1
     assert {(group.kind, group.count) for group in now.groups} == {(ThreadKind.MAIN, 1), (ThreadKind.OTHER, count)}
     other = next(group for group in now.groups if group.kind is ThreadKind.OTHER)

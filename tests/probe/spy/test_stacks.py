@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.children import Child, child, started
+from tests.exact import find_misfits
 from tests.nobody import NOBODY, needs_setpriv, run_as_nobody
 from tests.spying import spies_of
 from tests.waiting import wait_until
@@ -95,6 +96,7 @@ def test_a_dump_tells_where_every_rank_is_and_a_slice_follows():
         dump, other, piece = slices[:3]
         assert (dump.rank, dump.samples, dump.seconds, dump.rate_hz) == (0, 1, 0.0, 0.0)
         assert (other.rank, other.samples) == (1, 1)
+        assert [misfit for one in slices for misfit in find_misfits(StackSlice, one)] == []
         for stack in (dump.stacks[0], piece.stacks[0]):
             assert stack.tid == one.pid
             assert [frame.function for frame in stack.frames] == ["<module>", "train", "nap"]

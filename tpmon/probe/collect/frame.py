@@ -18,6 +18,7 @@ from tpmon.probe.host.cgroup import HOST, CgroupReading, CpuBudget
 from tpmon.probe.host.machine import HostReading
 from tpmon.probe.loader.queues import LoaderRank, LoaderWorker
 from tpmon.probe.proc.memory import AnonMemory, Pss
+from tpmon.probe.proc.threads import DIGITS
 
 POOL_THREADS = 2  # busy threads that make a thread pool; loader workers have one
 _SUMS = ("used_cores", "runnable", "waiting", "demand_ratio", "pool_runnable", "oversubscription")
@@ -50,7 +51,7 @@ def make_process(reading: Reading, pss: Known[Pss], now_ns: int) -> ProcessSampl
         switches_s=threads.switches_s,
         rss_bytes=now.stat.rss_bytes,
         pss_bytes=pss.pss_bytes if isinstance(pss, Pss) else pss,
-        pss_age_s=(now_ns - pss.taken_ns) / 1e9 if isinstance(pss, Pss) else pss,
+        pss_age_s=round((now_ns - pss.taken_ns) / 1e9, DIGITS) if isinstance(pss, Pss) else pss,
         asked_read_bytes_s=rates.asked_read_bytes_s,
         asked_write_bytes_s=rates.asked_write_bytes_s,
         read_calls_s=rates.read_calls_s,
@@ -107,7 +108,7 @@ def make_cpu(
     used_pct = add_known(processes, lambda p: p.cpu_pct)
     runnable = add_known(processes, lambda p: p.runnable)
     waiting = add_known(processes, lambda p: p.waiting)
-    pools = sum(known_or(p.runnable, 0.0) for p in processes if is_pool(p))
+    pools = sum((known_or(p.runnable, 0.0) for p in processes if is_pool(p)), 0.0)
     pool_runnable = pools if is_known(runnable) else runnable
     largest = find_pool(processes)
     pool: Applicable[Pool] = NOT_APPLICABLE

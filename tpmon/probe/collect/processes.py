@@ -31,7 +31,7 @@ from tpmon.probe.proc.counters import (
     parse_io,
     read_shares,
 )
-from tpmon.probe.proc.threads import NAMES_PER_TICK, Allowance, ThreadReading, ThreadSet, leave_unread
+from tpmon.probe.proc.threads import DIGITS, NAMES_PER_TICK, Allowance, ThreadReading, ThreadSet, leave_unread
 from tpmon.probe.proc.wchan import ON_CPU, Syscall, parse_syscall, read_wait
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ _QUIET = ProcessRates(*[0.0] * 8)
 
 def rate(new: float, old: float, elapsed_s: float) -> float:
     """Return the rate of a counter that only grows; a step back (exec, reset) counts as 0."""
-    return max(0.0, new - old) / elapsed_s
+    return round(max(0.0, new - old) / elapsed_s, DIGITS)
 
 
 def measure_rates(
@@ -110,7 +110,7 @@ def measure_rates(
         return rate(read(io), read(old_io), elapsed_s)
 
     return ProcessRates(
-        cpu_pct=100.0 * rate(stat.cpu_s, old_stat.cpu_s, elapsed_s),
+        cpu_pct=rate(100.0 * stat.cpu_s, 100.0 * old_stat.cpu_s, elapsed_s),
         minor_faults_s=rate(stat.minor_faults, old_stat.minor_faults, elapsed_s),
         major_faults_s=rate(stat.major_faults, old_stat.major_faults, elapsed_s),
         asked_read_bytes_s=io_rate(lambda one: one.asked_read),
@@ -357,7 +357,7 @@ class ProcessProbe:
         moved_on = waits_for != RUNNING and known_or(threads.main_switches_s, 0.0) >= MOVING_SWITCHES_S
         if self._wait is None or self._wait[0] != waits_for or moved_on:
             self._wait = (waits_for, taken_ns)
-        return (taken_ns - self._wait[1]) / 1e9
+        return round((taken_ns - self._wait[1]) / 1e9, DIGITS)
 
 
 MOST_PROCESSES = 2048  # that are read: uncached ones cost 0.1 ms of CPU each

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from types import MappingProxyType
 
+from tpmon.model.codec import DECIMALS
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
@@ -21,6 +22,8 @@ from tpmon.probe.base.procread import PROC, read_status
 from tpmon.probe.proc.counters import NO_DESCRIPTOR, ProcFile, SchedStat, parse_schedstat
 from tpmon.probe.proc.memory import read_memory
 
+DIGITS = DECIMALS
+"""Figures of processes and threads keep the decimals that the JSON shows: their recording is smaller."""
 BUSY_DEMAND = 0.25  # at least this makes one compute thread (exact for 2-32 OMP threads)
 RELIST_NS = 10_000_000_000
 QUIET_RELIST_NS = 60_000_000_000  # a process that used no CPU has hardly replaced a thread
@@ -117,15 +120,18 @@ class _Sums:
             return leave_unread(taken_ns, _UNREAD if self.filled else _NOT_FILLED, counts)
         kinds = [kind for kind in ThreadKind if kind in counts]
         return ThreadReading(
-            runnable=self.run + self.wait,
-            waiting=self.wait,
-            running=self.run,
+            runnable=round(self.run + self.wait, DIGITS),
+            waiting=round(self.wait, DIGITS),
+            running=round(self.run, DIGITS),
             busy_threads=self.busy,
-            switches_s=self.switches_s,
-            main_switches_s=self.main_switches_s,
-            groups=tuple(ThreadGroup(kind, counts[kind], self.demand_of.get(kind, 0.0)) for kind in kinds),
+            switches_s=round(self.switches_s, DIGITS),
+            main_switches_s=round(self.main_switches_s, DIGITS),
+            groups=tuple(ThreadGroup(one, counts[one], self._round_demand(one)) for one in kinds),
             taken_ns=taken_ns,
         )
+
+    def _round_demand(self, kind: ThreadKind) -> float:
+        return round(self.demand_of.get(kind, 0.0), DIGITS)
 
 
 @dataclass(slots=True)

@@ -182,7 +182,7 @@ class StackSampler:
             seconds=0.0 if turn.is_dump else answer.outcome.wall_s,
             rate_hz=float(turn.rate_hz),
             samples=samples,
-            stacks=sampled.stacks,
+            stacks=sampled.counts,
             loop_tid=loop_tid if loop_tid != pid else NOT_APPLICABLE,
         )
         with self._lock:

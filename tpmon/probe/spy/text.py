@@ -60,6 +60,13 @@ class Sampled:
         return sum(one.samples for one in self.stacks if one.tid == tid)
 
     @property
+    def counts(self) -> tuple[StackCount, ...]:
+        """The stacks as a Frame holds them: without what a dump alone has."""
+        return tuple(
+            StackCount(one.tid, one.thread, one.frames, one.samples, one.holds_gil) for one in self.stacks
+        )
+
+    @property
     def frames(self) -> int:
         """Count the frames of all stacks: what a sample costs."""
         return sum(len(one.frames) for one in self.stacks)
