@@ -1,5 +1,6 @@
 """The command line as a person calls it: exit codes, help, streams, signals, closed pipes."""
 
+import itertools
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from tpmon import __version__, cli
 from tpmon.commands.demo import BOTTLENECKS
 from tpmon.errors import ExitCode
 from tpmon.model.codec import decode
-from tpmon.model.frame import Frame
+from tpmon.model.frame import EventKind, Frame
 from tpmon.model.results.doctor import JobList
 from tpmon.settings import BY_KEY
 
@@ -51,7 +52,7 @@ def test_help_names_each_command_and_each_exit_code():
     ("command", "keys"),
     [
         ("ps", "json"),
-        ("attach", f"{WATCH} once plain job check bell"),
+        ("attach", f"{WATCH} once plain job check bell attach.every"),
         ("diagnose", f"{WATCH} job diagnose.for diagnose.until diagnose.on-change"),
         ("dump", f"{TEXT} job readonly dump.rounds dump.every dump.format"),
         ("fold", f"{TEXT} dump.format"),
@@ -144,6 +145,9 @@ CALLS = [
     (["attach", "1", "--on"], {}, "attach has no --on", "tpmon attach --help"),
     (["attach", "1", "-i", "0.1"], {}, "--interval: expected a number from 0.5 to 10", "tpmon"),
     (["attach", "1", "--json", "--plain"], {}, "json and plain exclude each other", "leave one"),
+    (["attach", "1", "--json", "--every", "0.5"], {}, "--every: 0.5 s is less than the interval, 1 s", "--every 1"),
+    (["attach", "1", "--plain", "-i", "9"], {"TPMON_ATTACH_EVERY": "5s"}, "--every: 5 s is less", "--every 9"),
+    (["attach", "1", "--json", "--every", "2h"], {}, "--every: expected a duration such as 10s", "tpmon"),
     (["bundle", "1", "--seconds", "1"], {}, "--seconds: expected a number from 2 to 600", "tpmon"),
     (["demo", "--bottleneck", "gremlins"], {}, "--bottleneck: 'gremlins' is no bottleneck", "one of: none, slow"),
     (["dump", "1", "--rounds", "0"], {}, "--rounds: expected a whole number from 1 to 100", "tpmon"),
@@ -175,6 +179,7 @@ CALLS = [
     (["doctor", "--job"], {}, "doctor has no --job", "tpmon"),
 ]
 JOBS = [
+    (["attach", "1", "--once", "--every", "0.5"], {}, "process 1", ""),
     (["dump", "1", "--json"], {"TPMON_DUMP_FORMAT": "collapsed"}, "process 1", ""),
     (["dump", "1", "--format", "collapsed"], {"TPMON_JSON": "1"}, "process 1", ""),
     (["dump", "1"], {"TPMON_DUMP_BLOCK": "1"}, "process 1", ""),
@@ -288,6 +293,18 @@ def test_a_signal_ends_a_stream_with_its_code(job, number, code, form):
         running.send_signal(number)
         assert running.wait(SECONDS) == code
         assert running.stderr.read() == ""
+
+
+@pytest.mark.torch
+def test_a_stream_may_be_sparse(job):
+    with start("attach", str(job), "--json", "-i", "0.5", "--every", "2") as running:
+        frames = [decode(Frame, running.stdout.readline()) for _ in range(3)]
+        running.terminate()
+        assert running.wait(SECONDS) == 143
+    apart_s = [(after.taken_ns - one.taken_ns) / 1e9 for one, after in itertools.pairwise(frames)]
+    assert all(one >= 1.75 for one in apart_s), apart_s
+    assert EventKind.ATTACH in [event.kind for event in frames[0].events]
+    assert all(one.interval_s == 0.5 for one in frames)
 
 
 @pytest.mark.torch

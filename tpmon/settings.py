@@ -121,6 +121,15 @@ SETTINGS = (
     _switch("check", "print the verdict in one line and end with its exit code (docs/verdicts.md)"),
     _switch("bell", "ring the terminal bell when the verdict turns bad"),
     Setting(
+        "attach.every",
+        DURATION,
+        None,
+        "write JSON or words so often, up to 1h, with all that happened in between (default: each reading)",
+        "TIME",
+        INTERVAL_LOW_S,
+        3600,
+    ),
+    Setting(
         "diagnose.for",
         DURATION,
         None,

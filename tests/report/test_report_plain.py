@@ -5,6 +5,9 @@ from datetime import timedelta, timezone
 
 import pytest
 
+from tests.any_windows import make_slice
+from tests.collectives import make_record, reading
+from tests.dumps import make_round
 from tests.frames import (
     GIB,
     NOW,
@@ -22,12 +25,12 @@ from tests.frames import (
 from tests.reports import at, full_frame, said
 from tpmon.model.frame import EventKind, TargetState
 from tpmon.model.gpu import GpuProcess
-from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.process import Freezer, Tracer
+from tpmon.model.known import NOT_APPLICABLE, Missing, known_or
+from tpmon.model.process import Freezer, Outcome, ProcessEnd, Role, Tracer
 from tpmon.model.text.job_words import say_since, say_value, shorten
 from tpmon.model.verdict import Kind, SinceIs
 from tpmon.report.once import write_check, write_once, write_verdict
-from tpmon.report.plain import HEARTBEAT_S, HOLD_S, MOST_EVENTS, QUIET_S, write_status
+from tpmon.report.plain import HEARTBEAT_S, HOLD_S, MOST_EVENTS, QUIET_S, PlainReport, Sparse, write_status
 
 
 def test_plain_says_who_and_the_facts_at_once_or_once_there_are_rates():
@@ -312,3 +315,69 @@ def test_a_note_is_said_once_whatever_its_figures_do_and_by_check_and_diagnose_t
     beside = at(0, verdict=make_finding(), notes=("other-tenants: others use the CPUs",))
     assert write_check(beside).endswith(". Note: other-tenants: others use the CPUs")
     assert any("note" in line and "other-tenants" in line for line in write_verdict(beside))
+
+
+REFUSED = Missing("refused")
+
+
+def make_end(pid):
+    return ProcessEnd(pid, Role.WORKER, 0, 1, Outcome.FAILED, "SIGKILL", "SIGKILL")
+
+
+def sparse(frames, every_s=10.0):
+    written = []
+    one = Sparse(written.append, every_s)
+    for frame in frames:
+        one.take(frame)
+    return written
+
+
+def test_a_sparse_stream_is_the_newest_reading_at_its_time_whatever_the_jitter_and_the_end_at_once():
+    jitter = (0.0, 0.2, -0.2, 0.1)
+    seconds = [i + jitter[i % 4] for i in range(35)]
+    ended = at(35, target=make_target(state=TargetState.ENDED, ended="exit 0"))
+    frames = [at(one, cpu=make_cpu(used_cores=one)) for one in seconds] + [ended]
+    assert sparse(frames) == [frames[i] for i in (0, 10, 20, 30)] + [ended]
+    assert sparse(frames, 1.0) == frames
+
+
+def test_a_sparse_stream_tells_once_what_happened_between_two_frames_in_its_order():
+    events = [tuple(make_event(f"event {i} {n}") for n in range(i % 3)) for i in range(30)]
+    rounds = {4: (make_round(at_s=4),), 9: (make_round(at_s=8), make_round(at_s=9)), 17: (make_round(at_s=17),)}
+    slices = [() if i % 3 else (make_slice(4211, i, {}),) for i in range(30)]
+    ends = {5: (make_end(4211),), 7: (make_end(4212), make_end(4213)), 27: (make_end(4214),)}
+    reads = {3: reading(make_record(0)), 6: reading(make_record(1)), 8: REFUSED, 12: REFUSED}
+    frames = [
+        at(
+            i,
+            events=events[i],
+            stacks=Missing("late") if i == 20 else slices[i],
+            rounds=rounds.get(i, NOT_APPLICABLE),
+            ends=ends.get(i, NOT_APPLICABLE),
+            collectives=reads.get(i, NOT_APPLICABLE),
+        )
+        for i in range(30)
+    ]
+    written = sparse(frames)
+    assert [one.taken for one in written] == [frames[i].taken for i in (0, 10, 20)]
+    spans = ((0, 1), (1, 11), (11, 21))
+    for one, (first, last) in zip(written, spans, strict=True):
+        span = frames[first:last]
+        assert one.events == tuple(event for frame in span for event in frame.events)
+        assert one.stacks == tuple(piece for frame in span for piece in known_or(frame.stacks, ()))
+    assert [known_or(one.rounds, ()) for one in written] == [(), rounds[4] + rounds[9], rounds[17]]
+    assert [known_or(one.ends, ()) for one in written] == [(), ends[5] + ends[7], ()]
+    assert [one.collectives for one in written] == [NOT_APPLICABLE, reads[6], REFUSED]
+    quiet = [at(i, stacks=Missing("stacks are off")) for i in range(11)]
+    assert sparse(quiet) == [quiet[0], quiet[10]]
+
+
+def test_a_sparse_stream_in_words_says_each_event():
+    report, lines = PlainReport(), []
+    one = Sparse(lambda frame: lines.extend(report.read(frame)), 10.0)
+    for i in range(21):
+        one.take(at(i, events=(make_event(f"worker {i} ended"),) if i in (3, 7) else ()))
+    assert [line.split(" ", 1)[1] for line in lines if "process:" in line] == [
+        "process: worker 3 ended",
+        "process: worker 7 ended",
+    ]

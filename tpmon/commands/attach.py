@@ -15,7 +15,7 @@ from tpmon.commands.command import (
     setting,
 )
 from tpmon.commands.diagnose import VerdictOptions
-from tpmon.errors import ExitCode
+from tpmon.errors import ExitCode, UsageError
 from tpmon.model.frozen import dataclass
 from tpmon.report.text import Output, complain
 
@@ -40,15 +40,25 @@ class AttachOptions(VerdictOptions):
     once: bool = setting("once")
     json: bool = setting("json")
     plain: bool = setting("plain")
+    every_s: float | None = setting("attach.every")
 
 
 def run(options: AttachOptions) -> int:
     """Watch a job."""
     if options.check:
         return diagnose.run(options)
+    is_text = options.once or options.json or options.plain
+    every_s = options.every_s if is_text and not options.once else None
+    if every_s is not None and every_s < options.interval_s:
+        raise UsageError(
+            f"--every: {every_s:g} s is less than the interval, {options.interval_s:g} s",
+            f"--every {options.interval_s:g} or more, or a shorter --interval",
+        )
     job = find_job(options.pid)
-    if options.once or options.json or options.plain:
-        watch_as_text(job, options, once=options.once, json=options.json, plain=options.plain)
+    if is_text:
+        watch_as_text(
+            job, options, once=options.once, json=options.json, plain=options.plain, every_s=every_s
+        )
         return ExitCode.OK
     from tpmon.ui.terminal_io.terminal import require_terminal
 
@@ -56,12 +66,16 @@ def run(options: AttachOptions) -> int:
     return watch_on_screen(job, options)
 
 
-def watch_as_text(job: Job, options: WatchOptions, *, once: bool, json: bool, plain: bool) -> None:
+def watch_as_text(
+    job: Job, options: WatchOptions, *, once: bool, json: bool, plain: bool, every_s: float | None = None
+) -> None:
     """Write Frames as JSON, lines of words or one text until the job ends or a signal comes."""
-    from tpmon.report.plain import pick_form
+    from tpmon.report.plain import Sparse, pick_form
 
     output = Output(1, options.ascii)
     write = pick_form(output, once=once, json=json, plain=plain)
+    if every_s is not None:
+        write = Sparse(write, every_s).take
     if once:
         write(run_session(job, options, 2, more=MORE_FRAMES))
         return

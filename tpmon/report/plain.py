@@ -9,13 +9,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import date
+from typing import Any
 
 from tpmon.model.codec import encode, encode_fast
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import list_used
-from tpmon.model.known import Known, Missing, is_known, map_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
+from tpmon.model.results.collectives import CollectivesReading
 from tpmon.model.text.job_words import WAITING_FROM, is_undecided, name_verdict, say_job_stop
 from tpmon.model.units import format_clock, format_seconds, say_pct
 from tpmon.report.once import describe_target, write_check, write_once
@@ -297,6 +300,41 @@ class Crowd:
             if self._counts[event.kind] <= MOST_EVENTS:
                 lines.append(f"{format_clock(event.time)} {event.kind.value}: {event.text}")
         return lines
+
+
+HAPPENINGS = ("events", "ends", "rounds", "stacks")
+"""Fields of a Frame that list what happened since the last one."""
+
+
+class Sparse:
+    """Hand on one Frame in so many seconds, and in it all that happened since the one before."""
+
+    def __init__(self, write: Callable[[Frame], None], every_s: float) -> None:
+        """Hand on the first Frame, and from then on one each ``every_s``, to ``write``."""
+        self._write = write
+        self._every_s = every_s
+        self._written_ns: int | None = None
+        self._happened: dict[str, list[Any]] = {name: [] for name in HAPPENINGS}
+        self._collectives: Applicable[CollectivesReading] = NOT_APPLICABLE
+
+    def take(self, frame: Frame) -> None:
+        """Write a Frame that is due, or the end of the job; of any other keep what happened."""
+        for name, kept in self._happened.items():
+            kept.extend(known_or(getattr(frame, name), ()))
+        read = frame.collectives
+        if is_known(read) or (read is not NOT_APPLICABLE and not is_known(self._collectives)):
+            self._collectives = read
+        # A reading that comes a little early is due as well: half an interval on both sides.
+        past_s = self._every_s - frame.interval_s / 2
+        is_due = self._written_ns is None or frame.taken_ns - self._written_ns >= past_s * 1e9
+        if not is_due and frame.target.state is not TargetState.ENDED:
+            return
+        happened: dict[str, Any] = {name: tuple(kept) for name, kept in self._happened.items() if kept}
+        self._write(replace(frame, collectives=self._collectives, **happened))
+        self._written_ns = frame.taken_ns
+        self._collectives = NOT_APPLICABLE
+        for kept in self._happened.values():
+            kept.clear()
 
 
 def pick_form(output: Output, *, once: bool, json: bool, plain: bool) -> Callable[[Frame], None]:
