@@ -31,6 +31,7 @@ COMMANDS = """\
   fold FILE...   join the dumps of several hosts
   sample PID     hot functions of a rank and its workers over some seconds
   capture PID    a profile of some steps of a run with the hook; its price first
+  record PID     the same second by second in a file, also in the background, for replay
   bundle PID     evidence for a ticket in a folder or tar file: stacks, Frames, verdict, logs, versions
   doctor [PID]   what may be read of a job and what not, why, and the command that changes it
   run -- PROGRAM start a training with the hook in it: exact steps; --attach watches it
@@ -40,7 +41,8 @@ COMMANDS = """\
 """
 """The table: a line a command, as the help shows it."""
 PLACES = {line.split()[0]: f"{line.split()[0]}.COMMAND" for line in COMMANDS.splitlines()} | {
-    "fold": "dump.FOLD"
+    "fold": "dump.FOLD",
+    "record": "recordings.record.COMMAND",
 }
 """Where each command stands below ``tpmon.commands``: its file, and the name in it."""
 OWN_PARSERS = ("run", "hook")
@@ -87,7 +89,7 @@ def _signals_end() -> Iterator[None]:
 
 
 def _find_command(name: str) -> Subcommand[Any]:
-    file, _, constant = PLACES[name].partition(".")
+    file, _, constant = PLACES[name].rpartition(".")
     found: Subcommand[Any] = getattr(import_module(f"tpmon.commands.{file}"), constant)
     return found
 

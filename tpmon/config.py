@@ -99,6 +99,17 @@ def config_path(environment: Mapping[str, str]) -> str:
     return os.path.join(home, "tpmon", "config.toml")
 
 
+def state_folder(environment: Mapping[str, str]) -> str:
+    """Return the folder for reports of crashes and for recordings, which need not exist.
+
+    A relative XDG_STATE_HOME is ignored; "~" stays for a user without HOME and without an entry in passwd.
+    """
+    state = environment.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):
+        state = os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(state, "tpmon")
+
+
 def read_file(path: str) -> dict[str, Any]:
     """Read the configuration file: empty where there is none or no home; UsageError where it is no TOML."""
     if not os.path.isabs(path):

@@ -17,10 +17,12 @@ from tpmon.model.frame import Frame, Pulse, TargetState, Window, awaits_sources
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, map_known
 from tpmon.model.results.doctor import DumpUpdate, SampleUpdate, Update
 from tpmon.model.results.sample import SampleRequest, SampleState
+from tpmon.record.step import JudgedFrame, Recall
 
 if TYPE_CHECKING:
     from tpmon.judge.hysteresis import Standing
     from tpmon.probe.collect.collector import Collector
+    from tpmon.record.recorder import FrameRecorder
 
 GARBAGE_THRESHOLD = 50_000
 """New containers between two collections of the youngest generation."""
@@ -80,6 +82,10 @@ class Session:
         self._unjudged = False
         self._wanted: Applicable[DumpRequest] = NOT_APPLICABLE
         self._standing: Standing | None = None
+        self._recall = Recall()
+        self._recorder: FrameRecorder | None = None
+        self._fed: FrameRecorder | None = None
+        """The recorder that has what was at hand when it came."""
         self._wake = threading.Event()
         self._stopped = threading.Event()
         for service in (source.dumps, source.records, source.samples):
@@ -109,13 +115,15 @@ class Session:
             while not self._stopped.is_set():
                 if self._unjudged:
                     self._judge()  # its picture is there by now, and from it on the judge counts the seconds
-                last = self._source.collect()
+                last = read = self._source.collect()
                 self._window.append(last)
+                before = self._standing
                 self._unjudged = self._glance and not count and last.target.state is not TargetState.ENDED
                 if not self._unjudged:
                     last = self._judge()
                 self._frames = (*self._window.earlier(), *tuple(self._window)[:-1], last)
                 self._pulses = self._window.pulses()
+                self._remember(JudgedFrame(read, last, before))
                 update = Update(last, self._pulses)
                 for sink in self._sinks:
                     sink(update)
@@ -132,6 +140,22 @@ class Session:
         finally:
             self._source.close()
         return last
+
+    def record(self, recorder: FrameRecorder | None) -> None:
+        """Hand what is at hand, and every Frame from now on, to a recorder; or to none. In any thread."""
+        self._recorder = recorder
+
+    def recall(self) -> tuple[JudgedFrame, ...]:
+        """Return the judged Frames that are at hand, of ten minutes at most, oldest first; in any thread."""
+        return self._recall.steps()
+
+    def _remember(self, step: JudgedFrame) -> None:
+        self._recall.append(step)
+        recorder = self._recorder
+        if recorder is not None:
+            for one in (step,) if recorder is self._fed else self._recall.steps():
+                recorder.take(one)
+        self._fed = recorder
 
     def _judge(self) -> Frame:
         """Judge the window, start the looks that the judge asks for, and return the judged Frame."""
@@ -251,7 +275,11 @@ class Session:
         update = SampleUpdate(state, map_known(lambda reading: hot_functions(reading, origin), state.reading))
         for sink in self._sample_sinks:
             sink(update)
+        if self._fed is not None and not state.running:
+            self._fed.take(update)
 
     def _send_dump(self, update: DumpUpdate) -> None:
         for sink in self._dump_sinks:
             sink(update)
+        if self._fed is not None and not update.state.running and not update.awaits_records:
+            self._fed.take(update)

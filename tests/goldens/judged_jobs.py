@@ -15,7 +15,7 @@ from tests.dumps import add_run
 from tests.frames import GIB, NOW_NS, make_ages, make_event, make_loader, make_memory, make_output, make_worker
 from tests.goldens import dump_views
 from tests.goldens.gpu_node import eight_gpus
-from tests.goldens.playing import Played, hold, play, replay
+from tests.goldens.playing import Played, hold, place, play, replay
 from tests.goldens.small_jobs import make_compiler, oversubscribed_readings, two_ranks, with_facts
 from tests.hanging import LOOKS_AT_S
 from tests.judging import SECOND, make_looks
@@ -143,6 +143,11 @@ def _starve(one: ProcessSample) -> ProcessSample:
 
 @cache
 def hung() -> Played:
+    return replay(hung_frames())
+
+
+@cache
+def hung_frames() -> tuple[Frame, ...]:
     """Seven ranks of a node wait in an all-reduce for rank 11, which cannot write its shard."""
     plain = eight_gpus()
     stands = with_facts(
@@ -169,7 +174,7 @@ def hung() -> Played:
         look = dump_views.look_at([add_run(one, at_s) for one in dump_views.hung_processes()], ago_s)
         at = len(frames) - 1 - round(ago_s)
         frames[at] = replace(frames[at], rounds=(replace(look, taken_ns=NOW_NS - round(ago_s) * SECOND),))
-    return play(frames)
+    return tuple(place(frames))
 
 
 def _old_log(at_s: int) -> OutputSample:

@@ -60,6 +60,8 @@ class Argument(NamedTuple):
     is_file: bool = False
     takes: str = ""
     """What a flag takes that may not be typed with nothing in it."""
+    needs_no_job: bool = False
+    """It is no question about a job: none has to be named with it."""
 
 
 def _declare(default: object, argument: Argument) -> Any:
@@ -91,12 +93,20 @@ def flag(
     many: bool = False,
     is_file: bool = False,
     takes: str = "",
+    may_be_bare: bool = False,
+    needs_no_job: bool = False,
 ) -> Any:
-    """Declare an option of one call; without ``metavar`` it is a switch."""
+    """Declare an option of one call; without ``metavar`` it is a switch.
+
+    One that ``may_be_bare`` is "" where nothing follows it.
+    """
     how: dict[str, Any] = {"help": help, "action": "append" if many else "store", "metavar": metavar}
+    if may_be_bare:
+        how |= {"nargs": "?", "const": ""}
     if not metavar:
         how, default = {"help": help, "action": "store_true"}, False
-    return _declare(() if many else default, Argument((name,), how, is_file=is_file, takes=takes))
+    argument = Argument((name,), how, is_file=is_file, takes=takes, needs_no_job=needs_no_job)
+    return _declare(() if many else default, argument)
 
 
 def file_arguments(help: str) -> Any:  # noqa: A002
@@ -219,7 +229,8 @@ def read_options(wanted: type[Asked], flags: Mapping[str, object], choices: Choi
         UsageError: for one that cannot be, and where no job is named or two are.
     """
     found: dict[str, Any] = {}
-    for name, argument in _list_arguments(wanted).items():
+    declared = _list_arguments(wanted)
+    for name, argument in declared.items():
         if argument.setting is not None:
             found[name] = argument.choose(choices, argument.setting.key)
         elif name in flags:
@@ -230,7 +241,8 @@ def read_options(wanted: type[Asked], flags: Mapping[str, object], choices: Choi
             found[name] = tuple(word) if isinstance(word, list) else argument.read(word)
     if found.get("job") and "pid" in found and choices.is_flag("job"):
         raise exclude("PID and --job")
-    if found.get("job") is False and "pid" not in found:
+    needs_job = not any(argument.needs_no_job and name in flags for name, argument in declared.items())
+    if found.get("job") is False and "pid" not in found and needs_job:
         raise UsageError(
             "which job? PID is missing", "tpmon ps lists the training jobs, --job takes the only one"
         )

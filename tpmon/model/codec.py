@@ -364,13 +364,17 @@ def decode(kind: type[T], line: str) -> T:
 
 def decode_fast(kind: type[T], line: bytes) -> T:
     """Build a ``kind`` of bytes as ``decode`` does, in a fifth less time; imports msgspec."""
+    return from_plain(kind, parse_plain(line))
+
+
+def parse_plain(line: bytes) -> Any:
+    """Parse a line of JSON for ``from_plain``; CodecError where it is none; imports msgspec."""
     import msgspec  # noqa: PLC0415  # a single Frame does without it
 
     try:
-        raw = msgspec.json.decode(line)
+        return msgspec.json.decode(line)
     except (ValueError, RecursionError):  # hostile, or what only json reads: that tells
-        raw = _load(line)
-    return from_plain(kind, raw)
+        return _load(line)
 
 
 def _load(line: str | bytes) -> Any:

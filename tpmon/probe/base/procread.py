@@ -295,6 +295,14 @@ def in_first_pid_namespace(proc: str = PROC) -> bool:
     return read_or(False, lambda: os.readlink(f"{proc}/self/ns/pid") == _FIRST_PID_NAMESPACE)
 
 
+def read_boot_id() -> str:
+    """Return the random name of this boot of the machine; "" where it cannot be read."""
+    try:
+        return read_file("/proc/sys/kernel/random/boot_id", 64).decode("ascii", "replace").strip()
+    except OSError:
+        return ""
+
+
 def boot_time_s() -> float:
     """Return the time of boot in epoch seconds; lxcfs replaces btime of /proc/stat in containers."""
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -21,6 +21,7 @@ from types import FrameType, TracebackType
 from typing import Any, final
 
 from tpmon import __version__
+from tpmon.config import state_folder
 from tpmon.errors import ExitCode, NoTerminalError
 from tpmon.model.frozen import dataclass
 from tpmon.model.units import clean_text
@@ -260,11 +261,8 @@ def write_report(error: BaseException) -> str:
 
     No locals, no environment, nothing of the target: the file may be attached to an issue.
     """
-    state = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(state):
-        state = os.path.join(os.path.expanduser("~"), ".local", "state")
-    folder = os.path.join(state, "tpmon")
-    if not os.path.isabs(folder):  # "~" stays for a user without HOME and without an entry in passwd
+    folder = state_folder(os.environ)
+    if not os.path.isabs(folder):
         raise OSError(errno.ENOENT, "no home folder is known")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     path = os.path.join(folder, time.strftime(f"crash-%Y%m%d-%H%M%S-{os.getpid()}.txt"))

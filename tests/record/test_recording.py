@@ -1,0 +1,199 @@
+"""A recording gives back what was written: Frames, figures, verdicts, events, holes; also while it is written."""
+
+import sqlite3
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from tests.dumps import make_rank as make_look
+from tests.dumps import make_round
+from tests.frames import later, make_event, make_evidence, make_finding, make_output
+from tests.goldens.gpu_node import eight_gpus
+from tests.goldens.judged_jobs import read_recording
+from tests.goldens.states import STATES
+from tests.recordings import FRAME, ROOMY, SUBJECT, judge_steps, pass_by, run_seconds, write_recording
+from tpmon.judge.dumps.hot import fold_state
+from tpmon.model.dump import Asker, DumpRequest, DumpState
+from tpmon.model.frame import EventKind, Window
+from tpmon.model.known import Missing, is_known
+from tpmon.model.results.doctor import DumpUpdate
+from tpmon.model.verdict import Figure, Kind
+from tpmon.record.recording import Recording
+from tpmon.record.step import JudgedFrame
+from tpmon.record.writer import HIDDEN_LINE, RecordingWriter, wall_ns
+
+SECOND = 10**9
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_frame_comes_back_as_it_was_judged_and_as_it_was_read(state, tmp_path):
+    frame = STATES[state][0]()
+    read = replace(frame, verdict=Missing("not judged"), notes=frame.notes[:1], events=frame.events[-1:])
+    path = write_recording(tmp_path / "a.tpmon", [JudgedFrame(read, frame, None)])
+    with Recording(str(path)) as recording:
+        (back,) = recording.recorded()
+        assert recording.frame(1) == back.judged == frame
+        assert back.read == read
+
+
+def test_a_frame_that_nobody_judged_is_one():
+    (step,) = pass_by([FRAME])
+    assert step.read is step.judged
+
+
+def test_every_frame_is_found_by_time_number_and_step_in_any_order(tmp_path):
+    frames = run_seconds(150)
+    path = write_recording(tmp_path / "a.tpmon", pass_by(frames))
+    with Recording(str(path)) as recording:
+        assert (recording.first.n, recording.last.n) == (1, 150)
+        for n in (150, 1, 61, 60, 62, 149, 3, 120, 120, 121):
+            assert recording.frame(n) == frames[n - 1]
+        assert recording.find(wall_ns(frames[99])).n == 100
+        assert recording.find(wall_ns(frames[99]) + SECOND // 2).n == 100
+        assert recording.find(0) == recording.first
+        assert recording.find(1 << 62) == recording.last
+        assert [recording.step(n, by).n for n, by in ((5, 1), (5, -1), (5, 10), (1, -3), (149, 9))] == [
+            6,
+            4,
+            15,
+            1,
+            150,
+        ]
+        assert recording.moment(10**6).n == 150
+        assert list(recording.frames(10, 12)) == frames[9:12]
+
+
+def test_the_history_is_that_of_the_live_session(tmp_path):
+    frames = [later(eight_gpus(), second) for second in range(5)]
+    frames[2] = replace(frames[2], cpu=replace(frames[2].cpu, used_cores=Missing("late")))
+    window = Window()
+    for frame in frames:
+        window.append(frame)
+    path = write_recording(tmp_path / "a.tpmon", pass_by(frames))
+    with Recording(str(path)) as recording:
+        back = recording.pulses(5)
+        assert len(recording.pulses(3)) == 3
+    for one, live in zip(back, window.pulses(), strict=True):
+        for name in type(live).__slots__:
+            was, now = getattr(live, name), getattr(one, name)
+            assert now == was if is_known(was) and name != "gpu_pct" else not is_known(now) or now == was
+
+
+def test_figures_can_be_asked_for_in_sql(tmp_path):
+    path = write_recording(tmp_path / "a.tpmon", judge_steps(read_recording()))
+    base = sqlite3.connect(path)
+    rows = base.execute("SELECT time, kind, cause, used_cores, processes FROM timeline").fetchall()
+    assert len(rows) == len(read_recording())
+    assert rows[-1][1:3] == ("data-bound", "cpu-transform")
+    assert all(cores is None or cores > 0 for _, _, _, cores, _ in rows)
+    spans = base.execute("SELECT seconds, kind FROM verdicts").fetchall()
+    assert spans[-1][1] == "data-bound"
+    assert sum(seconds for seconds, _ in spans) <= len(rows)
+
+
+def test_spans_of_a_verdict_and_events_cover_the_recording(tmp_path):
+    balanced = make_finding(kind=Kind.BALANCED, cause="")
+    frames = [replace(one, verdict=make_finding(), events=()) for one in run_seconds(4)]
+    frames[2] = replace(frames[2], verdict=balanced, events=(make_event("worker 3 gone"),))
+    frames[3] = replace(frames[3], verdict=Missing("too early"))
+    path = write_recording(tmp_path / "a.tpmon", pass_by(frames))
+    with Recording(str(path)) as recording:
+        spans = recording.verdicts()
+        (event,) = recording.events()
+    assert [(one.first_n, one.last_n) for one in spans] == [(1, 2), (3, 3), (4, 4)]
+    assert (spans[0].kind, spans[0].cause, spans[0].summary) == (
+        Kind.DATA_BOUND,
+        "cpu-transform",
+        make_finding().summary,
+    )
+    assert spans[1].kind is Kind.BALANCED
+    assert not is_known(spans[2].kind)
+    assert (event.n, event.wall_ns, event.event) == (3, wall_ns(frames[2]), make_event("worker 3 gone"))
+
+
+def test_a_recording_is_read_while_it_is_written(tmp_path):
+    path, steps = tmp_path / "a.tpmon", pass_by(run_seconds(70))
+    writer = RecordingWriter(str(path), SUBJECT, ROOMY)
+    for step in steps[:3]:
+        writer.write(step)
+    with Recording(str(path)) as recording:
+        assert recording.is_live()
+        assert not recording.refresh()
+        for step in steps[3:]:
+            writer.write(step)
+        assert recording.refresh()
+        assert recording.last.n == 70
+        assert recording.frame(70) == steps[-1].judged
+        writer.close()
+        assert not recording.is_live()
+        assert recording.frame(2) == steps[1].judged
+    with Recording(str(path)) as again:
+        assert again.last.n == 70
+
+
+def test_late_readings_are_holes_and_the_clock_that_was_set_back_is_none(tmp_path):
+    frames = [*run_seconds(3), later(FRAME, 9), later(FRAME, 10)]
+    frames[-1] = replace(frames[-1], taken=frames[-1].taken - timedelta(hours=1))
+    path = write_recording(tmp_path / "a.tpmon", pass_by(frames))
+    with Recording(str(path)) as recording:
+        (hole,) = recording.holes()
+        assert hole.reason == "tpmon was late by 6.0 s"
+        assert (hole.from_ns, hole.to_ns) == (wall_ns(frames[2]), wall_ns(frames[3]))
+        assert recording.find(wall_ns(frames[4])).n == 5
+        assert recording.last.n == 5
+
+
+def test_a_machine_that_slept_is_said(tmp_path, monkeypatch):
+    slept = iter((0.0, 0.0, 3_600.0, 3_600.0, 3_600.0))
+    monkeypatch.setattr("tpmon.record.writer._read_slept_s", lambda: next(slept, 3_600.0))
+    path = write_recording(tmp_path / "a.tpmon", pass_by(run_seconds(2)))
+    with Recording(str(path)) as recording:
+        assert [one.reason for one in recording.holes()] == ["the machine slept for 3600 s"]
+
+
+def test_a_recorder_that_was_restarted_goes_on_with_a_hole(tmp_path):
+    path, steps = tmp_path / "a.tpmon", pass_by(run_seconds(30))
+    write_recording(path, steps[:5])
+    write_recording(path, [JudgedFrame(steps[20].read, steps[20].judged, None), *steps[21:25]])
+    with Recording(str(path)) as recording:
+        assert recording.last.n == 10
+        assert recording.frame(6) == steps[20].judged
+        assert [one.reason for one in recording.holes()] == ["nothing was recorded"]
+        assert "recording resumed" in [one.event.text for one in recording.events()]
+
+
+def test_lines_of_the_log_are_left_out_wherever_the_frame_repeats_them(tmp_path):
+    secret = "password of the day"
+    evidence = make_evidence(Figure.LAST_WORDS.label, text=secret)
+    frame = replace(FRAME, output=(make_output(lines=(secret,)),), verdict=make_finding(evidence=(evidence,)))
+    for name, kept in (("a", True), ("b", False)):
+        path = write_recording(tmp_path / name, pass_by([frame]), log_lines=kept)
+        with Recording(str(path)) as recording:
+            back = recording.frame(1)
+        assert (back.output[0].lines == (secret,)) is kept
+        assert (HIDDEN_LINE in str(back.verdict)) is not kept
+        assert (secret in str(back)) is kept
+
+
+def test_dumps_and_samples_that_were_asked_for_are_kept_and_the_nearest_is_found(tmp_path):
+    path, steps = tmp_path / "a.tpmon", pass_by(run_seconds(9))
+    writer = RecordingWriter(str(path), SUBJECT, ROOMY)
+    updates: list[DumpUpdate] = []
+    for at, step in enumerate(steps):
+        writer.write(step)
+        if at in (1, 7):
+            state = DumpState(DumpRequest(Asker.KEY), (make_round(make_look(at)),), 1, 1, running=False, refused="")
+            updates.append(fold_state(state, step.judged))
+            writer.keep(updates[-1])
+    writer.close()
+    with Recording(str(path)) as recording:
+        assert [recording.dump_near(n) for n in (1, 3, 6, 9)] == [updates[0], updates[0], updates[1], updates[1]]
+        assert not is_known(recording.sample_near(1))
+
+
+def test_the_events_of_a_frame_keep_their_order(tmp_path):
+    events = tuple(make_event(f"worker {one} gone", kind=EventKind.PROCESS) for one in range(5))
+    path = write_recording(tmp_path / "a.tpmon", pass_by([replace(FRAME, events=events)]))
+    with Recording(str(path)) as recording:
+        assert tuple(one.event for one in recording.events()) == events

@@ -1,0 +1,1 @@
+"""The commands around recordings: make one, look at one."""

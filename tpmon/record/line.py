@@ -1,0 +1,136 @@
+"""One line of a recording: the judged Frame as JSON, and beside it what the judge changed of what was read.
+
+Lines lie in zstd streams, each flushed after its line, so that a stream can be read up to any of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tpmon.errors import UsageError
+from tpmon.model.codec import CodecError, encode_exact, from_plain, parse_plain
+from tpmon.model.frame import Frame
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Known, Missing
+from tpmon.record.step import JudgedFrame
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+LEVEL = 1
+MOST_LINE_BYTES = 64 << 20
+NOT_JUDGED = Missing("not judged")
+_KEY = b',"as_read":'
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlace:
+    """Hold where a rank was by its kernel wait, before the judge put in what its stacks show."""
+
+    pid: int
+    where: Known[str]
+
+
+@dataclass(frozen=True, slots=True)
+class AsRead:
+    """Hold what makes a judged Frame the one that was read: how many notes and events, which places."""
+
+    judged: bool
+    notes: int
+    events: int
+    places: tuple[ReadPlace, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    as_read: AsRead
+
+
+def write_line(step: JudgedFrame) -> bytes:
+    """Encode one line."""
+    read, judged = step.read, step.judged
+    places = (
+        ReadPlace(row.pid, row.where)
+        for row, now in zip(read.ranks, judged.ranks, strict=True)
+        if row.where != now.where
+    )
+    beside = AsRead(judged is not read, len(read.notes), len(read.events), tuple(places))
+    return encode_exact(judged)[:-1] + _KEY + encode_exact(beside) + b"}\n"
+
+
+def parse_line(line: bytes) -> Frame:
+    """Decode the judged Frame of a line; CodecError where it is none."""
+    return from_plain(Frame, parse_plain(line))
+
+
+def parse_as_read(line: bytes) -> tuple[Frame, Frame]:
+    """Decode the Frame of a line as read and as judged, the same where it was not; CodecError if damaged."""
+    raw = parse_plain(line)
+    judged, beside = from_plain(Frame, raw), from_plain(_Line, raw).as_read
+    if not beside.judged:
+        return judged, judged
+    if not (0 <= beside.notes <= len(judged.notes) and 0 <= beside.events <= len(judged.events)):
+        raise CodecError("as_read does not fit the Frame")
+    places = {one.pid: one.where for one in beside.places}
+    read = replace(
+        judged,
+        verdict=NOT_JUDGED,
+        notes=judged.notes[: beside.notes],
+        events=judged.events[len(judged.events) - beside.events :],
+        ranks=tuple(replace(row, where=places.get(row.pid, row.where)) for row in judged.ranks),
+    )
+    return read, judged
+
+
+class LinePacker:
+    """Compress lines into one stream."""
+
+    def __init__(self) -> None:
+        self._packer = zstd.ZstdCompressor(LEVEL)
+
+    def pack(self, line: bytes) -> bytes:
+        """Return the next piece of the stream, which ends with this line."""
+        return bytes(self._packer.compress(line, self._packer.FLUSH_BLOCK))
+
+
+class LineReader:
+    """Decompress the pieces of one stream, in their order."""
+
+    def __init__(self) -> None:
+        self._reader: Any = zstd.ZstdDecompressor()
+
+    def unpack(self, piece: bytes) -> bytes:
+        """Return the line of a piece; CodecError where it is damaged or larger than any line."""
+        try:
+            line = bytes(self._reader.decompress(piece, MOST_LINE_BYTES))
+        except (zstd.ZstdError, EOFError, ValueError) as error:
+            raise CodecError(f"damaged: {error}") from error
+        if len(line) >= MOST_LINE_BYTES:
+            raise CodecError(f"a line larger than {MOST_LINE_BYTES >> 20} MiB")
+        return line
+
+
+def pack_once(data: bytes) -> bytes:
+    """Compress what is read as a whole."""
+    return zstd.compress(data, LEVEL)
+
+
+def unpack_once(packed: bytes) -> bytes:
+    """Decompress what was packed as a whole; CodecError where it is damaged."""
+    return LineReader().unpack(packed)
+
+
+def refuse_damaged(path: str, n: int, error: CodecError) -> UsageError:
+    """Return the error for a Frame of a recording that cannot be read."""
+    return UsageError(f"{path}: Frame {n} is damaged: {error}", "--at with another time")
+
+
+def read_stream(pieces: Sequence[bytes]) -> list[bytes]:
+    """Return the lines of the pieces of one stream; CodecError where one is damaged."""
+    reader = LineReader()
+    return [reader.unpack(piece) for piece in pieces]
