@@ -28,7 +28,7 @@ HAS_TORCH := -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("
 
 .DEFAULT_GOAL := help
 .PHONY: help setup torch-for-demo torch-of-python torch-for-tests demo test test-fast test-long check lint types docs-tests docs goldens news size \
-        bench-cost bench-judge bench-stacks bench-harm bench-hook bench-trace verdicts hangs bench-share bench-switch wheels test-gpu test-frameworks test-faults test-pythons test-tensorboard
+        bench-cost bench-record bench-judge bench-stacks bench-harm bench-hook bench-trace verdicts hangs bench-share bench-switch wheels test-gpu test-frameworks test-faults test-pythons test-tensorboard
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -156,6 +156,9 @@ size: setup ## files, lines, longest function and largest folder by package, bes
 
 bench-cost: torch-for-tests ## what tpmon costs on 137 processes and 3,000 threads (docs/overhead.md)
 	@$(BIN)/python -m tests.budget.bench_cost
+
+bench-record: torch-for-tests ## what a recording costs to make, to look at and to judge again (docs/overhead.md)
+	@$(BIN)/python -m tests.budget.bench_record
 
 bench-judge: setup ## what one verdict costs, by the processes of the job (docs/overhead.md)
 	@$(BIN)/python -m tests.budget.bench_judge
