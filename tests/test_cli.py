@@ -32,6 +32,7 @@ OWN_FLAGS = {
     "dump": {"--block", "--native", "--locals", "--rank", "--pid", "--fr-pipe", "--tree"},
     "fold": {"--tree"},
     "bundle": {"--out", "--tar"},
+    "attach": {"--record"},
 }
 """Flags that belong to one call and are no settings."""
 

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.frames import make_frame
+from tests.recordings import pass_by, write_recording
+
 ROOT = Path(__file__).parents[1]
 
 NEVER_IN_TEXT = {"textual", "rich", "asyncio", "torch", "pynvml", "numpy", "msgspec"}
@@ -116,6 +119,7 @@ def test_a_session_imports_no_driver_library():
         ["doctor", "--help"],
         ["bundle", "--help"],
         ["trace", "--help"],
+        ["replay", "--help"],
         ["--print-config"],
         ["ps", "--json"],
     ],
@@ -130,6 +134,13 @@ def call_without_screen_and_driver(*arguments: object) -> str:
     output, names = run_fresh(CALL.format(arguments=[str(one) for one in arguments]))
     assert not names & NEVER_IN_TEXT
     return output
+
+
+def test_a_second_of_a_recording_as_text_imports_neither_screen_nor_driver(tmp_path):
+    path = write_recording(tmp_path / "a.tpmon", pass_by([make_frame()]))
+    output, names = run_fresh(CALL.format(arguments=["replay", str(path), "--once"]))
+    assert "job      4211 train.py" in output
+    assert not names & (NEVER_IN_TEXT - {"msgspec"})
 
 
 @pytest.mark.torch

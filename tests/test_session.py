@@ -167,7 +167,7 @@ class Leaping(Source):
         return replace(frame, taken_ns=len(self.times) * self._apart_s * 10**9)
 
 
-def test_a_bundle_gets_frames_of_five_minutes_of_which_the_judge_sees_the_last_one(monkeypatch):
+def test_frames_of_ten_minutes_are_at_hand_of_which_the_judge_sees_the_last_one(monkeypatch):
     judged: list[int] = []
 
     def look_on(frames, standing):
@@ -176,9 +176,9 @@ def test_a_bundle_gets_frames_of_five_minutes_of_which_the_judge_sees_the_last_o
 
     monkeypatch.setattr("tpmon.judge.judge.judge", look_on)
     session = Session(Leaping(20), (), 0.001)
-    last = session.run(frames=30)
-    kept = session.frames()
-    assert [frame.taken_ns // 10**9 for frame in kept] == list(range(300, 601, 20))
+    last = session.run(frames=40)
+    kept = [step.judged for step in session.recall()]
+    assert [frame.taken_ns // 10**9 for frame in kept] == list(range(200, 801, 20))
     assert kept[-1] is last
     assert max(judged) == 4
 
@@ -577,3 +577,48 @@ def test_samples_that_grow_reach_their_sinks_as_hot_functions_between_two_readin
     assert not is_known(grown[0].hot)
     assert grown[1].hot.groups[0].functions[0].function == "all_reduce"
     assert grown[1].hot.script == source.collect().target.script
+
+
+class Tape:
+    """Stand for a recorder: note what it is handed, piece by piece."""
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[float, ...]] = []
+
+    def take(self, *those) -> None:
+        self.pieces.append(tuple(one.read.cpu.runnable for one in those))
+
+    @property
+    def numbers(self) -> list[float]:
+        return [number for piece in self.pieces for number in piece]
+
+
+def test_a_recorder_gets_every_frame_from_the_first_on_the_last_too():
+    tape, source = Tape(), Source(ends_at=3)
+    session = Session(source, (), 0.01)
+    session.record(tape)
+    session.run()
+    assert tape.numbers == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_one_that_comes_later_gets_what_is_at_hand_in_one_piece_and_one_that_goes_nothing_more(run):
+    sink, tape = Sink(), Tape()
+    session, _ = run(Source(), sink)
+    assert sink.wait_for(5)
+    session.record(tape)
+    assert wait_until(lambda: len(tape.pieces) >= 3)
+    session.record(None)
+    numbers = tape.numbers
+    assert len(tape.pieces[0]) >= 5
+    assert numbers == [float(number) for number in range(len(numbers))]
+    seen = len(sink.updates)
+    assert sink.wait_for(seen + 3)
+    assert len(tape.numbers) <= len(numbers) + 1
+    assert [step.read.cpu.runnable for step in session.recall()][:3] == [0.0, 1.0, 2.0]
+
+
+def test_one_that_comes_after_the_end_still_gets_what_is_at_hand():
+    tape, session = Tape(), Session(Source(ends_at=2), (), 0.01)
+    session.run()
+    session.record(tape)
+    assert tape.numbers == [0.0, 1.0, 2.0]

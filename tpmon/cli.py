@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from tpmon import __version__
-from tpmon.commands.command import VERDICT_CODES, CommandParser, Subcommand, read_choices
+from tpmon.commands.command import VERDICT_CODES, CommandParser, Subcommand, describe_failure, read_choices
 from tpmon.errors import ExitCode, TpmonError, UsageError
 from tpmon.report.text import Output, ReaderGone, complain
 from tpmon.settings import BY_KEY
@@ -32,6 +32,7 @@ COMMANDS = """\
   sample PID     hot functions of a rank and its workers over some seconds
   capture PID    a profile of some steps of a run with the hook; its price first
   record PID     the same second by second in a file, also in the background, for replay
+  replay FILE    a recording on the same screen, or one second of it as text
   bundle PID     evidence for a ticket in a folder or tar file: stacks, Frames, verdict, logs, versions
   doctor [PID]   what may be read of a job and what not, why, and the command that changes it
   run -- PROGRAM start a training with the hook in it: exact steps; --attach watches it
@@ -43,6 +44,7 @@ COMMANDS = """\
 PLACES = {line.split()[0]: f"{line.split()[0]}.COMMAND" for line in COMMANDS.splitlines()} | {
     "fold": "dump.FOLD",
     "record": "recordings.record.COMMAND",
+    "replay": "recordings.replay.COMMAND",
 }
 """Where each command stands below ``tpmon.commands``: its file, and the name in it."""
 OWN_PARSERS = ("run", "hook")
@@ -156,13 +158,10 @@ def _refuse_command(word: str, words: Sequence[str]) -> UsageError:
 
 
 def tell_failure(error: Exception) -> ExitCode:
-    """Tell what ended a command that nobody foresaw: a bug, or a machine that lets no thread be started."""
-    from tpmon.probe.base.worker import explain_limit
-    from tpmon.ui.terminal_io.terminal import report_crash
-
-    limit = explain_limit(error)
-    complain(f"tpmon: {limit.what}\nTry: {limit.try_this}" if limit else report_crash(error))
-    return limit.exit_code if limit else ExitCode.BUG
+    """Tell what ended a command, and return its exit code."""
+    said, code = describe_failure(error)
+    complain(said)
+    return code
 
 
 def main(arguments: Sequence[str] | None = None, refused: TpmonError | None = None) -> int:
@@ -178,8 +177,5 @@ def main(arguments: Sequence[str] | None = None, refused: TpmonError | None = No
         return end.code
     except ReaderGone:
         return ExitCode.OK
-    except TpmonError as error:
-        complain(f"tpmon: {error.what}\nTry: {error.try_this}")
-        return error.exit_code
-    except Exception as error:  # noqa: BLE001  # a bug: told in a report file, never as a bare traceback
+    except Exception as error:  # noqa: BLE001  # a bug is told in a report file, never as a bare traceback
         return tell_failure(error)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
+from tempfile import TemporaryDirectory
 
 from tpmon.errors import TpmonError, UsageError, exclude
 from tpmon.judge.dumps.collectives import add_collectives
@@ -22,10 +22,11 @@ from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.judge.dumps.hot import date_log
 from tpmon.model.codec import encode
 from tpmon.model.dump import Asker, Dump, DumpRequest, DumpRound
-from tpmon.model.frame import Frame, Pulse, TargetState
+from tpmon.model.frame import Pulse, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.results.collectives import CollectivesReading
 from tpmon.model.results.doctor import Checkup, DumpUpdate, Update
+from tpmon.model.results.recording import Subject
 from tpmon.model.units import format_seconds
 from tpmon.probe.base.worker import read_within
 from tpmon.probe.collect.bundle import (
@@ -38,6 +39,7 @@ from tpmon.probe.collect.bundle import (
 from tpmon.probe.collect.collector import Collector
 from tpmon.probe.doctor.checks import make_subject, read_checkup
 from tpmon.probe.job.job import Job
+from tpmon.record.step import JudgedFrame
 from tpmon.report.bundle import (
     README,
     Contents,
@@ -45,9 +47,8 @@ from tpmon.report.bundle import (
     Sink,
     TarSink,
     check_written,
-    describe_frames,
     describe_pulses,
-    encode_frames,
+    describe_steps,
     say_result,
     say_verdict,
     to_text,
@@ -66,6 +67,7 @@ _WAIT_S = 0.1
 PART_S = 10.0
 OPEN_S = 10.0
 CARDS_S = 25.0
+RECORDING = "recording.tpmon"
 _LEFT = "tpmon was left before it was written"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -76,11 +78,13 @@ class SharedLook:
     failed = ""
     """Why the session ended, where it is of its own and failed."""
 
-    def __init__(self, session: Session, every_s: float, *, stacks: bool = True) -> None:
+    def __init__(self, session: Session, subject: Subject, every_s: float, *, stacks: bool = True) -> None:
         """Ask for ``ROUNDS`` looks, ``every_s`` apart, without a stop; without ``stacks`` for none."""
         self._session = session
-        self.frames: Callable[[], Sequence[Frame]] = session.frames
-        """Return the Frames that were kept, oldest first."""
+        self.subject = subject
+        """What the session watches, and how."""
+        self.steps: Callable[[], tuple[JudgedFrame, ...]] = session.recall
+        """Return the judged Frames that are at hand, of ten minutes at most, oldest first."""
         self.pulses: Callable[[], Sequence[Pulse]] = session.pulses
         """Return the main figures of the last ten minutes, oldest first."""
         self.stacks = stacks
@@ -117,6 +121,10 @@ class SharedLook:
     def stop(self) -> None:
         """End what was begun, without waiting: others look at it."""
 
+    def dumps(self) -> Sequence[DumpUpdate]:
+        """Return what the looks that are done show, as a screen gets it: one, or none."""
+        return (self._update,) if self._update is not None and is_known(self._update.dump) else ()
+
     def rounds(self) -> Known[Sequence[DumpRound]]:
         """Return the looks that are done, or why there are none."""
         if not self.stacks:
@@ -140,18 +148,23 @@ class OwnLook(SharedLook):
     """Watch a job for some seconds with a session of one's own."""
 
     def __init__(
-        self, job: Job, seconds: float, interval_s: float, *, stacks: bool, hang_after_s: float | None
+        self,
+        job: Job,
+        subject: Subject,
+        seconds: float,
+        interval_s: float,
+        *,
+        stacks: bool,
+        hang_after_s: float | None,
     ) -> None:
         """Watch nothing until ``start``."""
         self._seconds = seconds
-        self._seen: list[Frame] = []
         self._ended = threading.Event()
         self._end_s = 0.0
         collect_rarely()
         collector = Collector(job, interval_s, stacks=stacks)
         session = Session(collector, (self._take,), interval_s, (self,), hang_after_s=hang_after_s)
-        super().__init__(session, min(5.0, seconds / ROUNDS), stacks=stacks)
-        self.frames = lambda: tuple(self._seen)
+        super().__init__(session, subject, min(5.0, seconds / ROUNDS), stacks=stacks)
 
     def start(self) -> None:
         """Start the session in a thread of its own."""
@@ -168,7 +181,6 @@ class OwnLook(SharedLook):
         self._session.stop()
 
     def _take(self, update: Update) -> None:
-        self._seen.append(update.frame)
         if update.frame.target.state is TargetState.ENDED:
             self._finish()
 
@@ -232,17 +244,17 @@ class Bundler:
             self._add("doctor.json", "the same", lambda: [encode(found[0])])
 
     def _write_looks(self) -> None:
-        frames = self._look.frames()
-        if frames:
-            last = frames[-1]
-            what = partial(describe_frames, len(frames))
-            self._add("frames.jsonl", what, lambda: encode_frames(frames))
+        steps = self._look.steps()
+        if steps:
+            last = steps[-1].judged
+            self._add(RECORDING, describe_steps(steps), lambda: self._pack(steps))
             self._add("verdict.txt", "the verdict, in full", lambda: write_verdict(last), short=True)
             self._add("verdict.json", "the same", lambda: [encode(last.verdict)], short=True)
             self._add("once.txt", "the last Frame in words", lambda: write_once(last), short=True)
+            self._add("once.json", "the same, with all that was read", lambda: [encode(last)], short=True)
             self._head.append(("verdict", say_verdict(last)))
         else:
-            self.contents.failures.append(("frames.jsonl", self._look.failed or "no Frame came in time"))
+            self.contents.failures.append((RECORDING, self._look.failed or "no Frame came in time"))
         pulses = self._look.pulses()
         if pulses:
             self._add("pulses.jsonl", describe_pulses(pulses), lambda: [encode(one) for one in pulses])
@@ -266,6 +278,16 @@ class Bundler:
                 self._head.append(("calls", folded.collectives.summary))
             self._head.append(("stopped", f"the job, by tpmon: {paused}"))
 
+    def _pack(self, steps: tuple[JudgedFrame, ...]) -> bytes:
+        """Return a recording of these steps and of the looks."""
+        from tpmon.record.writer import copy_recording  # noqa: PLC0415  # a Python without SQLite costs this part
+
+        with TemporaryDirectory(prefix="tpmon-") as folder:
+            path = os.path.join(folder, RECORDING)
+            copy_recording(path, self._look.subject, steps, self._look.dumps())
+            with open(path, "rb") as file:
+                return file.read()
+
     def _add_dump(
         self, name: str, what: str, rounds: Sequence[DumpRound], records: Applicable[CollectivesReading]
     ) -> Dump | None:
@@ -286,39 +308,35 @@ class Bundler:
 
     def _date_log(self, taken: datetime) -> Applicable[datetime]:
         """Return the last write into the log as the newest Frame knew it that is no newer than a look."""
-        frames = self._look.frames()
+        frames = [one.judged for one in self._look.steps()]
         before = [one for one in frames if one.taken <= taken] or frames[:1]
         return date_log(before[-1].output) if before else NOT_APPLICABLE
 
     def _add(
         self,
         name: str,
-        what: str | Callable[[Sequence[str]], str],
-        write: Callable[[], Sequence[str]],
+        what: str,
+        write: Callable[[], Sequence[str] | bytes],
         limit_s: float = PART_S,
         *,
         short: bool = False,
     ) -> None:
-        """Write one file; one that fails, or takes too long, is named with its reason.
-
-        ``what`` says what is in it, where that depends on its lines when they are there.
-        """
+        """Write one file; one that fails, or takes too long, is named with its reason."""
         if self._hurries() and not short:
             self.contents.failures.append((name, _LEFT))
             return
         try:
-            lines = read_within(limit_s, write)
-            if isinstance(lines, Missing):
-                self.contents.failures.append((name, lines.reason))
+            found = read_within(limit_s, write)
+            if isinstance(found, Missing):
+                self.contents.failures.append((name, found.reason))
                 return
-            data = to_text(lines)
+            data = found if isinstance(found, bytes) else to_text(found)
             self._sink.add(name, data)
         except Exception as error:  # noqa: BLE001  # one part fails alone, and README says why
             reason = getattr(error, "strerror", "") or f"{type(error).__name__}: {error}"
             self.contents.failures.append((name, reason))
         else:
-            said = what if isinstance(what, str) else what(lines)
-            self.contents.files.append((name, len(data), said))
+            self.contents.files.append((name, len(data), what))
 
     def _close(self) -> None:
         job = self._job

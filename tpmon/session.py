@@ -74,7 +74,6 @@ class Session:
         self._sample_state: Applicable[SampleState] = NOT_APPLICABLE
         self._interval_s = interval_s
         self._window = Window()
-        self._frames: tuple[Frame, ...] = ()
         self._pulses: tuple[Pulse, ...] = ()
         self._hang_after_s = hang_after_s
         self._may_look = may_look
@@ -83,9 +82,11 @@ class Session:
         self._wanted: Applicable[DumpRequest] = NOT_APPLICABLE
         self._standing: Standing | None = None
         self._recall = Recall()
+        self._recording = threading.Lock()
         self._recorder: FrameRecorder | None = None
         self._fed: FrameRecorder | None = None
         """The recorder that has what was at hand when it came."""
+        self._is_over = False
         self._wake = threading.Event()
         self._stopped = threading.Event()
         for service in (source.dumps, source.records, source.samples):
@@ -121,7 +122,6 @@ class Session:
                 self._unjudged = self._glance and not count and last.target.state is not TargetState.ENDED
                 if not self._unjudged:
                     last = self._judge()
-                self._frames = (*self._window.earlier(), *tuple(self._window)[:-1], last)
                 self._pulses = self._window.pulses()
                 self._remember(JudgedFrame(read, last, before))
                 update = Update(last, self._pulses)
@@ -138,23 +138,33 @@ class Session:
                     break
                 due = self._wait(due)
         finally:
+            with self._recording:
+                self._is_over = True
+                self._feed(())
             self._source.close()
         return last
 
     def record(self, recorder: FrameRecorder | None) -> None:
         """Hand what is at hand, and every Frame from now on, to a recorder; or to none. In any thread."""
-        self._recorder = recorder
+        with self._recording:
+            self._recorder = recorder
+            if self._is_over:
+                self._feed(())
 
     def recall(self) -> tuple[JudgedFrame, ...]:
         """Return the judged Frames that are at hand, of ten minutes at most, oldest first; in any thread."""
         return self._recall.steps()
 
     def _remember(self, step: JudgedFrame) -> None:
-        self._recall.append(step)
+        with self._recording:
+            self._recall.append(step)
+            self._feed((step,))
+
+    def _feed(self, news: tuple[JudgedFrame, ...]) -> None:
+        """Hand a recorder what is new, or all that is at hand where it has nothing so far."""
         recorder = self._recorder
         if recorder is not None:
-            for one in (step,) if recorder is self._fed else self._recall.steps():
-                recorder.take(one)
+            recorder.take(*(news if recorder is self._fed else self._recall.steps()))
         self._fed = recorder
 
     def _judge(self) -> Frame:
@@ -203,13 +213,6 @@ class Session:
     def finish_sample(self) -> None:
         """End the sampling that runs, and keep what it has."""
         self._source.samples.finish()
-
-    def frames(self) -> tuple[Frame, ...]:
-        """Return the Frames of the last minute after some of the four before, oldest first; in any thread.
-
-        The newest is judged.
-        """
-        return self._frames
 
     def pulses(self) -> tuple[Pulse, ...]:
         """Return the main figures of the last ten minutes, oldest first; in any thread."""

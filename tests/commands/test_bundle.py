@@ -4,10 +4,12 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,11 +24,12 @@ from tests.dumps import make_rank, make_round
 from tests.frames import NOW, NOW_NS, make_frame
 from tests.looks import RECORDS, Look, update
 from tests.model.text.secret_lists import HEX40, KINDS, OTHERS, S
+from tests.recordings import SUBJECT, judge_steps, run_seconds
 from tests.spying import may_sample
 from tests.stacks import IN_LOCK
 from tests.waiting import wait_until
 from tpmon import evidence
-from tpmon.evidence import ROUNDS, Bundler, SharedLook, default_name, start_bundle
+from tpmon.evidence import RECORDING, ROUNDS, Bundler, SharedLook, default_name, start_bundle
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump
 from tpmon.model.frame import Frame, Pulse, pulse_of
@@ -34,7 +37,9 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.doctor import Checkup
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.spy.failure import find_spies
-from tpmon.report import bundle
+from tpmon.record.line import unpack_once
+from tpmon.record.recording import Recording
+from tpmon.record.rejudge import rejudge
 from tpmon.report.bundle import README, FolderSink
 
 pytestmark = pytest.mark.usefixtures("small_environment")
@@ -45,10 +50,10 @@ TRAINING = (
     " open(sys.argv[3], 'w').close(); sys.stdin.read()"
 )
 PARTS = {
-    *("README.txt", "versions.txt", "processes.txt", "log.txt", "frames.jsonl", "pulses.jsonl", "once.txt"),
+    *("README.txt", "versions.txt", "processes.txt", "log.txt", "recording.tpmon", "pulses.jsonl"),
     *(
         f"{name}.{end}"
-        for name in ("doctor", "verdict", "dump-1", "dump-2", "dump-3", "fold")
+        for name in ("doctor", "verdict", "once", "dump-1", "dump-2", "dump-3", "fold")
         for end in ("txt", "json")
     ),
 }
@@ -92,6 +97,19 @@ def job(job_pid):
     return find_job(job_pid)
 
 
+def read_file(path: Path) -> str:
+    """Return all text in a file of a bundle: of a recording every row, unpacked."""
+    if path.name != RECORDING:
+        return path.read_text()
+    with sqlite3.connect(path) as base:
+        tables = [name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        rows = [row for table in tables for row in base.execute(f"SELECT * FROM {table}")]
+    with Recording(str(path)) as recording:
+        frames = [encode(frame) for frame in recording.frames(1, recording.last.n)]
+    packed = [unpack_once(cell) for row in rows for cell in row if isinstance(cell, bytes) and cell and len(row) != 5]
+    return "\n".join((*map(str, rows), *frames, *(one.decode() for one in packed)))
+
+
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
 
@@ -114,14 +132,19 @@ def test_a_bundle_is_a_private_folder_without_secrets(job_pid, tmp_path):
     assert files >= PARTS
     for path in folder.iterdir():
         assert mode_of(path) == 0o600, path.name
-        assert SECRET not in path.read_text(), path.name
+        assert SECRET not in read_file(path), path.name
     text = (folder / README).read_text()
     for name in files - {README}:
         assert f"  {name} " in text
     assert "stopped  the job, by tpmon: never" in text
-    frames = [decode(Frame, line) for line in (folder / "frames.jsonl").read_text().splitlines()]
+    with Recording(str(folder / RECORDING)) as recording:
+        frames = list(recording.frames(1, recording.last.n))
+        assert recording.subject.script == frames[-1].target.script
+        assert recording.dump_near(1).dump.rounds == ROUNDS
+        assert [one.is_equal for one in rejudge(recording)] == [True] * len(frames), "judged again as it was"
     assert len(frames) >= 2
     assert {frame.target.pid for frame in frames} == {job_pid}
+    assert decode(Frame, (folder / "once.json").read_text()).target.pid == job_pid
     fold = decode(Dump, (folder / "fold.json").read_text())
     assert (fold.rounds, fold.paused_ms) == (ROUNDS, 0.0)
     assert decode(Dump, (folder / "dump-2.json").read_text()).rounds == 1
@@ -152,7 +175,7 @@ def test_bundle_json_and_text_hide_the_same_secrets_of_every_kind(tmp_path):
             call("bundle", str(pid), "--seconds", "2", "--out", str(tmp_path / "out")),
         ]
     texts = {f"command {at}": done.stdout for at, done in enumerate(said)}
-    texts |= {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
+    texts |= {path.name: read_file(path) for path in (tmp_path / "out").iterdir()}
     assert [done.returncode for done in said] == [0, 0, 0]
     assert "/***/train.log" in texts["command 0"]
     assert "NCCL_DEBUG_FILE=/tmp/token=***" in texts["processes.txt"]
@@ -204,7 +227,7 @@ def test_a_job_that_ends_meanwhile_is_still_a_bundle(tmp_path):
             assert wait_until((folder / "doctor.json").exists, SECONDS)
             os.kill(pid, signal.SIGKILL)
             assert running.wait(SECONDS) == 0
-    assert (folder / "frames.jsonl").exists()
+    assert (folder / RECORDING).exists()
     assert "ended" in (folder / "once.txt").read_text()
 
 
@@ -242,9 +265,10 @@ def test_a_part_that_fails_or_hangs_is_named_and_the_rest_is_written(job, tmp_pa
     assert failures["dumps"] == "py-spy is not installed"
     assert look.stopped
     names = {path.name for path in folder.iterdir()}
-    assert {"versions.txt", "processes.txt", "frames.jsonl", "verdict.txt", "once.txt", README} <= names
+    assert {"versions.txt", "processes.txt", RECORDING, "verdict.txt", "once.txt", README} <= names
     assert "log.txt: ZeroDivisionError: by design" in (folder / README).read_text()
-    assert (folder / "frames.jsonl").read_text().count("\n") == 2
+    with Recording(str(folder / RECORDING)) as recording:
+        assert recording.count_frames() == 2
 
 
 @pytest.mark.torch
@@ -268,7 +292,7 @@ def test_who_hurries_gets_the_verdict_and_what_is_not_in_it(job, tmp_path):
     begun_s = time.monotonic()
     contents = Bundler(job, FolderSink(str(folder)), Look(Missing("none")), hurries=lambda: True).run()
     assert time.monotonic() - begun_s < 15
-    assert [name for name, _, _ in contents.files] == ["verdict.txt", "verdict.json", "once.txt"]
+    assert [name for name, _, _ in contents.files] == ["verdict.txt", "verdict.json", "once.txt", "once.json"]
     assert "doctor.txt: tpmon was left before it was written" in (folder / README).read_text()
 
 
@@ -322,8 +346,8 @@ def test_a_screen_gets_its_bundle_in_the_background_and_a_line_about_it(job, tmp
     def gone():
         raise ZeroDivisionError("by design")
 
-    session = SimpleNamespace(frames=lambda: (make_frame(),), pulses=lambda: (), ask_dump=ask)
-    look, blind = SharedLook(session, 0.1), SharedLook(session, 0.1, stacks=False)
+    session = SimpleNamespace(pulses=tuple, recall=lambda: judge_steps(run_seconds(3)), ask_dump=ask)
+    look, blind = SharedLook(session, SUBJECT, 0.1), SharedLook(session, SUBJECT, 0.1, stacks=False)
     write("blind", blind)
     assert "not read: --no-stacks" in (tmp_path / "blind" / README).read_text()
     checkup = decode(Checkup, (tmp_path / "blind" / "doctor.json").read_text())
@@ -349,14 +373,27 @@ def said_of(bundler: Bundler) -> dict[str, str]:
     return {name: said for name, _, said in bundler.contents.files}
 
 
-@pytest.mark.parametrize(
-    ("room", "what"), [(2.5, "2 Frames, one a line"), (1.5, "the newest 1 of 2 Frames, one a line")]
-)
-def test_the_frames_that_are_in_it_are_counted_and_not_all(bundler, tmp_path, monkeypatch, room, what):
-    monkeypatch.setattr(bundle, "MOST_FRAME_BYTES", int(room * len(encode(make_frame()))))
+def test_the_recording_says_how_far_back_it_goes_how_it_is_read_and_leaves_nothing_elsewhere(
+    bundler, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     bundler._write_looks()
-    assert said_of(bundler)["frames.jsonl"] == what
-    assert (tmp_path / "out" / "frames.jsonl").read_text().count("\n") == int(room)
+    said = "the last 1.0 s as the screen showed them: tpmon replay recording.tpmon"
+    assert said_of(bundler)[RECORDING] == said
+    assert [one.name for one in tmp_path.iterdir()] == ["out"]
+    with Recording(str(tmp_path / "out" / RECORDING)) as recording:
+        assert [frame.verdict for frame in recording.frames(1, 2)] == [
+            one.judged.verdict for one in bundler._look.steps()
+        ]
+
+
+def test_a_python_without_sqlite_costs_the_recording_alone(bundler, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tpmon.record.writer", None)
+    bundler._write_looks()
+    assert "ModuleNotFoundError" in dict(bundler.contents.failures)[RECORDING]
+    assert decode(Frame, (tmp_path / "out" / "once.json").read_text()) == decode(
+        Frame, encode(bundler._look.steps()[-1].judged)
+    )
 
 
 def test_the_main_figures_reach_further_back_than_the_frames(bundler, tmp_path):

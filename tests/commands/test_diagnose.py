@@ -14,13 +14,14 @@ from tests.test_supervisor import read_state
 from tests.waiting import wait_until
 from tpmon import cli
 from tpmon.commands import diagnose
-from tpmon.commands.diagnose import OnChange, is_enough, parse_command, pick_exit_code
+from tpmon.commands.diagnose import OnChange, is_enough, parse_command
 from tpmon.errors import UsageError
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import Missing
 from tpmon.model.process import Outcome
 from tpmon.model.results.doctor import Update
 from tpmon.model.verdict import EXIT_CODES, Kind
+from tpmon.report.once import pick_exit_code
 from tpmon.report.text import Output
 
 TELL = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"

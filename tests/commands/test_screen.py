@@ -1,18 +1,23 @@
 """The wiring of the screen: orders reach the session, what comes reaches the screen, one bundle at a time."""
 
+import re
 import subprocess
 import threading
+import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from tests.frames import make_frame, make_process, make_target
 from tests.goldens import dump_views, sample_views
+from tests.recordings import judge_steps, pass_by, run_seconds
 from tests.waiting import wait_until
 from tpmon import evidence
 from tpmon.commands import sample, screen
 from tpmon.commands.command import WatchOptions
-from tpmon.commands.screen import BUNDLING, CAPTURING, Wiring, trace_command, write_reading
+from tpmon.commands.recordings.switch import BUSY
+from tpmon.commands.screen import BUNDLING, CAPTURING, Wiring, trace_command
 from tpmon.errors import NoTargetError, UsageError
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.frame import TargetState
@@ -21,9 +26,12 @@ from tpmon.model.process import Identity
 from tpmon.model.results.capture import CaptureAnswer, CaptureChoice, CaptureRequest, CaptureStage
 from tpmon.model.results.doctor import Update
 from tpmon.model.results.sample import SampleRequest
+from tpmon.record.recording import Recording
+from tpmon.record.writer import RecordingWriter, StoppedError
+from tpmon.report.readings import write_reading
 from tpmon.ui.monitor.controls import Errand, Notice
 
-JOB = SimpleNamespace(root=Identity(4200, 1))
+JOB = SimpleNamespace(root=Identity(4200, 1), user="user", script="train.py")
 
 
 class EndedError(Exception):
@@ -37,8 +45,8 @@ class Session:
         self.sinks = sinks
         self.calls: list[tuple[str, object]] = []
 
-    def frames(self):
-        return (make_frame(),)
+    def recall(self):
+        return tuple(pass_by([make_frame()]))
 
     def __getattr__(self, name):
         return lambda *arguments: self.calls.append((name, *arguments))
@@ -69,6 +77,13 @@ def wired(opened):
     wiring.start(updates.append, results.append)
     opened[0].calls.clear()
     return SimpleNamespace(wiring=wiring, session=opened[0], updates=updates, results=results)
+
+
+@pytest.fixture
+def state(tmp_path, monkeypatch):
+    """Give the folder of reports and recordings."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path
 
 
 @pytest.fixture
@@ -107,7 +122,7 @@ def test_one_bundle_at_a_time_and_its_looks_are_those_of_the_session(wired, begu
     wired.wiring.ask(Errand.WRITE_BUNDLE)
     assert (len(begun), wired.results) == (1, [Notice(BUNDLING)])
     _, _, look, told, hurries = begun[0]
-    assert len(look.frames()) == 1
+    assert len(look.steps()) == 1
     assert not is_known(look.rounds())
     request = look._request
     three = dump_views.hung_three_looks()
@@ -124,7 +139,7 @@ def test_the_job_is_read_anew_around_its_root_or_what_is_left_of_it(wired, begun
     """A launcher may be gone: its number alone is nobody, or a process of another job."""
     now = make_frame(processes=(make_process(4211), make_process(4212, rank=1)))
     earlier = make_frame(processes=(*now.processes, make_process(4213, start_ticks=7, rank=2)))
-    monkeypatch.setattr(wired.session, "frames", lambda: (earlier, now), raising=False)
+    monkeypatch.setattr(wired.session, "recall", lambda: pass_by([earlier, now]))
     monkeypatch.setattr(screen, "find_job_again", lambda processes: processes)
     for order in (Errand.WRITE_BUNDLE, CaptureRequest(NOT_APPLICABLE), CaptureRequest(4213)):
         wired.wiring._captures = False
@@ -260,13 +275,108 @@ def test_a_copy_is_what_the_commands_print():
     assert write_reading(sample_views.refused()) == "nothing was sampled yet"
 
 
-@pytest.mark.parametrize("failure", [NoTargetError("the job ended", "start it again"), None])
-def test_a_session_that_fails_before_the_screen_is_loaded_says_why(monkeypatch, opened, failure):
+def said(wired) -> list[tuple[str, object]]:
+    return [(one.text, one.records) for one in wired.results]
+
+
+def test_the_key_records_from_what_is_at_hand_on_and_ends_it(wired, state, monkeypatch):
+    steps = judge_steps(replace(one, taken_ns=time.monotonic_ns()) for one in run_seconds(2))
+    monkeypatch.setattr(wired.session, "recall", lambda: steps, raising=False)
+    wired.wiring.ask(Errand.RECORD)
+    assert wait_until(lambda: wired.results and not wired.wiring._switch.busy)
+    (path,) = (state / "tpmon").glob("tpmon-train.py-4200-*.tpmon")
+    ((text, records),) = said(wired)
+    assert re.fullmatch(rf"records in {re.escape(str(path))}, from \d\.\d s ago on; ctrl-r ends it", text)
+    assert records is True
+    (_, recorder), *_ = wired.session.calls
+    recorder.take(*steps)
+    wired.wiring.ask(Errand.RECORD)
+    assert wait_until(lambda: len(wired.results) == 2)
+    assert said(wired)[1][0].startswith(f"recorded 2 Frames in {path}, ")
+    assert (wired.results[1].records, wired.results[1].passing) == (False, False)
+    assert wired.session.calls[1:] == [("record", None)]
+    with Recording(str(path)) as recording:
+        assert recording.count_frames() == 2
+
+
+def test_a_job_is_recorded_from_its_first_frame_where_that_was_asked_for_and_its_end_ends_it(opened, state, tmp_path):
+    path, results = tmp_path / "a.tpmon", []
+    wiring = Wiring(JOB, WatchOptions())
+    wiring.record(str(path))
+    wiring.start(lambda _update: None, results.append)
+    assert [name for name, *_ in opened[0].calls] == ["record", "start"]
+    assert results == [Notice(f"records in {path}; ctrl-r ends it", passing=True, records=True)]
+    opened[0].calls[0][1].take(*judge_steps(run_seconds(1)))
+    opened[0].sinks[0](Update(make_frame(target=make_target(state=TargetState.ENDED)), ()))
+    assert wait_until(lambda: len(results) == 2)
+    assert results[1].text.startswith(f"recorded 1 Frame in {path}")
+    wiring._switch.turn()
+    assert wait_until(lambda: not wiring._switch.busy)
+    assert wiring.leave() == []
+
+
+def test_a_file_that_cannot_be_recorded_into_is_refused_before_the_screen_and_said_on_it(wired, state, tmp_path):
+    taken = tmp_path / "taken"
+    taken.write_text("somebody's")
+    with pytest.raises(UsageError, match="no recording of tpmon") as caught:
+        Wiring(JOB, WatchOptions()).record(str(taken))
+    assert caught.value.try_this.startswith("--record FILE, a new one")
+    (state / "tpmon").write_text("a file where the folder should be")
+    wired.wiring.ask(Errand.RECORD)
+    assert wait_until(lambda: wired.results)
+    assert said(wired) == [(f"not recorded: {state}/tpmon: File exists", False)]
+
+
+def test_a_recorder_that_stops_by_itself_is_said_and_the_screen_goes_on(wired, state, monkeypatch):
+    def fill(_self, _step):
+        raise StoppedError("the disk is full")
+
+    monkeypatch.setattr(RecordingWriter, "write", fill)
+    wired.wiring.ask(Errand.RECORD)
+    assert wait_until(lambda: wired.results)
+    wired.session.calls[-1][1].take(*judge_steps(run_seconds(1)))
+    assert wait_until(lambda: len(wired.results) == 2)
+    assert wired.results[1].text.endswith("; stopped: the disk is full")
+    assert wired.results[1].records is False
+    assert wait_until(lambda: wired.session.calls[-1] == ("record", None))
+    assert wired.wiring.leave() == []
+
+
+def test_who_leaves_is_told_of_the_recording_and_a_dead_disk_is_not_waited_for(wired, state, monkeypatch):
+    wired.wiring.ask(Errand.RECORD)
+    assert wait_until(lambda: wired.results and not wired.wiring._switch.busy)
+    (path,) = (state / "tpmon").glob("*.tpmon")
+    stuck = threading.Event()
+    monkeypatch.setattr(RecordingWriter, "close", lambda _self: stuck.wait(20))
+    monkeypatch.setattr(screen, "LEAVE_WITHIN_S", 0.2)
+    begun_s = time.monotonic()
+    (line,) = wired.wiring.leave()
+    assert time.monotonic() - begun_s < 5.0
+    assert line.startswith(f"the recording in {path} was not finished in time: what was written can be replayed")
+    wired.wiring.ask(Errand.RECORD)
+    assert wired.results[-1].text == BUSY
+    stuck.set()
+    assert wait_until(lambda: not wired.wiring._switch.busy)
+    assert any(one.startswith(f"recorded 0 Frames in {path}") for one in wired.wiring.leave())
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (NoTargetError("the job ended", "start it again"), (3, "tpmon: the job ended\nTry: start it again\n")),
+        (ZeroDivisionError("by design"), (1, "tpmon: bug: ZeroDivisionError: by design\nTry: attach ")),
+        (None, (143, "")),
+    ],
+)
+def test_a_session_that_fails_before_the_screen_is_loaded_says_why(monkeypatch, opened, state, capfd, failure, told):  # noqa: PLR0917
+    code, words = told
+
     def run_screen(_options, start, _controls):
         start(lambda _update: None, lambda _result: None)
         if failure is not None:
             with pytest.raises(EndedError):
                 opened[0].calls[-1][1](failure)
+            assert len(list(state.rglob("crash-*"))) == (code == 1), "written before the end is asked for"
         raise SystemExit(143)
 
     def end(*_arguments):
@@ -274,5 +384,9 @@ def test_a_session_that_fails_before_the_screen_is_loaded_says_why(monkeypatch, 
 
     monkeypatch.setattr(screen, "run_screen", run_screen)
     monkeypatch.setattr(screen.os, "kill", end)
-    with pytest.raises(SystemExit if failure is None else NoTargetError):
-        screen.watch_on_screen(JOB, WatchOptions(), None)
+    if failure is None:
+        with pytest.raises(SystemExit, match=str(code)):
+            screen.watch_on_screen(JOB, WatchOptions(), None)
+    else:
+        assert screen.watch_on_screen(JOB, WatchOptions(), None) == code
+    assert capfd.readouterr().err.startswith(words)

@@ -13,6 +13,7 @@ from typing import Any
 from tests.frames import NOW_NS, make_view
 from tests.goldens import capture_views, dump_views, sample_views
 from tests.goldens.states import NARROW, STATES, history_of
+from tests.playbacks import make_playback
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Asker
 from tpmon.model.frame import Frame
@@ -22,6 +23,7 @@ from tpmon.ui.monitor.keys import keys_shown
 from tpmon.ui.monitor.layout import paint_screen
 from tpmon.ui.monitor.state import OTHER_THREADS, Pane, SortBy, StackRow, StacksView, ViewState
 from tpmon.view.layout import Line, Size
+from tpmon.view.moments import TIMES
 
 HERE = Path(__file__).parent
 FRAMES = HERE / "frames"
@@ -108,6 +110,18 @@ def _list_captures() -> Iterator[Picture]:
     yield _at_80("capture-cancelled", "two-ranks", **over, capture=capture_views.cancelled())
 
 
+def _list_replays() -> Iterator[Picture]:
+    played = {"playback": make_playback(), "now_ns": NOW_NS}
+    for size in SIZES:
+        yield Picture(f"replay.{_write_size(size)}", "data-bound", size, played)
+    yield Picture("replay.80x24.ascii", "data-bound", Size(80, 24), played | {"ascii_only": True})
+    typed = {"overlay": Overlay.TIME, "time_text": "7:7", "message": f"'7:7' is no time: {TIMES}"}
+    yield _at_80("replay-time", "data-bound", **played, **typed)
+    paused = {"playback": make_playback(paused=True), "dump": dump_views.hung_three_looks()}
+    yield _at_80("replay-stacks", "hung", **played | paused, overlay=Overlay.STACKS)
+    yield _at_80("replay-help", "data-bound", **played, overlay=Overlay.HELP)
+
+
 def list_pictures() -> Iterator[Picture]:
     """Yield every situation at every size, some of them in ASCII too, then zooms and overlays."""
     for state in STATES:
@@ -141,6 +155,7 @@ def list_pictures() -> Iterator[Picture]:
     yield from _list_stacks()
     yield from _list_samples()
     yield from _list_captures()
+    yield from _list_replays()
     for size in (Size(80, 24), Size(40, 50), Size(20, 5)):
         yield Picture(f"{WAITING}.{_write_size(size)}", WAITING, size)
 

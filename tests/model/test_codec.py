@@ -16,7 +16,7 @@ from tests.dumps import make_rank as make_look
 from tests.dumps import make_round, make_thread
 from tests.frames import make_cpu, make_frame, make_process, make_rank
 from tests.goldens.states import STATES
-from tests.model.test_model import WORDS, build
+from tests.model.test_model import WRITTEN, build
 from tpmon.model import codec
 from tpmon.model.codec import CodecError, EncoderTable, decode, decode_fast, encode, encode_exact, encode_fast
 from tpmon.model.dump import OtherEnd, ThreadLook, WaitKind, WaitTarget
@@ -74,7 +74,7 @@ def test_every_encoder_writes_a_golden_file_again(path):
     check(Frame, decode(Frame, path.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("kind", WORDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", WRITTEN, ids=lambda kind: kind.__name__)
 @given(chance=st.randoms(use_true_random=True))
 def test_every_encoder_agrees_on_every_word(kind, chance: random.Random):
     check(kind, build(kind, chance))

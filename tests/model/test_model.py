@@ -61,7 +61,11 @@ def build(hint: Any, chance: random.Random) -> Any:
     return "".join(chance.choices('aZ09 "\\/\n\t\x00\x1bé…漢😀{}[],:', k=chance.randrange(12)))
 
 
-@pytest.mark.parametrize("kind", WORDS, ids=lambda kind: kind.__name__)
+WRITTEN = [kind for kind in WORDS if kind is not results.Update]
+"""An Update is handed to sinks: what is written of it is its Frame."""
+
+
+@pytest.mark.parametrize("kind", WRITTEN, ids=lambda kind: kind.__name__)
 @given(chance=st.randoms(use_true_random=True))
 def test_every_word_survives_json(kind, chance):
     value = build(kind, chance)
@@ -203,15 +207,10 @@ def at(seconds: float, **fields):
     return make_frame(taken_ns=int(seconds * SECOND), **fields)
 
 
-def test_frames_are_kept_for_a_minute_pulses_for_ten_and_one_earlier_frame_in_ten_seconds_for_the_minutes_before():
+def test_frames_are_kept_for_a_minute_and_pulses_for_ten():
     window = Window()
-    for second in range(50):
+    for second in range(700):
         window.append(at(second))
-    assert window.earlier() == ()
-    for second in range(50, 700):
-        window.append(at(second))
-    earlier = [frame.taken_ns // SECOND for frame in window.earlier()]
-    assert earlier == list(range(400, 639, 10))
     assert [frame.taken_ns for frame in window] == [s * SECOND for s in range(639, 700)], "what the judge sees"
     assert [pulse.taken_ns for pulse in window.pulses()] == [s * SECOND for s in range(99, 700)]
     assert len(window) == 61
@@ -228,10 +227,6 @@ def test_the_spans_are_time_and_not_a_number_of_frames(gaps):
         pulses = window.pulses()
         assert window.last().taken_ns - next(iter(window)).taken_ns <= 60 * SECOND
         assert pulses[-1].taken_ns - pulses[0].taken_ns <= 600 * SECOND
-        kept = [frame.taken_ns for frame in (*window.earlier(), *window)]
-        assert kept == sorted(set(kept))
-        assert kept[-1] - kept[0] <= 300 * SECOND
-        assert len(window.earlier()) <= 25
         assert [p.taken_ns for p in pulses] == sorted(p.taken_ns for p in pulses)
         assert len(window) == sum(pulses[-1].taken_ns - p.taken_ns <= 60 * SECOND for p in pulses)
     assert window.last().taken_ns == int(now * SECOND)

@@ -80,6 +80,17 @@ def test_the_history_is_that_of_the_live_session(tmp_path):
             assert now == was if is_known(was) and name != "gpu_pct" else not is_known(now) or now == was
 
 
+def test_the_history_is_the_same_whatever_was_read_before(tmp_path):
+    path = write_recording(tmp_path / "a.tpmon", pass_by([later(FRAME, at * 10) for at in range(150)]))
+    with Recording(str(path)) as walked:
+        for n in (5, 6, 9, 70, 71, 150, 149, 3, 120, 40, 41, 1):
+            with Recording(str(path)) as fresh:
+                found = fresh.pulses(n)
+            assert walked.pulses(n) == found
+            assert found[-1].taken_ns == FRAME.taken_ns + (n - 1) * 10 * SECOND
+            assert len(found) == min(n, 61)
+
+
 def test_figures_can_be_asked_for_in_sql(tmp_path):
     path = write_recording(tmp_path / "a.tpmon", judge_steps(read_recording()))
     base = sqlite3.connect(path)
@@ -110,6 +121,16 @@ def test_spans_of_a_verdict_and_events_cover_the_recording(tmp_path):
     assert spans[1].kind is Kind.BALANCED
     assert not is_known(spans[2].kind)
     assert (event.n, event.wall_ns, event.event) == (3, wall_ns(frames[2]), make_event("worker 3 gone"))
+
+
+def test_the_first_frame_of_a_recording_may_go_while_it_is_read(tmp_path):
+    path = write_recording(tmp_path / "a.tpmon", pass_by(run_seconds(5)))
+    with Recording(str(path)) as recording, sqlite3.connect(path) as base:
+        assert recording.first.n == 1
+        base.execute("DELETE FROM frame WHERE n < 3")
+        base.commit()
+        assert not recording.refresh()
+        assert (recording.first.n, recording.last.n) == (3, 5)
 
 
 def test_a_recording_is_read_while_it_is_written(tmp_path):
@@ -189,6 +210,7 @@ def test_dumps_and_samples_that_were_asked_for_are_kept_and_the_nearest_is_found
     writer.close()
     with Recording(str(path)) as recording:
         assert [recording.dump_near(n) for n in (1, 3, 6, 9)] == [updates[0], updates[0], updates[1], updates[1]]
+        assert recording.dump_near(6) is recording.dump_near(9), "it is decoded once"
         assert not is_known(recording.sample_near(1))
 
 

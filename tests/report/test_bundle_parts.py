@@ -13,6 +13,7 @@ import pytest
 
 from tests.dumps import make_rank, make_round
 from tests.looks import RECORDS, update
+from tests.recordings import SUBJECT
 from tests.stacks import IN_LOCK
 from tpmon import evidence
 from tpmon.errors import UsageError
@@ -180,7 +181,8 @@ def test_the_readme_names_what_is_there_and_what_is_not():
 
 def begin_look(ask, round_s: float = 7.0) -> SharedLook:
     """Begin to look with a session that answers with ``ask``, and wait until it is done or given up."""
-    look = SharedLook(SimpleNamespace(frames=tuple, pulses=tuple, ask_dump=lambda request: ask(look, request)), 0.1)
+    session = SimpleNamespace(frames=tuple, pulses=tuple, recall=tuple, ask_dump=lambda request: ask(look, request))
+    look = SharedLook(session, SUBJECT, 0.1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evidence, "ROUND_LIMIT_S", round_s)
         look.wait()
@@ -226,9 +228,11 @@ def test_the_looks_are_done_when_the_records_are_read_too_or_another_dump_came_b
     look = begin_look(ask)
     assert look.done.is_set()
     assert (look.records(), len(look.rounds())) == (NOT_APPLICABLE if overtaken else RECORDS, 2)
+    assert [one.state.rounds for one in look.dumps()] == [look.rounds()], "for the recording"
 
 
 def test_looks_that_do_not_come_are_given_up_and_said():
     refused = begin_look(lambda look, one: look(update(one, running=False, refused="no process to read")))
     assert refused.rounds() == Missing("no process to read")
+    assert list(refused.dumps()) == []
     assert begin_look(lambda *_: None, 0.05).rounds() == Missing("no dump of the stacks was done in time")

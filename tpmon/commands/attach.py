@@ -11,11 +11,12 @@ from tpmon.commands.command import (
     Subcommand,
     WatchOptions,
     find_job,
+    flag,
     open_session,
     setting,
 )
 from tpmon.commands.diagnose import VerdictOptions
-from tpmon.errors import ExitCode, UsageError
+from tpmon.errors import ExitCode, UsageError, exclude
 from tpmon.model.frozen import dataclass
 from tpmon.report.text import Output, complain
 
@@ -41,10 +42,17 @@ class AttachOptions(VerdictOptions):
     json: bool = setting("json")
     plain: bool = setting("plain")
     every_s: float | None = setting("attach.every")
+    record: str | None = flag(
+        "--record", "record it too, in FILE (default: one in $XDG_STATE_HOME/tpmon)", "FILE", is_file=True,
+        may_be_bare=True,
+    )  # fmt: skip
 
 
 def run(options: AttachOptions) -> int:
     """Watch a job."""
+    for name, one in (("--check", options.check), ("--once", options.once)):
+        if one and options.record is not None:
+            raise exclude(f"{name} and --record")
     if options.check:
         return diagnose.run(options)
     is_text = options.once or options.json or options.plain
@@ -56,18 +64,24 @@ def run(options: AttachOptions) -> int:
         )
     job = find_job(options.pid)
     if is_text:
-        watch_as_text(
-            job, options, once=options.once, json=options.json, plain=options.plain, every_s=every_s
-        )
+        form = {"once": options.once, "json": options.json, "plain": options.plain}
+        watch_as_text(job, options, **form, every_s=every_s, record=options.record)
         return ExitCode.OK
     from tpmon.ui.terminal_io.terminal import require_terminal
 
     require_terminal()
-    return watch_on_screen(job, options)
+    return watch_on_screen(job, options, options.record)
 
 
 def watch_as_text(
-    job: Job, options: WatchOptions, *, once: bool, json: bool, plain: bool, every_s: float | None = None
+    job: Job,
+    options: WatchOptions,
+    *,
+    once: bool,
+    json: bool,
+    plain: bool,
+    every_s: float | None = None,
+    record: str | None = None,
 ) -> None:
     """Write Frames as JSON, lines of words or one text until the job ends or a signal comes."""
     from tpmon.report.plain import Sparse, pick_form
@@ -84,25 +98,37 @@ def watch_as_text(
         output.check_reader()
         write(update.frame)
 
-    run_session(job, options, None, sink)
+    run_session(job, options, None, sink, record=record)
 
 
 def run_session(
-    job: Job, options: WatchOptions, frames: int | None, *sinks: Callable[[Update], None], more: int = 0
+    job: Job,
+    options: WatchOptions,
+    frames: int | None,
+    *sinks: Callable[[Update], None],
+    more: int = 0,
+    record: str | None = None,
 ) -> Frame:
     """Watch a job for some Frames, or until it ends, and return the last one."""
-    last = open_session(job, options, *sinks).run(frames, more)
+    session = open_session(job, options, *sinks)
+    if record is None:
+        last = session.run(frames, more)
+    else:
+        from tpmon.commands.recordings.switch import recorded
+
+        with recorded(session, job, options, record):
+            last = session.run(frames, more)
     if last is None:
         raise ValueError("a session ended before its first Frame")
     return last
 
 
-def watch_on_screen(job: Job, options: WatchOptions) -> int:
+def watch_on_screen(job: Job, options: WatchOptions, record: str | None = None) -> int:
     """Draw the screen until the job ends or is left, and return the exit code."""
     complain(f"tpmon: attaching to {_describe_job(job)}")
     from tpmon.commands import screen  # what says to whom it attaches is not kept waiting for it
 
-    return screen.watch_on_screen(job, options, Output(1, options.ascii))
+    return screen.watch_on_screen(job, options, Output(1, options.ascii), record)
 
 
 def _describe_job(job: Job) -> str:

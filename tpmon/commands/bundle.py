@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from tpmon.commands.command import EXIT_CODES, PROMISE, Subcommand, find_job, flag, pid_argument, setting
+from tpmon.commands.command import (
+    EXIT_CODES,
+    PROMISE,
+    Subcommand,
+    WatchOptions,
+    describe_subject,
+    find_job,
+    flag,
+    pid_argument,
+    setting,
+)
 from tpmon.errors import ExitCode, UsageError
 from tpmon.model.frozen import dataclass
 from tpmon.report.text import Output, complain
@@ -33,7 +43,14 @@ def run(options: BundleOptions) -> int:
     stacks = not options.no_stacks
     words = "three dumps of its stacks, none of which stops it" if stacks else "no stacks"
     complain(f"tpmon: watching {job.root.pid} for {options.seconds:g} s, with {words}")
-    look = OwnLook(job, options.seconds, options.interval_s, stacks=stacks, hang_after_s=options.hang_after_s)
+    # It is no hang watch: it looks at the stacks as often as it says.
+    watched = WatchOptions(
+        interval_s=options.interval_s, readonly=True, hang_after_s=options.hang_after_s, no_stacks=not stacks
+    )
+    subject = describe_subject(job, watched)
+    look = OwnLook(
+        job, subject, options.seconds, options.interval_s, stacks=stacks, hang_after_s=options.hang_after_s
+    )
     try:
         contents = Bundler(job, sink, look).run()
     except OSError as error:
@@ -52,7 +69,7 @@ COMMAND = Subcommand(
     BundleOptions,
     run,
     "bundle PID | --job [options]",
-    "Watch a job for some seconds and write evidence for a ticket into a private folder: Frames,\n"
+    "Watch a job for some seconds and write evidence for a ticket into a private folder: a recording,\n"
     "verdict, three dumps of all stacks, what may be read, logs, versions.\n"
     "Nothing is stopped, and no file is overwritten.\n" + PROMISE,
     EXIT_CODES,

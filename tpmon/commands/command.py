@@ -12,7 +12,7 @@ from dataclasses import field, fields
 from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from tpmon.errors import UsageError, exclude
+from tpmon.errors import ExitCode, TpmonError, UsageError, exclude
 from tpmon.model.frozen import dataclass
 from tpmon.report.text import Output, complain
 from tpmon.settings import BY_KEY, Setting, ValueKind
@@ -20,6 +20,7 @@ from tpmon.settings import BY_KEY, Setting, ValueKind
 if TYPE_CHECKING:
     from tpmon.config import Choices
     from tpmon.model.results.doctor import Update
+    from tpmon.model.results.recording import Subject
     from tpmon.probe.job.job import Job, Member
     from tpmon.session import DumpSink, SampleSink, Session
 
@@ -62,6 +63,8 @@ class Argument(NamedTuple):
     """What a flag takes that may not be typed with nothing in it."""
     needs_no_job: bool = False
     """It is no question about a job: none has to be named with it."""
+    takes_minus: bool = False
+    """Its value may begin with a minus sign, as -10m does."""
 
 
 def _declare(default: object, argument: Argument) -> Any:
@@ -95,6 +98,7 @@ def flag(
     takes: str = "",
     may_be_bare: bool = False,
     needs_no_job: bool = False,
+    takes_minus: bool = False,
 ) -> Any:
     """Declare an option of one call; without ``metavar`` it is a switch.
 
@@ -105,8 +109,15 @@ def flag(
         how |= {"nargs": "?", "const": ""}
     if not metavar:
         how, default = {"help": help, "action": "store_true"}, False
-    argument = Argument((name,), how, is_file=is_file, takes=takes, needs_no_job=needs_no_job)
+    argument = Argument(
+        (name,), how, is_file=is_file, takes=takes, needs_no_job=needs_no_job, takes_minus=takes_minus
+    )
     return _declare(() if many else default, argument)
+
+
+def file_argument(help: str) -> Any:  # noqa: A002
+    """Declare the one file that a command is for."""
+    return _declare("", Argument((), {"metavar": "FILE", "help": help}, is_file=True))
 
 
 def file_arguments(help: str) -> Any:  # noqa: A002
@@ -176,6 +187,17 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(
             formatter_class=plain, allow_abbrev=False, argument_default=argparse.SUPPRESS, **options
         )
+        self._take_minus: set[str] = set()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does, which takes -10m for a flag, also behind one that takes a value."""
+        words: list[str] = []
+        for word in args or ():
+            if words and words[-1] in self._take_minus and word[1:2].isdecimal():
+                words[-1] += f"={word}"
+            else:
+                words.append(word)
+        return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> Any:
         """Refuse the arguments; UsageError always."""
@@ -214,12 +236,19 @@ class CommandParser(argparse.ArgumentParser):
             if argument.setting is None:
                 own: dict[str, Any] = {"dest": name} if argument.names else {}
                 self.add_argument(*(argument.names or (name,)), **own, **argument.how)
+                self._take_minus.update(argument.names if argument.takes_minus else ())
             elif argument.is_typed:
                 self.add_setting(argument.setting)
 
 
 def _list_arguments(options: type) -> dict[str, Argument]:
     return {one.name: one.metadata["argument"] for one in fields(options)}
+
+
+def _took_pid(argument: Argument, word: object) -> bool:
+    """Tell whether an option that may be bare was followed by what must be the PID."""
+    may_be_bare = argument.names and argument.how.get("nargs") == "?"
+    return bool(may_be_bare) and isinstance(word, str) and word.isdecimal()
 
 
 def read_options(wanted: type[Asked], flags: Mapping[str, object], choices: Choices) -> Asked:
@@ -243,9 +272,9 @@ def read_options(wanted: type[Asked], flags: Mapping[str, object], choices: Choi
         raise exclude("PID and --job")
     needs_job = not any(argument.needs_no_job and name in flags for name, argument in declared.items())
     if found.get("job") is False and "pid" not in found and needs_job:
-        raise UsageError(
-            "which job? PID is missing", "tpmon ps lists the training jobs, --job takes the only one"
-        )
+        taken = [one.names[0] for name, one in declared.items() if _took_pid(one, flags.get(name))]
+        advice = "tpmon ps lists the training jobs, --job takes the only one"
+        raise UsageError("which job? PID is missing", f"the PID before {taken[0]}" if taken else advice)
     return wanted(**found)
 
 
@@ -360,11 +389,12 @@ def open_session(
 ) -> Session:
     """Start the probes; nothing is collected yet."""
     from tpmon.probe.collect.collector import Collector
+    from tpmon.record.crash import Watched, note_watched
     from tpmon.session import Session, collect_rarely
 
     collect_rarely()
     on_screen = bool(sample_sinks)  # a screen shows what comes first
-    return Session(
+    session = Session(
         Collector(job, options.interval_s, stacks=not options.no_stacks, threads_later=on_screen),
         sinks,
         options.interval_s,
@@ -373,4 +403,44 @@ def open_session(
         hang_after_s=options.hang_after_s,
         may_look=not (options.readonly or options.no_stacks),
         glance=on_screen,
+    )
+    note_watched(Watched(lambda: describe_subject(job, options), session.recall))
+    return session
+
+
+def describe_failure(error: BaseException) -> tuple[str, ExitCode]:
+    """Describe what ended a command: what it refused, a machine that lets no thread be started, or a bug."""
+    if not isinstance(error, TpmonError):
+        from tpmon.probe.base.worker import explain_limit
+        from tpmon.ui.terminal_io.terminal import report_crash
+
+        limit = explain_limit(error)
+        if limit is None:
+            return report_crash(error), ExitCode.BUG
+        error = limit
+    return f"tpmon: {error.what}\nTry: {error.try_this}", error.exit_code
+
+
+def describe_subject(
+    job: Job, options: WatchOptions, *, every_s: float = 0.0, log_lines: bool = True
+) -> Subject:
+    """Describe a job, and how it is watched, for a recording."""
+    from tpmon import __version__
+    from tpmon.model.known import NOT_APPLICABLE
+    from tpmon.model.results.recording import Subject
+    from tpmon.probe.base.procread import read_boot_id
+
+    return Subject(
+        os.uname().nodename,
+        job.user,
+        job.script,
+        job.root.pid,
+        job.root.start_ticks,
+        read_boot_id(),
+        __version__,
+        options.interval_s,
+        every_s,
+        NOT_APPLICABLE if options.hang_after_s is None else options.hang_after_s,
+        not (options.readonly or options.no_stacks),
+        log_lines,
     )

@@ -26,7 +26,7 @@ from tpmon.commands.command import (
 )
 from tpmon.errors import UsageError
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import is_known, known_or
+from tpmon.model.known import is_known
 from tpmon.report.text import Output, ReaderGone, complain
 from tpmon.settings import BY_KEY, parse_names, split_command
 
@@ -191,32 +191,11 @@ def is_enough(frame: Frame, until: frozenset[str], end_s: float) -> bool:
     return frame.target.state is TargetState.ENDED or time.monotonic() >= end_s
 
 
-def pick_exit_code(frame: Frame) -> int:
-    """Return the exit code of a Frame's verdict; of a job that has ended that of how it ended.
-
-    None is well while a card that the job is on, or may be, does not answer.
-    """
-    from tpmon.model.frame import TargetState
-    from tpmon.model.gpu import list_missed
-    from tpmon.model.process import Outcome
-    from tpmon.model.verdict import END_CAUSES, EXIT_CODES, Kind, pick_code
-
-    target = frame.target
-    if target.state is TargetState.ENDED:
-        return pick_code(Kind.IDLE, END_CAUSES[known_or(target.outcome, Outcome.UNKNOWN)])
-    finding = frame.verdict
-    if not is_known(finding):
-        return EXIT_CODES[Kind.NOT_ENOUGH_EVIDENCE]
-    code = pick_code(finding.kind, finding.cause)
-    missed = list_missed(known_or(frame.gpus, ()))
-    return code if code or not missed else EXIT_CODES[Kind.NOT_ENOUGH_EVIDENCE]
-
-
 def run(options: VerdictOptions) -> int:
     """Print the verdict once it was looked for long enough, or once it is what was waited for."""
     from tpmon.model.verdict import Kind
     from tpmon.probe.job.resolve import AWAIT_S
-    from tpmon.report.once import write_check, write_verdict
+    from tpmon.report.once import pick_exit_code, write_check, write_verdict
 
     setting_until = BY_KEY["diagnose.until"]
     until = parse_names(setting_until, options.until, setting_until.flag) if options.until else frozenset()

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from tpmon.capture.dialog import CaptureAsker, CaptureDialog, ChosenAnewError, judge_offers, read_hook
 from tpmon.commands.capture import SECONDS, capture_job, choose_ranks
-from tpmon.commands.command import WatchOptions, open_session
-from tpmon.errors import TpmonError
+from tpmon.commands.command import WatchOptions, describe_failure, describe_subject, open_session
+from tpmon.commands.recordings.switch import RecordingSwitch
+from tpmon.errors import ExitCode, TpmonError
 from tpmon.model.dump import DumpRequest
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
@@ -39,10 +40,10 @@ from tpmon.probe.job.discovery import read_ancestors, uses_cuda
 from tpmon.probe.job.job import Job
 from tpmon.probe.job.resolve import find_job_again
 from tpmon.report.capture import find_place, write_capture, write_capture_line
-from tpmon.report.stacks import write_dump, write_sample
+from tpmon.report.readings import write_reading
 from tpmon.report.text import Output, complain
 from tpmon.session import Session
-from tpmon.ui.monitor.controls import Controls, Errand, Notice, Order, Reading, Result, ScreenOptions
+from tpmon.ui.monitor.controls import Controls, Errand, Notice, Order, Result, ScreenOptions
 from tpmon.ui.monitor.requests import LOOKS_EVERY_S
 from tpmon.ui.monitor.start import run_screen
 
@@ -77,24 +78,37 @@ class Wiring:
         self._captures = False
         self._talk: CaptureDialog | None = None
         self._bundle_path = ""
+        self._switch = RecordingSwitch(job, options, self._tell_recording)
         self._left = threading.Event()
         self._late: list[str] = []
-        self.failures: list[BaseException] = []
+        self.failure: Applicable[tuple[str, ExitCode]] = NOT_APPLICABLE
+        """What ended the session: the lines that say so, and the exit code."""
 
     def start(self, sink: Callable[[Update], None], results: Callable[[Result], None]) -> None:
-        """Open the session and let it run."""
+        """Open the session and let it run, recorded from its first Frame on if that was asked for."""
 
         def take(update: Update) -> None:
             sink(update)
             if update.frame.target.state is TargetState.ENDED:
                 self._ended = True
                 self._end_looks()  # a session that is over hands out no further one
+                self._switch.end()
 
         self._results = results
         self._session = open_session(
             self._job, self._options, take, dump_sinks=(self._take_dump,), sample_sinks=(self._take_sample,)
         )
+        self._switch.follow(self._session)
         self._session.start(self._fail)
+
+    def record(self, path: str) -> None:
+        """Record the session from its first Frame on, "" names the file; UsageError if that cannot be."""
+        self._switch.open(path)
+
+    def _tell_recording(self, line: str, records: Applicable[bool]) -> None:
+        if self._left.is_set():
+            self._late.append(line)
+        self._results(Notice(line, passing=records is not False, records=records))
 
     def _take_dump(self, update: DumpUpdate) -> None:
         if self._look is not None:
@@ -109,7 +123,8 @@ class Wiring:
     def _fail(self, error: BaseException) -> None:
         if self._left.is_set():
             return  # descriptors are closed under whoever still reads
-        self.failures.append(error)
+        # Now, since the end of the screen, once it is asked for, is a matter of a second.
+        self.failure = describe_failure(error)
         os.kill(os.getpid(), signal.SIGTERM)  # ends the screen in order; the failure is told below
 
     def stop(self) -> None:
@@ -143,7 +158,9 @@ class Wiring:
             session.finish_sample()
         elif order is Errand.WRITE_SAMPLES:
             self._write_samples()
-        else:
+        elif order is Errand.RECORD:
+            self._switch.turn()
+        elif order is Errand.WRITE_BUNDLE:
             self._bundle(session)
 
     def _take_sample(self, update: SampleUpdate) -> None:
@@ -179,11 +196,11 @@ class Wiring:
 
         The root may be gone while ranks live on: a launcher that was killed, and a hang that stays.
         """
-        frames = self._session.frames() if self._session is not None else ()
+        steps = self._session.recall() if self._session is not None else ()
         if is_known(pid):
-            seen = (one for frame in reversed(frames) for one in frame.processes if one.pid == pid)
+            seen = (one for step in reversed(steps) for one in step.read.processes if one.pid == pid)
             return find_job_again(tuple(_identify(one) for one in islice(seen, 1)))
-        newest = frames[-1].processes if frames else ()
+        newest = steps[-1].read.processes if steps else ()
         ranks = (_identify(one) for one in newest if one.role is Role.RANK)
         return find_job_again((self._job.root, *ranks))
 
@@ -205,7 +222,8 @@ class Wiring:
             self._results(Notice(BUNDLING))
             return
         self._bundles = True
-        self._look = look = SharedLook(session, LOOKS_EVERY_S, stacks=not self._options.no_stacks)
+        subject = describe_subject(self._job, self._options)
+        self._look = look = SharedLook(session, subject, LOOKS_EVERY_S, stacks=not self._options.no_stacks)
         if self._ended:
             self._end_looks()
 
@@ -226,13 +244,20 @@ class Wiring:
         """Bring to an end what keys began, as far as there is time, and say what becomes of it."""
         self._left.set()
         self._end_looks()
+        self._switch.end()
         end_s = time.monotonic() + LEAVE_WITHIN_S
-        while (self._bundles or self._captures) and time.monotonic() < end_s:
+        while (self._bundles or self._captures or self._switch.busy) and time.monotonic() < end_s:
             time.sleep(_LOOK_S)
         said = list(self._late)
         if self._bundles:
             path = self._bundle_path or "the folder where tpmon was started"
             said.append(f"the bundle in {path} is not whole: tpmon was left while it was written")
+        if self._switch.busy:
+            path = self._switch.path or "its file"
+            said.append(
+                f"the recording in {path} was not finished in time: what was written can be replayed, with"
+                " FILE-wal beside it"
+            )
         if self._captures:
             said.append(
                 "the capture is cancelled, or ends by itself as asked: tpmon was left; what it wrote is not"
@@ -245,9 +270,14 @@ def _identify(process: ProcessSample) -> Identity:
     return Identity(process.pid, process.start_ticks)
 
 
-def watch_on_screen(job: Job, options: WatchOptions, output: Output) -> int:
-    """Draw the screen until it ends and return its exit code; a copy of its text goes to ``output``."""
+def watch_on_screen(job: Job, options: WatchOptions, output: Output, record: str | None = None) -> int:
+    """Draw the screen until it ends and return its exit code; a copy of its text goes to ``output``.
+
+    With ``record`` the job is recorded from the first Frame on, "" names the file itself.
+    """
     wiring = Wiring(job, options)
+    if record is not None:
+        wiring.record(record)
     try:
         result = run_screen(
             ScreenOptions(
@@ -263,14 +293,14 @@ def watch_on_screen(job: Job, options: WatchOptions, output: Output) -> int:
             ),
         )
     except SystemExit:  # before the screen was loaded
-        if wiring.failures:
-            raise wiring.failures[0] from None
+        if is_known(wiring.failure):
+            return _tell(*wiring.failure)
         raise
     said = wiring.leave()
     for line in said:
         complain(f"tpmon: {line}")
-    if wiring.failures:
-        raise wiring.failures[0]
+    if is_known(wiring.failure):
+        return _tell(*wiring.failure)
     if result.complaint:
         complain(result.complaint)
     if result.text:
@@ -278,22 +308,15 @@ def watch_on_screen(job: Job, options: WatchOptions, output: Output) -> int:
     return result.exit_code
 
 
+def _tell(said: str, code: ExitCode) -> int:
+    complain(said)
+    return code
+
+
 def trace_command(path: str, *, ascii_only: bool) -> tuple[str, ...]:
     """Return the command that shows a trace: a process of its own, so that numpy and the trace go again."""
     statement = "from tpmon.__main__ import main; sys.exit(main())"
     return call_python(statement, "trace", path, *(["--ascii"] if ascii_only else []))
-
-
-def write_reading(reading: Reading) -> str:
-    """Write a dump, hot functions or a capture as their commands print them."""
-    if isinstance(reading, CaptureUpdate):
-        return "\n".join(reading.report)
-    if isinstance(reading, SampleUpdate):
-        return "\n".join(write_sample(reading.hot)) if is_known(reading.hot) else reading.hot.reason
-    from tpmon.judge.dumps.describe import shorten_stack
-
-    dump = reading.dump
-    return "\n".join(write_dump(dump, shorten_stack)) if is_known(dump) else f"no stacks: {dump.reason}"
 
 
 def start_capture(find: Callable[[], Job], talk: CaptureDialog) -> None:

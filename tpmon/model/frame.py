@@ -192,10 +192,6 @@ def awaits_sources(frame: Frame) -> bool:
 
 
 FRAME_SPAN_S = 60.0
-EARLIER_SPAN_S = 300.0
-"""How far back whole Frames go, the last minute included: of the time before that one in
-``EARLIER_EVERY_S``, 25 at most."""
-EARLIER_EVERY_S = 10.0
 PULSE_SPAN_S = 600.0
 NO_STEPS = Missing("no hook in the training process", Why.ABSENT)
 
@@ -246,11 +242,10 @@ def pulse_of(frame: Frame) -> Pulse:
 
 
 class Window:
-    """Hold Frames for a minute, a few for five, Pulses for ten. Owned by one thread; views are tuples."""
+    """Hold Frames for a minute, Pulses for ten. Owned by one thread; views are tuples."""
 
     def __init__(self) -> None:
         self._frames: deque[Frame] = deque()
-        self._earlier: deque[Frame] = deque()
         self._pulses: deque[Pulse] = deque()
 
     def append(self, frame: Frame) -> None:
@@ -258,11 +253,7 @@ class Window:
         self._frames.append(frame)
         self._pulses.append(pulse_of(frame))
         while frame.taken_ns - self._frames[0].taken_ns > FRAME_SPAN_S * 1e9:
-            old = self._frames.popleft()
-            if not self._earlier or old.taken_ns - self._earlier[-1].taken_ns >= EARLIER_EVERY_S * 1e9:
-                self._earlier.append(old)
-        while self._earlier and frame.taken_ns - self._earlier[0].taken_ns > EARLIER_SPAN_S * 1e9:
-            self._earlier.popleft()
+            self._frames.popleft()
         while frame.taken_ns - self._pulses[0].taken_ns > PULSE_SPAN_S * 1e9:
             self._pulses.popleft()
 
@@ -273,10 +264,6 @@ class Window:
     def __len__(self) -> int:
         """Count the full Frames of the last minute."""
         return len(self._frames)
-
-    def earlier(self) -> tuple[Frame, ...]:
-        """Return the few full Frames that are kept of the minutes before, oldest first."""
-        return tuple(self._earlier)
 
     def last(self) -> Frame:
         """Return the newest Frame; IndexError when no Frame was appended yet."""

@@ -44,7 +44,7 @@ class FrameRecorder:
         """Open the file; UsageError where that cannot be. ``on_stop`` is called where writing has to end."""
         self._writer = RecordingWriter(path, subject, bounds)
         self._on_stop = on_stop
-        self._waiting: queue.Queue[Kept | None] = queue.Queue(WAITING)
+        self._waiting: queue.Queue[tuple[Kept, ...] | None] = queue.Queue(WAITING)
         self._lost = 0
         self._stopped = ""
         self._ended = threading.Event()
@@ -57,14 +57,14 @@ class FrameRecorder:
             self._writer.path, self._writer.frames, self._writer.size_bytes, self._lost, self._stopped
         )
 
-    def take(self, one: Kept) -> None:
-        """Hand over a Frame, a dump or samples; never wait."""
+    def take(self, *those: Kept) -> None:
+        """Hand over Frames, a dump or samples, in one piece; never wait."""
         if self._ended.is_set():
             return
         try:
-            self._waiting.put_nowait(one)
+            self._waiting.put_nowait(those)
         except queue.Full:
-            self._lost += 1
+            self._lost += len(those)
 
     def finish(self, within_s: float) -> RecorderState:
         """Write what waits, close the file, and return how that ended; wait for a dead disk no longer."""
@@ -91,8 +91,9 @@ class FrameRecorder:
             self._on_stop(self.state)
 
     def _write_all(self) -> None:
-        while (one := self._waiting.get()) is not None:
-            if isinstance(one, JudgedFrame):
-                self._writer.write(one)
-            else:
-                self._writer.keep(one)
+        while (those := self._waiting.get()) is not None:
+            for one in those:
+                if isinstance(one, JudgedFrame):
+                    self._writer.write(one)
+                else:
+                    self._writer.keep(one)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tpmon.judge.hysteresis import Standing
 from tpmon.model.codec import CodecError, decode
@@ -24,6 +24,8 @@ from tpmon.record.schema import connect_reader, limited, naming, refuse_file
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+Near = TypeVar("Near", DumpUpdate, SampleUpdate)
 
 MOST_EVENTS = 20_000
 """The newest so many are read."""
@@ -56,6 +58,10 @@ class Recording:
         self._base, self._descriptor = connect_reader(path)
         self._stream: tuple[int, int, LineReader, bytes] | None = None
         """The stream read last: its first Frame, the last one read, the reader after it, its line."""
+        self._history: tuple[tuple[int, Pulse], ...] = ()
+        """The figures read last, each with its number, oldest first."""
+        self._near: dict[str, tuple[int, DumpUpdate | SampleUpdate]] = {}
+        """What was read on demand and looked at last, by its kind, with its row."""
         try:
             with self._asking():
                 found = self._one("SELECT value FROM meta WHERE key = 'subject'")
@@ -103,6 +109,7 @@ class Recording:
         """Look for what was written since, and tell whether it is more."""
         with self._asking():
             last = self._end("DESC") or self.last
+            self.first = self._end("ASC") or self.first  # the oldest hours may have gone
         moved, self.last = last.n != self.last.n, last
         return moved
 
@@ -185,15 +192,20 @@ class Recording:
     def pulses(self, n: int) -> tuple[Pulse, ...]:
         """Return the main figures of the ten minutes up to Frame ``n``."""
         with self._asking():
-            columns = ", ".join(HISTORY)
-            rows = self._all(
-                f"SELECT mono_ns, {columns} FROM pulse WHERE n <= ? AND mono_ns >= "  # noqa: S608  # our own names
-                "(SELECT mono_ns FROM pulse WHERE n = ?) - ? ORDER BY n",
-                n,
-                n,
-                int(PULSE_SPAN_S * 1e9),
-            )
-            return tuple(parse_pulse(mono_ns, cells) for mono_ns, *cells in rows)
+            known = self._history if self._history and self._history[-1][0] <= n else ()
+            columns = ", ".join(HISTORY)  # our own names
+            query = f"SELECT n, mono_ns, {columns} FROM pulse WHERE n <= ? AND n > ? ORDER BY n DESC"  # noqa: S608
+            new: list[tuple[int, Pulse]] = []
+            for at, mono_ns, *cells in self._base.execute(query, (n, known[-1][0] if known else -1)):
+                pulse = parse_pulse(mono_ns, cells)
+                if new and pulse.taken_ns < new[0][1].taken_ns - PULSE_SPAN_S * 1e9:
+                    known = ()
+                    break
+                new.append((at, pulse))
+            found = (*known, *reversed(new))
+            since_ns = found[-1][1].taken_ns - PULSE_SPAN_S * 1e9 if found else 0
+            self._history = tuple(one for one in found if one[1].taken_ns >= since_ns)
+            return tuple(pulse for _at, pulse in self._history)
 
     def verdicts(self) -> tuple[VerdictSpan, ...]:
         """Return the spans of one verdict each, oldest first."""
@@ -219,21 +231,26 @@ class Recording:
 
     def dump_near(self, n: int) -> Applicable[DumpUpdate]:
         """Return the dump nearest to Frame ``n`` that somebody asked for."""
-        body = self._find_artifact("dump", n)
-        with self._asking():
-            return NOT_APPLICABLE if body is None else decode(DumpUpdate, body)
+        return self._find_near("dump", n, DumpUpdate)
 
     def sample_near(self, n: int) -> Applicable[SampleUpdate]:
         """Return the hot functions nearest to Frame ``n``."""
-        body = self._find_artifact("sample", n)
-        with self._asking():
-            return NOT_APPLICABLE if body is None else decode(SampleUpdate, body)
+        return self._find_near("sample", n, SampleUpdate)
 
-    def _find_artifact(self, kind: str, n: int) -> str | None:
+    def _find_near(self, kind: str, n: int, shape: type[Near]) -> Applicable[Near]:
+        """Return what is nearest, the same object as before where it is the same row."""
         with self._asking():
-            query = "SELECT body FROM artifact WHERE kind = ? ORDER BY abs(n - ?), id DESC LIMIT 1"
+            query = "SELECT id FROM artifact WHERE kind = ? ORDER BY abs(n - ?), id DESC LIMIT 1"
             found = self._one(query, kind, n)
-            return unpack_once(found[0]).decode("utf-8", "replace") if found else None
+            if found is None:
+                return NOT_APPLICABLE
+            row, known = found[0], self._near.get(kind)
+            if known is not None and known[0] == row and isinstance(known[1], shape):
+                return known[1]
+            body = self._one("SELECT body FROM artifact WHERE id = ?", row)[0]
+            near = decode(shape, unpack_once(body).decode("utf-8", "replace"))
+            self._near[kind] = (row, near)
+            return near
 
     def _read_line(self, n: int) -> bytes:
         """Return the line of a Frame: on in the stream read last, or from the beginning of its own."""

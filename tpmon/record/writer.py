@@ -9,6 +9,7 @@ import fcntl
 import os
 import sqlite3
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -52,6 +53,8 @@ _ADD_VERDICT = (
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
 HIDDEN_LINE = "(not recorded)"
+MOST_COPIED_BYTES = 64 << 20
+"""Of the steps that are at hand: some MB at most, unless something is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,16 +354,20 @@ def _hide_log(frame: Frame) -> Frame:
     return replace(frame, output=tuple(map(hide, frame.output)), verdict=finding)
 
 
-def copy_recording(path: str, subject: Subject, steps: tuple[JudgedFrame, ...]) -> None:
-    """Write steps that are at hand into a new recording.
+def copy_recording(
+    path: str, subject: Subject, steps: Sequence[JudgedFrame], asked: Sequence[DumpUpdate | SampleUpdate] = ()
+) -> None:
+    """Write steps that are at hand, and what was asked for meanwhile, into a new recording.
 
     Raises:
         UsageError: when the file cannot be made.
         StoppedError: when it cannot be written.
     """
-    writer = RecordingWriter(path, subject, RecordingBounds(least_free_bytes=0))
+    writer = RecordingWriter(path, subject, RecordingBounds(MOST_COPIED_BYTES, least_free_bytes=0))
     try:
         for step in steps:
             writer.write(step)
+        for reading in asked:
+            writer.keep(reading)
     finally:
         writer.close()

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Union
 
 from tpmon.errors import UsageError
-from tpmon.model.codec import encode
 from tpmon.model.frame import Frame, Pulse
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.text.job_words import name_verdict
 from tpmon.model.units import count_of, format_bytes, format_seconds
+from tpmon.record.step import JudgedFrame
 from tpmon.view.layout import lay_paragraph
 
 README = "README.txt"
@@ -212,9 +212,6 @@ def to_text(lines: Sequence[str]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
 
 
-MOST_FRAME_BYTES = 64 << 20
-
-
 def say_verdict(frame: Frame) -> str:
     """Write the verdict of a Frame in a line."""
     finding = frame.verdict
@@ -229,26 +226,13 @@ def write_versions(versions: Iterable[tuple[str, Known[str]]]) -> list[str]:
     ]
 
 
-def describe_frames(seen: int, lines: Sequence[str]) -> str:
-    """Describe how many of the ``seen`` Frames are in the file."""
-    there = f"{seen} Frames" if len(lines) == seen else f"the newest {len(lines)} of {seen} Frames"
-    return f"{there}, one a line"
+def describe_steps(steps: Sequence[JudgedFrame]) -> str:
+    """Describe how far back a recording goes, and how it is read."""
+    span_s = (steps[-1].read.taken_ns - steps[0].read.taken_ns) / 1e9 if steps else 0.0
+    return f"the last {format_seconds(span_s)} as the screen showed them: tpmon replay recording.tpmon"
 
 
 def describe_pulses(pulses: Sequence[Pulse]) -> str:
-    """Describe how far back the main figures go: much further than the Frames."""
+    """Describe how far back the main figures go: much further than the recording of a large job."""
     span_s = (pulses[-1].taken_ns - pulses[0].taken_ns) / 1e9
     return f"the main figures of the last {format_seconds(span_s)}, one reading a line"
-
-
-def encode_frames(frames: Sequence[Frame]) -> list[str]:
-    """Encode the newest Frames that fit into ``MOST_FRAME_BYTES``, oldest first."""
-    lines: list[str] = []
-    room = MOST_FRAME_BYTES
-    for frame in reversed(frames):
-        line = encode(frame)
-        room -= len(line)
-        if room < 0:
-            break
-        lines.append(line)
-    return lines[::-1]

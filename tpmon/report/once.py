@@ -6,12 +6,12 @@ Lines have at most 100 columns, except commands to paste. Tables and figures are
 from __future__ import annotations
 
 from tpmon.model.frame import Frame, TargetState
-from tpmon.model.gpu import GpuSample
+from tpmon.model.gpu import GpuSample, list_missed
 from tpmon.model.known import Missing, is_known, known_or
-from tpmon.model.process import Role
+from tpmon.model.process import Outcome, Role
 from tpmon.model.text import job_words
 from tpmon.model.units import count_of, format_bytes, format_clock, format_seconds, say_pct
-from tpmon.model.verdict import Finding
+from tpmon.model.verdict import END_CAUSES, EXIT_CODES, Finding, Kind, pick_code
 from tpmon.report.blocks import write_rows, write_unread
 from tpmon.view.cards import card_ink, list_card_columns, order_cards, say_troubles
 from tpmon.view.job import describe_io, describe_job, say_device, say_settings
@@ -227,3 +227,19 @@ def _write_also(finding: Finding) -> list[str]:
         lines.append(f"{'' if lines else 'also try':<{LABEL_WIDTH}}{first}")
         lines += [f"{'':<{LABEL_WIDTH}}  {text}" for text in pasted]
     return lines
+
+
+def pick_exit_code(frame: Frame) -> int:
+    """Return the exit code of a Frame's verdict; of a job that has ended that of how it ended.
+
+    None is well while a card that the job is on, or may be, does not answer.
+    """
+    target = frame.target
+    if target.state is TargetState.ENDED:
+        return pick_code(Kind.IDLE, END_CAUSES[known_or(target.outcome, Outcome.UNKNOWN)])
+    finding = frame.verdict
+    if not is_known(finding):
+        return EXIT_CODES[Kind.NOT_ENOUGH_EVIDENCE]
+    code = pick_code(finding.kind, finding.cause)
+    missed = list_missed(known_or(frame.gpus, ()))
+    return code if code or not missed else EXIT_CODES[Kind.NOT_ENOUGH_EVIDENCE]

@@ -192,7 +192,7 @@ def _lay_beside(label: str, lines: Sequence[str]) -> list[str]:
 
 _ASCII = {
     ord(sign): likeness
-    for sign, likeness in zip("─═·…±×–—→’µ°▓▒░▁▂▃▄▅▆▇█", "-=|~~x-->'u =+:_.:-=+*#", strict=True)  # noqa: RUF001
+    for sign, likeness in zip("─═┴·…±×–—→’µ°▓▒░▁▂▃▄▅▆▇█", "-='|~~x-->'u =+:_.:-=+*#", strict=True)  # noqa: RUF001
 }
 
 

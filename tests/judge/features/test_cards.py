@@ -17,7 +17,6 @@ from tests.judging import hold, make_phases, said, scene_of
 from tests.painted import screen_of
 from tests.starving import line_up
 from tests.waits import wait_of
-from tpmon.commands.diagnose import pick_exit_code
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.card_use import find_gpu_idle, judge_hollow
 from tpmon.judge.features.readings import NO_FRAMES, mean_known
@@ -36,7 +35,7 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.text.job_words import state_facts
 from tpmon.model.verdict import Confidence, Finding, Kind
 from tpmon.probe.gpu.mapping import OWN_NAMESPACE
-from tpmon.report.once import write_once
+from tpmon.report.once import pick_exit_code, write_once
 
 
 def second_by_second(cards_at, seconds=60, phases=None):

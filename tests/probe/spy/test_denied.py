@@ -263,4 +263,4 @@ def test_a_bundle_has_all_but_stacks_and_the_doctor_of_it(case, call, job, tmp_p
     doctor = in_one_line((tmp_path / "evidence" / "doctor.txt").read_text())
     assert "not allowed or not there: " in doctor or "not known: " in doctor
     assert "(doctor: " not in doctor
-    assert (tmp_path / "evidence" / "frames.jsonl").stat().st_size
+    assert (tmp_path / "evidence" / "recording.tpmon").stat().st_size

@@ -298,3 +298,22 @@ async def _(s):
     assert s.asked == []
     await s.press("L")
     assert s.asked == [DumpRequest(Asker.KEY, variables=True)]
+
+
+@CHECKS.of("record")
+async def _(s):
+    await s.press("ctrl+r")
+    assert s.asked == [Errand.RECORD]
+    assert "begins to record ..." in s.text
+    assert " REC " not in s.text
+    await s.send_result(Notice("records in a.tpmon, from 4m10s ago on; ctrl-r ends it", passing=True, records=True))
+    assert "from 4m10s ago on" in s.text
+    assert " REC " in s.text.splitlines()[0]
+    await s.press("/", "ctrl+r", "escape")
+    assert s.asked == [Errand.RECORD], "not while a filter is typed"
+    await s.press("ctrl+r")
+    assert s.asked == [Errand.RECORD] * 2
+    assert "ends the recording ..." in s.text
+    await s.send_result(Notice("recorded 12 Frames in a.tpmon, 40K", records=False))
+    assert " REC " not in s.text
+    assert list(s.app.notices) == ["recorded 12 Frames in a.tpmon, 40K"], "printed again at the end"

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.frames import make_finding, make_frame, make_target, make_view
-from tests.goldens import capture_views
+from tests.goldens import capture_views, dump_views
 from tests.painted import join
-from tests.ui.monitor import key_checks_capture, key_checks_job, key_checks_stacks
+from tests.playbacks import make_playback
+from tests.ui.monitor import key_checks_capture, key_checks_job, key_checks_replay, key_checks_stacks
 from tests.ui.monitor.driving import drive
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -27,7 +28,11 @@ from tpmon.ui.traces import keys as trace_keys
 from tpmon.view.layout import Size
 
 DOCS = Path(__file__).parents[3] / "docs" / "keys.md"
-CHECKS = {**key_checks_job.CHECKS, **key_checks_stacks.CHECKS, **key_checks_capture.CHECKS}
+CHECKS = {
+    key_id: check
+    for part in (key_checks_job, key_checks_stacks, key_checks_capture, key_checks_replay)
+    for key_id, check in part.CHECKS.items()
+}
 
 
 def all_views() -> Iterator[ViewState]:
@@ -37,6 +42,11 @@ def all_views() -> Iterator[ViewState]:
         frames, Overlay, (NOT_APPLICABLE, *Pane), Pane, ("", "w0"), (0.5, 1.0, 10.0)
     ):
         yield make_view(frame, overlay=overlay, zoom=zoom, focus=focus, filter_text=text, interval_s=interval_s)
+    for overlay, zoom, focus, dump, paused in product(
+        Overlay, (NOT_APPLICABLE, *Pane), Pane, (NOT_APPLICABLE, dump_views.torn()), (True, False)
+    ):
+        playback = make_playback(paused=paused)
+        yield make_view(overlay=overlay, zoom=zoom, focus=focus, dump=dump, playback=playback, time_text="3")
 
 
 def test_each_row_has_an_id_words_in_the_docs_too_something_to_do_and_a_check():
@@ -92,6 +102,18 @@ def test_no_key_means_two_things_at_once_and_whatever_is_shown_does_something():
                 assert key.deed(view) != view, (key.id, view)
 
 
+def test_a_recording_offers_nothing_that_asks_the_job_and_says_so():
+    view = make_view(make_frame(verdict=make_finding()), playback=make_playback(), dump=dump_views.torn())
+    for overlay in (Overlay.NONE, Overlay.STACKS):
+        shown = replace(view, overlay=overlay)
+        assert not {key.id for key in KEYS if key.when.holds(shown)} & set(monitor_keys.LIVE)
+    for name in (*"DmRNLfFtbca8", "ctrl+r"):
+        assert say_unused(name, view) == "recorded, not live", name
+    assert say_unused("w", view) == "w works in the stacks, once some are read"
+    assert names_shown(view) >= {*"p[](),.:^$+-d6vYyes/", "q", "?"}
+    assert not names_shown(make_view(make_frame())) & set("[](),.:^$")
+
+
 def names_shown(view):
     return {name for key in keys_shown(view) for name in key.keys}
 
@@ -121,6 +143,8 @@ HELPED = [
         for behind in (Overlay.CAPTURE, Overlay.NONE)
         for capture in (capture_views.offered(cuda=True), capture_views.priced(), capture_views.recording())
     ),
+    {"frame": JUDGED, "filter_text": "x", "dump": dump_views.torn(), "playback": make_playback()},
+    {"frame": JUDGED, "behind": Overlay.STACKS, "dump": dump_views.torn(), "playback": make_playback()},
 ]
 """Views below a help, over the plan of a capture too."""
 

@@ -10,12 +10,14 @@ from rich.cells import cell_len
 
 from tests import frames
 from tests.goldens import dump_views, sample_views
+from tests.playbacks import make_moment, make_playback, make_recorded, make_span
 from tpmon.model.dump import Asker
 from tpmon.model.frame import HISTORIES, Frame, TargetState
 from tpmon.model.gpu import GpuProcess, GpuState, MigInstance, ThrottleShare
 from tpmon.model.host import NetworkSample, Pool, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Missing, NotApplicable
 from tpmon.model.process import EnvironmentSetting, Role
+from tpmon.model.results.replay import SPEEDS
 from tpmon.model.units import clean_text
 from tpmon.model.verdict import Confidence, Evidence, Kind, SinceIs
 from tpmon.ui.kit.keys import Overlay
@@ -174,10 +176,27 @@ def any_stacks(draw):
 
 
 @st.composite
+def playbacks(draw):
+    """A recording of any length, whose parts need not lie in it, nor in their order."""
+    ago_s = st.integers(-10_000, 10_000)
+    spans = st.builds(make_span, st.just(1), st.just(9), st.sampled_from(Kind) | optional, st.tuples(ago_s, ago_s))
+    return make_playback(
+        **{name: make_moment(n, draw(ago_s)) for n, name in enumerate(("begin", "shown", "end"))},
+        speed=draw(st.sampled_from(SPEEDS)),
+        paused=draw(st.booleans()),
+        live=draw(st.booleans()),
+        verdicts=tuple(draw(st.lists(spans, max_size=9))),
+        events=tuple(make_recorded(1, "gone", draw(ago_s)) for _ in range(draw(st.integers(0, 3)))),
+    )
+
+
+optional = st.just(NOT_APPLICABLE)
+
+
+@st.composite
 def any_view(draw):
     frame = draw(st.one_of(REASONS, any_frame(), any_frame(), any_frame()))
     pids = [0] + ([p.pid for p in frame.processes] if isinstance(frame, Frame) else [])
-    optional = st.just(NOT_APPLICABLE)
     return frames.make_view(
         frame,
         pulses=frames.make_pulses(frame, draw(st.integers(0, 90))) if isinstance(frame, Frame) else (),
@@ -199,6 +218,8 @@ def any_view(draw):
         behind=draw(st.sampled_from([Overlay.NONE, Overlay.STACKS, Overlay.SAMPLE])),
         sample=draw(optional | st.sampled_from(SAMPLES)),
         offered_ns=draw(optional | st.just(frames.NOW_NS)),
+        playback=draw(optional | playbacks()),
+        time_text=draw(TEXTS),
         **draw(any_stacks()),
     )
 

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from tpmon import __version__
 from tpmon.commands.command import (
     EXIT_CODES,
     PROMISE,
     Subcommand,
     WatchOptions,
+    describe_subject,
     find_job,
     flag,
     open_session,
@@ -120,30 +120,6 @@ def _read_bounds(options: RecordOptions) -> RecordingBounds:
     from tpmon.record.writer import RecordingBounds
 
     return RecordingBounds(most_bytes=parse_size(options.max_size))
-
-
-def describe_subject(
-    job: Job, options: WatchOptions, *, every_s: float = 0.0, log_lines: bool = True
-) -> Subject:
-    """Describe a job, and how it is watched, for a recording."""
-    from tpmon.model.known import NOT_APPLICABLE
-    from tpmon.model.results.recording import Subject
-    from tpmon.probe.base.procread import read_boot_id
-
-    return Subject(
-        os.uname().nodename,
-        job.user,
-        job.script,
-        job.root.pid,
-        job.root.start_ticks,
-        read_boot_id(),
-        __version__,
-        options.interval_s,
-        every_s,
-        NOT_APPLICABLE if options.hang_after_s is None else options.hang_after_s,
-        not (options.readonly or options.no_stacks),
-        log_lines,
-    )
 
 
 def name_recording(job: Job) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from datetime import datetime
 from enum import Enum
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from tpmon.model.dump import Dump, DumpState, ShownFrame, StackGroup
-from tpmon.model.frame import Frame, Pulse
+from tpmon.model.frame import Event, Frame, Pulse
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, Known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.results.sample import HotSample, SampleState
+
+if TYPE_CHECKING:  # what is watched now does without it
+    from tpmon.model.results.replay import Playback
 
 DOCTOR_SCHEMA = "tpmon.doctor/1"
 _OfKernel = Literal["py-spy", "yama", "capability", "container", "hidepid", "seccomp", "lsm", "perf"]
@@ -106,10 +109,16 @@ def say_refusal(error: OSError, check: CheckName) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Hand one second to a sink: the Frame and the thin history up to it, oldest first."""
+    """Hand one second to a sink: the Frame and the thin history up to it, oldest first.
+
+    Of a recording ``events`` are those up to this Frame, as many as a screen keeps; those of a job that is
+    watched are in its Frames, one after the other.
+    """
 
     frame: Frame
     pulses: tuple[Pulse, ...]
+    playback: Applicable[Playback] = NOT_APPLICABLE
+    events: Applicable[tuple[Event, ...]] = NOT_APPLICABLE
 
 
 @dataclass(frozen=True, slots=True)

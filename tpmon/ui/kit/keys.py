@@ -83,6 +83,8 @@ class Overlay(Enum):
     HELP = "help"
     FILTER = "filter"
     """The filter line is being typed."""
+    TIME = "time"
+    """A time of a recording is being typed; what it covers stays in sight."""
     DETAILS = "details"
     """Everything about the row under the cursor."""
     STACK = "stack"
@@ -247,7 +249,7 @@ def _list_names(sign: str) -> tuple[str, ...]:
 
 
 EVER: Situation[ScreenState] = Situation(lambda _view: True, "always")
-NOT_TYPING: Situation[ScreenState] = Situation(lambda view: view.overlay is not Overlay.FILTER, "always")
+NOT_TYPING: Situation[ScreenState] = Situation(lambda view: view.typed == "", "always")
 TYPING: Situation[ScreenState] = Situation(
     lambda view: view.overlay is Overlay.FILTER, "while the filter is typed"
 )
@@ -312,15 +314,19 @@ def list_help(table: Sequence[Key[View, Deed_co]], view: View, below: View) -> l
 
 
 def paint_footer(view: ScreenState, keys: Sequence[KeyHelp], width: int) -> list[Line]:
-    """Paint the filter being typed, else the answer to the last key in all its lines, and the keys."""
+    """Paint the line being typed, else the answer to the last key in all its lines, and the keys."""
     message, head = view.message, [Item(0, view.typed, Ink.STRONG)] if view.typed else []
+    said = lay_text(message, width, Ink.STRONG)
     if not head and count_cells(message) > width - 2:
-        return lay_text(message, width, Ink.STRONG)
+        return said
     text = cut(message, width - 2)
     answer = [Item(0, text, Ink.STRONG)] if text else []
     offered = sorted((key for key in keys if key.priority > 0), key=lambda key: key.priority)
     items = [Item(100 + n, f"{key.keys[0]} {key.footer}") for n, key in enumerate(offered)]
-    return [justify([*head, *items], answer, width, gap=3 if width >= 100 else 2)]
+    gap = 3 if width >= 100 else 2
+    if head and count_cells(view.typed) + count_cells(message) + 2 * gap > width:
+        return [*said, justify([*head, *items], [], width, gap)]
+    return [justify([*head, *items], answer, width, gap)]
 
 
 TINY_WIDTH = 30

@@ -44,6 +44,13 @@ def age_of(view: ViewState, age_s: float) -> float:
     return age_s + max(0.0, (now_ns - view.frame.taken_ns) / 1e9)
 
 
+def say_ago(view: ViewState, age_s: float) -> str:
+    """Write how long ago something was; of a recording it may be later than what is shown."""
+    if age_s < 0 and is_known(view.playback):
+        return f"{format_seconds(-age_s)} later"
+    return f"{format_seconds(max(0.0, age_s))} ago"
+
+
 def is_old(view: ViewState, age_s: float, group: str = "") -> bool:
     """Tell whether a reading of this age at painting is overdue."""
     turns = OLD_INTERVALS + QUIET_INTERVALS.get(group, 0)

@@ -20,7 +20,7 @@ from textual.timer import Timer
 
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.frame import Event
-from tpmon.model.known import NOT_APPLICABLE, Missing, NotApplicable, is_known
+from tpmon.model.known import NOT_APPLICABLE, Missing, NotApplicable, is_known, known_or
 from tpmon.model.results.capture import CaptureChoice, CaptureRequest, CaptureUpdate
 from tpmon.model.results.doctor import DumpUpdate, SampleUpdate, Update
 from tpmon.model.results.sample import SampleRequest
@@ -28,14 +28,16 @@ from tpmon.model.units import clean_text
 from tpmon.ui.kit.keys import Effect, Move, Overlay
 from tpmon.ui.monitor import alerts as paste
 from tpmon.ui.monitor import layout as panes
+from tpmon.ui.monitor import replay as times
 from tpmon.ui.monitor import state as actions
-from tpmon.ui.monitor.controls import Controls, Inbox, Notice, Result, ScreenOptions, keep_newest, turns_bad
+from tpmon.ui.monitor.controls import Controls, Inbox, Notice, Result, ScreenOptions, turns_bad
 from tpmon.ui.monitor.keys import Demand, find_key, keys_shown, say_unused
 from tpmon.ui.monitor.requests import keep_own_price, say_toast
 from tpmon.ui.monitor.start import Paint, first_view
 from tpmon.ui.monitor.state import ViewState
 from tpmon.ui.terminal_io import editor
 from tpmon.ui.terminal_io.driver import ScreenDriver
+from tpmon.view.events import keep_newest
 
 STALLED_SECONDS = 1.3
 """Without an Update for this long the screen is repainted, so that ages grow."""
@@ -101,6 +103,8 @@ class MonitorApp(Shell[ViewState]):
             offer = "  (o opens it)" if result.trace else ""
             if result.trace:
                 self.defer(lambda: setattr(self, "view", replace(self.view, captured=result.trace)))
+            if is_known(records := result.records):
+                self.defer(lambda: setattr(self, "view", replace(self.view, records=records)))
             self.defer(lambda: self.say(text + offer, RESULT_SECONDS))
         elif self._inbox.put(result):
             self._tell_arrival()
@@ -119,6 +123,7 @@ class MonitorApp(Shell[ViewState]):
         self._events = keep_newest((*self._events, *events_since))
         if update is not None:
             self._newest = update
+            self._events = known_or(update.events, self._events)
             if self._rings and turns_bad(update, events_since):
                 self.bell()
         view = self.view
@@ -137,8 +142,7 @@ class MonitorApp(Shell[ViewState]):
         if view.message and now_ns > self._message_until_ns:
             view = replace(view, message="")
         if self._newest is not None and not is_known(view.paused_ns):
-            newest = self._newest
-            view = replace(view, frame=newest.frame, pulses=newest.pulses, events=self._events, now_ns=now_ns)
+            view = actions.with_update(view, self._newest, self._events, now_ns)
         else:
             view = replace(view, now_ns=now_ns)
         for name, reading in self._readings.items():
@@ -165,7 +169,12 @@ class MonitorApp(Shell[ViewState]):
 
     def begin(self) -> ViewState:
         """Return the view before a key, without the last message."""
-        return replace(self.view, message="", now_ns=self._clock())
+        view = replace(self.view, message="")
+        return view if is_known(view.playback) else replace(view, now_ns=self._clock())
+
+    def type(self, view: ViewState, text: str) -> ViewState:
+        """Add typed or pasted text to the time or to the filter."""
+        return times.type_time(view, text) if view.overlay is Overlay.TIME else super().type(view, text)
 
     def move(self, view: ViewState, move: Move) -> ViewState:
         """Move the cursor, or scroll."""

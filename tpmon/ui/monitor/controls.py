@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -11,12 +10,14 @@ from typing import Union
 from tpmon.model.dump import DumpRequest
 from tpmon.model.frame import Event, EventKind
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 from tpmon.model.results.capture import CaptureAnswer, CaptureChoice, CaptureRequest, CaptureUpdate
 from tpmon.model.results.doctor import DumpUpdate, SampleUpdate, Update
+from tpmon.model.results.replay import TimeJump, TimeMove
 from tpmon.model.results.sample import SampleRequest
 from tpmon.model.verdict import pick_code
 from tpmon.ui.monitor.state import ViewState
+from tpmon.view.events import keep_newest
 
 
 class Errand(Enum):
@@ -25,19 +26,26 @@ class Errand(Enum):
     END_SAMPLING = "end the sampling early, and keep what it has"
     WRITE_SAMPLES = "write what was sampled into files for other tools"
     WRITE_BUNDLE = "write a bundle for a ticket"
+    RECORD = "record the job into a file, or end that"
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Hold an errand's result, printed again at the end unless ``passing``, and the ``trace`` it wrote."""
+    """Hold an errand's result, printed again at the end unless ``passing``, and the ``trace`` it wrote.
+
+    ``records`` tells whether the job is recorded from now on, where that is what has changed.
+    """
 
     text: str
     passing: bool = False
     trace: str = ""
+    records: Applicable[bool] = NOT_APPLICABLE
 
 
-Order = Union[DumpRequest, SampleRequest, CaptureRequest, CaptureChoice, CaptureAnswer, Errand]
-"""The requests of keys to the session."""
+Order = Union[
+    DumpRequest, SampleRequest, CaptureRequest, CaptureChoice, CaptureAnswer, Errand, TimeMove, TimeJump
+]
+"""The requests of keys to the session, or to the player of a recording."""
 Reading = Union[DumpUpdate, SampleUpdate, CaptureUpdate]
 """The readings for an order, also while they grow."""
 Result = Union[Reading, Notice]
@@ -73,41 +81,16 @@ class Controls:
     """Return the command that shows a trace on the terminal."""
 
 
-EVENT_LIMIT = 500
-EVERYDAY_KEPT = 100
-"""At least so many everyday events are kept."""
-_OF_WORKERS = re.compile(r"epoch respawn: |(?:\d+ )?(?:compile )?workers? ")
-_KILLED = re.compile(r" gone: (?!exit 0)")
-_EVERYDAY = (EventKind.PROBE, EventKind.OUTPUT, EventKind.COMPILE)
-
-
-def is_everyday(event: Event) -> bool:
-    """Tell whether an event may come each epoch: of a worker, a log, the compiler or tpmon itself."""
-    of_worker = event.kind is EventKind.PROCESS and _OF_WORKERS.match(event.text) is not None
-    if of_worker and _KILLED.search(event.text):
-        return False
-    return of_worker or event.kind in _EVERYDAY
-
-
-def keep_newest(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Keep 500 events at most, in their order; everyday ones go first.
-
-    Else 128 workers that start anew each epoch would push out the verdicts of the night within hours.
-    """
-    if len(events) <= EVENT_LIMIT:
-        return tuple(events)
-    everyday = [number for number, event in enumerate(events) if is_everyday(event)]
-    others = sorted(set(range(len(events))).difference(everyday))
-    others = others[min(EVERYDAY_KEPT, len(everyday)) - EVENT_LIMIT :]
-    kept = sorted((*others, *everyday[len(others) - EVENT_LIMIT :]))
-    return tuple(events[number] for number in kept)
-
-
 def turns_bad(update: Update, events: Sequence[Event]) -> bool:
     """Tell whether a new verdict that accuses is among ``events``: then the bell rings."""
     verdict = update.frame.verdict
     accuses = is_known(verdict) and pick_code(verdict.kind, verdict.cause) in (10, 12)
     return accuses and any(event.kind is EventKind.VERDICT for event in events)
+
+
+def add_events(before: Sequence[Event], update: Update) -> tuple[Event, ...]:
+    """Return the events up to an Update: those of a job that is watched are in its Frames."""
+    return keep_newest(known_or(update.events, (*before, *update.frame.events)))
 
 
 class Inbox:
@@ -125,7 +108,7 @@ class Inbox:
             first = self._update is None and not self._readings
             if isinstance(one, Update):
                 self._update = one
-                self._events = keep_newest((*self._events, *one.frame.events))
+                self._events = add_events(self._events, one)
             else:
                 self._readings[type(one)] = one
             return first

@@ -16,8 +16,10 @@ from typing import Union
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.results.capture import Change, fewer_steps, more_steps, next_kind, other_ranks
+from tpmon.model.results.replay import SPEEDS, TimeMove
 from tpmon.ui.kit import keys as kit
 from tpmon.ui.kit.keys import Overlay
+from tpmon.ui.monitor import replay as times
 from tpmon.ui.monitor import requests as asks
 from tpmon.ui.monitor import state as actions
 from tpmon.ui.monitor.controls import Asked, Errand
@@ -91,8 +93,8 @@ NO_ROWS = When(
 )
 MOVABLE = When(
     lambda view: (
-        view.overlay not in (Overlay.NONE, Overlay.FILTER)
-        or (view.is_bare and (is_known(view.zoom) or view.focus in PANES_WITH_ROWS))
+        kit.NOT_TYPING.holds(view)
+        and (not view.is_bare or is_known(view.zoom) or view.focus in PANES_WITH_ROWS)
     ),
     "in rows, in a pane alone, in what is over the panes",
 )
@@ -188,6 +190,22 @@ STOPPABLE = When(
     lambda view: _stacks(view) and _alive(view) and len(list_stoppable(view)) > 0,
     "in the stacks, where py-spy could not read a process; never with --readonly",
 )
+RECORDED = When(times.is_recorded, "in a recording")
+PLAYABLE = When(times.can_play, "in a recording, before its end")
+BEFORE_END = When(times.is_before_end, "in a recording, before its end")
+AFTER_BEGIN = When(times.is_after_begin, "in a recording, after its begin")
+SPEEDABLE = When(times.can_speed_up, f"in a recording, below {SPEEDS[-1]:g}x")
+SLOWABLE = When(partial(times.is_faster_than, speed=SPEEDS[0]), f"in a recording, above {SPEEDS[0]:g}x")
+TYPING_TIME = When(lambda view: view.overlay is Overlay.TIME, "while a time is typed")
+TYPED_TIME = When(lambda view: TYPING_TIME.holds(view) and view.time_text != "", "while a time is typed")
+STACKS_KEPT = When(
+    lambda view: times.is_recorded(view) and SUMMARIES.holds(view) and is_known(view.dump),
+    "in a recording with stacks in it",
+)
+HOT_KEPT = When(
+    lambda view: times.is_recorded(view) and SUMMARIES.holds(view) and is_known(view.sample),
+    "in a recording with hot functions in it",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,22 +243,15 @@ def _sort(sort: SortBy) -> Callable[[ViewState], ViewState]:
     return partial(actions.action_sort, sort=sort)
 
 
-USES: dict[str, tuple[Deed, When]] = {
-    **kit.STOPS,
-    **{move.value: (move, MOVABLE) for move in kit.Move},
-    "help": (_open(Overlay.HELP), kit.NOT_TYPING),
-    "verdict": (_open(Overlay.VERDICT), READ),
+def _move(move: TimeMove) -> Demand:
+    return Demand(partial(times.ask_move, move=move))
+
+
+Uses = dict[str, tuple[Deed, When]]
+LIVE: Uses = {
     "pause": (actions.action_pause, ALIVE),
     "slower": (actions.action_slower, SLOWER),
     "faster": (actions.action_faster, FASTER),
-    "zoom": (kit.ByDigit(lambda view, digit: actions.action_zoom(view, Pane(digit))), PANES),
-    "focus-next": (partial(actions.action_focus, step=1), PANES),
-    "focus-previous": (partial(actions.action_focus, step=-1), PANES),
-    "open-pane": (lambda view: actions.action_zoom(view, view.focus), NO_ROWS),
-    "close": (kit.action_close, OVER),
-    "zoom-close": (kit.change(zoom=NOT_APPLICABLE, scroll=0), ZOOMED),
-    "details": (_open_row(Overlay.DETAILS), ROWS),
-    "environment": (_open_row(Overlay.ENVIRONMENT), ROWS),
     "dump": (Demand(asks.ask_job), ALIVE),
     "dump-row": (Demand(asks.ask_row), LIVE_ROWS),
     "sample": (Demand(asks.open_price), UNSAMPLED),
@@ -254,6 +265,59 @@ USES: dict[str, tuple[Deed, When]] = {
     "looks": (Demand(asks.ask_looks), LIVE_STACKS),
     "native": (_pay(Price.NATIVE), STOPPING_STACKS),
     "variables": (_pay(Price.VARIABLES), LIVE_STACKS),
+    "stop-and-read": (_pay(Price.STOP), STOPPABLE),
+    "bundle": (Demand(asks.ask_bundle), ALIVE),
+    "record": (Demand(asks.ask_recording), READ),
+    "capture": (Demand(asks.ask_plan), CAPTURABLE),
+    "capture-cancel": (Demand(asks.ask_end), CAPTURE_ACTS),
+    "open-trace": (kit.Effect.OPEN_TRACE, CAPTURED),
+    "capture-go": (Demand(asks.ask_go), CAPTURE_ASKS),
+    "capture-kind": (_change(next_kind), CAPTURE_KINDS),
+    "capture-more": (_change(more_steps), CAPTURE_MORE),
+    "capture-fewer": (_change(fewer_steps), CAPTURE_FEWER),
+    "capture-ranks": (_change(other_ranks), CAPTURE_RANKS),
+    "capture-leave": (Demand(asks.ask_end), CAPTURE_OPEN),
+}
+"""What asks something of the job, or of those who read it: no recording has it."""
+REPLAY: Uses = {
+    "play": (_move(TimeMove.PLAY), PLAYABLE),
+    "time": (times.open_time, RECORDED),
+    "time-go": (Demand(times.ask_time), TYPING_TIME),
+    "time-erase": (times.erase_time, TYPED_TIME),
+    "change-back": (_move(TimeMove.CHANGE_BACK), AFTER_BEGIN),
+    "change-on": (_move(TimeMove.CHANGE_ON), BEFORE_END),
+    "seconds-back": (_move(TimeMove.SECONDS_BACK), AFTER_BEGIN),
+    "seconds-on": (_move(TimeMove.SECONDS_ON), BEFORE_END),
+    "frame-back": (_move(TimeMove.FRAME_BACK), AFTER_BEGIN),
+    "frame-on": (_move(TimeMove.FRAME_ON), BEFORE_END),
+    "begin": (_move(TimeMove.BEGIN), AFTER_BEGIN),
+    "end": (_move(TimeMove.END), BEFORE_END),
+    "play-faster": (_move(TimeMove.FASTER), SPEEDABLE),
+    "play-slower": (_move(TimeMove.SLOWER), SLOWABLE),
+    "stacks-kept": (_open(Overlay.STACKS), STACKS_KEPT),
+    "hot-kept": (_open(Overlay.SAMPLE), HOT_KEPT),
+}
+
+
+def _while_live(when: When) -> When:
+    return When(lambda view: not is_known(view.playback) and when.holds(view), when.words)
+
+
+USES: Uses = {
+    **{name: (deed, _while_live(when)) for name, (deed, when) in LIVE.items()},
+    **REPLAY,
+    **kit.STOPS,
+    **{move.value: (move, MOVABLE) for move in kit.Move},
+    "help": (_open(Overlay.HELP), kit.NOT_TYPING),
+    "verdict": (_open(Overlay.VERDICT), READ),
+    "zoom": (kit.ByDigit(lambda view, digit: actions.action_zoom(view, Pane(digit))), PANES),
+    "focus-next": (partial(actions.action_focus, step=1), PANES),
+    "focus-previous": (partial(actions.action_focus, step=-1), PANES),
+    "open-pane": (lambda view: actions.action_zoom(view, view.focus), NO_ROWS),
+    "close": (kit.action_close, OVER),
+    "zoom-close": (kit.change(zoom=NOT_APPLICABLE, scroll=0), ZOOMED),
+    "details": (_open_row(Overlay.DETAILS), ROWS),
+    "environment": (_open_row(Overlay.ENVIRONMENT), ROWS),
     "turn-stack": (actions.action_fold, IN_GROUPS),
     "open-stack": (partial(actions.action_fold, opens=True), IN_GROUPS),
     "close-stack": (partial(actions.action_fold, opens=False), IN_GROUPS),
@@ -261,7 +325,6 @@ USES: dict[str, tuple[Deed, When]] = {
     "whole": (actions.action_whole, DUMPED_STACKS),
     "edit": (kit.Effect.EDIT, FRAMED),
     "copy-dump": (kit.Effect.COPY_RESULT, DUMPED),
-    "stop-and-read": (_pay(Price.STOP), STOPPABLE),
     "sort": (actions.action_sort_next, WORKERS),
     "reverse": (kit.action_reverse, WORKERS),
     "sort-cpu": (_sort(SortBy.CPU), WORKERS),
@@ -273,18 +336,9 @@ USES: dict[str, tuple[Deed, When]] = {
     "filter-clear": (kit.CLEAR_FILTER, FILTERED),
     "copy-try": (kit.Effect.COPY_TRY, TRIABLE),
     "copy-facts": (kit.Effect.COPY_FACTS, NOT_TRIABLE),
-    "bundle": (Demand(asks.ask_bundle), ALIVE),
-    "capture": (Demand(asks.ask_plan), CAPTURABLE),
-    "capture-cancel": (Demand(asks.ask_end), CAPTURE_ACTS),
-    "open-trace": (kit.Effect.OPEN_TRACE, CAPTURED),
-    "capture-go": (Demand(asks.ask_go), CAPTURE_ASKS),
-    "capture-kind": (_change(next_kind), CAPTURE_KINDS),
-    "capture-more": (_change(more_steps), CAPTURE_MORE),
-    "capture-fewer": (_change(fewer_steps), CAPTURE_FEWER),
-    "capture-ranks": (_change(other_ranks), CAPTURE_RANKS),
-    "capture-leave": (Demand(asks.ask_end), CAPTURE_OPEN),
 }
 KEYS: tuple[LiveKey, ...] = kit.read_keys(os.path.join(os.path.dirname(__file__), "keys.txt"), USES)
+_RECORDED = "recorded, not live"
 
 
 def find_key(name: str, view: ViewState) -> LiveKey | None:
@@ -294,6 +348,11 @@ def find_key(name: str, view: ViewState) -> LiveKey | None:
 
 def say_unused(name: str, view: ViewState) -> str:
     """Say where a key works that did nothing, or that it has no meaning; "" for keys without a letter."""
+    if is_known(view.playback):
+        rows = [key for key in KEYS if key.id not in LIVE]
+        has_meaning = any(name in key.keys for key in rows)
+        asks_the_job = not has_meaning and any(name in key.keys for key in KEYS)
+        return _RECORDED if asks_the_job else kit.say_why_not(rows, name, "")
     reason = ""
     if view.no_stacks and name in ("f", "F"):
         reason = f"{name} samples stacks, and --no-stacks forbids that"

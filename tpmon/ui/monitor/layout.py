@@ -71,8 +71,24 @@ class Wish:
 
 def paint_screen(view: ViewState, size: Size, keys: Sequence[KeyHelp] = ()) -> list[Line]:
     """Paint exactly ``size.height`` lines of at most its width, with the ``keys`` that work now."""
-    paint = _paint_tiny if is_tiny(size) else _paint_full
-    return fill_screen(paint(view, size, keys), size, ascii_only=view.ascii_only)
+    inner = _leave_strip(view, size)
+    first, *others = (_paint_tiny if is_tiny(inner) else _paint_full)(view, inner, keys)
+    if inner is not size:
+        from tpmon.ui.monitor.panes.strip import paint_strip  # noqa: PLC0415  # of a recording alone
+
+        others = [*paint_strip(view, size.width), *others]
+    return fill_screen([first, *others], size, ascii_only=view.ascii_only)
+
+
+def _leave_strip(view: ViewState, size: Size) -> Size:
+    """Return the room beside the strip of a recording, which takes a line that no other pane misses."""
+    inner = Size(size.width, size.height - 1)
+    return inner if is_known(view.playback) and not is_tiny(inner) else size
+
+
+def _look_behind(view: ViewState) -> ViewState:
+    """Return what is in sight while a time is typed."""
+    return replace(view, overlay=view.behind) if view.overlay is Overlay.TIME else view
 
 
 def rows_of(view: ViewState) -> tuple[int, ...]:
@@ -89,6 +105,7 @@ def rows_of(view: ViewState) -> tuple[int, ...]:
 
 def page_of(view: ViewState, size: Size, keys: Sequence[KeyHelp] = ()) -> tuple[int, int]:
     """Return the lines of a page and the greatest ``view.scroll``, 0 where rows follow a cursor."""
+    size = _leave_strip(view, size)
     taken = 1 if is_tiny(size) else len(_paint_top(view, size)) + 2
     height = max(1, size.height - taken)
     text = _text_in_full(view, size, keys)
@@ -98,9 +115,10 @@ def page_of(view: ViewState, size: Size, keys: Sequence[KeyHelp] = ()) -> tuple[
 
 
 def _paint_tiny(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Line]:
+    answer = view.message or view.typed
+    view = _look_behind(view)
     frame = view.frame
     state = header.name_state(view)
-    answer = view.message or view.typed
     if answer:
         state = Item(0, answer, Ink.STRONG)
     first: Line = ((cut(f" {state.text}", size.width), state.ink),)
@@ -178,9 +196,10 @@ _SHARES = {0: 0.24, 10: 0.38, 11: 0.38, 12: 0.42}
 
 
 def _paint_full(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Line]:
+    footer = paint_footer(view, keys, size.width)[: size.height // 2]
+    view = _look_behind(view)
     top = _paint_top(view, size)
     body = Size(size.width, size.height - len(top) - 1)
-    footer = paint_footer(view, keys, size.width)[: size.height // 2]
     room = size.height - len(footer)
     lines = [*top, *_paint_body(view, body, size, keys)][:room]
     return [*lines, *([()] * (room - len(lines))), *footer]

@@ -207,7 +207,9 @@ def keep_own_price(before: ViewState, view: ViewState) -> ViewState:
 def list_stoppable(view: ViewState) -> tuple[DumpError, ...]:
     """List the processes that a dump with a stop may read: their stacks changed while py-spy read them."""
     dump = shown_dump(view)
-    if not is_known(dump) or not is_known(view.dump) or view.dump.state.running or view.readonly:
+    if is_known(view.playback) or not is_known(dump) or not is_known(view.dump):
+        return ()
+    if view.dump.state.running or view.readonly:
         return ()
     if view.dump.state.request.block:
         return ()
@@ -247,6 +249,12 @@ def ask_bundle(view: ViewState, _rows: Sequence[int]) -> Asked:
     looks = f"{LOOKS} dumps in {LOOKS * LOOKS_EVERY_S:g} s, no stop"
     offer = f"b again writes a bundle here: {'no stacks' if view.no_stacks else looks}, files for a ticket"
     return replace(view, offered_ns=view.now_ns, message=offer), NOT_APPLICABLE
+
+
+def ask_recording(view: ViewState, _rows: Sequence[int]) -> Asked:
+    """Have the job recorded from what is at hand on, or end that."""
+    said = "ends the recording ..." if view.records else "begins to record ..."
+    return replace(view, message=said), Errand.RECORD
 
 
 def open_price(view: ViewState, rows: Sequence[int]) -> Asked:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tpmon.errors import ExitCode, TpmonError
@@ -18,7 +17,7 @@ from tpmon.ui.kit.ink import encode_line, ink_starts
 from tpmon.ui.kit.keys import KeyHelp, Overlay
 from tpmon.ui.monitor import layout as panes
 from tpmon.ui.monitor import state as actions
-from tpmon.ui.monitor.controls import Controls, Result, ScreenOptions, keep_newest
+from tpmon.ui.monitor.controls import Controls, Result, ScreenOptions, add_events
 from tpmon.ui.monitor.keys import keys_shown
 from tpmon.ui.monitor.state import ViewState
 from tpmon.ui.terminal_io.terminal import (
@@ -87,7 +86,7 @@ class Opening:
                 self._to.receive(update)
                 return
             self._kept.append(update)
-            self._events = keep_newest((*self._events, *update.frame.events))
+            self._events = add_events(self._events, update)
             try:
                 self._draw(update)
             except Exception as error:  # noqa: BLE001  # raised again where it ends the screen
@@ -136,13 +135,7 @@ class Opening:
             return  # hung up
         if self._ended or not (size.width and size.height and in_foreground()):
             return
-        view = replace(
-            self._view,
-            frame=update.frame,
-            pulses=update.pulses,
-            events=self._events,
-            now_ns=time.monotonic_ns(),
-        )
+        view = actions.with_update(self._view, update, self._events, time.monotonic_ns())
         view = actions.note_seen(view)
         self._view = actions.keep_cursor(view, panes.rows_of(view), panes.rows_of(self._view))
         lines = self.paint(self._view, size, keys_shown(self._view))[: size.height]

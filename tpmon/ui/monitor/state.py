@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import Enum, IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tpmon.model.dump import Asker, Dump, DumpState, ShownFrame, StackGroup
 from tpmon.model.frame import Event, Frame, Pulse
@@ -17,9 +17,12 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.results.capture import CaptureUpdate
-from tpmon.model.results.doctor import DumpUpdate, GroupStack, SampleUpdate, TreeLine
+from tpmon.model.results.doctor import DumpUpdate, GroupStack, SampleUpdate, TreeLine, Update
 from tpmon.model.results.sample import SampleRequest
 from tpmon.ui.kit.keys import Move, Overlay, ScreenState, action_overlay, moved, next_of
+
+if TYPE_CHECKING:  # a live screen does without it
+    from tpmon.model.results.replay import Playback
 
 
 class Pane(IntEnum):
@@ -122,6 +125,28 @@ class ViewState(ScreenState):
     """What the sampling key asks for next; its price is on the screen."""
     captured: Applicable[str] = NOT_APPLICABLE
     """The trace that was captured last."""
+    records: bool = False
+    """The job is recorded into a file."""
+    playback: Applicable[Playback] = NOT_APPLICABLE
+    """Of a recording: then ``now_ns`` is the moment that is shown."""
+    time_text: str = ""
+    """The time that is being typed."""
+
+    @property
+    def typed(self) -> str:
+        """Return the line while it is typed, else ""."""
+        if self.overlay is Overlay.TIME:
+            return f":{self.time_text}_"
+        return super(ViewState, self).typed  # noqa: UP008  # the slotted class is made anew
+
+
+def with_update(view: ViewState, update: Update, events: tuple[Event, ...], now_ns: int) -> ViewState:
+    """Return the view of another second; that of a recording counts ages by the clock of its Frame."""
+    view = replace(view, frame=update.frame, pulses=update.pulses, events=events, now_ns=now_ns)
+    if not is_known(update.playback):
+        return view
+    frame = update.frame
+    return replace(view, playback=update.playback, now_ns=frame.taken_ns, interval_s=frame.interval_s)
 
 
 INTERVALS_S = (0.5, 1.0, 2.0, 5.0, 10.0)
@@ -397,7 +422,10 @@ def has_unseen(view: ViewState) -> bool:
     """Tell whether the hang watch has left a dump that nobody looked at."""
     if not is_known(view.dump) or view.dump.state.request.asker is not Asker.WATCH:
         return False
-    return not view.dump.state.running and first_look_ns(view) not in (NOT_APPLICABLE, view.stacks.seen_ns)
+    looked_ns = first_look_ns(view)
+    if not is_known(looked_ns) or looked_ns > view.now_ns:  # a recording shows also those of later
+        return False
+    return not view.dump.state.running and looked_ns != view.stacks.seen_ns
 
 
 def note_seen(view: ViewState) -> ViewState:

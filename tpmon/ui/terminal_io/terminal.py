@@ -24,7 +24,9 @@ from tpmon import __version__
 from tpmon.config import state_folder
 from tpmon.errors import ExitCode, NoTerminalError
 from tpmon.model.frozen import dataclass
+from tpmon.model.known import Missing, is_known
 from tpmon.model.units import clean_text
+from tpmon.record.crash import write_watched
 from tpmon.supervisor import LEAVE_SCREEN, end
 
 ADVICE = "use --once --json for one reading as JSON, or --plain for lines of text"
@@ -275,10 +277,17 @@ def write_report(error: BaseException) -> str:
 
 
 def report_crash(error: BaseException) -> str:
-    """Write the report and return two lines for stderr; never raise."""
+    """Write the report, and a recording beside it; return two lines for stderr; never raise."""
     said = f"tpmon: bug: {type(error).__name__}: {clean_text(str(error))}"
     try:
-        return f"{said}\nTry: attach {write_report(error)} to an issue; --once --json may still work."
+        path = write_report(error)
     except OSError as failed:
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         return f"{trace}{said}\nTry: copy the lines above; no report file: {failed.strerror}."
+    recording = write_watched(f"{path.removesuffix('.txt')}.tpmon")
+    beside = ""
+    if isinstance(recording, Missing):
+        beside = f" (no whole recording beside it: {recording.reason})"
+    elif is_known(recording):
+        beside = f", and {recording} (tpmon replay shows it: the job as it was on the screen)"
+    return f"{said}\nTry: attach {path} to an issue{beside}; --once --json may still work."

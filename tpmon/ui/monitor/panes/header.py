@@ -18,8 +18,15 @@ AGE_WIDTH = 60
 """From this width on there is room for the time since the job ended."""
 
 
-def name_state(view: ViewState) -> Item:
-    """Return the state word of the picture: LIVE, PAUSED, LATE, STOPPED or ENDED."""
+def name_state(view: ViewState, width: int = 0) -> Item:
+    """Return the state word of the picture: LIVE, PAUSED, LATE, STOPPED or ENDED; of a recording its time.
+
+    Of that as much is told as there is room for in a line of ``width``.
+    """
+    if is_known(view.playback):
+        from tpmon.ui.monitor.panes.strip import name_playback  # noqa: PLC0415  # of a recording alone
+
+        return name_playback(view, view.playback, width)
     frame = view.frame
     if not is_known(frame):
         return Item(0, "WAITING", Ink.WARN)
@@ -73,7 +80,7 @@ def paint_header(view: ViewState, width: int) -> Line:
     frame = view.frame
     if not is_known(frame):
         return justify([Item(1, "tpmon", Ink.TITLE)], [name_state(view)], width)
-    target = frame.target
+    target, recorded = frame.target, is_known(view.playback)
     asked = f" (asked {target.asked_pid})" if target.asked_pid != target.pid and width >= 120 else ""
     pid = f"pid {target.pid}{asked}" if width >= 100 else str(target.pid)
     named = name_ranks(frame)
@@ -93,8 +100,9 @@ def paint_header(view: ViewState, width: int) -> Line:
     right = [
         *_ages(view, frame),
         *_own_cost(frame),
-        name_state(view),
-        Item(5, say_moment(view, frame.taken), Ink.DIM),
+        *([Item(1, "REC", Ink.BAD)] if view.records else []),
+        name_state(view, width),
+        Item(5, f"{frame.taken:%Y-%m-%d}" if recorded else say_moment(view, frame.taken), Ink.DIM),
     ]
     return justify(left, right, width)
 

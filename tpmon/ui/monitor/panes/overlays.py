@@ -30,7 +30,7 @@ from tpmon.model.units import (
     say_pct,
 )
 from tpmon.model.waits import describe_wait
-from tpmon.ui.monitor.alerts import age_of
+from tpmon.ui.monitor.alerts import age_of, say_ago
 from tpmon.ui.monitor.panes.stacks import paint_errors
 from tpmon.ui.monitor.requests import has_ended, is_running, say_next_price
 from tpmon.ui.monitor.state import ViewState
@@ -331,6 +331,8 @@ def _paint_told(view: ViewState, hot: HotSample, width: int) -> list[Line]:
 
 
 def _paint_price(view: ViewState, ink: Ink, width: int) -> list[Line]:
+    if is_known(view.playback):
+        return []
     if view.no_stacks:
         return _wrapped("no stacks are sampled: --no-stacks", ink, width)
     return _wrapped(say_next_price(view), ink, width)
@@ -341,7 +343,7 @@ def _say_age(view: ViewState, hot: HotSample) -> str:
         return ""
     now_ns = view.paused_ns if is_known(view.paused_ns) else view.now_ns
     age_s = (view.frame.taken - hot.taken).total_seconds() + (now_ns - view.frame.taken_ns) / 1e9
-    return f", {format_seconds(max(0.0, age_s))} ago"
+    return f", {say_ago(view, age_s)}"
 
 
 def _wrapped(text: str, ink: Ink, width: int) -> list[Line]:

@@ -11,7 +11,7 @@ from tpmon.model.results.doctor import DumpUpdate
 from tpmon.model.text.dump_words import ONCE_HINT, say_last_write
 from tpmon.model.units import clean_text, count_cells, count_of, format_seconds
 from tpmon.ui.kit.ink import DOT
-from tpmon.ui.monitor.alerts import say_moment, say_moment_and_age
+from tpmon.ui.monitor.alerts import say_ago, say_moment, say_moment_and_age
 from tpmon.ui.monitor.requests import has_ended, list_stoppable
 from tpmon.ui.monitor.requests import say_dump_price as say_price
 from tpmon.ui.monitor.state import (
@@ -177,12 +177,9 @@ def _title_details(view: ViewState) -> list[Item]:
         return []
     state = view.dump.state
     taken_ns, now_ns = state.rounds[-1].taken_ns, known_or(view.paused_ns, view.now_ns)
-    age_s = max(0, now_ns - taken_ns) / 1e9
+    when = say_ago(view, (now_ns - taken_ns) / 1e9)
     looks = "1 dump" if len(state.rounds) == 1 else f"{len(state.rounds)} dumps"
-    return [
-        Item(0, f"{format_seconds(age_s)} ago", Ink.STRONG),
-        Item(1, f"{looks}, {say_moment(view, state.rounds[-1].taken)}"),
-    ]
+    return [Item(0, when, Ink.STRONG), Item(1, f"{looks}, {say_moment(view, state.rounds[-1].taken)}")]
 
 
 def _paint_told(view: ViewState, size: Size) -> list[Line]:
@@ -235,7 +232,8 @@ def _summary_of(view: ViewState) -> str:
     if is_partial(state):
         return ""
     hint = " (seen once: m shows whether it moves)"
-    summary = dump.summary.replace(ONCE_HINT, hint if not state.running else "")
+    is_last = state.running or is_known(view.playback)
+    summary = dump.summary.replace(ONCE_HINT, "" if is_last else hint)
     for error in dump.errors:  # told below, with what to do about it
         summary = summary.replace(f" ({error.reason})", "")
     return summary

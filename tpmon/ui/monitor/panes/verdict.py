@@ -113,13 +113,13 @@ def paint_evidence(view: ViewState, row: Evidence, sign: str, widths: Widths, wi
     return fit_line(((head + " " * gap, Ink.PLAIN), (told, Ink.DIM)), width)
 
 
-_INKS = {0: Ink.GOOD, 10: Ink.WARN, 11: Ink.STRONG, 12: Ink.BAD}
+INKS = {0: Ink.GOOD, 10: Ink.WARN, 11: Ink.STRONG, 12: Ink.BAD}
 TRY = "Try: "
 
 
 def kind_ink(finding: Finding) -> Ink:
     """Return the ink of a verdict word by its exit code."""
-    return _INKS[pick_code(finding.kind, finding.cause)]
+    return INKS[pick_code(finding.kind, finding.cause)]
 
 
 def flow(items: Sequence[Span], width: int, gap: int) -> list[Line]:
