@@ -8,6 +8,8 @@ VERDICTS ?=
 HANGS ?=
 SHARE ?=
 SWITCH ?=
+RECORDINGS ?=
+RECORDINGS_IN ?=
 TRACE ?=
 AGAINST ?=
 HARM ?=
@@ -28,7 +30,7 @@ HAS_TORCH := -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("
 
 .DEFAULT_GOAL := help
 .PHONY: help setup torch-for-demo torch-of-python torch-for-tests demo test test-fast test-long check lint types docs-tests docs goldens news size \
-        bench-cost bench-record bench-judge bench-stacks bench-harm bench-hook bench-trace verdicts hangs bench-share bench-switch wheels test-gpu test-frameworks test-faults test-pythons test-tensorboard
+        bench-cost bench-record bench-judge bench-stacks bench-harm bench-hook bench-trace verdicts hangs recordings rejudge bench-share bench-switch wheels test-gpu test-frameworks test-faults test-pythons test-tensorboard
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -182,6 +184,12 @@ verdicts: torch-for-tests ## is the verdict right? each program 5 times idle, 5 
 
 hangs: torch-for-tests ## who hangs, where and why? each program 10 times; HANGS="--jobs 6", "--old 300 --jobs 6", "--help"
 	@$(BIN)/python -m tests.hangs.matrix $(HANGS)
+
+recordings: torch-for-tests ## record every program for rejudge, two hours and more; RECORDINGS="--machine idle --limit-s 9000 --out DIR", "--help"
+	@$(BIN)/python -m tests.corpus.matrix $(RECORDINGS)
+
+rejudge: setup ## judge tests/recordings again: what differs, what is wrong; RECORDINGS_IN=DIR of make recordings too
+	@$(BIN)/python -m tests.corpus.rejudge $(RECORDINGS_IN)
 
 bench-share: torch-for-tests ## does the stated share of data wait hold the truth? SHARE="--help"
 	@$(BIN)/python -m tests.verdicts.share $(SHARE)

@@ -23,7 +23,7 @@ from tpmon.model.results.recording import Subject
 from tpmon.record.recording import Recording
 from tpmon.record.rejudge import rejudge
 from tpmon.record.step import JudgedFrame
-from tpmon.record.writer import RecordingBounds, RecordingWriter
+from tpmon.record.writer import RecordingBounds, RecordingWriter, copy_recording
 
 SETTLE_S = 15.0
 NIGHT_S = 12 * 3600
@@ -42,17 +42,14 @@ def watch(command: Sequence[str], seconds: float, env: Mapping[str, str]) -> flo
 
 
 def read_size_an_hour(path: Path) -> tuple[int, float]:
-    """Return the number of processes, and the bytes that whole minutes of Frames and figures take an hour."""
+    """Return the number of processes, and the bytes that the file grows by an hour."""
     with Recording(str(path)) as recording:
+        first = next(recording.recorded())
         frames, count = recording.count_frames(), len(recording.frame(recording.last.n).processes)
-    bodies = subprocess.run(
-        ["sqlite3", str(path), "SELECT sum(length(body)) FROM frame; SELECT sum(length(body)) FROM memory"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    used = sum(int(word or 0) for word in bodies.stdout.split()) + 400 * frames  # of figures and indexes
-    return count, used / frames * 3600
+        alone = path.with_suffix(".first")
+        copy_recording(str(alone), recording.subject, (JudgedFrame(first.read, first.judged, None),))
+    grown = path.stat().st_size - alone.stat().st_size
+    return count, grown / (frames - 1) * 3600
 
 
 def make_night(path: Path, night: Path, seconds: int) -> None:

@@ -50,11 +50,11 @@ def read_versions(python: str, names: Sequence[str]) -> dict[str, str]:
 
 
 @contextmanager
-def run_row(row: Row, python: str) -> Iterator[Running]:
+def run_row(row: Row, python: str, seconds: int = SECONDS) -> Iterator[Running]:
     """Start a program with its fault, wait for its first steps, and end it with all that it started."""
     program = [python, str(HERE / f"{row.framework.program}.py"), "--fault", row.fault.value]
     command = row.fault.wrap(program, sorted(os.sched_getaffinity(0)))
-    with start_program(command, 0, seconds=SECONDS, environment=row.fault.environment) as running:
+    with start_program(command, 0, seconds=seconds, environment=row.fault.environment) as running:
         running.wait_until_ready()
         time.sleep(SETTLE_S if row.fault is Fault.HEALTHY else 0)
         if row.fault is Fault.STOPPED_WORKER:

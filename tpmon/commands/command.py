@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tpmon.model.results.recording import Subject
     from tpmon.probe.job.job import Job, Member
     from tpmon.session import DumpSink, SampleSink, Session
+    from tpmon.ui.terminal_io.terminal import ScreenResult
 
 Asked = TypeVar("Asked")
 
@@ -317,6 +318,15 @@ def write_result(output: Output, result: object, lines: Callable[[], Iterable[st
         output.write_json(encode(result))
     else:
         output.write_lines(*lines())
+
+
+def write_ending(result: ScreenResult, output: Output) -> int:
+    """Write what a screen that has ended leaves behind, and return its exit code."""
+    if result.complaint:
+        complain(result.complaint)
+    if result.text:
+        output.write_lines(result.text)
+    return result.exit_code
 
 
 def await_files(named: Sequence[str]) -> None:

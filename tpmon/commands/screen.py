@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 
 from tpmon.capture.dialog import CaptureAsker, CaptureDialog, ChosenAnewError, judge_offers, read_hook
 from tpmon.commands.capture import SECONDS, capture_job, choose_ranks
-from tpmon.commands.command import WatchOptions, describe_failure, describe_subject, open_session
+from tpmon.commands.command import (
+    WatchOptions,
+    describe_failure,
+    describe_subject,
+    open_session,
+    write_ending,
+)
 from tpmon.commands.recordings.switch import RecordingSwitch
 from tpmon.errors import ExitCode, TpmonError
 from tpmon.model.dump import DumpRequest
@@ -301,11 +307,7 @@ def watch_on_screen(job: Job, options: WatchOptions, output: Output, record: str
         complain(f"tpmon: {line}")
     if is_known(wiring.failure):
         return _tell(*wiring.failure)
-    if result.complaint:
-        complain(result.complaint)
-    if result.text:
-        output.write_lines(result.text)
-    return result.exit_code
+    return write_ending(result, output)
 
 
 def _tell(said: str, code: ExitCode) -> int:

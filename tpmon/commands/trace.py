@@ -12,7 +12,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tpmon.commands.command import Subcommand, file_arguments, flag, parse_number, setting, write_result
+from tpmon.commands.command import (
+    Subcommand,
+    file_arguments,
+    flag,
+    parse_number,
+    setting,
+    write_ending,
+    write_result,
+)
 from tpmon.errors import ExitCode, TpmonError, UsageError, exclude
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable
@@ -351,11 +359,7 @@ def _draw(subject: ScreenSubject, controls: TraceControls, options: TraceOptions
     from tpmon.ui.traces.app import run_trace_screen
 
     result = run_trace_screen(subject, controls, ascii_only=options.ascii)
-    if result.complaint:
-        complain(result.complaint)
-    if result.text:
-        Output(1, options.ascii).write_lines(result.text)
-    return result.exit_code
+    return write_ending(result, Output(1, options.ascii))
 
 
 COMMAND = Subcommand(

@@ -23,6 +23,9 @@ else:
     from backports import zstd
 
 LEVEL = 1
+WINDOW_LOG = 21
+"""A line of a large job is like the last ones: it finds them within 2 MiB, a dozen lines of 170 KB (measured:
+14 % smaller than with the window of level 1, in the same time)."""
 MOST_LINE_BYTES = 64 << 20
 NOT_JUDGED = Missing("not judged")
 _KEY = b',"as_read":'
@@ -91,7 +94,10 @@ class LinePacker:
     """Compress lines into one stream."""
 
     def __init__(self) -> None:
-        self._packer = zstd.ZstdCompressor(LEVEL)
+        names = zstd.CompressionParameter
+        self._packer = zstd.ZstdCompressor(
+            options={names.compression_level: LEVEL, names.window_log: WINDOW_LOG}
+        )
 
     def pack(self, line: bytes) -> bytes:
         """Return the next piece of the stream, which ends with this line."""

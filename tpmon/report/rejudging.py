@@ -49,5 +49,5 @@ def write_count(count: RejudgedCount, recorded_by: str, version: str) -> str:
     what = f"{count_of(count.judged, 'Frame')} of tpmon {recorded_by} judged again by {version}"
     differ = f"{count.differ} with another verdict" if count.differ else "no verdict differs"
     left = count.frames - count.judged
-    rest = f"; {left} could not be judged: thinned out, or too near to the begin" if left else ""
+    rest = f"; {left} could not be judged: thinned out, or too near to the start" if left else ""
     return f"{what}: {differ}{rest}"

@@ -15,6 +15,7 @@ from tests.frames import make_frame
 from tests.recordings import SUBJECT, pass_by, run_seconds, write_recording
 from tests.torch_build import needs_torch
 from tests.waiting import wait_until
+from tpmon import cli
 from tpmon.commands.recordings.record import parse_size, parse_span, write_shelf
 from tpmon.errors import ExitCode, UsageError
 from tpmon.model.known import NOT_APPLICABLE
@@ -85,6 +86,13 @@ def test_what_cannot_be_is_refused_in_one_line(arguments, words, tmp_path):
     assert try_this.startswith("Try: ")
     assert (rest, done.stdout) == ([], "")
     assert done.returncode in (ExitCode.USAGE, ExitCode.NO_TARGET)
+
+
+@pytest.mark.parametrize("command", ["record", "replay"])
+def test_a_python_without_sqlite_is_no_bug(command, monkeypatch, capfd):
+    monkeypatch.setattr("tpmon.commands.recordings.find_spec", lambda _name: None)
+    assert cli.main([command, "1"]) == ExitCode.USAGE
+    assert capfd.readouterr().err.startswith("tpmon: this Python was built without SQLite")
 
 
 def test_a_network_file_system_is_refused_with_the_way_around_it(monkeypatch):

@@ -219,4 +219,4 @@ def test_another_judge_is_told_in_a_line_a_change_with_the_time_and_both_verdict
 
 def test_what_cannot_be_judged_again_is_counted(call, path):
     _code, lines, _said = call("--rejudge")
-    assert lines[0].endswith(f"; {SECONDS} could not be judged: thinned out, or too near to the begin")
+    assert lines[0].endswith(f"; {SECONDS} could not be judged: thinned out, or too near to the start")

@@ -21,6 +21,7 @@ from tpmon.commands.command import (
     pid_argument,
     setting,
 )
+from tpmon.commands.recordings import require_sqlite
 from tpmon.config import state_folder
 from tpmon.errors import ExitCode, UsageError, exclude
 from tpmon.model.frozen import dataclass
@@ -98,6 +99,7 @@ def parse_span(text: str, name: str, least_s: float) -> float:
 
 def run(options: RecordOptions) -> int:
     """Record a job, or list, end or move recordings."""
+    require_sqlite()
     output = Output(1, options.ascii)
     if options.list:
         return _list(output)

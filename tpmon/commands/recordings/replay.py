@@ -8,7 +8,16 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from tpmon.commands.command import VERDICT_CODES, Subcommand, file_argument, flag, setting, write_result
+from tpmon.commands.command import (
+    VERDICT_CODES,
+    Subcommand,
+    file_argument,
+    flag,
+    setting,
+    write_ending,
+    write_result,
+)
+from tpmon.commands.recordings import require_sqlite
 from tpmon.errors import ExitCode, UsageError
 from tpmon.model.frozen import dataclass
 from tpmon.report.text import Output, complain
@@ -33,7 +42,7 @@ class ReplayOptions:
     at: str = flag(
         "--at",
         "begin there: 03:12, 03:12:07, 2026-03-14T03:12, -10m for so long before the end, #120 for a Frame"
-        " (default: the begin; with --once and --check the end); the screen is paused there",
+        " (default: the start; with --once and --check the end); the screen is paused there",
         "WHEN",
         "",
         takes="a time",
@@ -87,6 +96,7 @@ def find_moment(recording: Recording, text: str, default: Moment) -> Moment:
 
 def run(options: ReplayOptions) -> int:
     """Show a recording."""
+    require_sqlite()
     from tpmon.record.recording import Recording
 
     is_text = options.rejudge or options.check or options.once or options.json or options.plain
@@ -216,11 +226,7 @@ def play_on_screen(recording: Recording, moment: Moment, speed: float, options: 
         raise
     if stage.failures:
         raise stage.failures[0]
-    if result.complaint:
-        complain(result.complaint)
-    if result.text:
-        Output(1, options.ascii).write_lines(result.text)
-    return result.exit_code
+    return write_ending(result, Output(1, options.ascii))
 
 
 COMMAND = Subcommand(

@@ -193,7 +193,7 @@ STOPPABLE = When(
 RECORDED = When(times.is_recorded, "in a recording")
 PLAYABLE = When(times.can_play, "in a recording, before its end")
 BEFORE_END = When(times.is_before_end, "in a recording, before its end")
-AFTER_BEGIN = When(times.is_after_begin, "in a recording, after its begin")
+AFTER_BEGIN = When(times.is_after_begin, "in a recording, after its start")
 SPEEDABLE = When(times.can_speed_up, f"in a recording, below {SPEEDS[-1]:g}x")
 SLOWABLE = When(partial(times.is_faster_than, speed=SPEEDS[0]), f"in a recording, above {SPEEDS[0]:g}x")
 TYPING_TIME = When(lambda view: view.overlay is Overlay.TIME, "while a time is typed")

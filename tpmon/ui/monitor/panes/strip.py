@@ -20,7 +20,7 @@ TICK = "┴"
 _STATE_SHARE = 0.75
 """Of the first line for the state word."""
 _SHORT_NS = 600_000_000_000
-"""Of a shorter recording the seconds of begin and end tell something."""
+"""Of a shorter recording the seconds of start and end tell something."""
 _URGENCY = {0: 0, 11: 1, 10: 2, 12: 3}
 """Of verdicts by exit code: of those in one column the most urgent is shown."""
 
@@ -31,7 +31,7 @@ class Scale:
     """Translate UNIX times into the columns of a strip."""
 
     def __init__(self, playback: Playback, width: int) -> None:
-        """Take the first column for the begin and the last one for the end."""
+        """Take the first column for the start and the last one for the end."""
         self._begin_ns = playback.begin.wall_ns
         self._span_ns = max(1, playback.end.wall_ns - self._begin_ns)
         self.width = width
