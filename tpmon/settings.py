@@ -144,8 +144,9 @@ SETTINGS = (
         "wait for one of these verdicts, such as hung,idle,ended, and end with its exit code; also for a"
         " program that just starts",
         "KINDS",
-        words="balanced comms-bound compute-bound cpu-throttled data-bound gpu-throttled gpu-unhealthy hung"
-        f" idle launch-bound memory-pressure oversubscribed paused python-bound starting sync-bound {ENDED}",
+        words="balanced comms-bound compute-bound cpu-throttled data-bound failed gpu-throttled"
+        " gpu-unhealthy hung idle launch-bound memory-pressure oversubscribed paused python-bound starting"
+        f" sync-bound {ENDED}",
         refusal="is no kind of verdict",
     ),
     Setting(

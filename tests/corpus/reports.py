@@ -149,6 +149,7 @@ REPORTS = (
         culprit="the main thread in the batch sampler's __iter__; the workers have nothing to do",
         place=r"slow_batch_sampler\.py:3\d",
         run="python slow_batch_sampler.py --n 60000",
+        right=("choose-at-once", "choose-before"),
         harmful=(*MORE_WORKERS, "prefetch-factor", "gpu-transforms", "transform-once", "one-loader"),
     ),
     Reported(
@@ -169,8 +170,8 @@ REPORTS = (
         place=r"retry|refuse|http_429\.py:48",
         ready=r"step \d",
         computes=False,
-        right=("fetch-many", "stage-on-nvme", "cache-in-ram", "shard-files"),
-        harmful=(*MORE_WORKERS, "prefetch-factor"),
+        right=("fewer-requests", "stage-on-nvme", "cache-in-ram", "shard-files"),
+        harmful=(*MORE_WORKERS, "prefetch-factor", "fetch-many"),
         needs=("requests", "urllib3"),
     ),
     _hang(
@@ -263,8 +264,7 @@ REPORTS = (
     Reported(
         name="elastic_loop",
         kind=13,
-        label=Label(Kind.IDLE, "restarts"),
-        also=(Label(Kind.IDLE, "failed"),),
+        label=Label(Kind.FAILED, "restarts"),
         culprit="rank 1 ends with an error some seconds into each attempt",
         place=r"rank 1\b.*(ended|error|exit)|restart",
         run="torchrun --nproc-per-node 2 --max-restarts 100 elastic_loop.py",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tests.programs.causes.running import NOT_JUDGED, Verdict
-from tests.programs.causes.table import HEALTHY, Label
+from tests.programs.causes.table import HEALTHY, TENANTS, Label
 from tests.verdicts.matrix import find_onset
 from tpmon.model.known import is_known, known_or
 from tpmon.model.results.recording import VerdictSpan
@@ -32,7 +32,8 @@ class Truth:
     def accepts(self, kind: str, cause: str) -> bool:
         if not self.labels:
             return kind != Kind.HUNG.value
-        return any(label.fits(kind, cause) for label in self.labels)
+        beside = (TENANTS,) if self.is_healthy else ()
+        return any(label.fits(kind, cause) for label in (*self.labels, *beside))
 
     def forbids(self, verdict: Verdict) -> bool:
         """Tell whether a verdict is wrong at whatever second it is given."""

@@ -30,16 +30,9 @@ LONG_BYTES = 60_000
 """Larger ones take a second or more to be judged again."""
 KNOWN_WRONG: dict[str, str] = {
     "reports-map_num_proc.busy.0": "kind 2: a parent that polls its dead pool counts as moving",
-    "reports-slow_batch_sampler.busy.1": "kind 4: no rule asks for the sampler's part of the wait",
-    "reports-one_shard.busy.0": "kind 5: workers that ended without data are taken for too few",
-    "reports-http_429.busy.0": "kind 6: workers that sleep before a retry are taken for too few",
     "reports-stale_baton.busy.0": "kind 8: a polled lock file is no lock",
     "reports-bound_ranks.busy.1": "kind 10: a binding to one CPU is taken for large pools",
-    "reports-omp1_torchrun.busy.0": "kind 13: balanced beside OMP_NUM_THREADS=1",
-    "reports-elastic_loop.busy.0": "kind 13: the tenth restart is a start",
-    "reports-spawn_pickle.busy.0": "kind 13: workers that import are taken for workers that transform",
     "reports-fd_leak.busy.1": "kind 14: open descriptors are not held against their limit",
-    "reports-small_operators.busy.0": "kind 17: a pool that spins is taken for one that computes",
     "reports-ok_sweep_parent.busy.1": "kind 19: a parent of trainings is taken for a rank",
     "reports-ok_eval_daemon.busy.1": "kind 21: a poll for a file is called a hang",
     "reports-ok_realtime_robot.busy.0": "kind 21: a pace on purpose is called a blocking call",

@@ -27,7 +27,7 @@ SETTLE_S = 3.0
 RATE_S = 20.0
 
 TENANTS = "other-tenants"
-"""The note that a healthy run beside a burning core must carry."""
+"""The note, or the cause, that a healthy run beside a burning core must carry."""
 NUMBER_X = re.compile(r"(\d+(?:\.\d+)?)\s*x")
 
 
@@ -52,7 +52,7 @@ def run_once(row: Row, seed: int, busy: bool) -> Result:
     last = verdicts[-1]
     accused = tuple(str(verdict) for verdict in verdicts if verdict.accuses)
     right = row.accepts(last.kind, last.cause) and not (row.is_healthy and accused)
-    if row.is_healthy and (last.kind == "not-enough-evidence" or (busy and TENANTS not in notes)):
+    if row.is_healthy and (last.kind == "not-enough-evidence" or (busy and TENANTS not in (last.cause, *notes))):
         right = False
     if row.says not in str(last.document.get("summary", "")):
         right = False

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.programs.causes.table import ROWS, Row, find_row
+from tests.programs.causes.table import ROWS, TENANTS, Row, find_row
 from tpmon.model.codec import decode, to_plain
 
 Kept = TypeVar("Kept")
@@ -105,7 +105,8 @@ def _describe(row: Row, mine: Sequence[Result]) -> str:
     words = [f"{text} {count}" for text, count in said.most_common()]
     words += [f"accused for {count} s: {text}" for text, count in accused.most_common()]
     lone = [one for one in made if row.is_healthy and one.busy and "other-tenants" not in one.notes]
-    words += [f"without the note other-tenants: {len(lone)}"] if lone else []
+    lone = [one for one in lone if one.said != str(TENANTS)]
+    words += [f"without a word of other-tenants: {len(lone)}"] if lone else []
     times = [one.right_after_s for one in made if one.right]
     idle, busy = ([one for one in made if one.busy is is_busy] for is_busy in (False, True))
     seconds = f"{statistics.median(times):.0f}" if times else "-"

@@ -216,8 +216,8 @@ def state(standing: Standing, ranked: Sequence[Track], weigh: Mapping[Key, float
         return replace(standing, stated=best, challenger=None)
     if best == standing.stated or weigh[best] <= INCUMBENT * weigh[standing.stated]:
         return replace(standing, challenger=None)
-    if best[0] in (Kind.HUNG, Kind.GPU_UNHEALTHY) and standing.stated[0] is not best[0]:
-        return replace(standing, stated=best, challenger=None)  # it was looked at for long enough
+    if best[0] in (Kind.HUNG, Kind.GPU_UNHEALTHY, Kind.FAILED) and standing.stated[0] is not best[0]:
+        return replace(standing, stated=best, challenger=None)  # it was looked at for long enough, or seen
     if best != standing.challenger:
         return replace(standing, challenger=best, challenged_ns=now_ns)
     if now_ns - standing.challenged_ns < SWITCH_S * 1e9:

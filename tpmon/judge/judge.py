@@ -24,7 +24,7 @@ from tpmon.judge.hysteresis import (
     note_rules,
     state,
 )
-from tpmon.judge.ranking import find_explained, rank, weigh
+from tpmon.judge.ranking import OTHER_TENANTS, find_explained, rank, weigh
 from tpmon.judge.rules import (
     card_faults,
     comms,
@@ -53,6 +53,8 @@ RULES: tuple[Rule, ...] = with_hooks(
     (
         cpu.judge_quota,
         cpu.judge_oversubscription,
+        cpu.judge_affinity,
+        cpu.judge_other_tenants,
         *data.RULES,
         *loader.RULES,
         cpu.judge_worker_affinity,
@@ -75,7 +77,7 @@ SETTLED_JUDGED_S = 1.5
 """A settled verdict stands this long: at one Frame a second, every second one is judged."""
 OTHER_WEIGHT = 0.1
 """Share of the time above which a second cause is worth a note."""
-NOTES = (cpu.note_tenants, cpu.note_single_threaded_workers, *card_faults.NOTES)
+NOTES = (cpu.note_single_threaded_workers, *card_faults.NOTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,9 @@ def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tu
         finding = find_nothing(answers, scene, decided)
     if end is not None:
         return finding, decided, ()
-    notes = tuple(note for note in (write(scene) for write in NOTES) if note)
+    # A note says again what a verdict says.
+    beside = () if decided.stated == OTHER_TENANTS else (cpu.note_tenants,)
+    notes = tuple(note for note in (write(scene) for write in (*beside, *NOTES)) if note)
     return finding, decided, notes + _note_others(suspicions, decided)
 
 

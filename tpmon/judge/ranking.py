@@ -24,6 +24,8 @@ _WAITING_FOR_A_RANK = ((Kind.COMMS_BOUND, _ANY),)
 _WAITING_FOR_ONE = ((Kind.COMMS_BOUND, "straggler"), (Kind.COMMS_BOUND, "unknown"))
 _SPEED_OF_ONE = ((Kind.PYTHON_BOUND, _ANY),)
 
+OTHER_TENANTS: Key = (Kind.OVERSUBSCRIBED, "other-tenants")
+
 EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
     {
         # A job that stands still waits for something; that is part of the hang.
@@ -33,6 +35,15 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
         # Time that the quota takes is counted as waiting for a CPU (docs/metrics.md).
         (Kind.CPU_THROTTLED, "quota"): (
             (Kind.OVERSUBSCRIBED, _ANY),
+            *_LOADING,
+            *_SPEED_OF_ONE,
+            *_WAITING_FOR_A_RANK,
+        ),
+        # Pools that fit the machine do not fit a mask that holds them on a part of it.
+        (Kind.OVERSUBSCRIBED, "affinity"): (
+            (Kind.OVERSUBSCRIBED, "rank-pool"),
+            (Kind.OVERSUBSCRIBED, "too-many-ranks"),
+            OTHER_TENANTS,
             *_LOADING,
             *_SPEED_OF_ONE,
             *_WAITING_FOR_A_RANK,
@@ -55,8 +66,15 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
         (Kind.DATA_BOUND, "worker-affinity"): (*_LOADING, (Kind.DATA_BOUND, "periodic")),
         (Kind.DATA_BOUND, "one-slow-worker"): (*_LOADING, *_READING, (Kind.DATA_BOUND, "periodic")),
         (Kind.DATA_BOUND, "worker-lock"): (*_LOADING, *_READING, (Kind.DATA_BOUND, "periodic")),
+        # A server that refuses few workers refuses more of them, too.
+        (Kind.DATA_BOUND, "network-store"): ((Kind.DATA_BOUND, "too-few-workers"),),
         # Workers without data are no sign that more of them would help.
-        (Kind.DATA_BOUND, "uneven-workers"): (*_LOADING, *_READING, (Kind.DATA_BOUND, "periodic")),
+        (Kind.DATA_BOUND, "uneven-workers"): (
+            *_LOADING,
+            *_READING,
+            (Kind.DATA_BOUND, "periodic"),
+            (Kind.DATA_BOUND, "one-slow-worker"),
+        ),
         # A thread of the worker hands a batch over, and waits there for the interpreter's lock.
         (Kind.DATA_BOUND, "collate"): ((Kind.DATA_BOUND, "drain"),),
         (Kind.DATA_BOUND, "periodic"): (
@@ -88,6 +106,8 @@ GIVES_WAY = 0.5
 _NO_WEIGHTS: Mapping[Key, float] = MappingProxyType({})
 _FIRST = 1000.0
 _BEFORE_SPEED = 100.0
+_BESIDE = 0.01
+"""Weight of what others take of the CPUs: it adds to each cause of the job's own, and is said after it."""
 _HEALTHY = 0.001
 
 
@@ -120,16 +140,18 @@ def find_explained(keys: Iterable[Key], weights: Mapping[Key, float] = _NO_WEIGH
 
 
 def weigh(track: Track) -> float:
-    """Return what ranks a cause: hangs first, then start and pause, then the share of time it costs."""
+    """Return what ranks a cause: hangs first, failures, start and pause, then the share of time it costs."""
     kind = track.suspicion.kind
     weight = min(max(track.suspicion.weight, 0.0), 1.0)
     if kind is Kind.HUNG:
         return _FIRST + weight
+    if kind is Kind.FAILED:
+        return 2 * _BEFORE_SPEED + weight
     if kind in (Kind.STARTING, Kind.PAUSED, Kind.IDLE):
         return _BEFORE_SPEED + weight
     if pick_code(kind, track.suspicion.cause) == 0:
         return _HEALTHY * (weight + (kind is Kind.COMPUTE_BOUND))
-    return weight
+    return _BESIDE * weight if key_of(track.suspicion) == OTHER_TENANTS else weight
 
 
 def _gives_way(stated: Track, risen: Iterable[Track]) -> bool:

@@ -62,6 +62,18 @@ class BudgetBy(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Tenant:
+    """Name who else computes on this machine: processes of one user and one command together."""
+
+    pid: int
+    """The largest of them."""
+    user: str
+    command: str
+    processes: int
+    cores: float
+
+
+@dataclass(frozen=True, slots=True)
 class CpuSample:
     """Hold the job's CPU budget, use and demand.
 
@@ -93,6 +105,8 @@ class CpuSample:
     """True where ``psi_some_pct`` is the host's, of /proc; absent where it is the control group's."""
     budget_by: Applicable[BudgetBy] = NOT_APPLICABLE
     """Which of the two ``budget_reason`` tells of; absent where neither was read."""
+    tenants: Applicable[tuple[Tenant, ...]] = NOT_APPLICABLE
+    """Who else uses CPUs, the largest first; absent while the job does not wait for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +180,9 @@ class LoaderSample:
     births: int
     """Workers of this rank born in the last 60 s."""
     pin_thread: bool
+    made: Applicable[int] = NOT_APPLICABLE
+    """Workers that it was made with, by the queues that the rank holds; those that have ended count. Older
+    recordings lack it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ class Kind(str, Enum):
     GPU_THROTTLED = "gpu-throttled"
     GPU_UNHEALTHY = "gpu-unhealthy"
     MEMORY_PRESSURE = "memory-pressure"
+    FAILED = "failed"
     NOT_ENOUGH_EVIDENCE = "not-enough-evidence"
     HUNG = "hung"
 
@@ -72,7 +73,7 @@ TABLE = (
         "the accelerator, or on CPU the compute, idles while the loop waits for a batch",
         "no-workers cpu-transform storage-bandwidth storage-latency network-store",
         "page-cache-thrash too-few-workers one-slow-worker uneven-workers worker-lock respawn",
-        "killed-workers worker-affinity periodic collate pin drain own-loader",
+        "killed-workers worker-affinity periodic sampler collate pin drain own-loader",
     ),
     _row(Kind.PYTHON_BOUND, 10, "one Python thread sets the pace", "gil single-thread blocking-call"),
     _row(Kind.LAUNCH_BOUND, 10, "launches do not keep the GPU busy", "tiny-kernels main-thread"),
@@ -81,13 +82,14 @@ TABLE = (
     _row(
         Kind.OVERSUBSCRIBED,
         10,
-        "thread pools fight over fewer CPUs than they were made for",
-        "rank-pool worker-pool too-many-ranks",
+        "more threads want the CPUs than there are for them: pools of the job, a binding, others",
+        "rank-pool worker-pool too-many-ranks affinity other-tenants",
     ),
     _row(Kind.CPU_THROTTLED, 10, "the CPU quota of the control group stops the job", "quota"),
     _row(Kind.GPU_THROTTLED, 10, "a card is held below its clocks", "thermal brake odd-cap pcie"),
     _row(Kind.GPU_UNHEALTHY, 10, "a card reports errors that want a reset or a replacement"),
     _row(Kind.MEMORY_PRESSURE, 10, "memory runs out, or is about to", "leak copy-on-write swap shm gpu"),
+    _row(Kind.FAILED, 10, "ranks end with an error, and the job goes on without its work", "restarts"),
     _row(Kind.NOT_ENOUGH_EVIDENCE, 11, "what could be read does not decide"),
     _row(
         Kind.HUNG,
@@ -156,6 +158,8 @@ class Figure(Enum):
     RANKS_DEMAND = "demand of the ranks", "threads", "threads", "schedstat"
     RANK_CPU_TIME = "CPU time of {} over theirs", "x", "threads", "schedstat"
     WORKERS_WANT = "the workers want", "CPUs", "threads", "schedstat"
+    RANKS_ALLOWED = "the ranks may run on", "CPUs", "threads", "Cpus_allowed_list"
+    LAUNCHER_ALLOWED = "their launcher may run on", "CPUs", "threads", "Cpus_allowed_list"
     WORKERS_ALLOWED = "they may run on", "CPUs", "threads", "Cpus_allowed_list"
     WORKER_WANTS = "a worker wants", "CPUs", "threads", "schedstat"
     PIN_THREAD_WANTS = "pin thread wants", "CPUs", "threads", "schedstat"
@@ -163,6 +167,8 @@ class Figure(Enum):
     OTHERS_OF_RANK_WANT = "other threads of the rank want", "CPUs", "threads", "schedstat"
     COMPILE_WORKERS = "compile workers", "threads", "threads", "schedstat"
     COMM_THREADS = "communication threads", "threads", "threads", "schedstat"
+    OTHERS_USE = "other processes use", "CPUs", "cpu", "/proc/stat"
+    TENANT = "{}", "CPUs", "cpu", "/proc/PID/stat"
     THREADS_RUNNING = "threads running", "together", "threads", "schedstat"
     THREADS_RUNNABLE = "threads runnable", "threads", "threads", "schedstat"
     MAIN_DEMAND = "main thread runs or waits for a CPU", "%", "threads", "schedstat"
@@ -185,6 +191,7 @@ class Figure(Enum):
     EVERY_WORKER_IDLE = "every worker without work", "% at least", "threads", "wchan"
     WORKERS_FED = "workers with work", "of {}", "threads", "wchan"
     WORKERS_BLOCKED = "workers blocked", "%", "threads"
+    WORKERS_BEFORE_RETRY = "workers asleep before a retry", "%", "stacks"
     WORKERS_IN_LOCK = "workers in a lock", "%", "threads", "wchan"
     STACKS_AT_LOCK = "their stacks at a lock", "%", "stacks"
     WORKERS_READ = "workers read", "bytes/s", "io", "/proc/PID/io"
@@ -193,6 +200,7 @@ class Figure(Enum):
     WORKERS_IN_COLLATE = "workers in collate", "%", "stacks"
     MAIN_IN_COLLATE = "in collate", "%", "stacks"
     MAIN_IN_COPIES = "in copies", "%", "stacks"
+    MAIN_IN_SAMPLER = "in the sampler", "%", "stacks"
     AT_OWN_QUEUE = "at a queue, a pipe or a future", "%", "stacks"
     BETWEEN_BURSTS = "between bursts", "s", "threads", "state of the main thread"
     STEPS_BETWEEN_BURSTS = "between bursts", "steps", "hook", "hook"
@@ -265,6 +273,9 @@ class Figure(Enum):
     # Life of the job
     RANK_AGE = "age of the rank", "s", "cpu", "process start"
     YOUNGEST_RANK_AGE = "age of the ranks", "s", "cpu", "process start"
+    LAUNCHER_AGE = "age of the launcher", "s", "cpu", "process start"
+    RESTARTS = "restarts", "", "cpu", "start environment"
+    RANK_FAILED = "{}", "s ago", "cpu", "exit status"
     RANKS_ALIVE = "ranks alive", "", "cpu", "/proc"
     LAST_WORDS = "the log ends with"
     RANK_WRITES = "writes", "bytes/s", "io", "/proc io"

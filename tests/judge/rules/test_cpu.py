@@ -15,22 +15,39 @@ from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features import cpu as features_cpu
 from tpmon.judge.features.cpu import Taker, are_taken, find_cores_free, find_cores_spared, find_taker, note_neighbours
 from tpmon.judge.features.snapshot import median_known, see
-from tpmon.judge.finding import rate_confidence
-from tpmon.judge.hysteresis import Standing, key_of
+from tpmon.judge.finding import rate_confidence, write_try
+from tpmon.judge.hysteresis import Standing, Track, key_of
 from tpmon.judge.judge import judge_scene
 from tpmon.judge.ranking import find_explained
+from tpmon.judge.ranking import rank as rank_tracks
 from tpmon.judge.rules import cpu as rules_cpu
-from tpmon.judge.rules.cpu import judge_oversubscription, judge_quota, note_tenants, parse_cpus
+from tpmon.judge.rules.cpu import (
+    judge_affinity,
+    judge_other_tenants,
+    judge_oversubscription,
+    judge_quota,
+    note_tenants,
+    parse_cpus,
+)
 from tpmon.judge.rules.loader import judge_cpu_transform, judge_too_few_workers
 from tpmon.judge.rules.python import judge_single_thread
 from tpmon.judge.stacks.profile import Phase
-from tpmon.model.host import Pool, PoolLibrary
+from tpmon.model.host import Pool, PoolLibrary, Tenant
 from tpmon.model.known import Missing, is_known, map_known
 from tpmon.model.process import EnvironmentSetting, Role
 from tpmon.model.verdict import Confidence, Kind, Origin
 
 OPENBLAS, OPENCV, NUMEXPR = PoolLibrary.OPENBLAS, PoolLibrary.OPENCV, PoolLibrary.NUMEXPR
 SECOND = 1_000_000_000
+
+
+def track(kind, cause, weight):
+    suspicion = Suspicion(kind, cause, weight, 1.0, frozenset(), "", ())
+    return Track(suspicion=suspicion, score=1.0, first_ns=0, seen_after_ns=0)
+
+
+def in_slurm(process):
+    return replace(process, environment=(EnvironmentSetting("SLURM_JOB_ID", "17"),))
 
 
 def window(processes=None, seconds=12, **cpu):
@@ -119,6 +136,66 @@ def test_what_was_not_read_is_neither_guilt_nor_innocence():
     assert isinstance(judge_quota(see(window(throttled_ratio=unread))), Unsure)
     assert isinstance(judge_oversubscription(see(window(oversubscription=unread))), Unsure)
     assert isinstance(judge_oversubscription(see(window(run_delay_ratio=unread))), Unsure)
+
+
+BESIDE = {
+    "budget_cores": 2.0,
+    "used_cores": 0.9,
+    "runnable": 1.9,
+    "run_delay_ratio": 0.53,
+    "host_used_cores": 2.0,
+    "host_cores": 2,
+    "demand_ratio": 0.95,
+}
+"""The CPUs of a job beside a process that burns one of two; what its rank wants and waits is each test's own."""
+
+
+@pytest.mark.parametrize(
+    ("demand", "waiting", "cpu", "cost"),
+    [
+        (1.9, 1.0, {}, 0.53),  # a pool of two is late together
+        (1.0, 0.6, {}, 0.6),
+        (0.6, 0.3, {}, 0.3),
+        (0.4, 0.2, {}, None),  # a note: it loses a fifth
+        (1.9, 1.0, {"demand_ratio": 1.5}, None),  # it wants more than there is
+        (1.9, 1.0, {"throttled_ratio": 0.3}, None),
+        (1.9, 1.0, {"host_used_cores": 1.0}, None),  # nobody else runs: a binding
+        (1.9, 0.1, {"run_delay_ratio": 0.05}, None),
+    ],
+)
+def test_other_tenants_are_the_verdict_where_they_take_a_quarter_of_the_time(demand, waiting, cpu, cost):
+    rank = make_process(runnable=demand, waiting=waiting)
+    found = judge_other_tenants(see(window([rank], **(BESIDE | cpu))))
+    assert isinstance(found, Cleared if cost is None else Suspicion)
+    if cost is not None:
+        assert (found.kind, found.cause, found.weight) == (
+            Kind.OVERSUBSCRIBED,
+            "other-tenants",
+            pytest.approx(cost, abs=0.01),
+        )
+        assert f"up to {1 / (1 - found.weight):.1f}x the steps" in found.summary
+
+
+def test_other_tenants_are_named_and_no_scheduler_is_asked_where_there_is_none():
+    tenants = (Tenant(77, "ann", "burn.py", 1, 1.1), Tenant(78, "bob", "make", 3, 0.4))
+    rank = make_process(runnable=1.9, waiting=1.0)
+    frames = window([rank], **BESIDE, tenants=tenants)
+    scene = see(frames)
+    found = judge_other_tenants(scene)
+    assert [(row.name, row.value) for row in found.evidence[-2:]] == [("burn.py of ann", 1.1), ("make of bob", 0.4)]
+    said = note_neighbours(scene)
+    assert "burn.py (PID 77, user ann) 1.1 and make (3 processes, user bob) 0.4" in said
+    advised = "\n".join(map(write_try, advise(scene, found)))
+    assert "renice -n 19 -p 77" in advised
+    assert "SBATCH" not in advised
+    assert "SBATCH --exclusive" in "\n".join(map(write_try, advise(see(window([in_slurm(rank)], **BESIDE)), found)))
+
+
+def test_what_others_take_is_said_after_what_the_job_does_itself_and_before_that_all_is_well():
+    tracks = [track(Kind.OVERSUBSCRIBED, "other-tenants", 0.9), track(Kind.DATA_BOUND, "no-workers", 0.2)]
+    assert rank_tracks(tracks, None)[0].suspicion.kind is Kind.DATA_BOUND
+    tracks = [track(Kind.OVERSUBSCRIBED, "other-tenants", 0.25), track(Kind.COMPUTE_BOUND, "cpu", 1.0)]
+    assert rank_tracks(tracks, None)[0].suspicion.cause == "other-tenants"
 
 
 def test_neighbours_are_a_note_and_only_when_the_job_itself_wants_little_but_not_next_to_nothing():
@@ -446,3 +523,40 @@ def test_a_single_thread_is_told_what_others_leave():
     found = judge_single_thread(scene)
     assert "7.0 of its CPUs are not used by this job, but others leave 0.0" in found.summary
     assert rate_confidence(found, 60.0) is not Confidence.HIGH
+
+
+def bound(rank_cpus="0", launcher_cpus="0-3", *, demand=1.3, used=1.0, launcher=True):
+    ranks = [make_process(pid, allowed_cpus=rank_cpus, runnable=demand, waiting=0.6 * demand) for pid in (11, 12)]
+    above = [make_process(10, role=Role.LAUNCHER, allowed_cpus=launcher_cpus)] if launcher else []
+    return see(window([*above, *ranks], budget_cores=1.0, host_cores=4, host_used_cores=used, used_cores=1.0))
+
+
+@pytest.mark.parametrize(
+    ("scene", "answer"),
+    [
+        (bound(), Suspicion),
+        (bound("0-1", demand=2.0), Suspicion),
+        (bound("0-3"), Cleared),
+        (bound(launcher_cpus="0"), Cleared),  # a cpuset, or taskset around all of it
+        (bound(demand=0.5), Cleared),  # one CPU is enough
+        (bound(used=3.8), Cleared),  # nothing is idle
+        (bound(launcher=False), Unsure),
+        (bound(Missing("not read")), Unsure),
+    ],
+)
+def test_a_mask_of_the_ranks_is_the_cause_while_other_cpus_idle(scene, answer):
+    found = judge_affinity(scene)
+    assert type(found) is answer
+
+
+def test_a_binding_explains_the_pools_that_do_not_fit_it_and_is_lifted_first():
+    scene = bound()
+    found = judge_affinity(scene)
+    assert (found.kind, found.cause) == (Kind.OVERSUBSCRIBED, "affinity")
+    assert "one CPU only (CPU 0)" in found.summary
+    assert "3.0 CPUs are idle" in found.summary
+    first = write_try(advise(scene, found)[0])
+    assert "pgrep -P 10" in first
+    assert "taskset -acp 0-3" in first
+    keys = [key_of(found), (Kind.OVERSUBSCRIBED, "rank-pool"), (Kind.OVERSUBSCRIBED, "other-tenants")]
+    assert find_explained(keys) == set(keys[1:])

@@ -2,6 +2,8 @@
 
 import random
 from dataclasses import replace
+from datetime import timedelta
+from itertools import repeat
 
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.any_windows import make_slice, with_slice
 from tests.frames import make_frame, make_gpu, make_process, make_rank
-from tests.judging import make_looks, make_phases
+from tests.judging import advise, make_looks, make_phases
 from tests.paces import make_hook, make_pace, with_hooks
 from tests.starving import ALL, COMPUTES, IDLES, RANK, SLEEPS, causes, line_up, load_itself, make_second, starve
 from tpmon.judge.answers.needs import Need
@@ -19,12 +21,21 @@ from tpmon.judge.features.snapshot import see
 from tpmon.judge.features.starvation import Starved, find_starved, see_waits
 from tpmon.judge.rules import data as rules_data
 from tpmon.judge.rules import loader as rules_loader
-from tpmon.judge.rules.data import find_period, judge_collate, judge_drain, judge_no_workers, judge_periodic, judge_pin
+from tpmon.judge.rules.data import (
+    find_period,
+    judge_collate,
+    judge_drain,
+    judge_no_workers,
+    judge_periodic,
+    judge_pin,
+    judge_sampler,
+)
 from tpmon.judge.rules.lifecycle import judge_starting
+from tpmon.judge.rules.loader import judge_respawn
 from tpmon.judge.stacks.profile import DataPart, Phase, read_phases
 from tpmon.judge.watch.tracker import find_pace
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.process import ThreadGroup, ThreadKind
+from tpmon.model.process import Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Origin
 
@@ -55,6 +66,9 @@ def test_without_stacks_waiting_in_files_is_proof_of_loading_and_one_busy_thread
     [
         ({DataPart.FETCH: 0.2, DataPart.COLLATE: 0.4}, {"collate"}),
         ({DataPart.FETCH: 0.4, DataPart.COLLATE: 0.2}, {"no-workers"}),
+        ({DataPart.FETCH: 0.2, DataPart.SAMPLER: 0.4}, {"sampler"}),
+        ({DataPart.FETCH: 0.4, DataPart.SAMPLER: 0.2}, {"no-workers"}),
+        ({DataPart.START: 0.5, DataPart.FETCH: 0.1}, set()),
         ({DataPart.QUEUE: 0.6}, set()),
     ],
 )
@@ -93,6 +107,65 @@ def test_a_drain_is_seen_where_batches_are_ready_and_the_main_thread_copies():
     assert one.share == pytest.approx(0.35)
     assert Need.BATCHES_READY in one.observed
     assert isinstance(judge_drain(starve(0.7, [COMPUTES] * 2)), Unsure)
+
+
+def busy_itself(parts, kinds, births=0, **more):
+    """See a rank with workers whose main thread's wait for data is in ``parts`` of the loader."""
+    wait = sum(parts.values())
+    phases = make_phases({Phase.DATA_WAIT: wait, Phase.FORWARD: 1 - wait}, parts=parts)
+    at_queue = parts.get(DataPart.QUEUE, 0.0)
+    loader = {"births": births, "empty_ratio": at_queue, "ready_batches": 2.0}
+    frames = line_up([make_second(at_queue, kinds, loader=loader, **more)] * 20)
+    if births:
+        frames = [replace(one, processes=tuple(map(renew, one.processes, repeat(one.taken)))) for one in frames]
+    return see(frames, {RANK: phases})
+
+
+def renew(process, now):
+    """Let a worker be two seconds old."""
+    return replace(process, started=now - timedelta(seconds=2)) if process.role is Role.WORKER else process
+
+
+CHOOSES = {DataPart.SAMPLER: 0.7, DataPart.COPY: 0.15, DataPart.QUEUE: 0.1}
+MAIN_PARTS = {
+    "a sampler": (busy_itself(CHOOSES, [IDLES] * 2), {"sampler"}),
+    "a sampler, while workers start again and again": (busy_itself(CHOOSES, [IDLES] * 2, births=8), {"sampler"}),
+    "a sampler beside busy workers": (busy_itself(CHOOSES, [COMPUTES] * 2), {"sampler"}),
+    "a sampler, on a full machine": (
+        busy_itself({DataPart.SAMPLER: 0.35, DataPart.COPY: 0.3, DataPart.QUEUE: 0.1}, [IDLES] * 2),
+        {"sampler"},
+    ),
+    "less of a sampler than of late workers": (
+        busy_itself({DataPart.SAMPLER: 0.2, DataPart.QUEUE: 0.6}, [COMPUTES] * 2),
+        {"too-few-workers"},
+    ),
+    "starts of workers, each of which takes long": (
+        busy_itself({DataPart.START: 0.8, DataPart.QUEUE: 0.1}, [COMPUTES] * 2, births=3),
+        {"respawn"},
+    ),
+    "the one start of its workers": (
+        busy_itself({DataPart.START: 0.8, DataPart.QUEUE: 0.1}, [COMPUTES] * 2, births=2),
+        set(),
+    ),
+    "starts of workers": (busy_itself({DataPart.START: 0.5, DataPart.QUEUE: 0.2}, [SLEEPS] * 2, births=8), {"respawn"}),
+}
+
+
+@pytest.mark.parametrize(("scene", "cause"), MAIN_PARTS.values(), ids=MAIN_PARTS)
+def test_the_part_that_takes_half_of_the_wait_is_its_cause_whatever_workers_do(scene, cause):
+    assert causes(scene) == cause
+
+
+def test_a_sampler_costs_its_own_share_and_restarts_theirs():
+    one = judge_sampler(busy_itself(CHOOSES, [IDLES] * 2))
+    assert one.share == pytest.approx(0.7)
+    assert {Origin.PROC, Origin.STACKS} <= one.origins
+    assert one.against == (), "a queue that is never empty is no batch that is waited for"
+    assert next(chosen.remedy.id for chosen in advise(busy_itself(CHOOSES, [IDLES] * 2), one)) == "choose-at-once"
+    parts = {DataPart.START: 0.15, DataPart.QUEUE: 0.3, DataPart.SAMPLER: 0.25}
+    assert judge_respawn(busy_itself(parts, [SLEEPS] * 2, births=8)).share == pytest.approx(0.45)
+    hardly = {DataPart.START: 0.02, DataPart.SAMPLER: 0.25, DataPart.COPY: 0.3}
+    assert "hardly any wait" in judge_respawn(busy_itself(hardly, [SLEEPS] * 2, births=8)).text
 
 
 def pinned(pin, kinds, phases=None):

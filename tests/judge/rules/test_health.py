@@ -59,14 +59,40 @@ def test_cores_that_compute_are_told_by_stacks_too_and_not_without_a_budget_or_b
     assert type(judge_cpu_compute(cpu_job(2.0, gpus=hidden))) is Unsure
 
 
+def one_thread(*, used=1.0, demand=1.0, threads=1, phases=TRAINS, **looks):
+    rank = make_process(runnable=demand, busy_threads=threads)
+    cpu = make_cpu(budget_cores=2.0, used_cores=1.0, runnable=demand, host_used_cores=used, host_cores=2)
+    frame = make_frame(processes=(rank,), loader=(), cpu=cpu, main_threads=(make_looks(**looks),))
+    return scene_of(frame, [make_phases(phases)])
+
+
+@pytest.mark.parametrize(
+    ("scene", "wanted"),
+    [
+        (one_thread(), (Kind.COMPUTE_BOUND, "cpu")),
+        (one_thread(demand=1.23), (Kind.COMPUTE_BOUND, "cpu")),  # and gloo's threads wake up beside it
+        (one_thread(used=1.9), Cleared),  # others have the other CPU
+        (one_thread(demand=1.4, threads=2), Cleared),
+        (one_thread(other=5), Cleared),  # it sleeps half of the time
+        (one_thread(phases={Phase.FORWARD: 0.5, Phase.OTHER: 0.5}), Cleared),
+    ],
+)
+def test_one_thread_that_computes_beside_idle_cpus_is_what_holds_the_run(scene, wanted):
+    answer = judge_cpu_compute(scene)
+    assert said(answer) == wanted
+    if type(answer) is Suspicion:
+        assert answer.summary.startswith("one thread of the rank computes, and ")
+        assert answer.summary.endswith("of 2.0 CPUs are idle")
+
+
 def looked(**parts):
     return cpu_job(1.0, main_threads=(make_looks(**parts),), phases=None)
 
 
 BALANCED = [
     ("trains", cpu_job(1.0), {Origin.STACKS}),
-    ("runs", looked(), {Origin.PROC}),
-    ("runs mostly", looked(lock=2, batch_wait=1), {Origin.PROC}),
+    ("runs, and nothing tells what", looked(), Unsure),
+    ("runs mostly, and nothing tells what", looked(lock=2, batch_wait=1), Unsure),
     ("waits for batches", looked(batch_wait=4), Cleared),
     ("waits for reads", looked(io=3), Cleared),
     ("sleeps", looked(other=8), Cleared),

@@ -21,7 +21,7 @@ from tpmon.judge.rules.lifecycle import judge_checkpoint, judge_finished, judge_
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE
-from tpmon.model.process import Outcome, ProcessEnd, Role, ThreadGroup, ThreadKind
+from tpmon.model.process import EnvironmentSetting, Outcome, ProcessEnd, Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind, Origin, SinceIs, pick_code
 
@@ -221,6 +221,59 @@ def make_end(**fields):
         how="SIGKILL; OOM killer (kernel log)",
     )
     return replace(plain, **fields)
+
+
+def restarted(age_s, ended_s=None, *, count=None, **end):
+    """A rank of some age below a launcher of ten minutes; another rank ended so many seconds ago."""
+    environment = (EnvironmentSetting(lifecycle.RESTART_COUNT, count),) if count else UNREAD
+    rank = make_process(4300, started=NOW - timedelta(seconds=age_s), environment=environment)
+    launcher = make_process(4200, role=Role.LAUNCHER, started=NOW - timedelta(seconds=600))
+    frame = make_frame(processes=(launcher, rank))
+    frames = hold(frame, 40)
+    if ended_s is not None:
+        frames[-1 - ended_s] = replace(frames[-1 - ended_s], ends=(make_end(rank=1, how="exit 1", **end),))
+    return see([replace(one, taken=frame.taken) for one in frames])
+
+
+EXIT = {"signal": NOT_APPLICABLE}
+
+
+@pytest.mark.parametrize(
+    ("scene", "summary"),
+    [
+        (restarted(12, 13, **EXIT), "rank 1 (4211) ended with exit 1 13 s ago; the ranks were started again once"),
+        (restarted(12, count="9"), "the ranks were started again 9 times: they are 12 s old, their launcher 600 s"),
+        (restarted(400, count="9"), None),  # they got further
+        (restarted(12, count="0"), None),
+        (restarted(12, count="x" * 9), None),
+        (restarted(12), None),
+        (restarted(12, 13, signal="SIGTERM"), None),  # the launcher ended it
+        (restarted(12, 13, outcome=Outcome.WELL, **EXIT), None),
+        (restarted(12, 13, role=Role.WORKER, **EXIT), None),
+        (restarted(300, 13, **EXIT), None),  # nobody was born after it: a rank is missing
+        (scene_of(make_frame(processes=())), None),
+    ],
+)
+def test_ranks_that_fail_and_are_started_again_are_told(scene, summary):
+    answer = lifecycle.judge_restarts(scene)
+    if summary is None:
+        assert type(answer) is Cleared
+        return
+    assert said(answer) == (Kind.FAILED, "restarts")
+    assert pick_code(answer.kind, answer.cause) == 10
+    assert answer.summary.startswith(summary)
+
+
+def test_a_failure_is_said_before_the_start_that_follows_it():
+    importing = make_phases({Phase.IMPORT: 1.0}, pid=4300, where="import: torch train.py:3")
+    scene = restarted(12, 13, **EXIT)
+    standing, stated = Standing(), set()
+    for second in range(8):
+        now_ns = scene.frame.taken_ns + second * SECOND
+        frames = [*scene.history, replace(scene.frame, taken_ns=now_ns)]
+        finding, standing, _ = judge_scene(see(frames, {4300: importing}), standing)
+        stated.add((finding.kind, finding.cause))
+    assert (finding.kind, finding.cause) == (Kind.FAILED, "restarts")
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,8 @@ def slow_one(kind):
     return starve(0.7, [IDLES, kind, IDLES])
 
 
+UNFED = {**IDLES, "runnable": 0.0}
+DELAYED = {**IDLES, "runnable": 0.02, "waiting": 0.0199}
 FULL = {"budget_cores": 2.0}
 CASES = {
     "cpu-transform": (starve(0.8, [COMPUTES] * 2, cpu=FULL), "cpu-transform"),
@@ -72,6 +74,12 @@ CASES = {
     "two of eight have shards": (starve(0.75, [COMPUTES] * 2 + [IDLES] * 6), "uneven-workers"),
     "four of eight have shards": (starve(0.75, [COMPUTES] * 4 + [IDLES] * 4), "uneven-workers"),
     "two of eight have shards, and read": (starve(0.75, [IDLES] * 6 + [DISK] * 2), "uneven-workers"),
+    "one of three has shards": (starve(0.7, [UNFED, COMPUTES, UNFED]), "uneven-workers"),
+    "one of three has shards, on a full machine": (starve(0.7, [DELAYED, COMPUTES, UNFED]), "uneven-workers"),
+    "one of three has not made its batch for long": (
+        starve(0.9, [UNFED, COMPUTES, UNFED], rank={"runnable": 0.0, "waiting": 0.0}),
+        "one-slow-worker",
+    ),
     "one is stopped": (slow_one({**IDLES, "state": "T", "waits_for": "stopped by a signal"}), "one-slow-worker"),
 }
 
@@ -287,6 +295,34 @@ def test_workers_without_data_are_told_by_each_of_them():
 KILLED = make_end(pid=5001, role=Role.WORKER, worker=1, how="SIGKILL; OOM killer (kernel log)")
 
 
+GONE_WORKERS = {
+    "one of four": ([COMPUTES], 4, "uneven-workers"),
+    "one of four, on a full machine": ([{**COMPUTES, "waiting": 0.6}], 4, "uneven-workers"),
+    "one of four, which sleeps": ([SLEEPS], 4, "uneven-workers"),
+    "two of four, which read": ([DISK] * 2, 4, "uneven-workers"),
+    "none has ended": ([COMPUTES], 1, "too-few-workers"),
+    "it was not counted": ([COMPUTES], GONE, "too-few-workers"),
+}
+
+
+@pytest.mark.parametrize(("kinds", "made", "cause"), GONE_WORKERS.values(), ids=GONE_WORKERS)
+def test_workers_that_have_ended_had_no_data_and_more_of_them_would_have_none(kinds, made, cause):
+    scene = starve(0.8, kinds, loader={"made": made})
+    ((found, one),) = suspects(scene).items()
+    assert found == cause
+    if cause == "uneven-workers":
+        assert f"only {len(kinds)} of its 4 workers" in one.summary
+        assert [each.remedy.id for each in advise(scene, one)] == ["more-shards"]
+
+
+def test_workers_that_end_with_their_epoch_or_while_none_is_waited_for_are_none_without_data():
+    ending = [make_second(0.8, [COMPUTES] * 2, loader={"made": 2})] * 15
+    ending += [make_second(0.8, [COMPUTES], loader={"made": 2})] * 3
+    assert "uneven-workers" not in suspects(see(line_up(ending)))
+    assert not isinstance(judge_uneven_workers(starve(0.8, [IDLES], loader={"made": 4})), Suspicion)
+    assert isinstance(judge_uneven_workers(starve(0.02, [COMPUTES], loader={"made": 4})), Cleared)
+
+
 def ending(*ends, every=5):
     """See 40 s of a starved rank whose workers end like ``ends``, in turn, every so many seconds."""
     frames = [make_second(0.6, [COMPUTES] * 2, loader={"births": 12})] * 40
@@ -337,6 +373,12 @@ POOL_COMPUTES = {
 }
 
 
+def decode(others):
+    """Do as a worker whose main thread waits in turns with the threads of a decoder, on a full machine."""
+    groups = (ThreadGroup(ThreadKind.MAIN, 1, 0.42), ThreadGroup(ThreadKind.OTHER, 18, others))
+    return {**FUTEX, "runnable": 0.42 + others, "waiting": 0.4, "thread_groups": groups}
+
+
 def frames_of(*calls):
     return tuple(StackFrame(function, file, 30) for function, file in calls)
 
@@ -349,6 +391,7 @@ def below(*calls, stack=AT_LINE):
     return (*stack, *frames_of(*calls))
 
 
+RETRY = ("sleep_for_retry", f"{PACKAGES}/urllib3/util/retry.py")
 WAIT = ("wait", f"{LIB}/threading.py")
 FUTURES = f"{LIB}/concurrent/futures/_base.py"
 PUT = ("put", f"{LIB}/multiprocessing/queues.py")
@@ -411,6 +454,8 @@ LOCK_CASES = {
     "a pool of threads that reads": (see_workers([READS] * 4), (FEW, HIGH)),
     "a pool of threads that computes": (see_workers([POOL_COMPUTES] * 4), (FEW, HIGH)),
     "a pool of threads, lines of decoding": (see_workers(ONE_SLEEPS, *THREADS), (FEW, HIGH)),
+    "the threads of a decoder": (see_workers([decode(0.12)] * 2, (AT_LINE, 20)), (FEW, HIGH)),
+    "no threads of a decoder": (see_workers([decode(0.03)] * 2, (AT_LINE, 20)), (LOCK, LOW)),
     "a queue of the data set's own": (see_workers([FUTEX] * 4, (TAKES, 20)), (FEW, HIGH)),
     "no stacks": (see_workers(ONE_SLEEPS), (LOCK, LOW)),
     "no stacks, with a time-out": (see_workers([TIMED] * 4), (LOCK, LOW)),
@@ -455,6 +500,41 @@ def test_a_worker_that_hands_over_its_batch_or_has_no_work_is_at_no_lock(kind, p
     assert isinstance(judge_worker_lock(see_workers([DISK] * 4, (NO_WORK, 20))), Cleared)
     one_idles = judge_worker_lock(see_workers([FUTEX] * 3 + [IDLES], (AT_LINE, 20)))
     assert rate_confidence(one_idles, 60.0) is LOW, "it has no lock either"
+
+
+WAITS_LONG = {**SLEEPS, "waits_for": "lock with a time-out (futex)"}
+RETRIES = {
+    "urllib3, below requests": (SLEEPS, below(("send", f"{PACKAGES}/requests/adapters.py"), RETRY)),
+    "urllib3, vendored": (SLEEPS, below(("sleep", f"{PACKAGES}/pip/_vendor/urllib3/util/retry.py"))),
+    "botocore": (SLEEPS, below(("_needs_retry", f"{PACKAGES}/botocore/endpoint.py"))),
+    "the hub's client": (SLEEPS, below(("_http_backoff_base", f"{PACKAGES}/huggingface_hub/utils/_http.py"))),
+    "tenacity": (SLEEPS, below(("sleep", f"{PACKAGES}/tenacity/nap.py"))),
+    "tenacity, by an event": (WAITS_LONG, below(("sleep", f"{PACKAGES}/tenacity/nap.py"), WAIT)),
+    "backoff": (SLEEPS, below(("retry", f"{PACKAGES}/backoff/_sync.py"))),
+}
+
+
+@pytest.mark.parametrize(("kind", "frames"), RETRIES.values(), ids=RETRIES)
+def test_workers_asleep_before_a_retry_wait_for_a_store_that_refuses_and_more_of_them_are_refused_too(kind, frames):
+    scene = see_workers([kind] * 4, (frames, 18), (AT_LINE, 2))
+    ((cause, one),) = suspects(scene).items()
+    assert (cause, rate_confidence(one, 60.0)) == ("network-store", HIGH)
+    chosen = [each.remedy for each in advise(scene, one)]
+    assert chosen[0].id == "fewer-requests"
+    assert not any(each.adds_workers for each in chosen)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "frames"),
+    [
+        ([SLEEPS] * 4, AT_LINE),
+        ([SLEEPS] * 4, below(("send", f"{PACKAGES}/requests/adapters.py"))),
+        ([SLEEPS] * 4, below(("sleep", "/home/u/urllib3/util/retry.py"))),
+        ([COMPUTES] * 4, below(("retry", f"{PACKAGES}/backoff/_sync.py"))),
+    ],
+)
+def test_no_other_sleep_and_no_other_wrapper_is_a_retry(kinds, frames):
+    assert "network-store" not in suspects(see_workers(kinds, (frames, 20)))
 
 
 def test_what_is_shown_of_a_lock_or_of_threads_is_said_and_proven_and_what_is_open_left_open():

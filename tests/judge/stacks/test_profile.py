@@ -29,6 +29,11 @@ TABLE = [
     ("module main next next_data fetch collator", Phase.DATA_WAIT, DataPart.COLLATE),
     ("module main next next_data pin", Phase.DATA_WAIT, DataPart.COPY),
     ("module main next next_data next_index sampler", Phase.DATA_WAIT, DataPart.SAMPLER),
+    ("module main next next_data next_index any_iter", Phase.DATA_WAIT, DataPart.SAMPLER),
+    ("module main loader_init any_iter main", Phase.DATA_WAIT, DataPart.SAMPLER),
+    ("module main loader_init main", Phase.DATA_WAIT, DataPart.START),
+    ("module main loader_init fetcher_init any_iter", Phase.DATA_WAIT, DataPart.START),
+    ("module main draw_anew", Phase.DATA_WAIT, DataPart.SAMPLER),
     ("module main loader_init", Phase.DATA_WAIT, DataPart.START),
     ("module main next next_data shutdown", Phase.DATA_WAIT, DataPart.START),
     ("module main stateful fetch item decode", Phase.DATA_WAIT, DataPart.FETCH),
@@ -320,6 +325,7 @@ SMALL = {
     "frames": {"lib/a/x.py": {"sync": "wait join"}, "lib/": {"sync": "* but get"}},
     "installed": {"rich/": {"sync": "*"}},
     "leaves": {},
+    "retries": {"lib/a/x.py": {"sync": "sleep"}},
     "names": {"sync": ["wait_.*", "sync"]},
 }
 

@@ -26,6 +26,7 @@ from tpmon.probe.loader.queues import (
     LoaderRank,
     LoaderWorker,
     PipeEnds,
+    count_made,
     map_queues,
     parse_flags,
     read_message_bytes,
@@ -100,6 +101,27 @@ def test_queues_are_found_by_who_was_the_first_to_hold_them(name):
     found = map_queues(rank, workers)
     assert read_fds(found.data) == (data if isinstance(data, list) else [data] * len(workers))
     assert read_fds(found.index) == index
+
+
+def ended(*fds) -> dict[int, PipeEnds]:
+    """Build the reading ends of pipes whose other ends are the workers'."""
+    return {2000 + fd: PipeEnds(2000 + fd, fd, -1) for fd in fds}
+
+
+MADE = {
+    "four, of which some may have ended": (ends(3, 5, 8, 12, 16), ended(7, 11, 15, 19), [3], [4]),
+    "a queue of the program beside them": (ends(3, 5, 8, 20), ended(7, 11), [3], [2]),
+    "a pipe of the program beside them": (ends(3, 5, 8), ended(7, 11, 20), [3], [2]),
+    "two loaders": (ends(3, 5, 8, 20, 22), ended(7, 11, 24), [3, 20], [2, 1]),
+    "what is older counts for none": (ends(1, 3, 5), ended(2, 7), [3], [1]),
+}
+
+
+@pytest.mark.parametrize(("queues", "sentinels", "data", "made"), MADE.values(), ids=MADE)
+def test_the_workers_that_a_loader_was_made_with_are_counted_by_what_the_rank_keeps(queues, sentinels, data, made):
+    assert count_made([queues[1000 + fd] for fd in data], queues, {**queues, **sentinels}) == made
+    refused = Missing("permission denied")
+    assert count_made([refused], queues, {**queues, **sentinels}) == [refused]
 
 
 def test_a_worker_that_may_not_be_read_says_why_and_keeps_its_place():
@@ -254,6 +276,7 @@ def test_a_dead_worker_keeps_its_place_and_the_data_queue_is_still_seen():
         assert is_known(sample.ready_bytes)
         sample = look(watch(process, truth), 1)
         assert is_known(sample.ready_bytes), "attached after the death"
+        assert sample.made == 3
         assert [is_known(queue.pending_bytes) for queue in sample.queues] == [False, True, True]
         assert [queue.worker for queue in sample.queues] == [0, 1, 2]
         without = LoaderRank(0, rank.pid, rank.workers[1:], pin_thread=False)
@@ -261,7 +284,7 @@ def test_a_dead_worker_keeps_its_place_and_the_data_queue_is_still_seen():
         tell(process, "send 1")
         sample = look(probe, 13)
         assert wait_until(lambda: probe.look(13 * SECOND) is None and probe.latest()[0].ready_bytes > 0)
-        assert sample.workers == 2
+        assert (sample.workers, sample.made) == (2, 3)
 
 
 def test_a_torn_message_is_not_the_size_of_a_batch_and_a_descriptor_that_became_another_file_is_not_opened():

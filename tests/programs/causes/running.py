@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.programs.causes import limits
-from tests.programs.causes.table import FAULT, Row
+from tests.programs.causes.table import FAULT, TENANTS, Row
 from tpmon.model.verdict import EXIT_CODES, Kind
 from tpmon.probe.base.procread import read_table
 from tpmon.probe.job.job import find_descendants
@@ -176,7 +176,9 @@ class Verdict:
 
     @property
     def accuses(self) -> bool:
-        return self.kind in {kind.value for kind in Kind} and EXIT_CODES[Kind(self.kind)] == FAULT
+        """Tell whether it finds fault with the program; what others take of its CPUs is none of its own."""
+        is_fault = self.kind in {kind.value for kind in Kind} and EXIT_CODES[Kind(self.kind)] == FAULT
+        return is_fault and not TENANTS.fits(self.kind, self.cause)
 
     def __str__(self) -> str:
         return f"{self.kind} {self.cause}".strip()

@@ -65,12 +65,15 @@ class Row:
         return self.label in HEALTHY
 
     def accepts(self, kind: str, cause: str) -> bool:
-        return any(label.fits(kind, cause) for label in (self.label, *self.also))
+        beside = (TENANTS,) if self.is_healthy else ()
+        return any(label.fits(kind, cause) for label in (self.label, *self.also, *beside))
 
 
 COMPUTE = Label(Kind.COMPUTE_BOUND, "cpu")
 BALANCED = Label(Kind.BALANCED)
 HEALTHY = (COMPUTE, BALANCED)
+TENANTS = Label(Kind.OVERSUBSCRIBED, "other-tenants")
+"""Right to say of a healthy program on a machine that others use, and no fault of its own."""
 
 
 def _row(name: str, kind: Kind, cause: str = "", **more: Any) -> Row:
@@ -88,6 +91,18 @@ ROWS = (
     _row("page_cache_thrash", Kind.DATA_BOUND, remedy="a higher memory limit", advice="more-memory"),
     _row("one_slow_worker", Kind.DATA_BOUND, remedy="equal work", advice="balance-samples"),
     _row("uneven_workers", Kind.DATA_BOUND, remedy="as many shards as workers", advice="more-shards"),
+    *(
+        Row(
+            name,
+            Label(Kind.DATA_BOUND, "uneven-workers"),
+            watch_s=GENERATIONS_S,
+            remedy="as many shards as workers",
+            advice="more-shards",
+            file="uneven_workers",
+            options=("--shards", "1", "--kept", kept),
+        )
+        for name, kept in (("one_shard_kept", "1"), ("one_shard", "0"))
+    ),
     _row("worker_lock", Kind.DATA_BOUND, remedy="no lock", advice="free-the-lock"),
     _row("own_loader", Kind.DATA_BOUND, remedy="four that fill the queue", advice="feed-own-queue"),
     _row("worker_affinity", Kind.DATA_BOUND, remedy="all CPUs", advice="unbind-workers"),
@@ -98,6 +113,7 @@ ROWS = (
         "killed_workers", Kind.DATA_BOUND, watch_s=GENERATIONS_S, remedy="no deadly sample", advice="find-dead-worker"
     ),
     _row("periodic", Kind.DATA_BOUND, watch_s=GENERATIONS_S, remedy="a longer queue", advice="prefetch-factor"),
+    _row("sampler", Kind.DATA_BOUND, remedy="an order made at once", advice="choose-at-once"),
     _row("collate", Kind.DATA_BOUND, remedy="tensors instead of lists", advice="collate-arrays"),
     _row("drain", Kind.DATA_BOUND, remedy="one tensor a batch", advice="fewer-tensors"),
     _row("gil", Kind.PYTHON_BOUND, remedy="processes instead of threads", advice="processes-not-threads"),
@@ -125,6 +141,7 @@ ROWS = (
         )
     ),
     _row("too_many_ranks", Kind.OVERSUBSCRIBED, ranks=4, remedy="one thread a rank", advice="cap-rank-threads"),
+    _row("other_tenants", Kind.OVERSUBSCRIBED, remedy="no others", advice="others-give-way"),
     _row("cpu_quota", Kind.CPU_THROTTLED, "quota", remedy="no quota", advice="raise-quota"),
     _row("leak", Kind.MEMORY_PRESSURE, watch_s=GROWTH_S),
     _row("copy_on_write", Kind.MEMORY_PRESSURE, watch_s=GROWTH_S),

@@ -1,4 +1,4 @@
-"""Stream from fewer shards than there are workers: those without one only wait."""
+"""Stream from fewer shards than there are workers: those without one only wait, or end where none are kept."""
 
 import time
 from collections.abc import Iterator
@@ -25,10 +25,11 @@ class Shards(IterableDataset):
             index += 1
 
 
-program = Program(__doc__)
+program = Program(__doc__, ("--shards", int, 2), ("--kept", int, 1))
 batch = program.draw.choice((8, 16))
 step_ms = program.draw.uniform(20, 40)
 workers = program.draw.choice((8, 12))
 wait_s = 2 * step_ms * program.draw.uniform(5, 8) / batch / 1000
-shards = workers if program.fix else 2
-program.train(make_loader(Shards(shards, wait_s), batch, workers, shuffle=False), Network(step_ms, batch))
+shards = workers if program.fix else program.options.shards
+data, kept = Shards(shards, wait_s), bool(program.options.kept)
+program.train(make_loader(data, batch, workers, shuffle=False, persistent_workers=kept), Network(step_ms, batch))

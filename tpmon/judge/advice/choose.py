@@ -146,7 +146,13 @@ _ALWAYS_SEEN = frozenset(
 )
 """The process list and the driver always tell these: not observed means that it is not so."""
 _SEEN_IN_STACKS = frozenset(
-    (Need.ONLY_FORWARD, Need.LOGGING_IN_STACK, Need.SAVE_IN_STACK, Need.VALIDATION_IN_STACK)
+    (
+        Need.REQUESTS_REFUSED,
+        Need.ONLY_FORWARD,
+        Need.LOGGING_IN_STACK,
+        Need.SAVE_IN_STACK,
+        Need.VALIDATION_IN_STACK,
+    )
 )
 """The same for stacks. Not a synchronise or a copy: ``.item()`` and ``.to()`` run in C and leave no frame."""
 

@@ -11,7 +11,14 @@ from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features import comms as rank_waits
 from tpmon.judge.features import data_wait
-from tpmon.judge.features.cpu import FREE_CORES, find_cores_left, find_pools, has_pool, note_neighbours
+from tpmon.judge.features.cpu import (
+    FREE_CORES,
+    find_cores_left,
+    find_pools,
+    find_tenants,
+    has_pool,
+    note_neighbours,
+)
 from tpmon.judge.features.hook_needs import (
     MANY_BREAKS,
     MANY_BUCKETS,
@@ -409,6 +416,9 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> RunFacts:
         script=frame.target.script or Missing("its command line was not read"),
         log_path=_last_log(frame),
         slurm_job=_slurm_job(scene),
+        launcher=next((one.pid for one in frame.processes if one.role is Role.LAUNCHER), NOT_APPLICABLE),
+        host_cores=frame.cpu.host_cores,
+        tenant=next((one.pid for one in find_tenants(scene)), Missing("nobody was seen")),
         pools=len(find_pools(scene)),
         frozen=named.frozen if named is not None else NOT_APPLICABLE,
         tracer=named.tracer if named is not None else NOT_APPLICABLE,

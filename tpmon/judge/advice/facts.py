@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.host import PoolLibrary
-from tpmon.model.known import Applicable, Known, Missing, is_known, known_or, map_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Freezer, Tracer
 from tpmon.model.text.dump_words import TO_FILES, write_step
 from tpmon.model.units import format_bytes
@@ -185,6 +185,10 @@ class RunFacts:
     """The file that the job wrote to last."""
     slurm_job: Applicable[str] = _UNREAD
     """Its number in Slurm, by its environment."""
+    launcher: Applicable[int] = _UNREAD
+    host_cores: Known[int] = _UNREAD
+    tenant: Applicable[int] = _UNREAD
+    """The process of others that uses most of the job's CPUs."""
     frozen: Applicable[Freezer] = _UNREAD
     tracer: Applicable[Tracer] = _UNREAD
 
@@ -368,6 +372,16 @@ def _dump_all_hosts(facts: RunFacts) -> str:
     )
 
 
+def _ask_cores(facts: RunFacts) -> str:
+    """Return how the job gets more CPUs: from Slurm where it is there, or may be."""
+    others = "resources.limits.cpu and requests.cpu in Kubernetes; docker run --cpus=N; a larger machine"
+    slurm = (
+        "#SBATCH --cpus-per-task=N  # in Kubernetes: resources.limits.cpu and requests.cpu\n"
+        "export SRUN_CPUS_PER_TASK=N  # below it: srun of Slurm >= 22.05 does not inherit that line"
+    )
+    return others if facts.slurm_job is NOT_APPLICABLE else slurm
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """Hold one field of the templates: its reading, and what stands there when it was not read."""
@@ -413,6 +427,22 @@ FIELDS = {
     "script": Field(lambda facts: map_known(shlex.quote, facts.script), "train.py", "the training script"),
     "log": Field(lambda facts: map_known(shlex.quote, facts.log_path), "LOGFILE", "what the job wrote"),
     "dump_all_hosts": Field(_dump_all_hosts, "", "how the stacks of all hosts come into one folder"),
+    "ask_cores": Field(_ask_cores, "", "how the job gets more CPUs"),
+    "reserve": Field(
+        lambda facts: "; in Slurm: #SBATCH --exclusive" if is_known(facts.slurm_job) else "",
+        "",
+        "how Slurm reserves a machine",
+    ),
+    "tenant": Field(attrgetter("tenant"), "OTHER", "the process that uses most of the CPUs"),
+    "launcher": Field(attrgetter("launcher"), "PID", "what started the ranks"),
+    "last_host_cpu": Field(
+        lambda facts: map_known(lambda cores: cores - 1, facts.host_cores), "N", "the last CPU of the machine"
+    ),
+    "last_cpu": Field(
+        lambda facts: map_known(lambda cores: cores - 1, _whole_cores(facts.budget_cores)),
+        "N",
+        "as many as its CPU budget",
+    ),
     "ask_slurm": Field(
         lambda facts: f"; sacct -j {facts.slurm_job}" if is_known(facts.slurm_job) else "",
         "",

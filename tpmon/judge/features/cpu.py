@@ -12,6 +12,7 @@ from enum import Enum
 
 from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene
+from tpmon.model.host import Tenant
 from tpmon.model.known import Known, Missing, is_known, join_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.units import format_pct
@@ -185,6 +186,38 @@ def find_pools(scene: Scene) -> frozenset[int]:
     return frozenset(pid for pid, count in busy.items() if 2 * count > len(scene.frames))
 
 
+MOST_TENANTS = 2
+"""Other users of the CPUs that a sentence names."""
+
+
+def find_tenants(scene: Scene) -> tuple[Tenant, ...]:
+    """Return who else uses CPUs by the newest reading of the span that tells, the largest first."""
+    told = (frame.cpu.tenants for frame in reversed(scene.frames))
+    return next((one for one in told if is_known(one)), ())
+
+
+def say_tenants(scene: Scene) -> str:
+    """Name who has the CPUs: "burn.py (PID 4711, user ann) 1.2"; "other processes" where nobody is seen."""
+    named = [
+        f"{one.command} ({f'{one.processes} processes' if one.processes > 1 else f'PID {one.pid}'}"
+        f"{f', user {one.user}' if one.user else ''}) {one.cores:.1f}"
+        for one in find_tenants(scene)[:MOST_TENANTS]
+    ]
+    return " and ".join(named) if named else "other processes use them"
+
+
+def find_cost_of_waiting(rank: RankScene) -> Known[float]:
+    """Return the share of its time (0-1) by which a rank is later as its threads wait for a CPU.
+
+    Threads of a pool wait for each other: they are late together, not one after the other.
+    """
+    return join_known(
+        lambda wanted, waited: min(wanted, 1.0) * min(waited / wanted, 1.0) if wanted > 0 else 0.0,
+        rank.demand,
+        rank.waiting,
+    )
+
+
 def note_neighbours(scene: Scene) -> str:
     """Return the note that other processes take the CPUs, "" when they do not."""
     if find_taker(scene) is not Taker.OTHERS:
@@ -194,5 +227,5 @@ def note_neighbours(scene: Scene) -> str:
         return ""
     return (
         f"other-tenants: its threads want {wanted:.1f} of {budget:.1f} CPUs and wait "
-        f"{format_pct(100 * delay)} % of that time: other processes use them"
+        f"{format_pct(100 * delay)} % of that time: {say_tenants(scene)}"
     )

@@ -243,6 +243,8 @@ def _against(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
     loader = found.rank.loader
     if loader is None or loader.pin_thread or not is_known(loader.empty_ratio):
         return ()
+    if _queue_wait(found) < LEAST_WAIT:  # whatever is waited for, it is no batch
+        return ()
     if loader.looks < LEAST_QUEUE_LOOKS or loader.empty_ratio >= QUEUE_DISAGREES * _queue_wait(found):
         return ()
     return (reading(Figure.QUEUE_EMPTY, 100 * loader.empty_ratio, scene.frame),)
@@ -379,6 +381,37 @@ def see_cores(found: Starved) -> frozenset[Need]:
         return frozenset((Need.CORES_FREE,))
     is_full = is_known(found.cores_free) and found.cores_free < FREE_CORES
     return frozenset((Need.CORES_FULL,)) if is_full else frozenset()
+
+
+MAIN_PART = 0.5
+"""Share of the wait that one part of it takes to be the cause: more than all other parts together."""
+
+
+def find_main_part(found: Starved) -> DataPart | None:
+    """Return the part of the wait that takes half of it or more by the stacks, None where none does.
+
+    Where the workers have no work the largest part does: the wait is of the main thread's own making.
+    """
+    parts = found.wait.parts if Origin.STACKS in found.wait.origins else {}
+    part = max(parts, key=lambda one: parts[one].ratio, default=None)
+    if part is None or (is_known(found.idle) and found.idle >= IDLE_WORKERS):
+        return part
+    return part if parts[part].ratio >= MAIN_PART * found.wait.share.ratio else None
+
+
+def need_late_batches(scene: Scene, *besides: DataPart) -> Starved:
+    """Return the rank that starves at the queue of its workers, or in ``besides``; else that ends a rule.
+
+    What the main thread itself does for half of the wait, no worker makes faster; but to take a batch out it
+    may wait for a busy worker to hand it over.
+    """
+    found = need_starved(scene)
+    part = find_main_part(found)
+    if part is not None and part not in (DataPart.QUEUE, DataPart.COPY, *besides):
+        share = format_pct(100 * found.wait.part(part) / found.wait.share.ratio)
+        text = f"{share} % of the wait is {part.value} in the main thread"
+        raise EarlyAnswer(Cleared(f"what workers do ({text})"))
+    return found
 
 
 def part_of(found: Starved, *parts: DataPart) -> Share | None:

@@ -18,8 +18,9 @@ from functools import lru_cache
 
 from tpmon.judge.answers.result import reading
 from tpmon.judge.features.cpu import FREE_CORES, are_others_waited_for
-from tpmon.judge.features.snapshot import Scene, WorkerScene, once
-from tpmon.judge.features.starvation import IDLE_WORKERS, Starved, find_onset, find_starved
+from tpmon.judge.features.readings import mean_known
+from tpmon.judge.features.snapshot import Scene, WorkerScene, demand_of, once
+from tpmon.judge.features.starvation import IDLE_WORKERS, NO_WORKERS, Starved, find_onset, find_starved
 from tpmon.judge.stacks.classify import (
     FETCH_FILE,
     StackPlace,
@@ -28,16 +29,18 @@ from tpmon.judge.stacks.classify import (
     is_native,
     last_name,
     read_stack,
+    retries,
     waits_for_others,
 )
 from tpmon.judge.stacks.phases import DataPart, Phase
 from tpmon.judge.stacks.profile import Share, find_spot, main_stacks, share_of
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or
+from tpmon.model.process import ThreadKind
 from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Figure
-from tpmon.model.waits import LOCKS, RUNNING, SOCKETS, WaitReason
+from tpmon.model.waits import LOCKS, SOCKETS, WaitReason
 
 BUSY_WORKER = 0.5
 """Demand, in threads, above which a worker computes all the time: 0.99-1.1; one that waits has 0.00-0.31."""
@@ -100,6 +103,7 @@ def wait_in_vain(found: Starved, scene: Scene) -> bool:
     return wanted > 0 and sum(wait for _, wait in known) >= WAITS_IN_VAIN * wanted
 
 
+_SLEEPS = (WaitReason.SLEEP, WaitReason.TIMED_LOCK)
 COLLATE_SHARE = 0.5
 LEAST_STACKS = 10
 """One slice of a worker on a crowded machine: 3 s at 5 Hz."""
@@ -146,6 +150,26 @@ def name_hot_work(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
     where = spot.where.removeprefix(f"{Phase.DATA_WAIT.value}: ")
     text = f"{where}, {format_pct(100 * spot.ratio)} % of their work"
     return (reading(Figure.MOST_OF_IT, 100 * spot.ratio, scene.frame, text=text),)
+
+
+def find_retry_share(found: Starved, scene: Scene) -> Known[float]:
+    """Return the share of the workers' working time, 0-1, in a client's sleep before it asks again.
+
+    The kernel tells that they sleep, the stacks for what.
+    """
+    asleep = mean_wait(found.workers, _SLEEPS)
+    if asleep < BLOCKED_WORKER:
+        return Missing("the workers do not sleep")
+    stacks = tuple(working_stacks(found, scene))
+    working = sum(stack.samples for stack in stacks)
+    if working < LEAST_STACKS:
+        return Missing("the workers' stacks were not sampled")
+    return min(asleep, sum(stack.samples for stack in stacks if retries(stack.frames)) / working)
+
+
+def is_refused(found: Starved, scene: Scene) -> bool:
+    """Tell whether the workers mostly sleep because a server refuses them, or does not answer."""
+    return known_or(find_retry_share(found, scene), 0.0) >= BLOCKED_WORKER
 
 
 def is_collating(found: Starved, scene: Scene) -> bool:
@@ -232,8 +256,9 @@ HOLDER = 0.5
 """Workers outside the lock on average, below which none of them holds it."""
 ALONE = 1.5
 """Workers at work outside the lock on average up to which they may take turns."""
-OTHERS_CPU = 0.2
-"""Mean demand of the workers' other threads above which the wait is for these."""
+OTHERS_WORK = 0.15
+"""Part of the time asleep in locks in which the workers' other threads run, from which the wait is for these:
+0.03 to 0.06 where the lock is another process's, 0.28 and more for the threads of a decoder."""
 OTHERS_READ_BYTES_S = 20e6
 """Bytes per second that the other threads of all workers must have read."""
 CERTAIN_FROM = 3
@@ -330,21 +355,27 @@ def _share_places(found: Starved, scene: Scene) -> dict[StackEnd, Share]:
     return {place: share_of(count, total) for place, count in counts.items()} if total >= LEAST_STACKS else {}
 
 
-def _cpu_of_others(worker: WorkerScene) -> float:
-    of_main = 1.0 - sum(share for wait, share in worker.waits.items() if wait != RUNNING)
-    return max(0.0, known_or(worker.demand, 0.0) - max(0.0, of_main))
+_OTHERS = tuple(kind for kind in ThreadKind if kind is not ThreadKind.MAIN)
 
 
-def _work_elsewhere(found: Starved) -> bool:
+def _find_work_of_others(found: Starved, scene: Scene) -> float:
+    """Return the mean demand of the workers' threads but the main ones, each by itself over the span."""
+    pids = {worker.pid for worker in found.workers}
+    demands = (
+        demand_of(one, _OTHERS) for frame in scene.frames for one in frame.processes if one.pid in pids
+    )
+    return known_or(mean_known(demands, NO_WORKERS), 0.0)
+
+
+def _work_elsewhere(found: Starved, scene: Scene, asleep: float) -> bool:
     """Tell whether other threads of the workers compute or read: the wait is then for them, not for a lock.
 
     If a lock's holder reads, its main thread's wait shows it.
     """
-    workers = found.workers
-    if sum(map(_cpu_of_others, workers)) >= OTHERS_CPU * len(workers):
+    if _find_work_of_others(found, scene) >= OTHERS_WORK * asleep:
         return True
-    asked = sum(known_or(one.asked_read_bytes_s, 0.0) for one in workers)
-    return asked >= OTHERS_READ_BYTES_S and known_or(found.blocked, 0.0) * len(workers) < HOLDER
+    asked = sum(known_or(one.asked_read_bytes_s, 0.0) for one in found.workers)
+    return asked >= OTHERS_READ_BYTES_S and known_or(found.blocked, 0.0) * len(found.workers) < HOLDER
 
 
 def _has_card(found: Starved, scene: Scene) -> bool:
@@ -390,7 +421,7 @@ def find_lock(found: Starved, scene: Scene) -> LockWait:
         return LockWait(LockSign.NONE, asleep, least, at_lock)
     if max(at_own, hands) >= least:
         return LockWait(LockSign.HANDS if hands > at_own else LockSign.OWN, asleep, least)
-    if _work_elsewhere(found):
+    if _work_elsewhere(found, scene, asleep):
         return LockWait(LockSign.OWN, asleep, least)
     if count < 2 or not _may_be_lock(found, asleep, load):
         return LockWait(LockSign.NONE, asleep, least)

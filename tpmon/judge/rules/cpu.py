@@ -8,23 +8,29 @@ workers are forked from the main thread and keep its mask, so all of them share 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from functools import lru_cache
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Claim, Suspicion, by_conditions, reading, reading_aged
+from tpmon.judge.features.card_use import find_gpu_idle
 from tpmon.judge.features.cpu import (
     FREE_CORES,
     NEIGHBOUR_DELAY_RATIO,
     Taker,
     are_others_waited_for,
+    find_cores_left,
+    find_cost_of_waiting,
     find_pools,
     find_taker,
+    find_tenants,
     find_used_by_others,
     has_pool,
     note_neighbours,
+    taker_unread,
 )
 from tpmon.judge.features.readings import pressure_origin
-from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene
+from tpmon.judge.features.snapshot import RankScene, Scene
 from tpmon.judge.features.starvation import need_starved, suspect_loader
 from tpmon.judge.rules.gpu import judge_gpu_compute
 from tpmon.model.host import PoolLibrary
@@ -58,6 +64,11 @@ _THREAD_SETTINGS = frozenset(
 CROWDED_MARGIN = 1.0
 """Margin where others have the CPUs: what the run would do with these is not known."""
 TENANT_RATIO = 0.25
+"""Part of its budget that others must use of the job's CPUs to be noted at all."""
+MOST_COST = 0.95
+"""Largest share of time lost to others by which a gain is computed; beyond it says "20x" and means a lot."""
+TENANT_COST = 0.25
+"""Share of a rank's time lost to others above which they are the verdict; below it they are a note."""
 
 
 _NOT_DATED = Missing("read once a minute")
@@ -181,6 +192,48 @@ def judge_oversubscription(scene: Scene) -> Answer:
     )
 
 
+@by_conditions
+def judge_other_tenants(scene: Scene) -> Answer:
+    """Suspect other processes when the job fits its CPUs and loses a quarter of its time to them."""
+    tenants, frame = Claim("other tenants"), scene.frame
+    taker = find_taker(scene)
+    unread = taker_unread(scene)
+    tenants.doubt(bool(unread), "; ".join(unread))
+    tenants.clear(taker is not Taker.OTHERS, "the job waits for none")
+    tenants.clear(_is_hidden(scene), HIDDEN)
+    costs = [tenants.known(find_cost_of_waiting(rank)) for rank in scene.ranks]
+    idles = [find_gpu_idle(rank, scene) for rank in scene.ranks]
+    # A card that computes meanwhile hides the wait.
+    costs = [min(cost, idle) if is_known(idle) else cost for cost, idle in zip(costs, idles, strict=True)]
+    cost = max(costs, default=0.0)
+    percent = format_pct(100 * cost)
+    tenants.clear(cost < TENANT_COST, f"the ranks lose {percent} % of their time to them")
+    wanted, budget = known_or(scene.runnable, 0.0), known_or(scene.budget, 0.0)
+    others = find_used_by_others(scene)
+    return Suspicion(
+        kind=Kind.OVERSUBSCRIBED,
+        cause="other-tenants",
+        weight=cost,
+        margin=cost / TENANT_COST,
+        origins=frozenset((Origin.PROC, *((pressure_origin(frame.cpu),) if _is_pressed(scene) else ()))),
+        summary=f"other processes take the job's CPUs: it wants {wanted:.1f} of {budget:.1f} and waits "
+        f"{percent} % of its time for them; alone it would make up to {1 / (1 - min(cost, MOST_COST)):.1f}x "
+        "the steps",
+        evidence=(
+            read_waiting(scene),
+            reading(Figure.RUNNABLE, wanted, frame, source="schedstat"),
+            reading(Figure.CPU_BUDGET, budget, frame, source=frame.cpu.budget_reason),
+            *((reading(Figure.OTHERS_USE, others, frame),) if is_known(others) else ()),
+            *(
+                reading(Figure.TENANT, one.cores, frame, of=f"{one.command} of {one.user or 'another user'}")
+                for one in find_tenants(scene)
+            ),
+        ),
+        share=cost,
+        observed=frozenset((Need.CPUS_TAKEN,)),
+    )
+
+
 def _libraries_of(scene: Scene, role: Role) -> tuple[PoolLibrary, ...]:
     """Return which libraries the job's largest pool may be of, if that is in a process of ``role``."""
     pool = scene.frame.cpu.pool
@@ -204,10 +257,14 @@ def _set_threads(scene: Scene) -> tuple[Evidence, ...]:
     )
 
 
+def _is_pressed(scene: Scene) -> bool:
+    pressure = scene.frame.cpu.psi_some_pct
+    return is_known(pressure) and pressure >= PRESSURE_PCT
+
+
 def _feels_pressure(scene: Scene) -> bool:
     """Tell whether the control group waits for CPUs, and not because of other jobs."""
-    pressure = scene.frame.cpu.psi_some_pct
-    return is_known(pressure) and pressure >= PRESSURE_PCT and not note_neighbours(scene)
+    return _is_pressed(scene) and not note_neighbours(scene)
 
 
 def _fits(rank: RankScene, budget: float) -> bool:
@@ -254,6 +311,8 @@ def note_single_threaded_workers(scene: Scene) -> str:
 
 BOUND_DEMAND = 1.5
 """Threads that the workers want for each allowed CPU, above which these are too few for them."""
+BOUND_RANKS = 1.25
+"""The same for ranks, whose threads all count."""
 BOUND_DELAY = 0.3
 """Part of that demand in which they wait for a CPU."""
 
@@ -271,8 +330,8 @@ def parse_cpus(text: str) -> Known[frozenset[int]]:
     return frozenset(cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1))
 
 
-def _find_cpus(workers: tuple[WorkerScene, ...], scene: Scene) -> Known[frozenset[int]]:
-    pids = {worker.pid for worker in workers}
+def _find_cpus(pids: Collection[int], scene: Scene) -> Known[frozenset[int]]:
+    """Return the CPUs on which any of these processes may run."""
     cpus: frozenset[int] = frozenset()
     for process in scene.frame.processes:
         if process.pid in pids:
@@ -295,7 +354,9 @@ def judge_worker_affinity(scene: Scene) -> Answer:
     """Suspect the mask of the workers when they wait for the few CPUs that it leaves them of the budget."""
     found, bound = need_starved(scene), Claim("workers that are bound to few CPUs")
     bound.clear(not found.workers, "there are none")
-    cpus = Claim("on which CPUs the workers may run").known(_find_cpus(found.workers, scene))
+    cpus = Claim("on which CPUs the workers may run").known(
+        _find_cpus({worker.pid for worker in found.workers}, scene)
+    )
     budget = Claim("whether the workers may run on all CPUs of the job").known(scene.budget)
     bound.clear(len(cpus) > budget - FREE_CORES, f"they may run on {len(cpus)}")
     wanted = sum_known(worker.demand for worker in found.workers)
@@ -317,4 +378,48 @@ def judge_worker_affinity(scene: Scene) -> Answer:
             reading(Figure.CPU_BUDGET, scene.budget, frame, source=frame.cpu.budget_reason),
         ),
         observed=frozenset((Need.WORKERS_BOUND,)),
+    )
+
+
+@by_conditions
+def judge_affinity(scene: Scene) -> Answer:
+    """Suspect the mask of the ranks when they wait for the CPUs that it leaves them and others idle.
+
+    What started them may run on more, so no cpuset of the machine keeps them there.
+    """
+    bound, frame = Claim("ranks that are bound to few CPUs"), scene.frame
+    bound.clear(not scene.ranks, "no rank runs")
+    cpus = Claim("on which CPUs the ranks may run").known(
+        _find_cpus({rank.process.pid for rank in scene.ranks}, scene)
+    )
+    bound.clear(len(cpus) >= frame.cpu.host_cores, "they may run on all")
+    starters = {one.pid for one in frame.processes if one.role is Role.LAUNCHER}
+    bound.doubt(not starters, f"they may run on {len(cpus)}, and nobody is seen who started them")
+    allowed = Claim("on which CPUs their launcher may run").known(_find_cpus(starters, scene))
+    bound.clear(not cpus < allowed, f"their launcher may run on these {len(cpus)} alone, too")
+    wanted = sum(bound.known(rank.demand) for rank in scene.ranks)
+    waiting = sum(bound.known(rank.waiting) for rank in scene.ranks)
+    waits = wanted >= BOUND_RANKS * len(cpus) and waiting >= BOUND_DELAY * wanted
+    bound.clear(not waits, f"they want {wanted:.1f} of {len(cpus)}")
+    left = bound.known(find_cores_left(scene))
+    bound.clear(left < FREE_CORES, f"others use the other CPUs: {left:.1f} are free")
+    count = len(scene.ranks)
+    who = f"its {count} ranks" if count > 1 else "its rank"
+    return Suspicion(
+        kind=Kind.OVERSUBSCRIBED,
+        cause="affinity",
+        weight=waiting / wanted,
+        margin=wanted / (BOUND_RANKS * len(cpus)),
+        origins=frozenset((Origin.PROC,)),
+        summary=f"{who} may run on {_say_cpus(cpus)} and wait for that "
+        f"{format_pct(100 * waiting / wanted)} % of the time, while {left:.1f} CPUs are idle",
+        evidence=(
+            reading(Figure.RANKS_DEMAND, wanted, frame),
+            reading(Figure.RANKS_ALLOWED, float(len(cpus)), frame),
+            reading(Figure.LAUNCHER_ALLOWED, float(len(allowed)), frame),
+            reading(Figure.CPUS_FREE, left, frame, source="/proc/stat"),
+            read_waiting(scene),
+        ),
+        share=max(0.0, 1 - len(cpus) / min(wanted, len(cpus) + left)),
+        observed=frozenset((Need.RANKS_BOUND,)),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Claim, Cleared, by_conditions, reading
@@ -15,13 +15,16 @@ from tpmon.judge.features.starvation import (
     BUSY_PIN,
     IDLE_WORKERS,
     LEAST_WAIT,
+    MAIN_PART,
     QUEUE_AGREES,
     Starvation,
     Starved,
+    find_main_part,
     find_named_wait,
     find_pin_demand,
     find_starved,
     name_hot,
+    need_late_batches,
     need_starved,
     part_of,
     see_all_waits,
@@ -80,6 +83,15 @@ def _reads_itself(rank: RankScene, scene: Scene) -> DataWait | None:
     return DataWait(share, {}, frozenset((Origin.PROC,)), share.low)
 
 
+_NOT_LOADING: Mapping[DataPart | None, str] = {
+    DataPart.COLLATE: "collate",
+    DataPart.COPY: "copying",
+    DataPart.SAMPLER: "choosing the samples",
+    DataPart.START: "starting workers",
+}
+"""Parts of the wait that the loading in the main thread is not."""
+
+
 @by_conditions
 def judge_no_workers(scene: Scene) -> Answer:
     """Suspect the lack of workers when the main thread itself fetches samples for much of its time."""
@@ -91,15 +103,13 @@ def judge_no_workers(scene: Scene) -> Answer:
             if isinstance(starved, Starved):
                 return _suspect_no_workers(starved, scene, "it reads its files itself, there are no workers")
         return found
-    loading, least = Claim("loading in the main thread"), COLLATE_SHARE * found.wait.share.ratio
+    loading, least = Claim("loading in the main thread"), MAIN_PART * found.wait.share.ratio
     loading.clear(found.rank.has_workers, "there are loader workers")
-    collate, copy, queue = (
-        (part_of(found, part) or NO_SHARE).ratio for part in (DataPart.COLLATE, DataPart.COPY, DataPart.QUEUE)
-    )
-    loading.clear(collate >= least, "most of it is collate")
-    loading.clear(copy >= least, "most of it is copying")
+    part = find_main_part(found)
+    if part in _NOT_LOADING:
+        return Cleared(f"{loading.what} (most of it is {_NOT_LOADING[part]})")
     filler = Claim("what fills the queue that the main thread waits at")
-    filler.doubt(queue >= least, "no loader worker does")
+    filler.doubt(part is DataPart.QUEUE, "no loader worker does")
     handed = find_named_wait(found.rank)
     loading.clear(handed >= least, "it only waits for what others hand over")
     return _suspect_no_workers(found, scene, "it loads its batches itself, there are no workers")
@@ -140,7 +150,7 @@ def judge_collate(scene: Scene) -> Answer:
             "it puts its batches together itself",
             part=part,
             origins=(),
-            margin=part.ratio / (COLLATE_SHARE * found.wait.share.ratio),
+            margin=part.ratio / (MAIN_PART * found.wait.share.ratio),
             evidence=(
                 reading(Figure.MAIN_IN_COLLATE, 100 * part.ratio, scene.frame),
                 *name_hot(found.rank.phases, Phase.DATA_WAIT, scene),
@@ -164,11 +174,11 @@ def judge_collate(scene: Scene) -> Answer:
 
 
 def _part_of_loading(found: Starved, name: DataPart, cause: Claim) -> Share:
-    """Return the share of a part of the loading that is half of the wait or more, by the stacks."""
+    """Return the share of the part of the loading that is the main one, by the stacks."""
     cause.doubt(Origin.STACKS not in found.wait.origins, "no stacks")
     part = part_of(found, name) or NO_SHARE
-    least = COLLATE_SHARE * found.wait.share.ratio
-    cause.clear(part.low < LEAST_WAIT or part.ratio < least, f"{100 * part.ratio:.0f} %")
+    is_main = find_main_part(found) is name
+    cause.clear(part.low < LEAST_WAIT or not is_main, f"{100 * part.ratio:.0f} %")
     return part
 
 
@@ -185,10 +195,31 @@ def judge_drain(scene: Scene) -> Answer:
         "drain",
         "batches are ready, unpacking and copying them takes the time" if ready else "unpacking and copying",
         part=part,
-        margin=part.ratio / (COLLATE_SHARE * found.wait.share.ratio),
+        margin=part.ratio / (MAIN_PART * found.wait.share.ratio),
         origins=(Origin.PIPES,) if ready else (),
         evidence=(reading(Figure.MAIN_IN_COPIES, 100 * part.ratio, scene.frame),),
         observed=frozenset((Need.BATCHES_READY,)) if ready else frozenset(),
+    )
+
+
+@by_conditions
+def judge_sampler(scene: Scene) -> Answer:
+    """Suspect the sampler when the main thread chooses the indices of its batches for half of its wait."""
+    found = need_starved(scene)
+    part = _part_of_loading(found, DataPart.SAMPLER, Claim("choosing of samples"))
+    return suspect_loader(
+        found,
+        scene,
+        "sampler",
+        "the sampler chooses what comes next in the main thread, with and without workers",
+        part=part,
+        margin=part.ratio / (MAIN_PART * found.wait.share.ratio),
+        origins=(Origin.PROC,) if name_state(found) is WorkerState.IDLE else (),
+        evidence=(
+            reading(Figure.MAIN_IN_SAMPLER, 100 * part.ratio, scene.frame),
+            *name_hot(found.rank.phases, Phase.DATA_WAIT, scene),
+        ),
+        observed=frozenset((Need.SAMPLER_IN_STACK,)),
     )
 
 
@@ -368,8 +399,8 @@ def _queue_empty(found: Starved) -> Known[float]:
 def judge_periodic(scene: Scene) -> Answer:
     """Suspect late batches now and then: the wait comes in bursts, and between them the loader is ahead."""
     found = find_starved(scene)
-    if not isinstance(found, Starved):
-        found = _starved_over_history(scene, found)
+    is_starved = isinstance(found, Starved)
+    found = need_late_batches(scene) if is_starved else _starved_over_history(scene, found)
     if not isinstance(found, Starved):
         return found
     bursts = Claim("waits every few steps")
@@ -412,4 +443,11 @@ def judge_periodic(scene: Scene) -> Answer:
     )
 
 
-RULES: tuple[Rule, ...] = (judge_no_workers, judge_collate, judge_drain, judge_pin, judge_periodic)
+RULES: tuple[Rule, ...] = (
+    judge_no_workers,
+    judge_sampler,
+    judge_collate,
+    judge_drain,
+    judge_pin,
+    judge_periodic,
+)

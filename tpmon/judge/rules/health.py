@@ -6,16 +6,24 @@ from tpmon.judge.answers.result import Answer, Claim, Cleared, Suspicion, Unsure
 from tpmon.judge.features.card_use import judge_hollow
 from tpmon.judge.features.cards import BUSY_PCT, STARVED_PCT
 from tpmon.judge.features.comms import find_waits
-from tpmon.judge.features.cpu import find_taker, taker_unread
+from tpmon.judge.features.cpu import (
+    FREE_CORES,
+    POOL_THREADS,
+    find_cores_free,
+    find_cores_had,
+    find_taker,
+    taker_unread,
+)
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
 from tpmon.judge.features.standstill import name_rank
 from tpmon.judge.rules.cards import answer_without_cards
 from tpmon.judge.rules.comms import ALL_WAIT_RATIO
 from tpmon.judge.rules.cpu import CROWDED_MARGIN, POOL_RATIO, read_waiting, say_got
 from tpmon.judge.rules.lifecycle import find_pause
-from tpmon.judge.rules.python import may_be_one
+from tpmon.judge.rules.python import RUNNING, may_be_one
 from tpmon.judge.stacks.phases import ELSEWHERE, OUTSIDE, TRAINING
 from tpmon.judge.stacks.profile import Phase
+from tpmon.judge.watch.tracker import list_hooks
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Figure, Kind, Origin
@@ -52,6 +60,19 @@ def _computing(scene: Scene) -> Known[float]:
     return min(ratios) if ratios else Missing("no rank was read")
 
 
+def _find_idle(scene: Scene, computing: Known[float]) -> float:
+    """Return the CPUs that idle while one thread of each rank computes all the time; else 0."""
+    free = find_cores_had(find_cores_free(scene), scene)
+    alone = all(
+        known_or(rank.busy_threads, POOL_THREADS) < POOL_THREADS
+        and is_known(rank.main)
+        and rank.main.running >= RUNNING
+        for rank in scene.ranks
+    )
+    computes = is_known(computing) and computing >= COMPUTING_RATIO
+    return free if alone and computes and is_known(free) and free >= FREE_CORES else 0.0
+
+
 @by_conditions
 def judge_cpu_compute(scene: Scene) -> Answer:
     """Suspect, in the good sense, that the cores are full of computing: a job without GPUs."""
@@ -63,7 +84,8 @@ def judge_cpu_compute(scene: Scene) -> Answer:
     demand, budget = sum(full.known(rank.demand) for rank in scene.ranks), known_or(scene.budget, 0.0)
     full.doubt(budget <= 0, "the CPU budget was not read")
     ratio = demand / budget
-    full.clear(ratio < BUSY_BUDGET_RATIO, f"the ranks want {demand:.1f} of {budget:.1f} CPUs")
+    idle = _find_idle(scene, computing)
+    full.clear(ratio < BUSY_BUDGET_RATIO and not idle, f"the ranks want {demand:.1f} of {budget:.1f} CPUs")
     pools = known_or(scene.pool_ratio, 0.0)
     full.clear(pools >= POOL_RATIO, f"pools want {pools:.1f} times the CPUs")
     in_model = known_or(computing, 1.0)
@@ -81,17 +103,21 @@ def judge_cpu_compute(scene: Scene) -> Answer:
     margin = ratio / BUSY_BUDGET_RATIO
     if is_known(computing):
         origins.add(Origin.STACKS)
-        margin = max(margin, computing / COMPUTING_RATIO)
+        margin = computing / COMPUTING_RATIO if idle else max(margin, computing / COMPUTING_RATIO)
         evidence += (reading(Figure.IN_PHASE, 100 * computing, scene.frame, of="the model"),)
     got, unread = say_got(scene), taker_unread(scene)
+    words = f"the CPUs compute: the ranks want {demand:.1f} of {budget:.1f}"
+    if idle:
+        evidence += (reading(Figure.CPUS_FREE, idle, scene.frame),)
+        whose = "the rank" if len(scene.ranks) == 1 else "each rank"
+        words = f"one thread of {whose} computes, and {idle:.1f} of {budget:.1f} CPUs are idle"
     return Suspicion(
         kind=Kind.COMPUTE_BOUND,
         cause="cpu",
         weight=min(1.0, ratio),
         margin=min(margin, CROWDED_MARGIN) if got or unread else margin,
         origins=frozenset(origins),
-        summary=f"the CPUs compute: the ranks want {demand:.1f} of {budget:.1f}"
-        + (f"; {got}" if got else ""),
+        summary=words + (f"; {got}" if got else ""),
         evidence=evidence,
         against=(read_waiting(scene),) if got else (),
         unread=unread,
@@ -163,6 +189,11 @@ def _find_pauses(scene: Scene) -> Evidence | None:
     return reading(Figure.IN_PHASE, 100 * worst[1], scene.frame, of=_PAUSES[worst[0]])
 
 
+def _sees_steps(scene: Scene) -> bool:
+    """Tell whether a hook counts steps."""
+    return any(one.counts.steps for one in list_hooks(scene.frame))
+
+
 @by_conditions
 def judge_balanced(scene: Scene) -> Answer:
     """Suspect, in the good sense, that nothing holds the run: it works and no wait takes a fifth of it."""
@@ -178,6 +209,8 @@ def judge_balanced(scene: Scene) -> Answer:
         return by_stacks
     if isinstance(by_looks, Cleared) and not scene.gpus:
         return by_looks
+    if isinstance(by_stacks, Unsure) and not scene.gpus and not _sees_steps(scene):
+        return by_stacks  # a running thread may do anything: load, import, spawn workers
     origins = set[Origin]()
     got = say_got(scene)
     evidence: tuple[Evidence, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 
 from tpmon.judge.answers.needs import Need
@@ -18,7 +19,8 @@ from tpmon.judge.stacks.profile import Phase
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.host import OutputSample
 from tpmon.model.known import Known, Missing, is_known, known_or
-from tpmon.model.process import Outcome, Role
+from tpmon.model.process import Outcome, ProcessEnd, Role
+from tpmon.model.text.redaction import MOST_DIGITS
 from tpmon.model.verdict import END_CAUSES, IN_WORDS, Evidence, Figure, Kind, Origin
 from tpmon.model.waits import INPUTS, WaitReason, describe_wait, is_wait_in
 
@@ -52,15 +54,12 @@ def find_last_words(frame: Frame) -> tuple[OutputSample, str] | None:
     return (told[0][0], told[0][1][-1]) if told else None
 
 
-def _evidence(scene: Scene, words: str) -> tuple[Evidence, ...]:
-    rows = [reading(Figure.RANKS_ALIVE, 0.0, scene.frame, text=words)]
+def _read_last_words(scene: Scene) -> tuple[Evidence, ...]:
     last = find_last_words(scene.frame)
-    if last is not None:
-        log, line = last
-        rows.append(
-            reading_aged(Figure.LAST_WORDS, IN_WORDS, log.last_write_age_s, text=line, source=log.path)
-        )
-    return tuple(rows)
+    if last is None:
+        return ()
+    log, line = last
+    return (reading_aged(Figure.LAST_WORDS, IN_WORDS, log.last_write_age_s, text=line, source=log.path),)
 
 
 def _say_ranks(scene: Scene, outcome: Outcome) -> str:
@@ -98,9 +97,83 @@ def judge_finished(scene: Scene) -> Answer:
         margin=2.0,
         origins=frozenset((Origin.PROC,)),
         summary=words,
-        evidence=_evidence(scene, words),
+        evidence=(reading(Figure.RANKS_ALIVE, 0.0, scene.frame, text=words), *_read_last_words(scene)),
         observed=frozenset((Need.KILLED,)) if killed else frozenset(),
         seen=ended,
+    )
+
+
+RESTARTED_S = 300.0
+"""Age of ranks from which a restart is over, where the history shows no failure: they got further."""
+RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
+"""How often torchrun has started a rank's group anew after a failure; a change of members does not count."""
+MOST_FAILURES = 2
+"""Failed ranks that the evidence names."""
+_BIRTH_S = 2.0
+"""How much older than the end of another a rank may look that was born after it."""
+
+
+def _find_failures(scene: Scene) -> list[tuple[float, ProcessEnd]]:
+    """Return the ranks that failed by themselves and were born anew, and how long ago, the newest last.
+
+    SIGTERM comes from a launcher that noticed the end of another.
+    """
+    youngest_s = min((_age_s(rank, scene) for rank in scene.ranks), default=0.0)
+    failed = [
+        ((scene.frame.taken_ns - ended_ns) / 1e9, end)
+        for ended_ns, end in list_ends(scene)
+        if end.role is Role.RANK and end.outcome is Outcome.FAILED
+        if not is_known(end.signal) or end.signal != signal.SIGTERM.name
+    ]
+    return [one for one in failed if youngest_s <= one[0] + _BIRTH_S]
+
+
+def _count_restarts(scene: Scene) -> int:
+    """Return how often the ranks were started anew by what their launcher told them, 0 where it did not."""
+    values = (
+        one.value
+        for rank in scene.ranks
+        for one in known_or(rank.process.environment, ())
+        if one.name == RESTART_COUNT
+    )
+    return max((int(one) for one in values if one.isdecimal() and len(one) <= MOST_DIGITS), default=0)
+
+
+def judge_restarts(scene: Scene) -> Answer:
+    """Suspect that ranks fail and are started again: whatever they do meanwhile, their work is lost."""
+    if not scene.ranks:
+        return Cleared("restarts (no rank runs)")
+    failures, count = _find_failures(scene), _count_restarts(scene)
+    age_s = min(_age_s(rank, scene) for rank in scene.ranks)
+    if not failures and (not count or age_s >= RESTARTED_S):
+        return Cleared("restarts (no rank failed)")
+    told = []
+    if failures:
+        ago_s, end = failures[-1]
+        name = f"rank {end.rank} ({end.pid})" if is_known(end.rank) else f"a rank ({end.pid})"
+        told.append(f"{name} ended with {end.how} {ago_s:.0f} s ago")
+    times = max(count, len({round(ago_s) for ago_s, _ in failures}))
+    told.append(f"the ranks were started again {f'{times} times' if times > 1 else 'once'}")
+    launchers = [one for one in scene.frame.processes if one.role is Role.LAUNCHER]
+    launcher_s = max(((scene.now - one.started).total_seconds() for one in launchers), default=0.0)
+    age = f": they are {age_s:.0f} s old" + (f", their launcher {launcher_s:.0f} s" if launcher_s else "")
+    return Suspicion(
+        kind=Kind.FAILED,
+        cause="restarts",
+        weight=1.0,
+        margin=1.0 + times,
+        origins=frozenset((Origin.PROC,)),
+        summary=f"{'; '.join(told)}{age}",
+        evidence=(
+            *(
+                reading(Figure.RANK_FAILED, ago_s, scene.frame, of=f"rank {end.rank}: {end.how}")
+                for ago_s, end in failures[-MOST_FAILURES:]
+            ),
+            reading(Figure.RESTARTS, float(times), scene.frame),
+            reading(Figure.YOUNGEST_RANK_AGE, age_s, scene.frame),
+            *((reading(Figure.LAUNCHER_AGE, launcher_s, scene.frame),) if launchers else ()),
+            *_read_last_words(scene),
+        ),
     )
 
 
@@ -403,6 +476,7 @@ def judge_waiting_for_input(scene: Scene) -> Answer:
 
 
 RULES: tuple[Rule, ...] = (
+    judge_restarts,
     judge_starting,
     judge_checkpoint,
     judge_validation,

@@ -5,23 +5,27 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Claim, Cleared, Suspicion, by_conditions, reading
 from tpmon.judge.features.cpu import FREE_CORES, are_taken, find_cores_free, has_pool, say_free
 from tpmon.judge.features.data_wait import measure_share
-from tpmon.judge.features.snapshot import Rule, Scene
+from tpmon.judge.features.snapshot import Rule, Scene, ran_of
 from tpmon.judge.features.starvation import (
+    LEAST_WAIT,
     Starved,
+    find_main_part,
     find_starved,
-    need_starved,
+    need_late_batches,
     part_of,
     see_waits,
     suspect_loader,
 )
 from tpmon.judge.features.workers import (
     BUSY_WORKER,
+    RECENT_S,
     LockSign,
     LockWait,
     WorkerLooks,
@@ -97,6 +101,8 @@ OTHERS_IDLE = 0.5
 """Idle share of the others while one is waited for: 96-98 % on an idle machine, less beside a neighbour."""
 RESTING = 0.9
 """Share of waiting for work from which a worker has no data: 96-98 % on an idle machine."""
+UNFED_RAN = 0.001
+"""CPU time in each second, in threads, from which a rank gets on, and below which a worker makes no batch."""
 BACKLOG = 0.5
 GENERATIONS = 2
 """Generations of workers in a minute above which they restart all the time."""
@@ -127,7 +133,7 @@ def _demand_text(found: Starved) -> str:
 @by_conditions
 def judge_cpu_transform(scene: Scene) -> Answer:
     """Suspect the transforms when the workers compute all the time and no core is left for more of them."""
-    found, transforms = need_starved(scene), Claim("transforms in the workers")
+    found, transforms = need_late_batches(scene), Claim("transforms in the workers")
     load = name_state(found)
     transforms.doubt(load is WorkerState.UNREAD and found.rank.has_workers, "what they do was not read")
     transforms.clear(load is not WorkerState.COMPUTE, _demand_text(found))
@@ -150,7 +156,7 @@ def judge_cpu_transform(scene: Scene) -> Answer:
 @by_conditions
 def judge_too_few_workers(scene: Scene) -> Answer:
     """Suspect the number of workers when each has work all the time and cores are free for more."""
-    found, few = need_starved(scene), Claim("too few workers")
+    found, few = need_late_batches(scene), Claim("too few workers")
     load = name_state(found)
     if load is WorkerState.IDLE:
         return Cleared(few.what)
@@ -201,7 +207,7 @@ def _tell_lock(found: Starved, lock: LockWait) -> str:
 @by_conditions
 def judge_worker_lock(scene: Scene) -> Answer:
     """Suspect a lock when the workers have work, hardly compute, and most of them wait for one."""
-    found, shared = need_starved(scene), Claim("a lock that the workers share")
+    found, shared = need_late_batches(scene), Claim("a lock that the workers share")
     lock = find_lock(found, scene)
     if not lock.is_lock and lock.sign is not LockSign.OPEN:
         load = name_state(found)
@@ -259,7 +265,7 @@ def _find_slow(looks: tuple[WorkerLooks, ...]) -> WorkerLooks | None:
 @by_conditions
 def judge_one_slow_worker(scene: Scene) -> Answer:
     """Suspect one worker when it always has work, the others mostly none, and all wait for its batch."""
-    found, one_slow = need_starved(scene), Claim("one slow worker")
+    found, one_slow = need_late_batches(scene), Claim("one slow worker")
     one_slow.clear(len(found.workers) < 2, "there are not two to compare")
     looks = look_at_workers(found, scene)
     read = all(is_known(one.idle_ratio) for one in looks)
@@ -288,23 +294,73 @@ def judge_one_slow_worker(scene: Scene) -> Answer:
     )
 
 
+def _count_gone(found: Starved, scene: Scene) -> int:
+    """Return how many workers of the loader in use have ended while it goes on: over the whole span."""
+    loader = found.rank.loader
+    if loader is None or any(worker.age_s < LONG_LIFE_S for worker in found.workers):
+        return 0
+    of_it = (found.rank.process.pid, loader.loader)
+    seen = [one for frame in scene.frames for one in frame.loader if (one.pid, one.loader) == of_it]
+    return max(0, min((one.made - one.workers for one in seen if is_known(one.made)), default=0))
+
+
+def _list_ran(pids: Collection[int], scene: Scene) -> list[float]:
+    """Return the CPU time of these processes in each of the last seconds, in threads."""
+    since_ns = scene.frame.taken_ns - int(RECENT_S * 1e9)
+    took = [
+        ran_of(process)
+        for frame in scene.history
+        if frame.taken_ns >= since_ns
+        for process in frame.processes
+        if process.pid in pids
+    ]
+    return [one for one in took if is_known(one)]
+
+
+def _is_fed_by_one(found: Starved, others: Collection[int], scene: Scene) -> bool:
+    """Tell whether the rank gets on in each second while the workers but one make no batch in any."""
+    rank, rest = _list_ran((found.rank.process.pid,), scene), _list_ran(others, scene)
+    return len(rank) >= LEAST_LOOKS and min(rank) >= UNFED_RAN > max(rest, default=math.inf)
+
+
+def _suspect_gone(found: Starved, scene: Scene, gone: int) -> Answer:
+    alive = len(found.workers)
+    return suspect_loader(
+        found,
+        scene,
+        "uneven-workers",
+        f"only {alive} of its {alive + gone} workers {'has' if alive == 1 else 'have'} data, the others have "
+        "ended without an error, as with fewer shards than workers",
+        origins=(Origin.PROC, Origin.PIPES),
+        evidence=(reading(Figure.WORKERS_FED, float(alive), scene.frame, of=alive + gone),),
+        observed=frozenset((Need.FEW_WORKERS_FED,)),
+    )
+
+
 @by_conditions
 def judge_uneven_workers(scene: Scene) -> Answer:
-    """Suspect that only some workers have data when those always have work, and each of the others none."""
-    found, unfed = need_starved(scene), Claim("workers without data")
+    """Suspect that only some workers have data: the others have ended, or each of them has no work at all."""
+    found, unfed = need_late_batches(scene), Claim("workers without data")
+    gone = _count_gone(found, scene)
+    if gone and name_state(found) is not WorkerState.IDLE:
+        return _suspect_gone(found, scene, gone)
     looks = look_at_workers(found, scene)
     read = all(is_known(one.idle_ratio) for one in looks)
     unfed.doubt(not read, "what the workers wait for was not read")
     fed = [not one.worker.stopped and _is_never_idle(one) for one in looks]
     rest = [known_or(one.idle_ratio, 0.0) for one, is_fed in zip(looks, fed, strict=True) if not is_fed]
-    unfed.clear(sum(fed) < 2 or not rest or min(rest) < RESTING, "none of them always waits for work")
+    unfed.clear(not any(fed) or not rest or min(rest) < RESTING, "none of them always waits for work")
+    others = [one.worker.pid for one, is_fed in zip(looks, fed, strict=True) if not is_fed]
+    turns = sum(fed) == 1 and not _is_fed_by_one(found, others, scene)
+    unfed.clear(turns, "the others have work at times")
     told = found.rank.loader is not None and is_known(found.rank.loader.ready_bytes)
     unfed.doubt(not told, "whether all are of one loader was not read")
     return suspect_loader(
         found,
         scene,
         "uneven-workers",
-        f"only {sum(fed)} of its {len(looks)} workers have work, as with fewer shards than workers",
+        f"only {sum(fed)} of its {len(looks)} workers {'has' if sum(fed) == 1 else 'have'} work, "
+        "as with fewer shards than workers",
         margin=min(rest) / RESTING * 1.25,
         evidence=(
             reading(Figure.WORKERS_FED, float(sum(fed)), scene.frame, of=len(looks)),
@@ -338,7 +394,7 @@ def _waits_for_old_workers(found: Starved, scene: Scene) -> bool:
 @by_conditions
 def judge_respawn(scene: Scene) -> Answer:
     """Suspect the start of workers when they are born again and again while their rank waits."""
-    found, restarts = need_starved(scene), Claim("restarts of workers")
+    found, restarts = need_late_batches(scene, DataPart.START), Claim("restarts of workers")
     restarts.clear(not found.rank.has_workers, "there are none")
     killed = {end.rank for _, end in list_kills(scene) if is_known(end.rank)}
     restarts.clear(found.rank.process.rank in killed, "a signal ended some: that is why")
@@ -347,18 +403,25 @@ def judge_respawn(scene: Scene) -> Answer:
     births = found.rank.births
     generations = births / max((*counts, 1))
     oldest = max((worker.age_s for worker in found.workers), default=0.0)
-    restarts.clear(generations < GENERATIONS, f"{births} in the last minute")
-    restarts.clear(oldest > YOUNG_S, f"one is {oldest:.0f} s old")
-    goes_on = _waits_for_old_workers(found, scene)
+    starts = (
+        find_main_part(found) is DataPart.START
+    )  # then each is slow to start, and few are born in a minute
+    again = starts and births > max(loader.workers for frame in scene.history for loader in frame.loader)
+    restarts.clear(generations < GENERATIONS and not again, f"{births} in the last minute")
+    restarts.clear(oldest > YOUNG_S and not again, f"one is {oldest:.0f} s old")
+    goes_on = not again and _waits_for_old_workers(found, scene)
     restarts.clear(goes_on, f"{births} in a minute, but it waits between them as well")
     start = part_of(found, DataPart.START)
     in_stacks = start is not None and start.low > 0
+    part = part_of(found, DataPart.START, DataPart.QUEUE)
+    restarts.clear(part is not None and part.low < LEAST_WAIT, "hardly any wait is for new ones")
     return suspect_loader(
         found,
         scene,
         "respawn",
         f"{births} workers were started in the last minute, new ones again and again",
-        margin=generations / GENERATIONS * 1.25,
+        part=part,
+        margin=max(1.0, generations / GENERATIONS) * 1.25,
         origins=(Origin.PROC, Origin.STACKS) if in_stacks else (Origin.PROC,),
         evidence=(reading(Figure.WORKERS_BORN, float(births), scene.frame),),
         observed=frozenset((Need.RESPAWN_SEEN,)),

@@ -12,15 +12,24 @@ from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Claim, Unsure, by_conditions, reading
 from tpmon.judge.features.readings import mean_known, memory_origin, pressure_origin
 from tpmon.judge.features.snapshot import Rule, Scene, WorkerScene
-from tpmon.judge.features.starvation import NO_WORKERS, Starved, need_starved, suspect_loader
+from tpmon.judge.features.starvation import (
+    NO_WORKERS,
+    Starved,
+    need_late_batches,
+    need_starved,
+    suspect_loader,
+)
 from tpmon.judge.features.workers import (
     BLOCKED_WORKER,
     BUSY_WORKER,
     OPENS_RATIO,
     WorkerState,
     find_open_share,
+    find_retry_share,
     is_opening,
+    is_refused,
     mean_wait,
+    name_hot_work,
     name_opens,
     name_state,
 )
@@ -93,7 +102,12 @@ def measure_reads(found: Starved) -> Reads:
 
 
 def _is_network(found: Starved, scene: Scene) -> bool:
-    """Tell whether the workers wait on sockets; a plain poll counts where the job has connections."""
+    """Tell whether the workers wait on sockets, or for a server that refuses them.
+
+    A plain poll counts where the job has connections.
+    """
+    if is_refused(found, scene):
+        return True
     waits = mean_wait(found.workers, _REMOTE)
     sockets = scene.frame.sockets
     if is_known(sockets) and sockets.connections > 0:
@@ -162,6 +176,8 @@ def _network_load(found: Starved, scene: Scene) -> bool:
 
 def _observed(found: Starved, scene: Scene, store: StoreReading, reads: Reads) -> frozenset[Need]:
     seen = {Need.WORKERS_IO_WAIT}
+    if is_refused(found, scene):
+        seen.add(Need.REQUESTS_REFUSED)
     if store is StoreReading.NETWORK or mean_wait(found.workers, FILE_SYSTEMS) >= BLOCKED_WORKER:
         seen.add(Need.NETWORK_WAIT)
     small = is_known(reads.mean_bytes) and reads.mean_bytes <= SMALL_READ_BYTES
@@ -180,6 +196,10 @@ def _waits_words(found: Starved) -> str:
 
 def _read_evidence(found: Starved, scene: Scene, reads: Reads) -> tuple[Evidence, ...]:
     frame = scene.frame
+    refused = find_retry_share(found, scene)
+    if is_known(refused) and refused >= BLOCKED_WORKER:
+        asleep = reading(Figure.WORKERS_BEFORE_RETRY, 100 * refused, frame)
+        return (asleep, *name_hot_work(found, scene))
     blocked = map_known(lambda ratio: 100 * ratio, found.blocked)
     told = [reading(Figure.WORKERS_BLOCKED, blocked, frame, source=f"state and wchan: {_waits_words(found)}")]
     if is_known(reads.bytes_s):
@@ -201,6 +221,8 @@ def _margin(store: StoreReading, reads: Reads, found: Starved, scene: Scene) -> 
     blocked = known_or(found.blocked, BLOCKED_WORKER) / BLOCKED_WORKER
     if store is StoreReading.ANSWERS and _tell_by_opens(scene, reads):
         return min(blocked, known_or(find_open_share(scene), OPENS_RATIO) / OPENS_RATIO)
+    if is_refused(found, scene):
+        return known_or(find_retry_share(found, scene), 0.0) / BLOCKED_WORKER
     if store is StoreReading.NETWORK or not is_known(reads.mean_bytes):
         return blocked
     if store is StoreReading.ANSWERS:
@@ -210,7 +232,7 @@ def _margin(store: StoreReading, reads: Reads, found: Starved, scene: Scene) -> 
 
 @by_conditions
 def _judge_store(scene: Scene, wanted: StoreReading, name: str) -> Answer:
-    found, slow = need_starved(scene), Claim(name)
+    found, slow = need_late_batches(scene), Claim(name)
     Claim(f"{name} of the workers").clear(not found.rank.has_workers, "there are none")
     slow.doubt(name_state(found) is WorkerState.UNREAD, "what the workers wait for was not read")
     blocked = f"workers blocked {format_pct(100 * known_or(found.blocked, 0.0))} % of the time"
@@ -223,6 +245,9 @@ def _judge_store(scene: Scene, wanted: StoreReading, name: str) -> Answer:
     slow.clear(store is not wanted, f"reads of {_size_text(reads)}")
     opens = store is StoreReading.ANSWERS and _tell_by_opens(scene, reads)
     why = _WHY[store].format(rate=_rate_text(reads), size=_size_text(reads), waits=_waits_words(found))
+    refused = store is StoreReading.NETWORK and is_refused(found, scene)
+    if refused:
+        why = "its workers sleep before they ask a server again, which refuses or does not answer"
     if opens:
         share = format_pct(100 * known_or(find_open_share(scene), 0.0))
         why = f"its workers wait in open and stat, {share} % of their work: many small files"
@@ -232,7 +257,7 @@ def _judge_store(scene: Scene, wanted: StoreReading, name: str) -> Answer:
         store.value,
         why,
         margin=_margin(store, reads, found, scene),
-        origins=(Origin.PROC, Origin.STACKS) if opens else (Origin.PROC,),
+        origins=(Origin.PROC, Origin.STACKS) if opens or refused else (Origin.PROC,),
         evidence=_read_evidence(found, scene, reads),
         observed=_observed(found, scene, store, reads),
     )

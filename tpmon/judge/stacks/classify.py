@@ -188,6 +188,7 @@ _PACKAGES = (
     re.compile(r"/lib(?:64)?/python\d[\d.]*/([^/]+)"),
 )
 _COLLATES = Mark(Phase.DATA_WAIT, DataPart.COLLATE, Need.COLLATE_IN_STACK, weak=True)
+_CHOOSES = Mark(Phase.DATA_WAIT, DataPart.SAMPLER)
 _WRAPPERS = frozenset(
     (
         "wrapper",
@@ -316,8 +317,25 @@ def _is_collate(fetch: str, name: str, below: str) -> bool:
     return fetch.startswith("_Map") or name in ("__call__", "<lambda>") or "collate" in name.lower()
 
 
+def _asks_sampler(mark: Mark | None, frame: StackFrame) -> bool:
+    """Say whether a frame is torch's loader at its start: it makes no iterator but the sampler's there."""
+    is_start = mark is not None and mark.part is DataPart.START
+    return is_start and frame.file.endswith("/dataloader.py")
+
+
 def _last_python(frames: Sequence[StackFrame]) -> int:
     return next((i for i in range(len(frames) - 1, -1, -1) if not is_native(frames[i].file)), -1)
+
+
+def retries(frames: Sequence[StackFrame]) -> bool:
+    """Say whether the innermost frames are a client's sleep before it asks its server again."""
+    inner = (frame for frame in reversed(frames) if not is_native(frame.file))
+    frame = next((one for one in inner if not one.file.endswith("/threading.py")), None)
+    if frame is None or not is_library(frame.file):
+        return False
+    rules = read_frame_rules().retries
+    last = frame.file.rpartition("/")[2]
+    return any(_fits(rule, last_name(frame.function), frame.file) for rule in rules.get(last, ()))
 
 
 def _mark_leaf(frames: Sequence[StackFrame]) -> Mark | None:
@@ -358,6 +376,8 @@ def _walk(frames: Sequence[StackFrame]) -> _Region:
         fetching = (
             mark is not None and frame.file.endswith(FETCH_FILE) and last_name(frame.function) == "fetch"
         )
+        if index and _asks_sampler(marks[-1], frames[index - 1]) and last_name(frame.function) == "__iter__":
+            mark = _CHOOSES
         if importing and not is_library(frame.file):
             importing = False
         if mark is not None and mark.phase is Phase.IMPORT:

@@ -21,7 +21,7 @@ from tpmon.model.frame import (
     Target,
     TargetState,
 )
-from tpmon.model.host import NetworkSample, OutputSample, ShmSample
+from tpmon.model.host import NetworkSample, OutputSample, ShmSample, Tenant
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Identity, ProcessSample, Role
 from tpmon.model.results.collectives import CollectivesReading, DumpRecords, RecordSource, SourceNote
@@ -41,6 +41,7 @@ from tpmon.probe.collect.frame import (
 )
 from tpmon.probe.collect.pools import PoolLibraries
 from tpmon.probe.collect.processes import Population, Reading, describe_shortage
+from tpmon.probe.collect.tenants import TENANTS_EVERY_S, TenantReader, is_crowded
 from tpmon.probe.gpu.card_readings import GpuReading
 from tpmon.probe.gpu.child_link import GpuProbe
 from tpmon.probe.hooked.step_pace import CompileTracker, StepProbe, StepsRead
@@ -168,6 +169,9 @@ class Collector:
         self._socket_source = Background[Known[SocketReading]](
             "sockets", lambda: self._sockets.read(self._rank_pids(), time.monotonic_ns()), SOCKETS_EVERY_S
         )
+        self._crowded = False
+        others = TenantReader(lambda: pids_of(self._membership.members, *Role), lambda: self._crowded)
+        self._tenants = Background[Applicable[tuple[Tenant, ...]]]("tenants", others.read, TENANTS_EVERY_S)
         self._ticks = 0
         self._tracker = EventTracker(job.root)
         self._last: Frame | None = None
@@ -181,6 +185,7 @@ class Collector:
             self._written,
             self._network,
             self._socket_source,
+            self._tenants,
         )
         self._gpu.start()
         for source in self._sources:
@@ -246,6 +251,8 @@ class Collector:
         gpu = self._gpu.read({p.pid: p.start_ticks for p in processes})
         cpu = make_cpu(processes, budget, group, host, self._libraries.read(processes, now_ns))
         cpu = withhold_sums(cpu, self._population.left_out)
+        self._crowded = is_crowded(cpu)
+        cpu = replace(cpu, tenants=self._tenants.latest()[0])
         sockets, _ = self._socket_source.latest()
         network, _ = self._network.latest()
         outputs, _ = self._outputs.latest()

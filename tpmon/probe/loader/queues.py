@@ -142,6 +142,27 @@ def map_queues(
     return QueueMap(tuple(data), tuple(index))
 
 
+def count_made(
+    data: Sequence[Known[PipeEnds]], queues: Mapping[int, PipeEnds], held: Mapping[int, PipeEnds]
+) -> list[Known[int]]:
+    """Count the workers that each loader of a rank was made with, by its ``data`` queue, oldest first. Pure.
+
+    For each worker, also one that has ended, the rank keeps an index queue and the reading end of a pipe that
+    tells its end. ``queues`` are those of ``held`` that can be queues.
+    """
+    begins = sorted(one.read_fd for one in data if is_known(one))
+    ends = [pipe.read_fd for pipe in held.values() if pipe.write_fd < 0]
+    index = [pipe.read_fd for pipe in queues.values() if pipe.read_fd not in begins]
+    made: list[Known[int]] = []
+    for one in data:
+        if not is_known(one):
+            made.append(one)
+            continue
+        until = next((fd for fd in begins if fd > one.read_fd), MAX_DESCRIPTORS_READ)
+        made.append(min(sum(one.read_fd < fd < until for fd in some) for some in (index, ends)))
+    return made
+
+
 def _read_pipe(pid: int, pipe: PipeEnds, read: Callable[[int], T]) -> Known[T]:
     """Open another process's pipe for one reading: a reader that stayed would hide EPIPE from the job."""
     path = f"/proc/{pid}/fd/{pipe.read_fd}"
@@ -233,6 +254,7 @@ class _Loader:
     data: Known[PipeEnds] = _WAITING
     ready: Known[int] = _WAITING
     index: tuple[Known[PipeEnds], ...] = ()
+    made: Known[int] = _WAITING
     looks: deque[tuple[int, int]] = field(default_factory=deque)
     message_bytes: Known[int] = Missing("no whole batch seen in the data pipe yet")
     message_ns: int = -MESSAGE_EVERY_NS
@@ -374,7 +396,7 @@ class LoaderProbe:
             for worker in loader.workers
         }
         try:
-            held_by_rank = read_queue_pipes(rank.pid)
+            queues, pipes = read_queue_pipes(rank.pid), read_pipes(rank.pid)
         except OSError as error:
             return (_refuse(rank, Missing(say_refusal(error, "fd"))),)
         held: list[Known[dict[int, PipeEnds]]] = []
@@ -386,8 +408,12 @@ class LoaderProbe:
                 held.append({})
             except OSError as error:
                 held.append(Missing(say_refusal(error, "fd")))
-        mapped = map_queues(held_by_rank, held, [known.get(worker, -1) for worker in rank.workers])
-        return _group(rank.workers, mapped, before)
+        mapped = map_queues(queues, held, [known.get(worker, -1) for worker in rank.workers])
+        loaders = _group(rank.workers, mapped, before)
+        made = count_made([loader.data for loader in loaders], queues, pipes)
+        for loader, count in zip(loaders, made, strict=True):
+            loader.made = count
+        return loaders
 
     def _sample(self, rank: LoaderRank, queues: _RankQueues, number: int, loader: _Loader) -> LoaderSample:
         ready = Missing(self._source.off) if self._source.off else loader.ready
@@ -412,6 +438,7 @@ class LoaderProbe:
             queues=tuple(WorkerQueue(worker.number, worker.pid, waiting) for worker, waiting in seen),
             births=len(queues.births),
             pin_thread=rank.pin_thread,
+            made=loader.made,
         )
 
 

@@ -1,0 +1,66 @@
+"""Who else computes on this machine: real processes, and which of them are counted."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.frames import make_cpu
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.probe.collect.tenants import TenantReader, is_crowded
+
+BURN = "while True:\n    sum(range(100_000))"
+
+
+@pytest.fixture
+def burning(tmp_path):
+    """A process that burns one CPU."""
+    script = tmp_path / "noisy_neighbour.py"
+    script.write_text(BURN)
+    with subprocess.Popen([sys.executable, str(script)]) as process:
+        yield process.pid
+        process.kill()
+
+
+def read_twice(reader):
+    first = reader.read()
+    time.sleep(0.6)
+    return first, reader.read()
+
+
+def test_a_process_of_others_is_named_and_none_of_the_job(burning):
+    first, others = read_twice(TenantReader(lambda: (), lambda: True))
+    assert isinstance(first, Missing)
+    named = next(one for one in others if one.pid == burning)
+    assert (named.command, named.processes) == ("noisy_neighbour.py", 1)
+    assert named.cores > 0.05
+    assert named.user
+    assert list(others) == sorted(others, key=lambda one: -one.cores)
+    _, without = read_twice(TenantReader(lambda: (burning,), lambda: True))
+    assert burning not in [one.pid for one in without]
+
+
+def test_nothing_is_read_while_the_job_does_not_wait():
+    asked = TenantReader(lambda: pytest.fail("nobody asked"), lambda: False, proc="/nowhere")
+    assert asked.read() is NOT_APPLICABLE
+    assert is_crowded(make_cpu(run_delay_ratio=0.5))
+    assert not is_crowded(make_cpu(run_delay_ratio=0.05))
+    assert not is_crowded(make_cpu(run_delay_ratio=Missing("not read")))
+
+
+def test_a_new_process_under_an_old_number_has_used_nothing_yet(tmp_path):
+    """PIDs are given anew; the CPU time of the one before is none of this one's."""
+    folder = tmp_path / "77"
+    folder.mkdir()
+    line = "77 (noisy) R 1 " + " ".join(["0"] * 9) + " {cpu} 0 0 0 20 0 1 0 {start} 0 100 " + " ".join(["0"] * 28)
+    reader = TenantReader(lambda: (), lambda: True, str(tmp_path))
+    folder.joinpath("stat").write_text(line.format(cpu=0, start=5))
+    reader.read()
+    folder.joinpath("stat").write_text(line.format(cpu=os.sysconf("SC_CLK_TCK") * 60, start=6))
+    again = reader.read()
+    assert is_known(again)
+    assert again == ()
+    folder.joinpath("stat").write_text(line.format(cpu=os.sysconf("SC_CLK_TCK") * 120, start=6))
+    assert [one.pid for one in reader.read()] == [77]
