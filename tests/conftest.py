@@ -93,8 +93,9 @@ def pytest_configure(config: pytest.Config) -> None:
 ALONE = ("budget", "gpu", "programs", "pty")
 """Folders whose tests want the machine for themselves."""
 WAITS = {
-    "pty": ("hanging_mount", "silent_card"),
+    "pty": ("hanging_mount", "replay_screen", "silent_card"),
     "commands": ("bundle", "dump", "sample"),
+    "commands/recordings": ("record", "switch"),
     "probe/gpu": ("child",),
     "probe/spy": ("denied", "dump_stops", "sample_probe"),
     "": ("supervisor",),

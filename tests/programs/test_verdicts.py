@@ -54,7 +54,7 @@ def test_each_remedy_that_is_applied_is_one_that_tpmon_has_for_the_cause() -> No
 def test_advice_is_found_by_its_title_whatever_the_numbers_in_it() -> None:
     said = {
         "try": "raise num_workers from 1 to 3: DataLoader(..., num_workers=3)",
-        "also_try": ["if the CPU budget is used up: ask the scheduler for more cores: --cpus-per-task=4"],
+        "also_try": ["if the CPU budget is used up: give the job more cores: --cpus-per-task=4"],
     }
     assert find_advice("more-workers", said) == "try"
     assert find_advice("more-cores", said) == "also"
@@ -70,8 +70,11 @@ WITHOUT_A_PROGRAM = {
     Kind.SYNC_BOUND: {"explicit", "implicit", "allocator"},
     Kind.GPU_THROTTLED: {"thermal", "brake", "odd-cap", "pcie"},
     Kind.MEMORY_PRESSURE: {"gpu"},
+    Kind.OVERSUBSCRIBED: {"affinity"},
+    Kind.FAILED: {"restarts"},
 }
-"""What needs a card; and a job whose exit status nobody sees, as on kernels before 6.13 (pidfd_info)."""
+"""What needs a card; a job whose exit status nobody sees, as on kernels before 6.13 (pidfd_info); and what needs a
+launcher, of which tests/recordings has jobs (bound_ranks, elastic_loop)."""
 
 
 def test_every_cause_that_a_cpu_can_make_has_a_program() -> None:
