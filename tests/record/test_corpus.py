@@ -40,7 +40,7 @@ KNOWN_WRONG: dict[str, str] = {
     "reports-hang_barrier_input.busy.0": "kind 24: a prompt in one rank is taken for the job's",
 }
 """Recordings that are judged wrongly, by name, and why they are here."""
-FOREIGN = re.compile(r"/(?:root|work|mnt|srv)\b|/home/(?!user/)|/process_api")
+FOREIGN = re.compile(r"/(?:root|work|mnt|srv)\b|/home/(?!user/)")
 """Paths and names of the machine that they were made on."""
 ANY_HOST = re.compile(r'"host": ?"(?!node1")|"user": ?"(?!user")')
 
