@@ -14,11 +14,13 @@ from tests.goldens.judged_jobs import read_recording
 from tests.goldens.states import STATES
 from tests.recordings import FRAME, ROOMY, SUBJECT, judge_steps, pass_by, run_seconds, write_recording
 from tpmon.judge.dumps.hot import fold_state
+from tpmon.judge.hysteresis import Standing
 from tpmon.model.dump import Asker, DumpRequest, DumpState
 from tpmon.model.frame import EventKind, Window
 from tpmon.model.known import Missing, is_known
 from tpmon.model.results.doctor import DumpUpdate
 from tpmon.model.verdict import Figure, Kind
+from tpmon.record.line import unpack_once
 from tpmon.record.recording import Recording
 from tpmon.record.step import JudgedFrame
 from tpmon.record.writer import HIDDEN_LINE, RecordingWriter, wall_ns
@@ -195,6 +197,41 @@ def test_lines_of_the_log_are_left_out_wherever_the_frame_repeats_them(tmp_path)
         assert (back.output[0].lines == (secret,)) is kept
         assert (HIDDEN_LINE in str(back.verdict)) is not kept
         assert (secret in str(back)) is kept
+
+
+def test_the_memory_of_the_judge_holds_no_line_of_the_log_either(tmp_path):
+    secret = "password of the day"
+    evidence = make_evidence(Figure.LAST_WORDS.label, text=secret)
+    (step,) = judge_steps([replace(FRAME, output=(make_output(lines=(secret,)),))])
+    standing = replace(Standing(), finding=make_finding(evidence=(evidence,)), begun_ns=1)
+    for name, kept in (("a", True), ("b", False)):
+        path = write_recording(tmp_path / name, [step._replace(standing=standing)], log_lines=kept)
+        with sqlite3.connect(path) as base:
+            (memory,) = base.execute("SELECT body FROM memory").fetchone()
+        assert (secret.encode() in unpack_once(memory)) is kept
+
+
+def test_a_frame_that_nobody_judged_stays_one_without_its_log_lines(tmp_path):
+    frame = replace(FRAME, output=(make_output(lines=("loss 0.3",)),))
+    path = write_recording(tmp_path / "a.tpmon", pass_by([frame]), log_lines=False)
+    with Recording(str(path)) as recording:
+        (back,) = recording.recorded()
+    assert back.read is back.judged
+
+
+def test_what_ended_the_writing_is_noted_whatever_it_was(tmp_path):
+    writer = RecordingWriter(str(tmp_path / "a.tpmon"), SUBJECT, ROOMY)
+    (good,) = pass_by([FRAME])
+    writer.write(good)
+    odd = replace(FRAME, cpu=replace(FRAME.cpu, used_cores=float("nan")))
+    with pytest.raises(ValueError, match="Out of range"):
+        writer.write(good._replace(judged=odd))
+    writer.note("recording stopped: nan")
+    writer.close()
+    with Recording(str(tmp_path / "a.tpmon")) as recording:
+        assert recording.last.n == 1
+        assert recording.events()[-1].event.text == "recording stopped: nan"
+        assert not is_known(recording.read_writer())
 
 
 def test_dumps_and_samples_that_were_asked_for_are_kept_and_the_nearest_is_found(tmp_path):

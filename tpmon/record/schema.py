@@ -62,9 +62,10 @@ NETWORK_FILE_SYSTEMS = {
     0x517B: "SMB",
     0x00C36400: "Ceph",
     0x01021997: "9p",
-    0x61756673: "AUFS",
+    0x19830326: "BeeGFS",
 }
-"""By f_type of statfs(2): the log of SQLite needs shared memory, which these do not keep in step."""
+"""By f_type of statfs(2) (linux/magic.h, stat.c of coreutils): the log of SQLite needs shared memory,
+which these do not keep in step."""
 
 
 def refuse_file(

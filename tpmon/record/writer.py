@@ -17,12 +17,11 @@ from tpmon.errors import UsageError
 from tpmon.model.codec import decode, encode, encode_exact
 from tpmon.model.frame import Event, EventKind, Frame
 from tpmon.model.frozen import dataclass
-from tpmon.model.host import OutputSample
 from tpmon.model.known import Known, is_known
 from tpmon.model.results.doctor import DumpUpdate, SampleUpdate
 from tpmon.model.results.recording import Subject
 from tpmon.model.units import format_bytes
-from tpmon.model.verdict import Figure, Finding
+from tpmon.model.verdict import Evidence, Figure, Finding
 from tpmon.record.line import LinePacker, pack_once, write_line
 from tpmon.record.pulses import COLUMNS, read_cells
 from tpmon.record.schema import (
@@ -115,7 +114,11 @@ class RecordingWriter:
         try:
             with naming(path):
                 self._base = connect_writer(path)
-                self._begin()
+                try:
+                    self._begin()
+                except BaseException:
+                    self._base.close()
+                    raise
         except BaseException:
             os.close(self._lock)
             if not self._resumes:
@@ -145,7 +148,6 @@ class RecordingWriter:
         before = decode(Subject, str(found[0]))
         mine = (before.pid, before.start_ticks, before.boot, before.host)
         if mine != (self._subject.pid, self._subject.start_ticks, self._subject.boot, self._subject.host):
-            base.close()
             what = f"is of another job: {before.pid} {before.script} on {before.host}"
             raise refuse_file(self.path, what, "another name for --out")
         self._last_n = base.execute("SELECT coalesce(max(n), 0) FROM pulse").fetchone()[0]
@@ -157,7 +159,7 @@ class RecordingWriter:
             StoppedError: when the bounds, the disk or SQLite let nothing more in.
         """
         if not self._subject.log_lines:
-            step = JudgedFrame(_hide_log(step.read), _hide_log(step.judged), step.standing)
+            step = _hide_log(step)
         try:
             self._write(step)
         except sqlite3.Error as error:
@@ -166,6 +168,9 @@ class RecordingWriter:
             raise StoppedError(
                 "the disk is full" if is_full(error) else f"the file fails: {error}"
             ) from error
+        except Exception:
+            self._undo()  # else what is written last, as the reason, would go with this Frame
+            raise
         self.frames += 1
         self.size_bytes = self._measure()[0]
 
@@ -338,20 +343,33 @@ def _read_slept_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
-def _hide_log(frame: Frame) -> Frame:
-    """Leave the lines of logs out, wherever the Frame repeats them."""
+def _hide_log(step: JudgedFrame) -> JudgedFrame:
+    """Leave the lines of logs out, wherever the Frame or the memory of the judge repeats them."""
+    read = _hide_in_frame(step.read)
+    judged = read if step.judged is step.read else _hide_in_frame(step.judged)
+    standing = step.standing
+    if standing is not None:
+        tracks = tuple(
+            replace(one, suspicion=replace(one.suspicion, evidence=_hide_words(one.suspicion.evidence)))
+            for one in standing.tracks
+        )
+        before = standing.finding
+        finding = replace(before, evidence=_hide_words(before.evidence)) if before is not None else None
+        standing = replace(standing, tracks=tracks, finding=finding)
+    return JudgedFrame(read, judged, standing)
 
-    def hide(output: OutputSample) -> OutputSample:
-        return replace(output, lines=tuple(HIDDEN_LINE for _ in output.lines))
 
+def _hide_in_frame(frame: Frame) -> Frame:
+    output = tuple(replace(one, lines=tuple(HIDDEN_LINE for _ in one.lines)) for one in frame.output)
     finding = frame.verdict
     if is_known(finding):
-        words = Figure.LAST_WORDS.label
-        evidence = tuple(
-            replace(one, text=HIDDEN_LINE) if one.name == words else one for one in finding.evidence
-        )
-        finding = replace(finding, evidence=evidence)
-    return replace(frame, output=tuple(map(hide, frame.output)), verdict=finding)
+        finding = replace(finding, evidence=_hide_words(finding.evidence))
+    return replace(frame, output=output, verdict=finding)
+
+
+def _hide_words(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+    words = Figure.LAST_WORDS.label
+    return tuple(replace(one, text=HIDDEN_LINE) if one.name == words else one for one in evidence)
 
 
 def copy_recording(

@@ -1,6 +1,7 @@
 """Who else computes on this machine: real processes, and which of them are counted."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,12 +17,13 @@ BURN = "while True:\n    sum(range(100_000))"
 
 @pytest.fixture
 def burning(tmp_path):
-    """A process that burns one CPU."""
+    """A process that burns one CPU, and that these tests did not start themselves: whoever reads is no tenant."""
     script = tmp_path / "noisy_neighbour.py"
     script.write_text(BURN)
-    with subprocess.Popen([sys.executable, str(script)]) as process:
-        yield process.pid
-        process.kill()
+    command = ["sh", "-c", '"$0" "$1" >/dev/null 2>&1 & echo $!', sys.executable, str(script)]
+    pid = int(subprocess.run(command, check=True, capture_output=True).stdout)
+    yield pid
+    os.kill(pid, signal.SIGKILL)
 
 
 def read_twice(reader):
@@ -40,6 +42,15 @@ def test_a_process_of_others_is_named_and_none_of_the_job(burning):
     assert list(others) == sorted(others, key=lambda one: -one.cores)
     _, without = read_twice(TenantReader(lambda: (burning,), lambda: True))
     assert burning not in [one.pid for one in without]
+
+
+def test_tpmon_and_what_it_started_are_no_tenants(burning):
+    with subprocess.Popen([sys.executable, "-c", BURN]) as own:
+        _, others = read_twice(TenantReader(lambda: (), lambda: True))
+        own.kill()
+    named = [one.pid for one in others]
+    assert burning in named
+    assert not {own.pid, os.getpid()} & set(named)
 
 
 def test_nothing_is_read_while_the_job_does_not_wait():

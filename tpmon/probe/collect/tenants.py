@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Mapping
 
@@ -38,11 +39,18 @@ def is_crowded(cpu: CpuSample) -> bool:
 def _rank_users(
     before: Mapping[int, StatLine], now: Mapping[int, StatLine], span_s: float, job: Collection[int]
 ) -> list[tuple[float, int]]:
-    """Return the CPUs and the PID of each process that used some meanwhile, the largest first."""
+    """Return the CPUs and the PID of each process that used some meanwhile, the largest first.
+
+    Neither the job nor tpmon, with what it started, is a tenant.
+    """
+    own = os.getpid()
     used = [
         ((one.cpu_s - before[pid].cpu_s) / span_s, pid)
         for pid, one in now.items()
-        if pid in before and before[pid].start_ticks == one.start_ticks and pid not in job
+        if pid in before
+        and before[pid].start_ticks == one.start_ticks
+        and pid not in job
+        and own not in (pid, one.parent)
     ]
     return sorted((one for one in used if one[0] >= LEAST_CORES), reverse=True)
 
