@@ -159,12 +159,24 @@ def test_a_stopped_pair_goes_on_where_only_the_command_is_told_to():
     process.communicate(timeout=30)
 
 
+SLOW_FORK = """
+import os, time
+fork = os.fork
+def late():
+    pid = fork()
+    time.sleep(0.5 if pid else 0)
+    return pid
+os.fork = late
+"""
+"""The work has set the terminal before the supervisor goes on, as on a busy machine."""
+
+
 def test_the_terminal_of_work_that_was_killed_is_given_back():
     ours, terminal = os.openpty()
     before = termios.tcgetattr(terminal)
     killed = "import tty; tty.setraw(0); os.kill(os.getpid(), signal.SIGKILL)"
     process = subprocess.Popen(
-        [sys.executable, "-c", BEGIN + killed],
+        [sys.executable, "-c", SLOW_FORK + BEGIN + killed],
         cwd=ROOT,
         stdin=terminal,
         start_new_session=True,

@@ -64,6 +64,7 @@ def supervise() -> None:
     reader, writer = os.pipe()
     lives, holds = os.pipe()
     own = os.getpid()
+    terminal = _read_terminal()  # before the work can change it
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
         child = os.fork()
@@ -72,7 +73,7 @@ def supervise() -> None:
     if child > 0:
         os.close(writer)
         os.close(lives)
-        _Supervisor(child, reader, holds, endings).wait(watched)
+        _Supervisor(child, reader, holds, endings, terminal).wait(watched)
     os.close(reader)
     os.close(holds)
     if child == 0:
@@ -140,7 +141,9 @@ def _outlive(lives: int) -> None:
 class _Supervisor:
     """Wait for the end of one process; hand signals on, and leave it when it is stuck."""
 
-    def __init__(self, child: int, reader: int, holds: int, endings: set[signal.Signals]) -> None:
+    def __init__(
+        self, child: int, reader: int, holds: int, endings: set[signal.Signals], terminal: list[Any]
+    ) -> None:
         self._child = child
         self._reader = reader
         self._holds = holds
@@ -149,7 +152,7 @@ class _Supervisor:
         """The signal that asks for the end, 0: none does."""
         self._asked_s = self._since_s = 0.0
         self._seen = ("", "")
-        self._terminal = _read_terminal()
+        self._terminal = terminal
         os.set_blocking(reader, False)
 
     def wait(self, watched: set[signal.Signals]) -> NoReturn:

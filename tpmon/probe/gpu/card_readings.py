@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tpmon.model.frozen import dataclass
@@ -166,7 +166,9 @@ class Board:
         notes = tuple(self._notes)
         gpus: Known[tuple[GpuSample, ...]]
         hidden: Applicable[tuple[str, ...]] = NOT_APPLICABLE
-        if cards:
+        if cards and self._lacks_first_answers(cards, now_ns):
+            gpus = NOT_YET
+        elif cards:
             gpus = map_to_job(cards, job, held, pids_are_ours)
             unlisted = unlisted_minors(cards, job, held)
             if unlisted:
@@ -267,6 +269,11 @@ class Board:
                 silent = make_silent_sample(index, _nameless(index), waited_s, _UNANSWERED.reason)
                 cards.append(Card(silent, _UNANSWERED))
         return tuple(sorted(cards, key=lambda card: (card.sample.index, card.sample.uuid)))
+
+    def _lacks_first_answers(self, cards: Sequence[Card], now_ns: int) -> bool:
+        """Tell whether other cards may still answer first: some of them would look like all."""
+        expected = self._expected or 0
+        return len(cards) < expected and (now_ns - self._driver_ns) / 1e9 <= OTHERS_S
 
     def _card(self, key: str, slot: _Slot, now_ns: int) -> Card:
         line = slot.track.window[-1]
