@@ -12,7 +12,8 @@ from tests.judge.thresholds import PAGE, read_program, read_sections, write_page
 from tpmon.judge.advice.choose import Explanation, Remedy, Risk
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.knowledge import LazyTable, TableError, make_row
-from tpmon.model.frame import HISTORIES, Ages, GroupTexts
+from tpmon.model.figures import HISTORIES
+from tpmon.model.frame import Ages, GroupTexts
 from tpmon.model.verdict import TABLE, Figure
 
 EXPLAINED = {"means": "It waits.", "sees": "A stack.", "confused_with": "a pause."}

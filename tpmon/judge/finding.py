@@ -9,7 +9,7 @@ from tpmon.judge.advice.choose import Chosen, Risk, choose
 from tpmon.judge.advice.context import gather_facts, observe
 from tpmon.judge.advice.facts import RunFacts, fill, write_gain
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
+from tpmon.judge.answers.result import Answer, Cleared, FigureReading, Suspicion, Unsure, reading, tell
 from tpmon.judge.features.snapshot import Scene
 from tpmon.judge.features.standstill import UNMOVED_S as STILL_S
 from tpmon.judge.features.standstill import find_silences, say_longer, say_open, say_still, still_s
@@ -24,9 +24,10 @@ from tpmon.judge.hang.activity import (
 from tpmon.judge.hang.detection import find_need_s, logs_here
 from tpmon.judge.hang.devices import CAUSES, find_waited_s
 from tpmon.judge.hysteresis import Standing, Track
+from tpmon.model.figures import Figure, Origin
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
 from tpmon.model.units import format_clock, format_seconds
-from tpmon.model.verdict import Confidence, Evidence, Figure, Finding, Kind, Origin, SinceIs, pick_code
+from tpmon.model.verdict import Confidence, Evidence, Finding, Kind, SinceIs, pick_code
 from tpmon.model.waits import RUNNING, describe_wait
 
 HIGH_ORIGINS = 2
@@ -227,9 +228,9 @@ def _texts(answers: Sequence[Answer]) -> tuple[tuple[str, ...], tuple[str, ...]]
     return tuple(cleared), tuple(unsure)
 
 
-def _read_rows(rows: Sequence[Evidence]) -> tuple[Evidence, ...]:
-    """Drop what was not read: it shows nothing."""
-    return tuple(row for row in rows if row.text or is_known(row.value))
+def _tell_rows(rows: Sequence[FigureReading]) -> tuple[Evidence, ...]:
+    """Write rows as the Finding shows them, without what was not read: it shows nothing."""
+    return tuple(tell(row) for row in rows if row.text or is_known(row.value))
 
 
 def find(track: Track, answers: Sequence[Answer], scene: Scene) -> Finding:
@@ -244,6 +245,7 @@ def find(track: Track, answers: Sequence[Answer], scene: Scene) -> Finding:
     # For a job that is gone nothing is ruled out and nothing more can be read.
     ruled_out, unknown = _texts(()) if suspicion.seen else _texts(answers)
     unknown = tuple(dict.fromkeys((*suspicion.unread, *unknown)))
+    rows, against = (*suspicion.evidence, *suspicion.shows), _tell_rows(suspicion.against)
     held_s = min(scene.span_s, (scene.frame.taken_ns - track.first_ns) / 1e9 + scene.span_s / 2)
     return Finding(
         kind=suspicion.kind,
@@ -259,8 +261,8 @@ def find(track: Track, answers: Sequence[Answer], scene: Scene) -> Finding:
         try_=write_try(chosen) if chosen is not None else NOT_APPLICABLE,
         also_try=tuple(map(write_try, others)) or NOT_APPLICABLE,
         ceiling=write_ceiling(suspicion, chosen),
-        evidence=tuple(row for row in _read_rows(suspicion.evidence) if row not in suspicion.against),
-        against=_read_rows(suspicion.against),
+        evidence=tuple(row for row in _tell_rows(rows) if row not in against),
+        against=against,
         ruled_out=ruled_out,
         unknown=unknown,
         pid=suspicion.pid,
@@ -309,7 +311,7 @@ def find_nothing(answers: Sequence[Answer], scene: Scene, standing: Standing) ->
         try_=_say_next(scene) if looked_s >= LOOKING_S else NOT_APPLICABLE,
         also_try=NOT_APPLICABLE,
         ceiling=NOT_APPLICABLE,
-        evidence=_figures(scene),
+        evidence=_tell_rows(_figures(scene)),
         against=(),
         ruled_out=ruled_out,
         unknown=unknown,
@@ -334,7 +336,7 @@ def _say_next(scene: Scene) -> str:
     )
 
 
-def _places(scene: Scene) -> tuple[Evidence, ...]:
+def _places(scene: Scene) -> tuple[FigureReading, ...]:
     found = []
     for rank in scene.ranks[:MOST_PLACES]:
         phases = rank.phases
@@ -348,7 +350,7 @@ def _places(scene: Scene) -> tuple[Evidence, ...]:
     return tuple(found)
 
 
-def _figures(scene: Scene) -> tuple[Evidence, ...]:
+def _figures(scene: Scene) -> tuple[FigureReading, ...]:
     return _places(scene) + tuple(
         reading(figure, value, scene.frame)
         for figure, value in (

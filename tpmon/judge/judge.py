@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tpmon.judge.answers.result import Key, Suspicion, reading
+from tpmon.judge.answers.result import Key, Suspicion, reading, tell
 from tpmon.judge.features.snapshot import MANY_PROCESSES, Rule, Scene, see
 from tpmon.judge.features.standstill import SPEEDS, find_silences, hold_back, still_s
 from tpmon.judge.features.standstill import UNMOVED_S as STILL_S
@@ -42,12 +42,13 @@ from tpmon.judge.rules.hook import with_hooks
 from tpmon.judge.stacks.profile import RankPhases, add_up_phases, read_slices
 from tpmon.judge.watch.tracker import observe
 from tpmon.model.dump import DumpRequest
+from tpmon.model.figures import Figure
 from tpmon.model.frame import Event, EventKind, Frame, TargetState
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 from tpmon.model.process import RankRow
 from tpmon.model.text.job_words import is_undecided, join_cause, name_cause, say_confidence, say_since_in_full
-from tpmon.model.verdict import END_CAUSES, IN_WORDS, Figure, Finding, Kind, pick_code
+from tpmon.model.verdict import END_CAUSES, IN_WORDS, Finding, Kind, pick_code
 
 RULES: tuple[Rule, ...] = with_hooks(
     (
@@ -132,7 +133,7 @@ def _keep_before(finding: Finding, before: Finding, frame: Frame) -> Finding:
     sure = (say_confidence(before), say_since_in_full(before, frame.taken))
     words = f"{before.kind.value.upper()} {name_cause(before)}".strip()
     text = f"{', '.join(word for word in (words, *sure) if word)}: {before.summary}"
-    row = reading(Figure.BEFORE_THE_END, IN_WORDS, frame, text=text)
+    row = tell(reading(Figure.BEFORE_THE_END, IN_WORDS, frame, text=text))
     return replace(finding, evidence=(*finding.evidence, row))
 
 

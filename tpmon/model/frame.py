@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from enum import Enum
-from typing import NamedTuple
 
 from tpmon.model.dump import DumpRound
 from tpmon.model.frozen import dataclass
@@ -21,11 +20,11 @@ from tpmon.model.host import (
     OutputSample,
     SocketSample,
 )
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, Why, is_known, map_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, Why, is_known
 from tpmon.model.process import MainThreadSample, Outcome, ProcessEnd, ProcessSample, RankRow
 from tpmon.model.results.collectives import CollectivesReading
 from tpmon.model.stacks import StackSlice
-from tpmon.model.verdict import Figure, Finding
+from tpmon.model.verdict import Finding
 
 FRAME_SCHEMA = "tpmon.frame/1"
 
@@ -276,28 +275,3 @@ class Window:
     def values(self, read: Callable[[Pulse], Known[float]]) -> tuple[Known[float], ...]:
         """Return one figure of every Pulse, oldest first."""
         return tuple(read(pulse) for pulse in self._pulses)
-
-
-class History(NamedTuple):
-    """Hold what draws the history of a figure; ``top`` 0 is the highest value, or all of a share."""
-
-    series: Callable[[Pulse], Known[float]]
-    top: float = 0.0
-
-
-def _gpu(pulse: Pulse) -> Known[float]:
-    busy = [one for one in pulse.gpu_pct if is_known(one)]
-    return sum(busy) / len(busy) if busy else Missing("no card answered")
-
-
-HISTORIES = {
-    Figure.CPUS_USED.label: History(lambda pulse: pulse.used_cores),
-    Figure.RUNNABLE.label: History(lambda pulse: pulse.runnable),
-    Figure.CPU_DELAY.label: History(lambda pulse: pulse.run_delay_ratio, 1.0),
-    Figure.GPU_BUSY.label: History(_gpu, 100.0),
-    Figure.GPU_IDLE.label: History(lambda pulse: map_known(lambda busy: 100.0 - busy, _gpu(pulse)), 100.0),
-    Figure.QUEUE_EMPTY.label: History(lambda pulse: pulse.empty_ratio, 1.0),
-    Figure.SHM_USED.label: History(lambda pulse: pulse.shm_ratio, 1.0),
-    Figure.MEMORY_USED.label: History(lambda pulse: pulse.memory_bytes),
-}
-"""By the name of the evidence that they are drawn beside."""

@@ -9,6 +9,8 @@ from datetime import datetime
 from enum import Enum
 from types import MappingProxyType
 
+from tpmon.model.figures import Figure as Figure  # noqa: PLC0414  # what evidence is made of
+from tpmon.model.figures import Origin as Origin  # noqa: PLC0414
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known
 from tpmon.model.process import Outcome
@@ -109,198 +111,11 @@ class Confidence(str, Enum):
     HIGH = "high"
 
 
-class Origin(str, Enum):
-    """Name where readings physically come from: two of one origin are no two sources."""
-
-    DRIVER = "driver"
-    PROC = "/proc"
-    CGROUP = "control group"
-    STACKS = "stacks"
-    PIPES = "pipes"
-    LOG = "log"
-    FILES = "files"
-    """What a file system says of files: times of writing, room that is left."""
-    NETWORK = "network"
-    """Counters of interfaces and connections."""
-    HOOK = "hook"
-    RECORD = "record"
-    """What the job itself recorded of its collectives."""
-
-
 class SinceIs(str, Enum):
     """Say whether ``since`` is when it began, or the earliest time that is known."""
 
     ONSET = "onset"
     LOWER_BOUND = "lower-bound"
-
-
-class Figure(Enum):
-    """Name a reading: its name, its unit, the group of readings that dates it, its source.
-
-    Braces take what differs: a rank, a card, a count. The group is a field of ``Ages``. A row without a
-    source has that of its group, or the one that it is read with; one without a group is dated there, too.
-    """
-
-    def __init__(self, label: str, unit: str = "", group: str = "", source: str = "") -> None:
-        """Take the parts of a row."""
-        self.label, self.unit, self.group, self.source = label, unit, group, source
-
-    # CPUs and threads
-    CPUS_USED = "CPUs used", "CPUs", "cpu"
-    CPUS_FREE = "CPUs free", "CPUs", "threads", "schedstat"
-    CPU_BUDGET = "budget", "CPUs", "cpu"
-    CPU_DELAY = "waiting for a CPU", "%", "threads", "schedstat"
-    THROTTLED_PERIODS = "throttled periods", "%", "cpu", "cpu.stat"
-    RUNNABLE = "runnable", "threads", "threads"
-    POOL_DEMAND = "pool demand / budget", "x", "threads", "schedstat"
-    POOL_LIBRARY = "library", "", "", "threads, maps"
-    THREAD_SETTING = "{}", "threads", "", "start environment"
-    RANKS_DEMAND = "demand of the ranks", "threads", "threads", "schedstat"
-    RANK_CPU_TIME = "CPU time of {} over theirs", "x", "threads", "schedstat"
-    WORKERS_WANT = "the workers want", "CPUs", "threads", "schedstat"
-    RANKS_ALLOWED = "the ranks may run on", "CPUs", "threads", "Cpus_allowed_list"
-    LAUNCHER_ALLOWED = "their launcher may run on", "CPUs", "threads", "Cpus_allowed_list"
-    WORKERS_ALLOWED = "they may run on", "CPUs", "threads", "Cpus_allowed_list"
-    WORKER_WANTS = "a worker wants", "CPUs", "threads", "schedstat"
-    PIN_THREAD_WANTS = "pin thread wants", "CPUs", "threads", "schedstat"
-    OTHERS_WANT = "other threads want", "CPUs", "threads", "schedstat"
-    OTHERS_OF_RANK_WANT = "other threads of the rank want", "CPUs", "threads", "schedstat"
-    COMPILE_WORKERS = "compile workers", "threads", "threads", "schedstat"
-    COMM_THREADS = "communication threads", "threads", "threads", "schedstat"
-    OTHERS_USE = "other processes use", "CPUs", "cpu", "/proc/stat"
-    TENANT = "{}", "CPUs", "cpu", "/proc/PID/stat"
-    THREADS_RUNNING = "threads running", "together", "threads", "schedstat"
-    THREADS_RUNNABLE = "threads runnable", "threads", "threads", "schedstat"
-    MAIN_DEMAND = "main thread runs or waits for a CPU", "%", "threads", "schedstat"
-    MAIN_RUNS = "main thread runs", "%", "cpu", "thread state"
-    MAIN_RUNS_OR_WAITS = "main thread runs or waits for a CPU", "%", "cpu", "thread state"
-    MAIN_ASLEEP = "main thread asleep", "%", "threads", "thread state"
-    MAIN_IN_IO = "of it for a disk or a socket", "%", "threads", "thread state"
-    MAIN_IN_TIMED_LOCK = "main thread in a timed lock", "%", "threads", "system call"
-
-    # The loader and its workers
-    DATA_WAIT = "data wait", "%"
-    QUEUE_EMPTY = "queue empty", "%", "io", "pipes"
-    WORKERS = "loader workers", "", "cpu", "processes"
-    WORKERS_BORN = "workers born in 60 s", "", "cpu", "processes"
-    WORKERS_KILLED = "workers killed in 60 s", "", "cpu", "exit status"
-    LAST_KILLED = "the last of them", "", "cpu", "exit status"
-    WORKERS_IDLE = "workers without work", "%", "threads", "wchan"
-    WORKER_IDLE = "{} without work", "%", "threads", "wchan"
-    OTHERS_IDLE = "the others without work", "% at least", "threads", "wchan"
-    EVERY_WORKER_IDLE = "every worker without work", "% at least", "threads", "wchan"
-    WORKERS_FED = "workers with work", "of {}", "threads", "wchan"
-    WORKERS_BLOCKED = "workers blocked", "%", "threads"
-    WORKERS_BEFORE_RETRY = "workers asleep before a retry", "%", "stacks"
-    WORKERS_IN_LOCK = "workers in a lock", "%", "threads", "wchan"
-    STACKS_AT_LOCK = "their stacks at a lock", "%", "stacks"
-    WORKERS_READ = "workers read", "bytes/s", "io", "/proc/PID/io"
-    READ_SIZE = "mean size of a read", "KiB", "io"
-    IN_OPENS = "loading in open and stat", "%", "stacks"
-    WORKERS_IN_COLLATE = "workers in collate", "%", "stacks"
-    MAIN_IN_COLLATE = "in collate", "%", "stacks"
-    MAIN_IN_COPIES = "in copies", "%", "stacks"
-    MAIN_IN_SAMPLER = "in the sampler", "%", "stacks"
-    AT_OWN_QUEUE = "at a queue, a pipe or a future", "%", "stacks"
-    BETWEEN_BURSTS = "between bursts", "s", "threads", "state of the main thread"
-    STEPS_BETWEEN_BURSTS = "between bursts", "steps", "hook", "hook"
-
-    # Stacks
-    MOST_OF_IT = "most of it", "%", "stacks"
-    MAIN_PLACE = "{}", "samples", "stacks"
-    WHERE_IT_IS = "where it is", "%", "stacks", "stack samples"
-    IN_PHASE = "in {}", "%", "stacks", "stack samples"
-    IN_WAITS = "in waits for GPU or ranks", "%", "stacks", "stack samples"
-    IN_SYNCS = "in synchronising calls", "%", "stacks", "stack samples"
-    HIDDEN_DATA_WAIT = "hidden data wait", "%", "stacks", "stack samples"
-    OUTSIDE_STEP = "outside of the step", "%", "stacks", "stack samples"
-    PYTHON_OUTSIDE = "Python outside of the step", "%", "stacks"
-    RANK_IN_COLLECTIVES = "{} in collectives", "%", "stacks"
-    OTHERS_IN_COLLECTIVES = "the others in collectives", "%", "stacks"
-    ALL_IN_COLLECTIVES = "every rank in collectives, at least", "%", "stacks"
-
-    # Cards and links
-    GPU_BUSY = "GPU busy", "%", "gpu"
-    GPU_IDLE = "GPU idle", "%", "gpu", "NVML"
-    GPU_IDLE_BESIDE = "GPU idle beside them", "%", "gpu", "NVML utilisation"
-    SM_ACTIVITY = "SM activity", "%", "gpu", "GPM"
-    TENSOR_ACTIVITY = "tensor activity", "%", "gpu", "GPM"
-    DRAM_ACTIVITY = "DRAM activity", "%", "gpu", "GPM"
-    GPU_POWER = "power of its limit", "%", "gpu", "NVML power"
-    GPU_CLOCK = "SM clock of its maximum", "%", "gpu", "NVML clock"
-    CLOCK_OF_MEDIAN = "clock over the others' median", "%", "gpu", "NVML clock"
-    CLOCK_REASON = "{}", "% of 10 s", "gpu"
-    GPU_TEMPERATURE = "temperature", "C", "gpu", "NVML"
-    LINK_SPEED = "link speed of its best", "%", "gpu", "NVML PCIe link"
-    LINK_USE = "link in use", "%", "gpu", "NVML PCIe counters"
-    NVLINK = "NVLink", "bytes/s", "gpu", "NVLink counters"
-    PCIE = "PCIe, both ways", "bytes/s", "gpu", "NVML PCIe counters"
-    NETWORK = "network", "bytes/s", "io", "interface counters"
-    GPU_FAULT = "card {}", "", "gpu"
-    GPU_SILENT = "card {} silent", "s", "gpu", "NVML"
-    GPU_MEMORY = "memory of the card", "%", "gpu", "NVML"
-    GPU_MEMORY_MOST = "memory of the card, at most", "%", "gpu", "NVML"
-    GPU_MEMORY_OTHERS = "memory of others on it", "MiB", "gpu", "NVML"
-    GPU_MEMORY_GROWTH = "growth of the job's memory", "bytes/s", "gpu", "NVML"
-    GPU_MEMORY_GROWN = "grown", "MiB in 45 s", "gpu", "NVML"
-    TENSORS_GROWTH = "growth of what is held for tensors", "bytes/s", "hook", "hook"
-    ALLOCATOR_RETRIES = "allocator retries", "in {} s", "hook", "hook"
-    ALLOCATOR_OOMS = "out of memory", "in {} s", "hook", "hook"
-    ALLOCATOR_SPLIT = "free in pieces of the cache", "MiB", "hook", "hook"
-
-    # Memory
-    MEMORY_GROWTH = "memory growth", "bytes/s", "memory"
-    GROWN = "grown", "MiB in 45 s", "memory"
-    MEMORY_USED = "used of the limit", "%", "memory"
-    IN_SWAP = "in swap", "MiB", "memory"
-    REFAULTED = "refaulted", "bytes/s", "memory", "memory.stat"
-    MAJOR_FAULTS = "major faults", "1/s", "memory", "memory.stat"
-    MEMORY_STALLS = "stalled for memory", "%", "memory", "PSI"
-    SHM_USED = "used of it", "%", "memory", "statvfs"
-    SHM_GROWTH = "largest growth in a second", "MiB", "memory", "statvfs"
-
-    # The hook
-    HOST_DATA_WAIT = "data wait of the host", "%", "hook", "hook"
-    HOST_IN_MODEL = "host in the model", "%", "hook", "hook"
-    HOST_IN_EVALUATION = "in evaluation", "%", "hook", "hook"
-    LAST_STEP = "last step", "s ago", "hook", "hook"
-    STEPS = "steps", "", "hook", "hook"
-    STEPS_GO_ON = "steps go on", "steps/s", "hook", "hook"
-    LATE_RANK = "late rank", "ms", "hook", "hook"
-    LATE_RANK_HOST = "{}, data and forward", "ms", "hook", "hook"
-    OTHERS_HOST = "the others", "ms", "hook", "hook"
-
-    # Life of the job
-    RANK_AGE = "age of the rank", "s", "cpu", "process start"
-    YOUNGEST_RANK_AGE = "age of the ranks", "s", "cpu", "process start"
-    LAUNCHER_AGE = "age of the launcher", "s", "cpu", "process start"
-    RESTARTS = "restarts", "", "cpu", "start environment"
-    RANK_FAILED = "{}", "s ago", "cpu", "exit status"
-    RANKS_ALIVE = "ranks alive", "", "cpu", "/proc"
-    LAST_WORDS = "the log ends with"
-    RANK_WRITES = "writes", "bytes/s", "io", "/proc io"
-    WAIT_UNCHANGED = "wait unchanged", "s", "cpu", "kernel wait"
-    BEFORE_THE_END = "verdict before the end", "", "cpu", "tpmon"
-
-    # Hangs
-    THREAD_STANDS = "{}", "", "", "py-spy and /proc"
-    PROCESS_STANDS = "{}", "s", "cpu", "kernel wait"
-    WAITS_FOR_BATCH = "waits for a batch", "s", "cpu", "kernel wait"
-    WORKERS_GONE = "workers gone", "", "cpu", "/proc"
-    DEAD_PROCESS = "dead process {}", "", "", "/proc stat"
-    MAINS_STAND = "main threads", "s", "threads", "schedstat"
-    NOTHING_MOVED = "nothing moved", "s", "cpu", "schedstat and stacks"
-    LOOKS_AT_THREADS = "looks at all threads", "", "", "py-spy, without a stop"
-    LOG_WRITE = "last log write", "s ago", "", "log file"
-    CONNECTION_DATA = "last data on connections", "s ago", "", "TCP_INFO"
-    FILE_WRITE = "last write of an open file", "s ago", "", "open files"
-    WORKER_START = "youngest worker started", "s ago", "", "/proc stat"
-    COLLECTIVE = "{}"
-    COLLECTIVE_LIMIT = "time limit of its collectives"
-    NCCL_RAS = "NCCL RAS", "", "", "NCCL"
-    DUMP_WAITS = "waits", "", "", "py-spy and /proc, all looks"
-    DUMP_LOOKS = "looks at each process", "", "", "py-spy and /proc, all looks"
-    DUMP_MAY_END = "it may end by itself", "", "", "py-spy and /proc, all looks"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
+from typing import TypeVar
 
 from tpmon.errors import UsageError
+from tpmon.judge.answers.result import FigureReading
 from tpmon.model.codec import decode, encode, encode_exact
+from tpmon.model.figures import Figure
 from tpmon.model.frame import Event, EventKind, Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, is_known
 from tpmon.model.results.doctor import DumpUpdate, SampleUpdate
 from tpmon.model.results.recording import Subject
 from tpmon.model.units import format_bytes
-from tpmon.model.verdict import Evidence, Figure, Finding
+from tpmon.model.verdict import Evidence, Finding
 from tpmon.record.line import LinePacker, pack_once, write_line
 from tpmon.record.pulses import COLUMNS, read_cells
 from tpmon.record.schema import (
@@ -51,6 +54,7 @@ _ADD_VERDICT = (
     "INSERT INTO verdict (from_n, to_n, from_ns, to_ns, kind, cause, confidence, summary)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
+Shown = TypeVar("Shown", Evidence, FigureReading)
 HIDDEN_LINE = "(not recorded)"
 MOST_COPIED_BYTES = 64 << 20
 """Of the steps that are at hand: some MB at most, unless something is wrong."""
@@ -350,7 +354,14 @@ def _hide_log(step: JudgedFrame) -> JudgedFrame:
     standing = step.standing
     if standing is not None:
         tracks = tuple(
-            replace(one, suspicion=replace(one.suspicion, evidence=_hide_words(one.suspicion.evidence)))
+            replace(
+                one,
+                suspicion=replace(
+                    one.suspicion,
+                    evidence=_hide_words(one.suspicion.evidence),
+                    shows=_hide_words(one.suspicion.shows),
+                ),
+            )
             for one in standing.tracks
         )
         before = standing.finding
@@ -367,7 +378,7 @@ def _hide_in_frame(frame: Frame) -> Frame:
     return replace(frame, output=output, verdict=finding)
 
 
-def _hide_words(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+def _hide_words(evidence: tuple[Shown, ...]) -> tuple[Shown, ...]:
     words = Figure.LAST_WORDS.label
     return tuple(replace(one, text=HIDDEN_LINE) if one.name == words else one for one in evidence)
 

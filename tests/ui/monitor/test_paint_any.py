@@ -12,7 +12,8 @@ from tests import frames
 from tests.goldens import dump_views, sample_views
 from tests.playbacks import make_moment, make_playback, make_recorded, make_span
 from tpmon.model.dump import Asker
-from tpmon.model.frame import HISTORIES, Frame, TargetState
+from tpmon.model.figures import HISTORIES
+from tpmon.model.frame import Frame, TargetState
 from tpmon.model.gpu import GpuProcess, GpuState, MigInstance, ThrottleShare
 from tpmon.model.host import NetworkSample, Pool, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Missing, NotApplicable

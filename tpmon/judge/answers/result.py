@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import ParamSpec, TypeVar, Union
 
 from tpmon.judge.answers.needs import Need
+from tpmon.model.figures import Figure, Origin
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
-from tpmon.model.verdict import Evidence, Figure, Kind, Origin
+from tpmon.model.verdict import Evidence, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class FigureReading:
+    """Hold a figure as it was read: evidence is made of these, so none is without its row in the table.
+
+    ``of`` fills the braces of the row; ``origins`` are those that it was read from, or that agree on it.
+    """
+
+    figure: Figure
+    value: Known[float]
+    age_s: Known[float]
+    source: str
+    of: str = ""
+    text: str = ""
+    origins: frozenset[Origin] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """Return its name on the screen, in text and in JSON."""
+        return self.figure.label.format(self.of)
+
+    @property
+    def unit(self) -> str:
+        """Return its unit there."""
+        return self.figure.unit.format(self.of)
+
+
+def tell(row: FigureReading) -> Evidence:
+    """Return a reading as a Finding shows it."""
+    return Evidence(row.name, row.value, row.unit, row.text, row.source, row.age_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +51,18 @@ class Suspicion:
 
     ``weight`` ranks suspicions of different kinds: the share of the run's time (0-1) that would be saved
     without the cause, as far as known. ``margin`` is how far the deciding figure is past its threshold (1.0:
-    at it, 2.0: twice). ``origins`` are the physical origins of the evidence.
+    at it, 2.0: twice). ``evidence`` decides, ``shows`` is only shown beside it: the origins that make the
+    cause sure are those of the evidence, where they are not given.
     """
 
     kind: Kind
     cause: Applicable[str]
     weight: float
     margin: float
-    origins: frozenset[Origin]
-    summary: str
-    evidence: tuple[Evidence, ...]
-    against: tuple[Evidence, ...] = ()
+    origins: frozenset[Origin] = frozenset()
+    summary: str = ""
+    evidence: tuple[FigureReading, ...] = ()
+    against: tuple[FigureReading, ...] = ()
     unread: tuple[str, ...] = ()
     """What could speak against it but was not read, in words: not read does not mean not there."""
     share: Applicable[float] = NOT_APPLICABLE
@@ -54,6 +87,12 @@ class Suspicion:
     """The hook measured its share: no interval is needed."""
     seen: bool = False
     """It happened in this very second, as an end does: duration makes it no surer."""
+    shows: tuple[FigureReading, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Take the origins from the evidence."""
+        if not self.origins:
+            object.__setattr__(self, "origins", join_origins(self.evidence))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +107,11 @@ class Unsure:
     """Say what could not be determined, and why: "storage (io of the workers: permission denied)"."""
 
     text: str
+
+
+def join_origins(rows: Iterable[FigureReading]) -> frozenset[Origin]:
+    """Return the physical origins of some readings."""
+    return frozenset().union(*(row.origins for row in rows))
 
 
 Answer = Union[Suspicion, Cleared, Unsure]
@@ -122,11 +166,19 @@ class Claim:
 
 
 def reading(
-    figure: Figure, value: Known[float], frame: Frame, *, of: object = "", text: str = "", source: str = ""
-) -> Evidence:
+    figure: Figure,
+    value: Known[float],
+    frame: Frame,
+    *,
+    of: object = "",
+    text: str = "",
+    source: str = "",
+    origins: Iterable[Origin] = (),
+) -> FigureReading:
     """Return a Frame's reading as evidence, with its group's age and source; ``of`` fills the braces."""
     source = source or figure.source or getattr(frame.sources, figure.group)
-    return reading_aged(figure, value, getattr(frame.ages_s, figure.group), of=of, text=text, source=source)
+    age_s: Known[float] = getattr(frame.ages_s, figure.group)
+    return reading_aged(figure, value, age_s, of=of, text=text, source=source, origins=origins)
 
 
 def reading_aged(
@@ -137,10 +189,16 @@ def reading_aged(
     of: object = "",
     text: str = "",
     source: str = "",
-) -> Evidence:
-    """Return a reading as evidence with an age of its own, not that of its group in the Frame."""
-    name, unit = figure.label.format(of), figure.unit.format(of)
-    return Evidence(name, value, unit, text, source or figure.source, age_s)
+    origins: Iterable[Origin] = (),
+) -> FigureReading:
+    """Return a reading as evidence with an age of its own, not that of its group in the Frame.
+
+    One that was not read is from nowhere.
+    """
+    told = frozenset(origins) or figure.origins
+    if isinstance(value, Missing) and not text:
+        told = frozenset()
+    return FigureReading(figure, value, age_s, source or figure.source, str(of), text, told)
 
 
 def take_heaviest(answers: Sequence[Answer], what: str) -> Answer:

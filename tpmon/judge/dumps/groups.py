@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from tpmon.judge.answers.result import reading_aged
+from tpmon.judge.answers.result import reading_aged, tell
 from tpmon.judge.dumps.merge import (
     LEAST_APART_S,
     Sighting,
@@ -45,13 +45,14 @@ from tpmon.model.dump import (
     Motion,
     StackGroup,
 )
+from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.text.dump_words import list_numbers, name_rank, say_wait
 from tpmon.model.units import format_seconds
-from tpmon.model.verdict import IN_WORDS, Confidence, Evidence, Figure, Finding, Kind, SinceIs
+from tpmon.model.verdict import IN_WORDS, Confidence, Evidence, Finding, Kind, SinceIs
 from tpmon.model.waits import WaitReason, is_wait
 
 
@@ -308,7 +309,7 @@ def _list_unknown(scene: DumpScene) -> tuple[str, ...]:
 
 
 def _row(figure: Figure, text: str) -> Evidence:
-    return reading_aged(figure, IN_WORDS, 0.0, text=text)
+    return tell(reading_aged(figure, IN_WORDS, 0.0, text=text))
 
 
 ROLES = (Role.RANK, Role.WORKER, Role.HELPER, Role.COMPILE, Role.LAUNCHER)

@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 
-from tpmon.judge.answers.result import reading
+from tpmon.judge.answers.result import FigureReading, reading
 from tpmon.judge.features.cards import (
     BUSY_PCT,
     QUIET_LINK_BYTES_S,
@@ -24,11 +24,11 @@ from tpmon.judge.features.data_wait import DataWait
 from tpmon.judge.features.readings import all_known
 from tpmon.judge.features.snapshot import RankScene, Scene
 from tpmon.judge.watch.tracker import list_hooks
+from tpmon.model.figures import Figure, Origin
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample, is_listed, list_processes, may_be_on, say_unlisted
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, Why, is_known, known_or, map_known
-from tpmon.model.verdict import Evidence, Figure, Origin
 
 GROWTH_BYTES_S = 1e6
 """Slope above which memory grows; the allocator's own noise is below it."""
@@ -360,7 +360,7 @@ def median_over(values: Iterable[Known[float]]) -> Known[float]:
     return map_known(lambda known: statistics.median(known) if known else nothing, all_known(values))
 
 
-def gpu_figures(scene: Scene) -> tuple[Evidence, ...]:
+def gpu_figures(scene: Scene) -> tuple[FigureReading, ...]:
     """Return what the cards do as evidence: medians over the cards of what was read."""
     cards = scene.gpus
     rows = (

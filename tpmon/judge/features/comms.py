@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tpmon.judge.answers.result import reading
+from tpmon.judge.answers.result import FigureReading, reading
 from tpmon.judge.features.card_use import (
     HOLLOW_POWER_RATIO,
     SLACK_RATIO,
@@ -24,12 +24,12 @@ from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Scene, demand_of
 from tpmon.judge.features.standstill import fresh_phase, name_rank
 from tpmon.judge.stacks.profile import Phase, RankPhases, share_of
+from tpmon.model.figures import Figure, Origin
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import NO_NVLINK, GpuSample
 from tpmon.model.known import Known, Missing, is_known, join_known, known_or, map_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.units import format_bytes
-from tpmon.model.verdict import Evidence, Figure, Origin
 
 COMM_DEMAND = 0.2
 """Demand of a rank's communication threads above which they move data; gloo idles at 0.02."""
@@ -100,7 +100,7 @@ def _pcie_bytes_s(card: GpuSample) -> Known[float]:
     return join_known(lambda out, back: 2 * min(out, back), card.pcie_tx_bytes_s, card.pcie_rx_bytes_s)
 
 
-def find_traffic(scene: Scene) -> tuple[float, set[Origin], tuple[Evidence, ...]]:
+def find_traffic(scene: Scene) -> tuple[float, set[Origin], tuple[FigureReading, ...]]:
     """Return how far traffic is past its thresholds (0: none), its origins, and the evidence."""
     nvlink, pcie = _on_cards(scene, _nvlink_bytes_s), _on_cards(scene, _pcie_bytes_s)
     rows: tuple[tuple[Figure, Known[float], float, Origin], ...] = (
@@ -121,7 +121,7 @@ def find_traffic(scene: Scene) -> tuple[float, set[Origin], tuple[Evidence, ...]
     return margin, origins, tuple(evidence)
 
 
-def find_exchange(scene: Scene) -> tuple[Evidence, ...]:
+def find_exchange(scene: Scene) -> tuple[FigureReading, ...]:
     """Return traffic so large that it may take a good part of the time; () for none.
 
     Less only shows that the ranks exchange gradients, as all do: NVLink has hundreds of GB/s. Network traffic

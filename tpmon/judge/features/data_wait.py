@@ -18,13 +18,13 @@ from types import MappingProxyType
 
 from tpmon.judge.stacks.phases import DataPart, Phase
 from tpmon.judge.stacks.profile import DESIGN, RankPhases, Share, share_of
+from tpmon.model.figures import Origin
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.hook import StepPace, StepRule
 from tpmon.model.host import LoaderSample
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.text.job_words import is_evaluating, is_stalled
-from tpmon.model.verdict import Origin
 
 LEAST_SAMPLES = 20
 """With fewer samples, a share of 10 % is told from none in only half of the cases."""

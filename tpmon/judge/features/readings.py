@@ -6,9 +6,9 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from tpmon.model.figures import Origin
 from tpmon.model.host import SUMMED_ANON, CpuSample, MemorySample
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.model.verdict import Origin
 from tpmon.model.waits import IO, RUNNING, Wait, WaitReason, describe_wait
 
 NO_FRAMES = Missing("too few readings yet")

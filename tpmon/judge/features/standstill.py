@@ -18,13 +18,14 @@ from tpmon.judge.features.snapshot import RankScene, Scene, demand_of, known_car
 from tpmon.judge.features.starvation import see_pins
 from tpmon.judge.stacks.profile import Phase, RankPhases
 from tpmon.judge.watch.tracker import WatchedTime, age_ns, event_age_s, last_event_ns, log_age_s
+from tpmon.model.figures import Origin
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample, GpuState, list_missed, list_silent
 from tpmon.model.known import Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role, ThreadKind
 from tpmon.model.units import format_seconds
-from tpmon.model.verdict import Kind, Origin, pick_code
+from tpmon.model.verdict import Kind, pick_code
 from tpmon.model.waits import IO, is_wait_in
 
 STILL_S = 25.0

@@ -11,7 +11,15 @@ from collections.abc import Iterable, Mapping
 from typing import Union
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Cleared, EarlyAnswer, Suspicion, Unsure, reading, reading_aged
+from tpmon.judge.answers.result import (
+    Cleared,
+    EarlyAnswer,
+    FigureReading,
+    Suspicion,
+    Unsure,
+    reading,
+    reading_aged,
+)
 from tpmon.judge.features.card_use import find_gpu_idle, may_starve
 from tpmon.judge.features.cpu import FREE_CORES, find_cores_had, find_cores_spared
 from tpmon.judge.features.data_wait import DataWait, is_behind
@@ -19,11 +27,12 @@ from tpmon.judge.features.readings import mean_known, median_known
 from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene, demand_of, once
 from tpmon.judge.stacks.phases import DataPart, Phase
 from tpmon.judge.stacks.profile import RankPhases, Share, Spot
+from tpmon.model.figures import Figure, Origin
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import ThreadKind
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Evidence, Figure, Kind, Origin
+from tpmon.model.verdict import Kind
 
 
 def see_pins(rank: RankScene) -> bool:
@@ -239,7 +248,7 @@ def _agrees(found: Starved) -> frozenset[Origin]:
     return frozenset(agree)
 
 
-def _against(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
+def _against(found: Starved, scene: Scene) -> tuple[FigureReading, ...]:
     loader = found.rank.loader
     if loader is None or loader.pin_thread or not is_known(loader.empty_ratio):
         return ()
@@ -282,7 +291,7 @@ def _wait_age_s(found: Starved, scene: Scene) -> Known[float]:
     return ages.stacks if Origin.STACKS in found.wait.origins else ages.threads
 
 
-def _evidence(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
+def _evidence(found: Starved, scene: Scene) -> tuple[FigureReading, ...]:
     told = [
         reading_aged(
             Figure.DATA_WAIT,
@@ -316,7 +325,7 @@ def suspect_loader(
     why: str,
     *,
     origins: Iterable[Origin] = (Origin.PROC,),
-    evidence: tuple[Evidence, ...] = (),
+    evidence: tuple[FigureReading, ...] = (),
     observed: frozenset[Need] = frozenset(),
     part: Share | None = None,
     margin: float = math.inf,
@@ -430,13 +439,13 @@ def part_of(found: Starved, *parts: DataPart) -> Share | None:
     )
 
 
-def name_hot(phases: Known[RankPhases], phase: Phase, scene: Scene) -> tuple[Evidence, ...]:
+def name_hot(phases: Known[RankPhases], phase: Phase, scene: Scene) -> tuple[FigureReading, ...]:
     """Name the function of the program that takes most of ``phase``, as evidence."""
     spot = phases.spots.get(phase) if is_known(phases) else None
     return name_spot(spot, scene) if spot is not None else ()
 
 
-def name_spot(spot: Spot, scene: Scene) -> tuple[Evidence, ...]:
+def name_spot(spot: Spot, scene: Scene) -> tuple[FigureReading, ...]:
     """Name a function with its share of the time, as evidence."""
     where = spot.where
     for phase in Phase:

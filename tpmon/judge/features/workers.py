@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import Enum
 from functools import lru_cache
 
-from tpmon.judge.answers.result import reading
+from tpmon.judge.answers.result import FigureReading, reading
 from tpmon.judge.features.cpu import FREE_CORES, are_others_waited_for
 from tpmon.judge.features.readings import mean_known
 from tpmon.judge.features.snapshot import Scene, WorkerScene, demand_of, once
@@ -34,12 +34,12 @@ from tpmon.judge.stacks.classify import (
 )
 from tpmon.judge.stacks.phases import DataPart, Phase
 from tpmon.judge.stacks.profile import Share, find_spot, main_stacks, share_of
+from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.process import ThreadKind
 from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Evidence, Figure
 from tpmon.model.waits import LOCKS, SOCKETS, WaitReason
 
 BUSY_WORKER = 0.5
@@ -139,7 +139,7 @@ def find_collate_share(found: Starved, scene: Scene) -> Known[float]:
     return collating / working
 
 
-def name_hot_work(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
+def name_hot_work(found: Starved, scene: Scene) -> tuple[FigureReading, ...]:
     """Name the function of the program that takes most of the workers' working time, if seen."""
     places: Counter[StackPlace] = Counter()
     for stack in working_stacks(found, scene):
@@ -507,7 +507,7 @@ def is_opening(scene: Scene) -> bool:
     return known_or(find_open_share(scene), 0.0) >= OPENS_RATIO
 
 
-def name_opens(scene: Scene) -> tuple[Evidence, ...]:
+def name_opens(scene: Scene) -> tuple[FigureReading, ...]:
     """Return the share as evidence where it is worth it."""
     share = find_open_share(scene)
     if not is_known(share) or share < OPENS_RATIO:

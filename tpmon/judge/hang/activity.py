@@ -24,13 +24,13 @@ from tpmon.judge.stacks.classify import is_users
 from tpmon.judge.watch.picture import Picture, find_wait
 from tpmon.judge.watch.tracker import WatchedTime, age_ns, event_age_s, log_age_s
 from tpmon.model.dump import Motion, WaitKind
+from tpmon.model.figures import Origin
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, is_known, known_or
 from tpmon.model.process import WORKER_NAME, ProcessSample, Role, ThreadKind
 from tpmon.model.text.dump_words import name_process
 from tpmon.model.units import format_bytes
-from tpmon.model.verdict import Origin
 from tpmon.model.waits import WaitReason, is_wait
 
 BUSY_CARD_PCT = 20.0

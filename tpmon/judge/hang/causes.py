@@ -14,11 +14,11 @@ from tpmon.judge.stacks.classify import is_users, package_of
 from tpmon.judge.stacks.phases import Phase
 from tpmon.judge.watch.picture import UNREAD, Picture, find_gil_holder, find_wait
 from tpmon.model.dump import DeadChild, Motion, WaitKind
+from tpmon.model.figures import Origin
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, is_known, known_or
 from tpmon.model.process import Outcome, ProcessEnd, Role, ThreadKind
 from tpmon.model.text.dump_words import LOCK_CALLS, name_process, name_rank, name_ranks, say_wait
-from tpmon.model.verdict import Origin
 from tpmon.model.waits import DRIVERS, PIPES, SOCKETS, Wait, WaitReason, is_wait, is_wait_in
 
 _NEED_OF_CALL: Mapping[LibraryCall | None, tuple[Need, ...]] = {

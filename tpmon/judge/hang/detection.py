@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading, reading_aged
+from tpmon.judge.answers.result import (
+    Answer,
+    Cleared,
+    FigureReading,
+    Suspicion,
+    Unsure,
+    reading,
+    reading_aged,
+)
 from tpmon.judge.dumps.outlier import ThreadSeen
 from tpmon.judge.features.snapshot import RankScene, Scene, once
 from tpmon.judge.features.standstill import (
@@ -40,11 +48,12 @@ from tpmon.judge.stacks.phases import Phase
 from tpmon.judge.watch.picture import LEAST_ROUNDS, Picture, came_late
 from tpmon.judge.watch.tracker import WatchedTime, age_ns, log_age_s
 from tpmon.model.dump import Asker, DumpRequest
+from tpmon.model.figures import Figure, Origin
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.text.dump_words import name_process, say_wait
-from tpmon.model.verdict import IN_WORDS, Evidence, Figure, Kind, Origin
+from tpmon.model.verdict import IN_WORDS, Kind
 from tpmon.model.waits import SOCKETS, WaitReason, is_wait, is_wait_in
 
 LOOP_OWN_S = 8.0
@@ -283,7 +292,7 @@ _SIGNS = (
 )
 
 
-def _list_evidence(blame: Blame, quiet: Quiet, seconds: float, scene: Scene) -> tuple[Evidence, ...]:
+def _list_evidence(blame: Blame, quiet: Quiet, seconds: float, scene: Scene) -> tuple[FigureReading, ...]:
     picture = scene.watch.picture
     if picture is None:
         return ()
@@ -317,7 +326,7 @@ def _list_evidence(blame: Blame, quiet: Quiet, seconds: float, scene: Scene) -> 
     return tuple(rows)
 
 
-def _show(seen: ThreadSeen, picture: Picture, age_s: float) -> Evidence:
+def _show(seen: ThreadSeen, picture: Picture, age_s: float) -> FigureReading:
     """Show one thread: who, its innermost lines of the program, what it waits for."""
     main = seen.thread.tid == seen.thread.pid
     tail = "" if main else f", {name_thread(seen)}"

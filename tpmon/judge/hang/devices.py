@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import reading_aged
+from tpmon.judge.answers.result import FigureReading, reading_aged
 from tpmon.judge.dumps.collective_words import (
     JUST_NOW_S,
     Waits,
@@ -30,12 +30,12 @@ from tpmon.judge.hang.causes import Blame, Grace, find_camps, say_camps
 from tpmon.judge.stacks.classify import is_native, is_users, package_of
 from tpmon.judge.stacks.phases import TRAINING, Phase
 from tpmon.judge.watch.picture import Picture, find_wait
+from tpmon.model.figures import Figure, Origin
 from tpmon.model.frame import Frame
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.results.collectives import CollectiveFinding, Collectives
 from tpmon.model.text.dump_words import name_rank
-from tpmon.model.verdict import Evidence, Figure, Origin
 from tpmon.model.waits import WaitReason
 
 _AT_CARD = (*TRAINING, Phase.SYNC, Phase.COMMS, Phase.OTHER)
@@ -185,7 +185,7 @@ BEFORE_S = 5.0
 
 def show_calls(
     calls: Collectives | None, picture: Picture, frame: Frame, still_s: float, *, on_cards: bool = False
-) -> list[Evidence]:
+) -> list[FigureReading]:
     """Return the evidence of a hang in which ranks wait for others; ``still_s``: how long nothing moved.
 
     ``on_cards``: they may wait in collectives of their cards, and the host only for the card.
@@ -221,7 +221,7 @@ def find_waited_s(calls: Collectives | None, now: datetime, still_s: float) -> f
     return found[0].waited_s + found[2] if found is not None else 0.0
 
 
-def _show_finding(calls: Collectives, now: datetime, still_s: float) -> Iterator[Evidence]:
+def _show_finding(calls: Collectives, now: datetime, still_s: float) -> Iterator[FigureReading]:
     found = _find_open(calls, now, still_s)
     if found is None:
         return
@@ -241,7 +241,7 @@ def _find_record(calls: Collectives, finding: CollectiveFinding) -> tuple[dateti
     return first.taken, first.source.value
 
 
-def _show_assumed(picture: Picture, still_s: float, age_s: float) -> list[Evidence]:
+def _show_assumed(picture: Picture, still_s: float, age_s: float) -> list[FigureReading]:
     names = (one.thread.name for one in picture.threads if one.thread.kind is ThreadKind.COMM)
     framework = find_framework(one.frames for one in picture.scene.ranks)
     words = say_assumed_abort(Waits(find_backend(names), still_s, framework), DEFAULT_TIMEOUTS_S)

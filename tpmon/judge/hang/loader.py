@@ -25,10 +25,10 @@ from tpmon.judge.stacks.classify import is_library, read_stack
 from tpmon.judge.watch.picture import UNREAD, Picture, find_wait, is_idle
 from tpmon.judge.watch.servers import ASKS, asks_another
 from tpmon.model.dump import DeadChild
+from tpmon.model.figures import Origin
 from tpmon.model.known import Known, is_known, known_or
 from tpmon.model.process import WORKER_NAME, Role, ThreadKind
 from tpmon.model.text.dump_words import CHILD_WAITS, name_process, name_rank
-from tpmon.model.verdict import Origin
 from tpmon.model.waits import WaitReason
 
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"

@@ -11,7 +11,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading, reading_aged
+from tpmon.judge.answers.result import (
+    Answer,
+    Cleared,
+    FigureReading,
+    Suspicion,
+    Unsure,
+    reading,
+    reading_aged,
+)
 from tpmon.judge.dumps.outlier import HANG_AFTER_S
 from tpmon.judge.features.comms import find_waits
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene, WorkerScene, once, ranks_on
@@ -37,11 +45,12 @@ from tpmon.judge.hang.causes import need_of_wait
 from tpmon.judge.hang.detection import SLOW_S, guess_grace, is_looking, judge_hang, need_s
 from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.tracker import MOST_AGE_S, STOPPED_S, age_ns, is_stopped
+from tpmon.model.figures import Figure, Origin
 from tpmon.model.gpu import GpuState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.text.job_words import say_stop
-from tpmon.model.verdict import Evidence, Figure, Kind, Origin
+from tpmon.model.verdict import Kind
 from tpmon.model.waits import FILES, INPUTS, IO, Wait, WaitReason, describe_wait, is_wait, is_wait_in
 
 SIBLINGS_S = 10.0
@@ -91,7 +100,9 @@ def _stop_origins(process: ProcessSample) -> frozenset[Origin]:
     return frozenset((told, Origin.PROC) if quiet else (told,))
 
 
-def _add_place(shown: Evidence, rank: RankScene, process: ProcessSample, seconds: float) -> Evidence:
+def _add_place(
+    shown: FigureReading, rank: RankScene, process: ProcessSample, seconds: float
+) -> FigureReading:
     """Add where a stopped rank is by its newest stacks, from before or after the stop."""
     phases = rank.phases
     if process.role is not Role.RANK or not is_known(phases) or not phases.where:
@@ -100,7 +111,9 @@ def _add_place(shown: Evidence, rank: RankScene, process: ProcessSample, seconds
     return replace(shown, text=f"{shown.text}; {place}", source=f"{shown.source}, stacks")
 
 
-def _show_stop(process: ProcessSample, name: str, how: str, seconds: float, age_s: Known[float]) -> Evidence:
+def _show_stop(
+    process: ProcessSample, name: str, how: str, seconds: float, age_s: Known[float]
+) -> FigureReading:
     """Show what stops a process, with the command of a debugger that does."""
     tracer, source = process.tracer, "/proc stat"
     text = f"{how}, state {process.state}, for {seconds:.0f} s at least"
@@ -454,7 +467,7 @@ def _suspect_standstill(scene: Scene, still: Standstill) -> Suspicion:
     world = scene.frame.target.world_size
     elsewhere = world - len(scene.ranks) if is_known(world) else 0
     others = f"; {say_elsewhere(elsewhere)}" if elsewhere > 0 else ""
-    evidence: tuple[Evidence, ...] = (
+    evidence: tuple[FigureReading, ...] = (
         reading(Figure.MAINS_STAND, still.seconds, scene.frame, text=f"none ran for {still.seconds:.0f} s"),
         reading(Figure.PROCESS_STANDS, waited, scene.frame, of=f"{name_rank(rank)} waits: {words}"),
     )

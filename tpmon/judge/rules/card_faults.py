@@ -9,6 +9,7 @@ from tpmon.judge.answers.result import (
     Answer,
     Claim,
     Cleared,
+    FigureReading,
     Suspicion,
     Unsure,
     by_conditions,
@@ -46,10 +47,11 @@ from tpmon.judge.rules.cards import (
 )
 from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.tracker import find_hook
+from tpmon.model.figures import Figure, Origin
 from tpmon.model.gpu import RESTART_XIDS, is_card_fault, list_processes, name_recovery
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, map_known
 from tpmon.model.units import format_bytes, format_pct, say_bytes_s
-from tpmon.model.verdict import Evidence, Figure, Kind, Origin
+from tpmon.model.verdict import Kind
 
 SILENCE = "NVML"
 """Source of a card's silence, which it does not report itself."""
@@ -173,7 +175,7 @@ def _name(rank: RankScene, scene: Scene) -> str:
     return f"rank {rank.process.rank}" if len(scene.ranks) > 1 and is_known(rank.process.rank) else "the job"
 
 
-def _others_row(card: CardScene, scene: Scene) -> tuple[Evidence, ...]:
+def _others_row(card: CardScene, scene: Scene) -> tuple[FigureReading, ...]:
     """Show what others have of the memory of a card, where the driver lists them."""
     sample = card.last
     if not is_known(sample.pids) or is_sliced(sample):

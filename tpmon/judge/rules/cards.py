@@ -12,6 +12,7 @@ from tpmon.judge.answers.result import (
     Claim,
     Cleared,
     EarlyAnswer,
+    FigureReading,
     Suspicion,
     Unsure,
     by_conditions,
@@ -21,6 +22,7 @@ from tpmon.judge.features.card_use import find_unseen_cards, works_all_the_time
 from tpmon.judge.features.cards import BUSY_PCT, CardScene, held_pct
 from tpmon.judge.features.comms import exchanged_bytes_s, find_waits
 from tpmon.judge.features.snapshot import Rule, Scene, ranks_on
+from tpmon.model.figures import Figure, Origin
 from tpmon.model.frame import Frame
 from tpmon.model.known import (
     NOT_APPLICABLE,
@@ -33,7 +35,7 @@ from tpmon.model.known import (
     map_known,
 )
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Evidence, Figure, Kind, Origin
+from tpmon.model.verdict import Kind
 
 Reasons = tuple[str, ...]
 THERMAL = ("SW thermal", "HW thermal")
@@ -173,7 +175,7 @@ def _worst(cards: Iterable[CardScene]) -> CardScene | None:
     return listed[0] if listed else None
 
 
-def _shares(card: CardScene, reasons: Iterable[str], frame: Frame) -> tuple[Evidence, ...]:
+def _shares(card: CardScene, reasons: Iterable[str], frame: Frame) -> tuple[FigureReading, ...]:
     return tuple(
         reading(Figure.CLOCK_REASON, one.pct, frame, of=one.reason, source=f"NVML reason {one.source}")
         for one in card.last.throttle_shares
@@ -193,7 +195,7 @@ def _throttled(
     *,
     lost: Known[float],
     why: str,
-    evidence: tuple[Evidence, ...],
+    evidence: tuple[FigureReading, ...],
     margin: float,
     need: Need,
     alone: bool = True,
@@ -410,7 +412,7 @@ def judge_pcie(scene: Scene) -> Answer:
         cost = f"{now} of {best}, but copies cost at most {format_pct(100 * felt)} %"
         link.clear(felt < HIDDEN_IDLE_RATIO, cost)
     lost = use * (1 - ratio) if is_known(use) else UNREAD_COST * (1 - ratio)
-    evidence: tuple[Evidence, ...] = (reading(Figure.LINK_SPEED, 100 * ratio, scene.frame),)
+    evidence: tuple[FigureReading, ...] = (reading(Figure.LINK_SPEED, 100 * ratio, scene.frame),)
     if is_known(use):
         evidence += (reading(Figure.LINK_USE, 100 * use, scene.frame),)
     return Suspicion(

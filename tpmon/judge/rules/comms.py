@@ -36,9 +36,10 @@ from tpmon.judge.rules.cards import CAP_PCT, CAPPED_POWER_RATIO, find_odd_cap, i
 from tpmon.judge.rules.cpu import CROWDED_MARGIN
 from tpmon.judge.rules.lifecycle import find_pause
 from tpmon.judge.stacks.profile import Phase
+from tpmon.model.figures import Figure, Origin
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, join_known, known_or
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Figure, Kind, Origin
+from tpmon.model.verdict import Kind
 from tpmon.model.waits import RUNNING, describe_wait
 
 WAITING_RATIO = 0.3

@@ -12,7 +12,15 @@ from collections.abc import Collection
 from functools import lru_cache
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Claim, Suspicion, by_conditions, reading, reading_aged
+from tpmon.judge.answers.result import (
+    Answer,
+    Claim,
+    FigureReading,
+    Suspicion,
+    by_conditions,
+    reading,
+    reading_aged,
+)
 from tpmon.judge.features.card_use import find_gpu_idle
 from tpmon.judge.features.cpu import (
     FREE_CORES,
@@ -33,12 +41,13 @@ from tpmon.judge.features.readings import pressure_origin
 from tpmon.judge.features.snapshot import RankScene, Scene
 from tpmon.judge.features.starvation import need_starved, suspect_loader
 from tpmon.judge.rules.gpu import judge_gpu_compute
+from tpmon.model.figures import Figure, Origin
 from tpmon.model.host import PoolLibrary
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known, sum_known
 from tpmon.model.process import Role
 from tpmon.model.text.redaction import MOST_DIGITS
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import IN_WORDS, Evidence, Figure, Kind, Origin
+from tpmon.model.verdict import IN_WORDS, Kind
 
 THROTTLED_RATIO = 0.25
 """Share of throttled periods above which a quota is the cause; measured 1.0 under a real quota."""
@@ -82,7 +91,7 @@ def _is_hidden(scene: Scene) -> bool:
     return bool(scene.gpus) and isinstance(judge_gpu_compute(scene), Suspicion)
 
 
-def read_waiting(scene: Scene) -> Evidence:
+def read_waiting(scene: Scene) -> FigureReading:
     """Return the share of their demand that the job's threads wait for a CPU, as evidence."""
     waiting = map_known(lambda ratio: 100 * ratio, scene.delay_ratio)
     return reading(Figure.CPU_DELAY, waiting, scene.frame)
@@ -240,7 +249,7 @@ def _libraries_of(scene: Scene, role: Role) -> tuple[PoolLibrary, ...]:
     return known_or(pool.libraries, ()) if is_known(pool) and pool.role is role else ()
 
 
-def _set_threads(scene: Scene) -> tuple[Evidence, ...]:
+def _set_threads(scene: Scene) -> tuple[FigureReading, ...]:
     """Return the thread settings of the start environment that exceed the budget."""
     if not is_known(scene.budget):
         return ()

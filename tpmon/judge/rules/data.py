@@ -46,10 +46,10 @@ from tpmon.judge.features.workers import (
 )
 from tpmon.judge.stacks.profile import DataPart, Phase, Share
 from tpmon.judge.watch.tracker import find_pace
+from tpmon.model.figures import Figure, Origin
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.text.job_words import is_evaluating, is_stalled
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Figure, Origin
 from tpmon.model.waits import READS
 
 READS_ITSELF = 0.4

@@ -9,7 +9,7 @@ computes on the CPU, cards of one rank that work one after another.
 from __future__ import annotations
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Claim, Suspicion, by_conditions, reading
+from tpmon.judge.answers.result import Answer, Claim, FigureReading, Suspicion, by_conditions, reading
 from tpmon.judge.features.card_use import (
     FULL_SM_PCT,
     HOLLOW_POWER_RATIO,
@@ -34,10 +34,11 @@ from tpmon.judge.rules import card_faults, cards
 from tpmon.judge.rules.cards import is_braked, is_hot, need_cards
 from tpmon.judge.stacks.phases import ELSEWHERE, TRAINING
 from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases
+from tpmon.model.figures import Figure, Origin
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.process import ThreadKind
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Evidence, Figure, Kind, Origin
+from tpmon.model.verdict import Kind
 
 DRIVING_DEMAND = 0.85
 """Demand of main plus autograd thread above which the host launches all the time."""
@@ -309,7 +310,7 @@ def _choose_compute(scene: Scene) -> str:
     return "gpu-compute" if active >= FULL_SM_PCT else "gpu"
 
 
-def _hidden_wait(scene: Scene) -> tuple[Evidence, ...]:
+def _hidden_wait(scene: Scene) -> tuple[FigureReading, ...]:
     """Return the data wait that a busy GPU hides, so that nobody chases it."""
     waits = [rank.phases.ratio(Phase.DATA_WAIT) for rank in scene.ranks if is_known(rank.phases)]
     if not waits or max(waits) < HIDDEN_WAIT_RATIO:
@@ -354,7 +355,7 @@ def _weigh_card(card: CardScene, scene: Scene) -> Known[float]:
     return margin
 
 
-def _exchanged(scene: Scene) -> tuple[tuple[Evidence, ...], tuple[str, ...]]:
+def _exchanged(scene: Scene) -> tuple[tuple[FigureReading, ...], tuple[str, ...]]:
     """Return what the ranks move that may keep their cards busy, and what was not read of it.
 
     A collective's kernel counts as busy while it waits; SM activity and power tell how much is work.

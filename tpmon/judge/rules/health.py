@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tpmon.judge.answers.result import Answer, Claim, Cleared, Suspicion, Unsure, by_conditions, reading
+from tpmon.judge.answers.result import (
+    Answer,
+    Claim,
+    Cleared,
+    FigureReading,
+    Suspicion,
+    Unsure,
+    by_conditions,
+    reading,
+)
 from tpmon.judge.features.card_use import judge_hollow
 from tpmon.judge.features.cards import BUSY_PCT, STARVED_PCT
 from tpmon.judge.features.comms import find_waits
@@ -24,9 +33,10 @@ from tpmon.judge.rules.python import RUNNING, may_be_one
 from tpmon.judge.stacks.phases import ELSEWHERE, OUTSIDE, TRAINING
 from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.tracker import list_hooks
+from tpmon.model.figures import Figure, Origin
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Evidence, Figure, Kind, Origin
+from tpmon.model.verdict import Kind
 
 BUSY_BUDGET_RATIO = 0.8
 """Demand of the ranks over the budget above which the cores are the limit: 1.0 with as many threads as CPUs,
@@ -95,7 +105,7 @@ def judge_cpu_compute(scene: Scene) -> Answer:
         # Their stacks are in the model all the same: DDP exchanges gradients within backward.
         least = waits[0].ratio
         full.clear(least >= ALL_WAIT_RATIO, f"every rank waits for the others {format_pct(100 * least)} %")
-    evidence: tuple[Evidence, ...] = (
+    evidence: tuple[FigureReading, ...] = (
         reading(Figure.RANKS_DEMAND, demand, scene.frame),
         reading(Figure.CPU_BUDGET, budget, scene.frame, source=scene.frame.cpu.budget_reason),
     )
@@ -169,7 +179,7 @@ def _check_looks(scene: Scene) -> Answer | float:
     return float(min(running))
 
 
-def _find_outside(scene: Scene) -> Evidence | None:
+def _find_outside(scene: Scene) -> FigureReading | None:
     """Return how long a rank is in its own code outside steps, perhaps in one thread; not with GPUs."""
     worst = 0.0
     for rank in scene.ranks if not scene.gpus else ():
@@ -181,7 +191,7 @@ def _find_outside(scene: Scene) -> Evidence | None:
     return reading(Figure.OUTSIDE_STEP, 100 * worst, scene.frame)
 
 
-def _find_pauses(scene: Scene) -> Evidence | None:
+def _find_pauses(scene: Scene) -> FigureReading | None:
     """Return how much of a rank's time goes into checkpoints or validations between its steps."""
     worst = max(map(_most_held, scene.ranks), key=lambda one: one[1], default=(Phase.OTHER, 0.0))
     if worst[0] not in _PAUSES or worst[1] < HELD_RATIO:
@@ -213,7 +223,7 @@ def judge_balanced(scene: Scene) -> Answer:
         return by_stacks  # a running thread may do anything: load, import, spawn workers
     origins = set[Origin]()
     got = say_got(scene)
-    evidence: tuple[Evidence, ...] = ()
+    evidence: tuple[FigureReading, ...] = ()
     margins = []
     if isinstance(by_stacks, float):
         origins.add(Origin.STACKS)

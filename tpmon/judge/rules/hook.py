@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Suspicion, reading
+from tpmon.judge.answers.result import Answer, FigureReading, Suspicion, reading
 from tpmon.judge.features.data_wait import exact_wait
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
 from tpmon.judge.features.standstill import name_rank
@@ -16,12 +16,13 @@ from tpmon.judge.rules.comms import BEHIND_RATIO, judge_straggler
 from tpmon.judge.rules.health import COMPUTING_RATIO, HELD_RATIO, LIVELY_RATIO
 from tpmon.judge.rules.lifecycle import judge_starting, judge_validation
 from tpmon.judge.watch.tracker import event_age_s, find_pace, hook_unread, last_stepped, list_hooks
+from tpmon.model.figures import Figure, Origin
 from tpmon.model.frozen import dataclass
 from tpmon.model.hook import StepPace
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.text.job_words import EVALUATES_PCT, format_ms, is_evaluating, is_stalled, say_rate
 from tpmon.model.units import format_pct, format_seconds
-from tpmon.model.verdict import Evidence, Figure, Kind, Origin
+from tpmon.model.verdict import Kind
 
 FIRST_STEPS = 3
 """A loop with fewer still warms up: compilers, caches and allocators work in the first steps."""
@@ -44,7 +45,7 @@ class _Word:
     """Hold what the hook says of a suspicion: for it, or against it."""
 
     agrees: bool
-    row: Evidence
+    row: FigureReading
 
 
 def _ranks_of(suspicion: Suspicion, scene: Scene) -> list[RankScene]:

@@ -7,7 +7,16 @@ import signal
 from collections.abc import Sequence
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Cleared, Key, Suspicion, Unsure, reading, reading_aged
+from tpmon.judge.answers.result import (
+    Answer,
+    Cleared,
+    FigureReading,
+    Key,
+    Suspicion,
+    Unsure,
+    reading,
+    reading_aged,
+)
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
 from tpmon.judge.features.standstill import FRESH_S, fresh_phase, name_rank, waits_for_batch
 from tpmon.judge.hang import rules as rules_hang
@@ -16,12 +25,13 @@ from tpmon.judge.hang.rules import judge_no_progress
 from tpmon.judge.rules.cpu import say_got
 from tpmon.judge.stacks.phases import TRAINING
 from tpmon.judge.stacks.profile import Phase
+from tpmon.model.figures import Figure, Origin
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.host import OutputSample
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.process import Outcome, ProcessEnd, Role
 from tpmon.model.text.redaction import MOST_DIGITS
-from tpmon.model.verdict import END_CAUSES, IN_WORDS, Evidence, Figure, Kind, Origin
+from tpmon.model.verdict import END_CAUSES, IN_WORDS, Kind
 from tpmon.model.waits import INPUTS, WaitReason, describe_wait, is_wait_in
 
 REBIRTH_S = 20.0
@@ -54,7 +64,7 @@ def find_last_words(frame: Frame) -> tuple[OutputSample, str] | None:
     return (told[0][0], told[0][1][-1]) if told else None
 
 
-def _read_last_words(scene: Scene) -> tuple[Evidence, ...]:
+def _read_last_words(scene: Scene) -> tuple[FigureReading, ...]:
     last = find_last_words(scene.frame)
     if last is None:
         return ()

@@ -40,10 +40,11 @@ from tpmon.judge.features.workers import (
 from tpmon.judge.hang.causes import list_ends
 from tpmon.judge.rules.cpu import CROWDED_MARGIN, DELAY_RATIO, POOL_RATIO
 from tpmon.judge.stacks.profile import DataPart
+from tpmon.model.figures import Figure, Origin
 from tpmon.model.known import is_known, known_or
 from tpmon.model.process import ProcessEnd, Role
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import IN_WORDS, Figure, Kind, Origin
+from tpmon.model.verdict import IN_WORDS, Kind
 
 AGAIN = 2
 """Times within the history that workers must have been killed: once is an accident, shown as an event."""

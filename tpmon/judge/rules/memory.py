@@ -24,12 +24,13 @@ from tpmon.judge.features.snapshot import (
     lacks_shm_room,
 )
 from tpmon.judge.rules.card_faults import judge_gpu_memory
+from tpmon.model.figures import Figure, Origin
 from tpmon.model.frame import Frame
 from tpmon.model.host import SUMMED_ANON
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known, sum_known
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.units import format_bytes, format_pct, say_bytes_s
-from tpmon.model.verdict import Figure, Kind, Origin
+from tpmon.model.verdict import Kind
 
 
 @by_conditions

@@ -46,10 +46,11 @@ from tpmon.judge.features.starvation import (
 from tpmon.judge.rules.cpu import CROWDED_MARGIN, read_waiting, say_got
 from tpmon.judge.stacks.phases import OUTSIDE, TRAINING, DataPart, Phase
 from tpmon.judge.stacks.profile import RankPhases, Share, Spot, share_of
+from tpmon.model.figures import Figure, Origin
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import ThreadKind
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Figure, Kind, Origin
+from tpmon.model.verdict import Kind
 from tpmon.model.waits import WaitReason, is_wait
 
 ONE_THREAD_LOW, ONE_THREAD_HIGH = 0.85, 1.15

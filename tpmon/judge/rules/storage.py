@@ -9,7 +9,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Claim, Unsure, by_conditions, reading
+from tpmon.judge.answers.result import Answer, Claim, FigureReading, Unsure, by_conditions, reading
 from tpmon.judge.features.readings import mean_known, memory_origin, pressure_origin
 from tpmon.judge.features.snapshot import Rule, Scene, WorkerScene
 from tpmon.judge.features.starvation import (
@@ -33,11 +33,11 @@ from tpmon.judge.features.workers import (
     name_opens,
     name_state,
 )
+from tpmon.model.figures import Figure, Origin
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Role
 from tpmon.model.units import format_bytes, format_pct
-from tpmon.model.verdict import Evidence, Figure, Origin
 from tpmon.model.waits import FILE_SYSTEMS, SOCKETS, Wait, WaitReason, describe_wait
 
 REFAULT_BYTES_S = 20e6
@@ -194,7 +194,7 @@ def _waits_words(found: Starved) -> str:
     return describe_wait(max(waits, key=lambda wait: waits[wait])) if waits else "reads"
 
 
-def _read_evidence(found: Starved, scene: Scene, reads: Reads) -> tuple[Evidence, ...]:
+def _read_evidence(found: Starved, scene: Scene, reads: Reads) -> tuple[FigureReading, ...]:
     frame = scene.frame
     refused = find_retry_share(found, scene)
     if is_known(refused) and refused >= BLOCKED_WORKER:

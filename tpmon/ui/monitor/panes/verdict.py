@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tpmon.model.frame import HISTORIES, EventKind, Frame
+from tpmon.model.figures import HISTORIES
+from tpmon.model.frame import EventKind, Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, is_known, known_or
 from tpmon.model.text import job_words
