@@ -139,12 +139,14 @@ class Figure(Enum):
     QUEUE_EMPTY = FigureRow(
         "queue empty", "%", "io", "pipes", of=(Origin.PIPES,), series=attrgetter("empty_ratio"), top=1.0
     )
+    BATCHES_READY = FigureRow("batches ready", "", "io", "pipes", of=(Origin.PIPES,))
     WORKERS = FigureRow("loader workers", group="cpu", source="processes")
     WORKERS_BORN = FigureRow("workers born in 60 s", group="cpu", source="processes")
     WORKERS_KILLED = FigureRow("workers killed in 60 s", group="cpu", source="exit status")
     LAST_KILLED = FigureRow("the last of them", group="cpu", source="exit status")
     WORKERS_IDLE = FigureRow("workers without work", "%", "threads", "wchan")
     WORKER_IDLE = FigureRow("{} without work", "%", "threads", "wchan")
+    WORKER_BACKLOG = FigureRow("requests that wait for {}", "%", "io", "pipes", of=(Origin.PIPES,))
     OTHERS_IDLE = FigureRow("the others without work", "% at least", "threads", "wchan")
     EVERY_WORKER_IDLE = FigureRow("every worker without work", "% at least", "threads", "wchan")
     WORKERS_FED = FigureRow("workers with work", "of {}", "threads", "wchan")
@@ -159,6 +161,7 @@ class Figure(Enum):
     MAIN_IN_COLLATE = FigureRow("in collate", "%", "stacks")
     MAIN_IN_COPIES = FigureRow("in copies", "%", "stacks")
     MAIN_IN_SAMPLER = FigureRow("in the sampler", "%", "stacks")
+    MAIN_STARTS_WORKERS = FigureRow("starting workers", "%", "stacks")
     AT_OWN_QUEUE = FigureRow("at a queue, a pipe or a future", "%", "stacks")
     BETWEEN_BURSTS = FigureRow("between bursts", "s", "threads", "state of the main thread")
     STEPS_BETWEEN_BURSTS = FigureRow("between bursts", "steps", "hook", "hook")

@@ -19,6 +19,7 @@ from tests.starving import line_up
 from tests.waits import wait_of
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.card_use import find_gpu_idle, judge_hollow
+from tpmon.judge.features.engine import Proof
 from tpmon.judge.features.readings import NO_FRAMES, mean_known
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.features.standstill import gpus_move
@@ -331,7 +332,9 @@ def test_of_a_sliced_card_only_the_jobs_slice_is_seen_and_a_long_wait_beside_it_
     assert on(slices(6.0, mig_instances=unlisted[1:])).gpus[0].sm_active_pct == 6.0
     found = find_starved(on(slices(6.0), phases=WAITS))
     assert type(found) is Starved
-    said_of_it = suspect_loader(found, on(slices(6.0), phases=WAITS), "no-workers", "it has no workers")
+    said_of_it = suspect_loader(
+        found, Proof("no workers", on(slices(6.0), phases=WAITS)), "no-workers", "it has no workers"
+    )
     assert (len(said_of_it.origins), said_of_it.margin) == (1, 1.0)
     assert "whether the GPU works meanwhile is not known" in said_of_it.summary
 

@@ -19,6 +19,7 @@ from tpmon.judge.features.workers import StackEnd, name_place
 from tpmon.judge.finding import rate_confidence
 from tpmon.judge.hysteresis import key_of
 from tpmon.judge.ranking import find_explained
+from tpmon.judge.rules.cpu import judge_oversubscription
 from tpmon.judge.rules.loader import (
     judge_killed_workers,
     judge_one_slow_worker,
@@ -122,7 +123,8 @@ def test_a_third_of_the_time_is_data_bound_and_a_tenth_too_close_to_call():
 def test_pools_of_the_workers_a_lost_batch_and_workers_that_cannot_be_read_accuse_no_loader():
     pools = [{**COMPUTES, "busy_threads": 4, "runnable": 4.0}] * 2
     scene = starve(0.9, pools, cpu={**FULL, "oversubscription": 4.0, "run_delay_ratio": 0.75})
-    assert suspects(scene) == {}
+    pools_fight, slow = judge_oversubscription(scene), suspects(scene)["cpu-transform"]
+    assert find_explained((key_of(pools_fight), key_of(slow))) == {key_of(slow)}
     scene = starve(1.0, [IDLES] * 2)
     assert suspects(scene) == {}
     assert "lost" in judge_too_few_workers(scene).text

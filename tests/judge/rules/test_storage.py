@@ -219,7 +219,7 @@ def test_a_rank_that_loads_itself_is_told_of_its_small_files_where_it_waits_for_
     scene = loads(6, 30)
     one = judge_no_workers(scene)
     assert {Need.SMALL_READS, Need.WORKERS_IO_WAIT} <= one.observed
-    assert {row.name for row in one.evidence} >= {"loading in open and stat"}
+    assert {row.name for row in one.shows} >= {"loading in open and stat"}
     assert [each.remedy.id for each in advise(scene, one) if each.certain][:2] == ["start-workers", "shard-files"]
     for io, opening in ((1, 30), (6, 5)):
         plain = judge_no_workers(loads(io, opening))

@@ -142,11 +142,11 @@ def by_conditions(judge: Callable[Arguments, Value]) -> Callable[Arguments, Valu
     return answer
 
 
-@dataclass(frozen=True, slots=True)
 class Claim:
     """Ask in turn what a cause needs, in a rule ``by_conditions``; ``what`` names the cause in words."""
 
-    what: str
+    def __init__(self, what: str) -> None:
+        self.what = what
 
     def known(self, value: Value | Missing, where: str = "") -> Value:
         """Return a value; one that was not read leaves the cause unsure, for its reason."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Union
 
 from tpmon.judge.answers.needs import Need
@@ -23,6 +23,7 @@ from tpmon.judge.answers.result import (
 from tpmon.judge.features.card_use import find_gpu_idle, may_starve
 from tpmon.judge.features.cpu import FREE_CORES, find_cores_had, find_cores_spared
 from tpmon.judge.features.data_wait import DataWait, is_behind
+from tpmon.judge.features.engine import Proof
 from tpmon.judge.features.readings import mean_known, median_known
 from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene, demand_of, once
 from tpmon.judge.stacks.phases import DataPart, Phase
@@ -179,13 +180,13 @@ def _waits_for_nothing(found: Starved) -> bool:
     )
 
 
-def find_pin_demand(rank: RankScene, scene: Scene) -> Known[float]:
+def find_pin_demand(found: Starved, scene: Scene) -> Known[float]:
     """Return the demand of the rank's pin-memory thread over the span, in threads."""
     return median_known(
         demand_of(process, (ThreadKind.PIN,))
         for frame in scene.frames
         for process in frame.processes
-        if process.pid == rank.process.pid
+        if process.pid == found.rank.process.pid
     )
 
 
@@ -194,7 +195,7 @@ def _is_any_lock(found: Starved, scene: Scene) -> bool:
     loader = found.rank.loader
     if loader is None or not loader.pin_thread or found.wait.origins != {Origin.PROC}:
         return False
-    if known_or(find_pin_demand(found.rank, scene), 0.0) >= BUSY_PIN:
+    if known_or(find_pin_demand(found, scene), 0.0) >= BUSY_PIN:
         return False
     return not is_known(found.idle) or found.idle >= IDLE_WORKERS
 
@@ -232,20 +233,10 @@ def _queue_wait(found: Starved) -> float:
     return max(0.0, found.wait.share.ratio - found.wait.part(*others))
 
 
-def _agrees(found: Starved) -> frozenset[Origin]:
-    """Return the origins that agree that the rank starves: those that see at least half of the wait."""
+def _list_agreeing(found: Starved) -> frozenset[Origin]:
+    """Return the origins of the wait that see at least half of it."""
     least = QUEUE_AGREES * found.wait.share.ratio
-    agree = {one for one in found.wait.origins if found.wait.told.get(one, 1.0) >= least}
-    loader, ratio = found.rank.loader, _queue_wait(found)
-    # A pin thread empties the pipe at once, so its emptiness says nothing.
-    empty = loader.empty_ratio if loader is not None and not loader.pin_thread else NOT_READ
-    if is_known(empty) and empty >= QUEUE_AGREES * ratio > 0:
-        agree.add(Origin.PIPES)
-    if found.workers and is_known(found.idle) and found.idle < IDLE_WORKERS:
-        agree.add(Origin.PROC)
-    if is_known(found.gpu_idle) and found.gpu_idle >= QUEUE_AGREES * found.wait.share.ratio:
-        agree.add(Origin.DRIVER)
-    return frozenset(agree)
+    return frozenset(one for one in found.wait.origins if found.wait.told.get(one, 1.0) >= least)
 
 
 def _against(found: Starved, scene: Scene) -> tuple[FigureReading, ...]:
@@ -291,26 +282,32 @@ def _wait_age_s(found: Starved, scene: Scene) -> Known[float]:
     return ages.stacks if Origin.STACKS in found.wait.origins else ages.threads
 
 
-def _evidence(found: Starved, scene: Scene) -> tuple[FigureReading, ...]:
-    told = [
+def _list_rows(found: Starved, scene: Scene) -> Iterator[tuple[bool, FigureReading]]:
+    """List what is known of the wait, and whether it agrees that the rank starves."""
+    share, queue = found.wait.share, _queue_wait(found)
+    yield (
+        True,
         reading_aged(
             Figure.DATA_WAIT,
-            100 * found.wait.share.ratio,
+            100 * share.ratio,
             _wait_age_s(found, scene),
-            text=_pct(found.wait.share),
+            text=_pct(share),
             source=_source_words(found),
-        )
-    ]
-    loader = found.rank.loader
+            origins=_list_agreeing(found),
+        ),
+    )
+    loader, frame = found.rank.loader, scene.frame
+    # A pin thread empties the pipe at once, so its emptiness says nothing.
     if loader is not None and is_known(loader.empty_ratio) and not loader.pin_thread:
-        told.append(reading(Figure.QUEUE_EMPTY, 100 * loader.empty_ratio, scene.frame))
+        agrees = loader.empty_ratio >= QUEUE_AGREES * queue > 0
+        yield agrees, reading(Figure.QUEUE_EMPTY, 100 * loader.empty_ratio, frame)
     if is_known(found.gpu_idle):
-        told.append(reading(Figure.GPU_IDLE, 100 * found.gpu_idle, scene.frame))
+        agrees = found.gpu_idle >= QUEUE_AGREES * share.ratio
+        yield agrees, reading(Figure.GPU_IDLE, 100 * found.gpu_idle, frame)
     if found.workers and is_known(found.demand):
-        told.append(reading(Figure.WORKER_WANTS, found.demand, scene.frame))
+        yield False, reading(Figure.WORKER_WANTS, found.demand, frame)
     if found.workers and is_known(found.idle):
-        told.append(reading(Figure.WORKERS_IDLE, 100 * found.idle, scene.frame))
-    return tuple(told)
+        yield found.idle < IDLE_WORKERS, reading(Figure.WORKERS_IDLE, 100 * found.idle, frame)
 
 
 def _who(found: Starved, scene: Scene) -> str:
@@ -320,12 +317,11 @@ def _who(found: Starved, scene: Scene) -> str:
 
 def suspect_loader(
     found: Starved,
-    scene: Scene,
+    proof: Proof,
     cause: str,
     why: str,
     *,
-    origins: Iterable[Origin] = (Origin.PROC,),
-    evidence: tuple[FigureReading, ...] = (),
+    shows: tuple[FigureReading, ...] = (),
     observed: frozenset[Need] = frozenset(),
     part: Share | None = None,
     margin: float = math.inf,
@@ -333,16 +329,19 @@ def suspect_loader(
 ) -> Suspicion:
     """Build the suspicion of one cause of a starved rank; ``why`` goes on "the loop waits 61 % …: ".
 
-    ``origins`` are those of this cause; those that agree on the wait are added. ``part`` is the share of this
-    cause where it is not the whole wait. ``margin`` is how far the figure that separates this cause is past
-    its threshold; the wait's own margin counts if smaller.
+    What agrees on the wait is added to the proof, and shown where it does not. ``part`` is the share of this
+    cause where it is not the whole wait. The wait's own margin counts with that of the proof.
     """
+    scene, margin = proof.scene, min(margin, proof.margin)
+    evidence, shows = proof.evidence, (*proof.shown, *shows)
     share = part if part is not None else found.share
     if is_known(found.gpu_idle):
         share = cap_share(share, found.gpu_idle)
-    agree, unread = _agrees(found).union(origins), ""
+    own = {row.figure for row in (*evidence, *shows)}
+    rows = [(agrees, row) for agrees, row in _list_rows(found, scene) if row.figure not in own]
+    origins, unread = frozenset[Origin](), ""
     if isinstance(found.gpu_idle, Missing):  # however many agree on the wait, none tells what it costs
-        agree, margin = frozenset(sorted(found.wait.origins)[:1]), 1.0
+        origins, margin = frozenset(sorted(found.wait.origins)[:1]), 1.0
         unread = f"; whether the GPU works meanwhile is not known ({found.gpu_idle.reason})"
     needed = 1 / max(1 - share.ratio, 1 / MOST_NEEDED)
     return Suspicion(
@@ -350,10 +349,11 @@ def suspect_loader(
         cause=cause,
         weight=share.ratio,
         margin=min(max(found.wait.surest_low, share.low) / LEAST_WAIT, margin),
-        origins=agree,
+        origins=origins,
         summary=f"{_who(found, scene)} spends {100 * share.ratio:.0f} % of its time on getting data: "
         f"{why}{unread}",
-        evidence=_evidence(found, scene) + evidence,
+        evidence=(*(row for agrees, row in rows if agrees), *evidence),
+        shows=(*(row for agrees, row in rows if not agrees), *shows),
         against=_against(found, scene),
         unread=_unread(found),
         share=share.ratio,

@@ -37,6 +37,7 @@ from tpmon.judge.features.cpu import (
     note_neighbours,
     taker_unread,
 )
+from tpmon.judge.features.engine import Proof
 from tpmon.judge.features.readings import pressure_origin
 from tpmon.judge.features.snapshot import RankScene, Scene
 from tpmon.judge.features.starvation import need_starved, suspect_loader
@@ -361,7 +362,7 @@ def _say_cpus(cpus: frozenset[int]) -> str:
 @by_conditions
 def judge_worker_affinity(scene: Scene) -> Answer:
     """Suspect the mask of the workers when they wait for the few CPUs that it leaves them of the budget."""
-    found, bound = need_starved(scene), Claim("workers that are bound to few CPUs")
+    found, bound = need_starved(scene), Proof("workers that are bound to few CPUs", scene)
     bound.clear(not found.workers, "there are none")
     cpus = Claim("on which CPUs the workers may run").known(
         _find_cpus({worker.pid for worker in found.workers}, scene)
@@ -372,22 +373,13 @@ def judge_worker_affinity(scene: Scene) -> Answer:
     waiting = sum_known(worker.waiting for worker in found.workers)
     waits = wanted >= BOUND_DEMAND * len(cpus) and waiting >= BOUND_DELAY * wanted
     bound.clear(not waits, f"they want {wanted:.1f} of {len(cpus)}")
-    count, frame = len(found.workers), scene.frame
+    bound.add(Figure.WORKERS_WANT, wanted, wanted / (BOUND_DEMAND * max(len(cpus), 1)))
+    bound.add(Figure.WORKERS_ALLOWED, float(len(cpus)))
+    bound.show(Figure.CPU_BUDGET, scene.budget, source=scene.frame.cpu.budget_reason)
+    count, delay = len(found.workers), format_pct(100 * waiting / wanted)
     who = f"its {count} workers" if count > 1 else "its one worker"
-    delay = format_pct(100 * waiting / wanted)
-    return suspect_loader(
-        found,
-        scene,
-        "worker-affinity",
-        f"{who} may run on {_say_cpus(cpus)} and wait for that {delay} % of the time that they have work",
-        margin=wanted / (BOUND_DEMAND * max(len(cpus), 1)),
-        evidence=(
-            reading(Figure.WORKERS_WANT, wanted, frame),
-            reading(Figure.WORKERS_ALLOWED, float(len(cpus)), frame),
-            reading(Figure.CPU_BUDGET, scene.budget, frame, source=frame.cpu.budget_reason),
-        ),
-        observed=frozenset((Need.WORKERS_BOUND,)),
-    )
+    why = f"{who} may run on {_say_cpus(cpus)} and wait for that {delay} % of the time that they have work"
+    return suspect_loader(found, bound, "worker-affinity", why, observed=frozenset((Need.WORKERS_BOUND,)))
 
 
 @by_conditions

@@ -8,8 +8,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Claim, Cleared, by_conditions, reading
+from tpmon.judge.answers.result import Answer, Claim, Cleared, by_conditions
 from tpmon.judge.features.data_wait import LEAST_READINGS, DataWait, measure_share
+from tpmon.judge.features.engine import Bound, Given, Proof
+from tpmon.judge.features.loader_figures import MainPart, name_hot_load, starves
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
 from tpmon.judge.features.starvation import (
     BUSY_PIN,
@@ -26,7 +28,6 @@ from tpmon.judge.features.starvation import (
     name_hot,
     need_late_batches,
     need_starved,
-    part_of,
     see_all_waits,
     see_pins,
     see_starved,
@@ -44,12 +45,11 @@ from tpmon.judge.features.workers import (
     name_state,
     never_idle,
 )
-from tpmon.judge.stacks.profile import DataPart, Phase, Share
+from tpmon.judge.stacks.profile import DataPart, Phase
 from tpmon.judge.watch.tracker import find_pace
 from tpmon.model.figures import Figure, Origin
-from tpmon.model.known import Known, Missing, is_known, known_or
+from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.text.job_words import is_evaluating, is_stalled
-from tpmon.model.units import format_pct
 from tpmon.model.waits import READS
 
 READS_ITSELF = 0.4
@@ -60,7 +60,6 @@ READS_OVER_WRITES = 4.0
 IDLE_AT_TIMES = 0.25
 """Share of idle readings of every worker above which the loader is ahead at times: 0-8 % if too slow."""
 IDLE_SURE = 0.1
-NO_SHARE = Share(0.0, 0.0, 0.0, 0)
 ALWAYS_EMPTY = 0.95
 
 
@@ -122,128 +121,80 @@ def _opens_files(found: Starved, scene: Scene) -> bool:
 
 
 def _suspect_no_workers(found: Starved, scene: Scene, why: str) -> Answer:
-    opens = _opens_files(found, scene)
-    return suspect_loader(
-        found,
-        scene,
-        "no-workers",
-        why,
-        evidence=(
-            reading(Figure.WORKERS, 0.0, scene.frame),
-            *name_hot(found.rank.phases, Phase.DATA_WAIT, scene),
-            *(name_opens(scene) if opens else ()),
-        ),
-        observed=frozenset((Need.NO_WORKERS, *((Need.WORKERS_IO_WAIT, Need.SMALL_READS) if opens else ()))),
-    )
+    opens, loading = _opens_files(found, scene), Proof("loading in the main thread", scene)
+    loading.add(Figure.WORKERS, 0.0)
+    hot = name_hot(found.rank.phases, Phase.DATA_WAIT, scene)
+    needs = (Need.NO_WORKERS, *((Need.WORKERS_IO_WAIT, Need.SMALL_READS) if opens else ()))
+    shows = (*hot, *(name_opens(scene) if opens else ()))
+    return suspect_loader(found, loading, "no-workers", why, shows=shows, observed=frozenset(needs))
+
+
+_COLLATES = MainPart(DataPart.COLLATE, Figure.MAIN_IN_COLLATE)
+_COPIES = MainPart(DataPart.COPY, Figure.MAIN_IN_COPIES)
+_SAMPLES = MainPart(DataPart.SAMPLER, Figure.MAIN_IN_SAMPLER)
+_collate_in_main = starves(
+    "collate",
+    "collating",
+    _COLLATES,
+    says="it puts its batches together itself",
+    part=_COLLATES.measure,
+    proves=(Need.COLLATE_IN_STACK,),
+    shows=(name_hot_load,),
+)
+_collate_in_workers = starves(
+    "collate",
+    "collating in the workers",
+    Given(lambda found, _: name_state(found) is not WorkerState.IDLE, "they wait for work"),
+    Bound(Figure.WORKERS_IN_COLLATE, find_collate_share, COLLATE_SHARE),
+    says="most of what its workers do is putting batches together",
+    proves=(Need.COLLATE_IN_STACK,),
+    shows=(name_hot_work,),
+)
 
 
 @by_conditions
 def judge_collate(scene: Scene) -> Answer:
     """Suspect collating when it takes half of the loading, in the main thread or in the workers."""
-    found = need_starved(scene)
-    if not found.rank.has_workers:
-        part = _part_of_loading(found, DataPart.COLLATE, Claim("collating"))
-        return suspect_loader(
-            found,
-            scene,
-            "collate",
-            "it puts its batches together itself",
-            part=part,
-            origins=(),
-            margin=part.ratio / (MAIN_PART * found.wait.share.ratio),
-            evidence=(
-                reading(Figure.MAIN_IN_COLLATE, 100 * part.ratio, scene.frame),
-                *name_hot(found.rank.phases, Phase.DATA_WAIT, scene),
-            ),
-            observed=frozenset((Need.COLLATE_IN_STACK,)),
-        )
-    collating = Claim("collating in the workers")
-    collating.clear(name_state(found) is WorkerState.IDLE, "they wait for work")
-    share = collating.known(find_collate_share(found, scene))
-    collating.clear(share < COLLATE_SHARE, f"{100 * share:.0f} % of their work")
-    return suspect_loader(
-        found,
-        scene,
-        "collate",
-        f"its workers spend {100 * share:.0f} % of their work on putting batches together",
-        margin=share / COLLATE_SHARE,
-        origins=(Origin.STACKS,),
-        evidence=(reading(Figure.WORKERS_IN_COLLATE, 100 * share, scene.frame), *name_hot_work(found, scene)),
-        observed=frozenset((Need.COLLATE_IN_STACK,)),
-    )
+    return (_collate_in_workers if need_starved(scene).rank.has_workers else _collate_in_main)(scene)
 
 
-def _part_of_loading(found: Starved, name: DataPart, cause: Claim) -> Share:
-    """Return the share of the part of the loading that is the main one, by the stacks."""
-    cause.doubt(Origin.STACKS not in found.wait.origins, "no stacks")
-    part = part_of(found, name) or NO_SHARE
-    is_main = find_main_part(found) is name
-    cause.clear(part.low < LEAST_WAIT or not is_main, f"{100 * part.ratio:.0f} %")
-    return part
-
-
-@by_conditions
-def judge_drain(scene: Scene) -> Answer:
-    """Suspect the unpacking of batches when the main thread copies or unpacks for half of its wait."""
-    found = need_starved(scene)
-    part = _part_of_loading(found, DataPart.COPY, Claim("unpacking of batches"))
+def _count_ready(found: Starved, _: Scene) -> Known[float]:
     loader = found.rank.loader
-    ready = loader is not None and is_known(loader.ready_batches) and loader.ready_batches > 0
-    return suspect_loader(
-        found,
-        scene,
-        "drain",
-        "batches are ready, unpacking and copying them takes the time" if ready else "unpacking and copying",
-        part=part,
-        margin=part.ratio / (MAIN_PART * found.wait.share.ratio),
-        origins=(Origin.PIPES,) if ready else (),
-        evidence=(reading(Figure.MAIN_IN_COPIES, 100 * part.ratio, scene.frame),),
-        observed=frozenset((Need.BATCHES_READY,)) if ready else frozenset(),
-    )
+    return map_known(float, loader.ready_batches) if loader is not None else Missing("no queue was read")
 
 
-@by_conditions
-def judge_sampler(scene: Scene) -> Answer:
-    """Suspect the sampler when the main thread chooses the indices of its batches for half of its wait."""
-    found = need_starved(scene)
-    part = _part_of_loading(found, DataPart.SAMPLER, Claim("choosing of samples"))
-    return suspect_loader(
-        found,
-        scene,
-        "sampler",
-        "the sampler chooses what comes next in the main thread, with and without workers",
-        part=part,
-        margin=part.ratio / (MAIN_PART * found.wait.share.ratio),
-        origins=(Origin.PROC,) if name_state(found) is WorkerState.IDLE else (),
-        evidence=(
-            reading(Figure.MAIN_IN_SAMPLER, 100 * part.ratio, scene.frame),
-            *name_hot(found.rank.phases, Phase.DATA_WAIT, scene),
-        ),
-        observed=frozenset((Need.SAMPLER_IN_STACK,)),
-    )
+def _prove_ready(found: Starved, scene: Scene) -> tuple[Need, ...]:
+    return (Need.BATCHES_READY,) if known_or(_count_ready(found, scene), 0.0) >= 1 else ()
 
 
-@by_conditions
-def judge_pin(scene: Scene) -> Answer:
-    """Suspect the pin-memory thread when it computes all the time while the workers have no work."""
-    found, pin = need_starved(scene), Claim("pin-memory thread")
-    pin.clear(not see_pins(found.rank), "there is none")
-    demand = pin.known(find_pin_demand(found.rank, scene))
-    pin.clear(demand < BUSY_PIN, f"busy {100 * demand:.0f} %")
-    idle = pin.known(found.idle, "its workers: ")
-    pin.clear(idle < IDLE_WORKERS, f"its workers are idle {format_pct(100 * idle)} % only")
-    return suspect_loader(
-        found,
-        scene,
-        "pin",
-        "its one pin-memory thread copies all the time, the workers have no work",
-        margin=demand / BUSY_PIN * 1.25,
-        evidence=(
-            reading(Figure.PIN_THREAD_WANTS, demand, scene.frame),
-            reading(Figure.WORKERS_IDLE, 100 * idle, scene.frame),
-        ),
-        observed=frozenset((Need.BATCHES_PINNED, Need.PIN_THREAD_BUSY)),
-    )
+judge_drain = starves(
+    "drain",
+    "unpacking of batches",
+    _COPIES,
+    Bound(Figure.BATCHES_READY, _count_ready, 1, must=False),
+    says="unpacking and copying its batches takes the time",
+    part=_COPIES.measure,
+    proves=_prove_ready,
+)
+judge_sampler = starves(
+    "sampler",
+    "choosing of samples",
+    _SAMPLES,
+    Bound(Figure.WORKERS_IDLE, lambda found, _: found.idle, IDLE_WORKERS, must=False),
+    says="the sampler chooses what comes next in the main thread, with and without workers",
+    part=_SAMPLES.measure,
+    proves=(Need.SAMPLER_IN_STACK,),
+    shows=(name_hot_load,),
+)
+judge_pin = starves(
+    "pin",
+    "pin-memory thread",
+    Given(lambda found, _: see_pins(found.rank), "there is none"),
+    Bound(Figure.PIN_THREAD_WANTS, find_pin_demand, BUSY_PIN, sure=1.25),
+    Bound(Figure.WORKERS_IDLE, lambda found, _: found.idle, IDLE_WORKERS),
+    says="its one pin-memory thread copies all the time, the workers have no work",
+    proves=(Need.BATCHES_PINNED, Need.PIN_THREAD_BUSY),
+)
 
 
 LEAST_PERIODS = 3
@@ -403,44 +354,31 @@ def judge_periodic(scene: Scene) -> Answer:
     found = need_late_batches(scene) if is_starved else _starved_over_history(scene, found)
     if not isinstance(found, Starved):
         return found
-    bursts = Claim("waits every few steps")
+    bursts = Proof("waits every few steps", scene)
     bursts.doubt(not found.rank.has_workers, "seen only at the queue of workers")
     waits = see_waits(found.rank, scene)
     period, idle = find_period(waits), _idle_at_times(found, scene)
     never = is_known(period) and never_idle(found, scene)
     bursts.clear(never, "the workers always have work: the loader never keeps up")
-    if not is_known(period):
-        if not is_known(idle):
-            return Cleared(f"{bursts.what} ({period.reason}, {idle.reason})")
+    if is_known(idle):
+        bursts.add(Figure.EVERY_WORKER_IDLE, idle)
+    if is_known(period):
+        bursts.add(Figure.BETWEEN_BURSTS, period[0], period[1] / CORRELATION * 1.25)
+        steps = count_steps_between(scene, found.rank.process.pid, period[0])
+        nth, interval_s = "", (waits[-1][0] - waits[0][0]) / 1e9 / (len(waits) - 1)
+        if is_known(steps):
+            nth = f", about every {say_nth(round_steps(steps, period[0], interval_s))} step"
+            bursts.add(Figure.STEPS_BETWEEN_BURSTS, steps)
+        why = f"batches come late every {period[0]:.0f} s{nth}, between that the loader keeps up"
+    else:
+        bursts.clear(not is_known(idle), f"{period.reason}, {'' if is_known(idle) else idle.reason}")
         empty = bursts.known(_queue_empty(found))
         bursts.doubt(empty >= ALWAYS_EMPTY, "the queue is always empty, and yet workers have no work")
         is_ahead = empty < QUEUE_AGREES * found.wait.share.ratio
         bursts.clear(is_ahead, f"batches are ready {100 - 100 * empty:.0f} % of the time")
-    evidence = []
-    if is_known(idle):
-        evidence.append(reading(Figure.EVERY_WORKER_IDLE, 100 * idle, scene.frame))
-    if is_known(period):
-        evidence.append(reading(Figure.BETWEEN_BURSTS, period[0], scene.frame))
-        steps = count_steps_between(scene, found.rank.process.pid, period[0])
-        nth = ""
-        if is_known(steps):
-            reading_s = (waits[-1][0] - waits[0][0]) / 1e9 / (len(waits) - 1)
-            nth = f", about every {say_nth(round_steps(steps, period[0], reading_s))} step"
-            evidence.append(reading(Figure.STEPS_BETWEEN_BURSTS, steps, scene.frame))
-        why = f"batches come late every {period[0]:.0f} s{nth}, between that the loader keeps up"
-        margin = period[1] / CORRELATION * 1.25
-    else:
+        bursts.margin = max(1.0, known_or(idle, 0.0) / IDLE_AT_TIMES)
         why = "batches come in bursts, too close together for tpmon to time; on average the loader keeps up"
-        margin = max(1.0, known_or(idle, 0.0) / IDLE_AT_TIMES)
-    return suspect_loader(
-        found,
-        scene,
-        "periodic",
-        why,
-        margin=margin,
-        evidence=tuple(evidence),
-        observed=frozenset((Need.PERIODIC_SEEN,)),
-    )
+    return suspect_loader(found, bursts, "periodic", why, observed=frozenset((Need.PERIODIC_SEEN,)))
 
 
 RULES: tuple[Rule, ...] = (

@@ -10,8 +10,10 @@ from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Claim, Cleared, Suspicion, by_conditions, reading
-from tpmon.judge.features.cpu import FREE_CORES, are_taken, find_cores_free, has_pool, say_free
+from tpmon.judge.features.cpu import FREE_CORES, are_taken, find_cores_free, say_free
 from tpmon.judge.features.data_wait import measure_share
+from tpmon.judge.features.engine import Proof
+from tpmon.judge.features.loader_figures import NO_SHARE
 from tpmon.judge.features.snapshot import Rule, Scene, ran_of
 from tpmon.judge.features.starvation import (
     LEAST_WAIT,
@@ -38,7 +40,7 @@ from tpmon.judge.features.workers import (
     wait_in_vain,
 )
 from tpmon.judge.hang.causes import list_ends
-from tpmon.judge.rules.cpu import CROWDED_MARGIN, DELAY_RATIO, POOL_RATIO
+from tpmon.judge.rules.cpu import CROWDED_MARGIN
 from tpmon.judge.stacks.profile import DataPart
 from tpmon.model.figures import Figure, Origin
 from tpmon.model.known import is_known, known_or
@@ -81,7 +83,6 @@ def judge_killed_workers(scene: Scene) -> Answer:
         cause="killed-workers",
         weight=max(LEAST_WEIGHT, share),
         margin=times / AGAIN * 1.25,
-        origins=frozenset((Origin.PROC,)),
         summary=f"workers are killed again and again: {told} in the last minute",
         evidence=(
             reading(Figure.WORKERS_KILLED, float(len(kills)), scene.frame),
@@ -118,79 +119,71 @@ YOUNG_S = 30.0
 """Age of a worker that shows the same while its rank waits."""
 
 
-def _pools_fight(found: Starved, scene: Scene) -> bool:
-    pool, delay = scene.pool_ratio, scene.delay_ratio
-    fights = known_or(pool, 0.0) >= POOL_RATIO and known_or(delay, 0.0) >= DELAY_RATIO
-    return fights and any(map(has_pool, found.workers))
-
-
-def _demand_text(found: Starved) -> str:
-    if not found.workers:
-        return "there are none"
-    each = f"{found.demand:.1f} CPUs each" if is_known(found.demand) else "their CPU time was not read"
-    return f"{len(found.workers)} worker{'' if len(found.workers) == 1 else 's'}, {each}"
-
-
 @by_conditions
 def judge_cpu_transform(scene: Scene) -> Answer:
     """Suspect the transforms when the workers compute all the time and no core is left for more of them."""
-    found, transforms = need_late_batches(scene), Claim("transforms in the workers")
-    load = name_state(found)
+    found, transforms = need_late_batches(scene), Proof("transforms in the workers", scene)
+    load, free = name_state(found), known_or(found.cores_free, 0.0)
     transforms.doubt(load is WorkerState.UNREAD and found.rank.has_workers, "what they do was not read")
-    transforms.clear(load is not WorkerState.COMPUTE, _demand_text(found))
+    transforms.clear(not found.workers, "there are none")
+    transforms.at_least(Figure.WORKER_WANTS, found.demand, BUSY_WORKER)
+    transforms.clear(load is not WorkerState.COMPUTE, f"they {load.value}")
     transforms.clear(is_collating(found, scene), "most of their time goes into collate")
-    transforms.clear(_pools_fight(found, scene), "their thread pools fight for the CPUs")
-    has_room = known_or(found.cores_free, 0.0) >= FREE_CORES
-    Claim("transforms beyond the CPUs").clear(has_room, say_free(found.cores_free, found.cores_had))
+    transforms.clear(free >= FREE_CORES, say_free(found.cores_free, found.cores_had))
+    transforms.show(Figure.CPUS_FREE, found.cores_free)
+    words = " and the CPUs are used up" if is_known(found.cores_free) else ""
     return suspect_loader(
         found,
-        scene,
+        transforms,
         "cpu-transform",
-        "its workers compute all the time"
-        + (" and the CPUs are used up" if is_known(found.cores_free) else ""),
-        margin=known_or(found.demand, 0.0) / BUSY_WORKER,
-        evidence=(reading(Figure.CPUS_FREE, found.cores_free, scene.frame), *name_hot_work(found, scene)),
+        f"its workers compute all the time{words}",
+        shows=name_hot_work(found, scene),
         observed=frozenset((Need.WORKERS_CPU_BOUND,)),
     )
+
+
+def _say_too_few(found: Starved, lock: LockWait) -> str:
+    """Say that the workers always have work, and what they do beside computing."""
+    count = len(found.workers)
+    words = f"its {count} workers always have work" if count > 1 else "its one worker always has work"
+    plural, whose = ("", "their") if count > 1 else ("s", "its")
+    if lock.sign is LockSign.OWN:
+        words += f" and wait{plural} for threads of {whose} own"
+    elif name_state(found) is WorkerState.OTHER_WAIT:
+        words += f" and sleep{plural}, in no read"
+    if count < len(found.rank.workers):
+        words = f"of the loader in use, {words}"
+    return f"{words}, {say_free(found.cores_free, found.cores_had)}"
 
 
 @by_conditions
 def judge_too_few_workers(scene: Scene) -> Answer:
     """Suspect the number of workers when each has work all the time and cores are free for more."""
-    found, few = need_late_batches(scene), Claim("too few workers")
-    load = name_state(found)
-    if load is WorkerState.IDLE:
-        return Cleared(few.what)
+    found, few = need_late_batches(scene), Proof("too few workers", scene)
+    load, lock = name_state(found), find_lock(found, scene)
+    few.clear(load is WorkerState.IDLE, "they have no work")
     few.doubt(load not in (WorkerState.COMPUTE, WorkerState.OTHER_WAIT), load.value)
     idle = known_or(found.idle, 0.0)
     few.doubt(idle >= TOO_FEW_IDLE, f"they have no work {format_pct(100 * idle)} % of the time")
     free = few.known(found.cores_free, "free CPUs: ")
     few.clear(free < FREE_CORES, f"{free:.1f} CPUs are free")
+    few.add(Figure.CPUS_FREE, found.cores_had, free / FREE_CORES)
     few.doubt(wait_in_vain(found, scene), "they wait for CPUs that nobody uses: are they bound to a few?")
-    lock = find_lock(found, scene)
     few.clear(lock.is_lock, "they wait for a lock")
     few.doubt(lock.sign in (LockSign.OPEN, LockSign.HANDS), f"they wait {lock.sign.value}")
     few.clear(is_collating(found, scene), "most of their time goes into collate")
-    few.clear(_pools_fight(found, scene), "their thread pools fight for the CPUs")
-    count = len(found.workers)
     by_demand = known_or(find_cores_free(scene), 0.0) >= FREE_CORES
     is_plain = by_demand and not are_taken(free, found.cores_had)
-    is_plain = is_plain and not (count == 1 and lock.looks_so)  # another rank's worker may have the lock
-    words = f"its {count} workers always have work" if count > 1 else "its one worker always has work"
-    if lock.sign is LockSign.OWN:
-        words += " and wait for threads of their own," if count > 1 else " and waits for threads of its own,"
-    elif load is WorkerState.OTHER_WAIT:
-        words += " and sleep, in no read," if count > 1 else " and sleeps, in no read,"
-    if count < len(found.rank.workers):
-        words = f"of the loader in use, {words}"
+    is_plain = is_plain and not (len(found.workers) == 1 and lock.looks_so)  # of another rank's worker
+    computes = load is WorkerState.COMPUTE
     return suspect_loader(
         found,
-        scene,
+        few,
         "too-few-workers",
-        f"{words.removesuffix(',')}, {say_free(free, found.cores_had)}",
-        margin=min(free / FREE_CORES, math.inf if is_plain else CROWDED_MARGIN),
-        evidence=(reading(Figure.CPUS_FREE, found.cores_had, scene.frame), *name_hot_work(found, scene)),
-        observed=frozenset((Need.WORKERS_CPU_BOUND if load is WorkerState.COMPUTE else Need.WORKERS_ASLEEP,)),
+        _say_too_few(found, lock),
+        margin=math.inf if is_plain else CROWDED_MARGIN,
+        shows=name_hot_work(found, scene),
+        observed=frozenset((Need.WORKERS_CPU_BOUND if computes else Need.WORKERS_ASLEEP,)),
     )
 
 
@@ -208,7 +201,7 @@ def _tell_lock(found: Starved, lock: LockWait) -> str:
 @by_conditions
 def judge_worker_lock(scene: Scene) -> Answer:
     """Suspect a lock when the workers have work, hardly compute, and most of them wait for one."""
-    found, shared = need_late_batches(scene), Claim("a lock that the workers share")
+    found, shared = need_late_batches(scene), Proof("a lock that the workers share", scene)
     lock = find_lock(found, scene)
     if not lock.is_lock and lock.sign is not LockSign.OPEN:
         load = name_state(found)
@@ -216,21 +209,13 @@ def judge_worker_lock(scene: Scene) -> Answer:
         shared.clear(lock.sign in (LockSign.OWN, LockSign.HANDS), f"they wait {lock.sign.value}")
         shared.clear(len(found.workers) < 2, "there are not two of them")
         return Cleared(f"{shared.what} (they {_STATE_WORDS[load]})")
-    stacks = (reading(Figure.STACKS_AT_LOCK, 100 * lock.in_stacks, scene.frame),)
-    looks = (reading(Figure.WORKERS_IN_LOCK, 100 * lock.ratio, scene.frame),)
-    told = suspect_loader(
-        found,
-        scene,
-        "worker-lock",
-        _tell_lock(found, lock),
-        margin=lock.ratio / lock.least,
-        evidence=(
-            *(looks if lock.ratio > lock.in_stacks else ()),  # else the stacks alone tell
-            *(stacks if lock.in_stacks else ()),
-            *name_hot_work(found, scene),
-        ),
-        observed=frozenset((Need.WORKERS_IN_LOCK if lock.is_lock else Need.WORKERS_IN_FUTEX,)),
-    )
+    if lock.ratio > lock.in_stacks:  # else the stacks alone tell
+        shared.add(Figure.WORKERS_IN_LOCK, lock.ratio)
+    if lock.in_stacks:
+        shared.add(Figure.STACKS_AT_LOCK, lock.in_stacks)
+    needs = frozenset((Need.WORKERS_IN_LOCK if lock.is_lock else Need.WORKERS_IN_FUTEX,))
+    words, hot, margin = _tell_lock(found, lock), name_hot_work(found, scene), lock.ratio / lock.least
+    told = suspect_loader(found, shared, "worker-lock", words, margin=margin, shows=hot, observed=needs)
     if lock.is_lock:
         return told
     # However many agree that they are waited for, only one kernel reading tells for what.
@@ -266,7 +251,7 @@ def _find_slow(looks: tuple[WorkerLooks, ...]) -> WorkerLooks | None:
 @by_conditions
 def judge_one_slow_worker(scene: Scene) -> Answer:
     """Suspect one worker when it always has work, the others mostly none, and all wait for its batch."""
-    found, one_slow = need_late_batches(scene), Claim("one slow worker")
+    found, one_slow = need_late_batches(scene), Proof("one slow worker", scene)
     one_slow.clear(len(found.workers) < 2, "there are not two to compare")
     looks = look_at_workers(found, scene)
     read = all(is_known(one.idle_ratio) for one in looks)
@@ -274,25 +259,19 @@ def judge_one_slow_worker(scene: Scene) -> Answer:
     slow = _find_slow(looks)
     if slow is None:
         return Cleared("one slow worker (no single one is behind the others)")
-    others = min(known_or(one.idle_ratio, 0.0) for one in looks if one is not slow)
-    backlog = max((one.backlog_ratio for one in looks if one is not slow), default=0.0)
-    by_queue = slow.queue_looks and slow.backlog_ratio >= BACKLOG > backlog
+    rest = [one for one in looks if one is not slow]
+    others = min(known_or(one.idle_ratio, 0.0) for one in rest)
+    by_queue = slow.queue_looks and slow.backlog_ratio >= BACKLOG > max(one.backlog_ratio for one in rest)
     number = slow.worker.number
     name = f"worker {number}" if is_known(number) else f"the worker with pid {slow.worker.pid}"
-    return suspect_loader(
-        found,
-        scene,
-        "one-slow-worker",
-        f"{name} is stopped" if slow.worker.stopped else f"all wait for {name}, the others have no work",
-        margin=others / OTHERS_IDLE * 1.25,
-        origins=(Origin.PROC, Origin.PIPES) if by_queue else (Origin.PROC,),
-        evidence=(
-            reading(Figure.WORKER_IDLE, 100 * known_or(slow.idle_ratio, 0.0), scene.frame, of=name),
-            reading(Figure.OTHERS_IDLE, 100 * others, scene.frame),
-        ),
-        observed=frozenset((Need.ONE_WORKER_SLOW, *((Need.STOPPED,) if slow.worker.stopped else ()))),
-        pid=slow.worker.pid,
-    )
+    one_slow.add(Figure.WORKER_IDLE, known_or(slow.idle_ratio, 0.0), of=name)
+    one_slow.at_least(Figure.OTHERS_IDLE, others, OTHERS_IDLE, sure=1.25)
+    if by_queue:
+        one_slow.add(Figure.WORKER_BACKLOG, slow.backlog_ratio, of=name)
+    stopped = slow.worker.stopped
+    words = f"{name} is stopped" if stopped else f"all wait for {name}, the others have no work"
+    needs = frozenset((Need.ONE_WORKER_SLOW, Need.STOPPED) if stopped else (Need.ONE_WORKER_SLOW,))
+    return suspect_loader(found, one_slow, "one-slow-worker", words, observed=needs, pid=slow.worker.pid)
 
 
 def _count_gone(found: Starved, scene: Scene) -> int:
@@ -324,51 +303,41 @@ def _is_fed_by_one(found: Starved, others: Collection[int], scene: Scene) -> boo
     return len(rank) >= LEAST_LOOKS and min(rank) >= UNFED_RAN > max(rest, default=math.inf)
 
 
-def _suspect_gone(found: Starved, scene: Scene, gone: int) -> Answer:
-    alive = len(found.workers)
-    return suspect_loader(
-        found,
-        scene,
-        "uneven-workers",
-        f"only {alive} of its {alive + gone} workers {'has' if alive == 1 else 'have'} data, the others have "
-        "ended without an error, as with fewer shards than workers",
-        origins=(Origin.PROC, Origin.PIPES),
-        evidence=(reading(Figure.WORKERS_FED, float(alive), scene.frame, of=alive + gone),),
-        observed=frozenset((Need.FEW_WORKERS_FED,)),
-    )
+_COUNTED = (Origin.PROC, Origin.PIPES)
+"""The index queues that a rank holds tell how many workers it has made."""
+
+
+def _suspect_uneven(found: Starved, unfed: Proof, fed: int, count: int, words: str) -> Answer:
+    has = "has" if fed == 1 else "have"
+    why = f"only {fed} of its {count} workers {has} {words}, as with fewer shards than workers"
+    needs = frozenset((Need.FEW_WORKERS_FED,))
+    return suspect_loader(found, unfed, "uneven-workers", why, observed=needs)
 
 
 @by_conditions
 def judge_uneven_workers(scene: Scene) -> Answer:
     """Suspect that only some workers have data: the others have ended, or each of them has no work at all."""
-    found, unfed = need_late_batches(scene), Claim("workers without data")
-    gone = _count_gone(found, scene)
+    found, unfed = need_late_batches(scene), Proof("workers without data", scene)
+    gone, alive = _count_gone(found, scene), len(found.workers)
     if gone and name_state(found) is not WorkerState.IDLE:
-        return _suspect_gone(found, scene, gone)
+        unfed.add(Figure.WORKERS_FED, float(alive), of=alive + gone, origins=_COUNTED)
+        return _suspect_uneven(
+            found, unfed, alive, alive + gone, "data, the others have ended without an error"
+        )
     looks = look_at_workers(found, scene)
     read = all(is_known(one.idle_ratio) for one in looks)
     unfed.doubt(not read, "what the workers wait for was not read")
     fed = [not one.worker.stopped and _is_never_idle(one) for one in looks]
     rest = [known_or(one.idle_ratio, 0.0) for one, is_fed in zip(looks, fed, strict=True) if not is_fed]
-    unfed.clear(not any(fed) or not rest or min(rest) < RESTING, "none of them always waits for work")
+    unfed.clear(not any(fed) or not rest, "all of them have work, or none")
+    unfed.add(Figure.WORKERS_FED, float(sum(fed)), of=len(looks))
+    unfed.at_least(Figure.OTHERS_IDLE, min(rest), RESTING, sure=1.25)
     others = [one.worker.pid for one, is_fed in zip(looks, fed, strict=True) if not is_fed]
     turns = sum(fed) == 1 and not _is_fed_by_one(found, others, scene)
     unfed.clear(turns, "the others have work at times")
     told = found.rank.loader is not None and is_known(found.rank.loader.ready_bytes)
     unfed.doubt(not told, "whether all are of one loader was not read")
-    return suspect_loader(
-        found,
-        scene,
-        "uneven-workers",
-        f"only {sum(fed)} of its {len(looks)} workers {'has' if sum(fed) == 1 else 'have'} work, "
-        "as with fewer shards than workers",
-        margin=min(rest) / RESTING * 1.25,
-        evidence=(
-            reading(Figure.WORKERS_FED, float(sum(fed)), scene.frame, of=len(looks)),
-            reading(Figure.OTHERS_IDLE, 100 * min(rest), scene.frame),
-        ),
-        observed=frozenset((Need.FEW_WORKERS_FED,)),
-    )
+    return _suspect_uneven(found, unfed, sum(fed), len(looks), "work")
 
 
 def _waits_for_old_workers(found: Starved, scene: Scene) -> bool:
@@ -395,7 +364,7 @@ def _waits_for_old_workers(found: Starved, scene: Scene) -> bool:
 @by_conditions
 def judge_respawn(scene: Scene) -> Answer:
     """Suspect the start of workers when they are born again and again while their rank waits."""
-    found, restarts = need_late_batches(scene, DataPart.START), Claim("restarts of workers")
+    found, restarts = need_late_batches(scene, DataPart.START), Proof("restarts of workers", scene)
     restarts.clear(not found.rank.has_workers, "there are none")
     killed = {end.rank for _, end in list_kills(scene) if is_known(end.rank)}
     restarts.clear(found.rank.process.rank in killed, "a signal ended some: that is why")
@@ -412,21 +381,15 @@ def judge_respawn(scene: Scene) -> Answer:
     restarts.clear(oldest > YOUNG_S and not again, f"one is {oldest:.0f} s old")
     goes_on = not again and _waits_for_old_workers(found, scene)
     restarts.clear(goes_on, f"{births} in a minute, but it waits between them as well")
-    start = part_of(found, DataPart.START)
-    in_stacks = start is not None and start.low > 0
+    start = part_of(found, DataPart.START) or NO_SHARE
     part = part_of(found, DataPart.START, DataPart.QUEUE)
     restarts.clear(part is not None and part.low < LEAST_WAIT, "hardly any wait is for new ones")
-    return suspect_loader(
-        found,
-        scene,
-        "respawn",
-        f"{births} workers were started in the last minute, new ones again and again",
-        part=part,
-        margin=max(1.0, generations / GENERATIONS) * 1.25,
-        origins=(Origin.PROC, Origin.STACKS) if in_stacks else (Origin.PROC,),
-        evidence=(reading(Figure.WORKERS_BORN, float(births), scene.frame),),
-        observed=frozenset((Need.RESPAWN_SEEN,)),
-    )
+    restarts.add(Figure.WORKERS_BORN, float(births), max(1.0, generations / GENERATIONS) * 1.25)
+    if start.low > 0:
+        restarts.add(Figure.MAIN_STARTS_WORKERS, start.ratio)
+    words = f"{births} workers were started in the last minute, new ones again and again"
+    needs = frozenset((Need.RESPAWN_SEEN,))
+    return suspect_loader(found, restarts, "respawn", words, part=part, observed=needs)
 
 
 RULES: tuple[Rule, ...] = (

@@ -5,11 +5,13 @@ A store behind a network shows only in what the thread waits for, not in D state
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from enum import Enum
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Claim, FigureReading, Unsure, by_conditions, reading
+from tpmon.judge.answers.result import Answer, Claim, by_conditions
+from tpmon.judge.features.engine import Proof
 from tpmon.judge.features.readings import mean_known, memory_origin, pressure_origin
 from tpmon.judge.features.snapshot import Rule, Scene, WorkerScene
 from tpmon.judge.features.starvation import (
@@ -33,7 +35,7 @@ from tpmon.judge.features.workers import (
     name_opens,
     name_state,
 )
-from tpmon.model.figures import Figure, Origin
+from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Role
@@ -194,19 +196,39 @@ def _waits_words(found: Starved) -> str:
     return describe_wait(max(waits, key=lambda wait: waits[wait])) if waits else "reads"
 
 
-def _read_evidence(found: Starved, scene: Scene, reads: Reads) -> tuple[FigureReading, ...]:
-    frame = scene.frame
-    refused = find_retry_share(found, scene)
-    if is_known(refused) and refused >= BLOCKED_WORKER:
-        asleep = reading(Figure.WORKERS_BEFORE_RETRY, 100 * refused, frame)
-        return (asleep, *name_hot_work(found, scene))
-    blocked = map_known(lambda ratio: 100 * ratio, found.blocked)
-    told = [reading(Figure.WORKERS_BLOCKED, blocked, frame, source=f"state and wchan: {_waits_words(found)}")]
-    if is_known(reads.bytes_s):
-        told.append(reading(Figure.WORKERS_READ, reads.bytes_s, frame))
-    if is_known(reads.mean_bytes):
-        told.append(reading(Figure.READ_SIZE, reads.mean_bytes / 1024, frame, source=reads.source))
-    return (*told, *name_opens(scene))
+def _prove(slow: Proof, found: Starved, store: StoreReading, reads: Reads) -> str:
+    """Take what decides between the stores as evidence; return why the workers wait.
+
+    For sockets it is the wait itself.
+    """
+    scene = slow.scene
+    if store is StoreReading.NETWORK and is_refused(found, scene):
+        slow.at_least(Figure.WORKERS_BEFORE_RETRY, find_retry_share(found, scene), BLOCKED_WORKER)
+        slow.shown += name_hot_work(found, scene)
+        return "its workers sleep before they ask a server again, which refuses or does not answer"
+    blocked = known_or(found.blocked, BLOCKED_WORKER) / BLOCKED_WORKER
+    waits = f"state and wchan: {_waits_words(found)}"
+    slow.add(Figure.WORKERS_BLOCKED, found.blocked, blocked, source=waits)
+    slow.show(Figure.WORKERS_READ, reads.bytes_s)
+    opens = store is StoreReading.ANSWERS and _tell_by_opens(scene, reads)
+    if opens:
+        share = slow.at_least(Figure.IN_OPENS, find_open_share(scene), OPENS_RATIO)
+        slow.show(Figure.READ_SIZE, _in_kib(reads), source=reads.source)
+        return (
+            f"its workers wait in open and stat, {format_pct(100 * share)} % of their work: many small files"
+        )
+    slow.shown += name_opens(scene)
+    size, margin = reads.mean_bytes, math.inf
+    if is_known(size) and store is StoreReading.ANSWERS:
+        margin = LARGE_READ_BYTES / max(size, 1.0)
+    elif is_known(size) and store is StoreReading.BYTES:
+        margin = max(size / SMALL_READ_BYTES, known_or(reads.bytes_s, 0.0) / FAST_BYTES_S)
+    slow.add(Figure.READ_SIZE, _in_kib(reads), margin, source=reads.source)
+    return _WHY[store].format(rate=_rate_text(reads), size=_size_text(reads), waits=_waits_words(found))
+
+
+def _in_kib(reads: Reads) -> Known[float]:
+    return map_known(lambda size: size / 1024, reads.mean_bytes)
 
 
 _WHY = {
@@ -216,24 +238,10 @@ _WHY = {
 }
 
 
-def _margin(store: StoreReading, reads: Reads, found: Starved, scene: Scene) -> float:
-    """Return how far the deciding figure is past its threshold; for sockets it is the wait itself."""
-    blocked = known_or(found.blocked, BLOCKED_WORKER) / BLOCKED_WORKER
-    if store is StoreReading.ANSWERS and _tell_by_opens(scene, reads):
-        return min(blocked, known_or(find_open_share(scene), OPENS_RATIO) / OPENS_RATIO)
-    if is_refused(found, scene):
-        return known_or(find_retry_share(found, scene), 0.0) / BLOCKED_WORKER
-    if store is StoreReading.NETWORK or not is_known(reads.mean_bytes):
-        return blocked
-    if store is StoreReading.ANSWERS:
-        return min(blocked, LARGE_READ_BYTES / max(reads.mean_bytes, 1.0))
-    return min(blocked, max(reads.mean_bytes / SMALL_READ_BYTES, known_or(reads.bytes_s, 0.0) / FAST_BYTES_S))
-
-
 @by_conditions
 def _judge_store(scene: Scene, wanted: StoreReading, name: str) -> Answer:
-    found, slow = need_late_batches(scene), Claim(name)
-    Claim(f"{name} of the workers").clear(not found.rank.has_workers, "there are none")
+    found, slow = need_late_batches(scene), Proof(name, scene)
+    slow.clear(not found.rank.has_workers, "there are no workers")
     slow.doubt(name_state(found) is WorkerState.UNREAD, "what the workers wait for was not read")
     blocked = f"workers blocked {format_pct(100 * known_or(found.blocked, 0.0))} % of the time"
     slow.clear(not _network_load(found, scene), blocked)
@@ -243,24 +251,8 @@ def _judge_store(scene: Scene, wanted: StoreReading, name: str) -> Answer:
     whether = Claim("whether bytes or answers of the storage are slow")
     store = whether.known(_name_store(found, scene, reads))
     slow.clear(store is not wanted, f"reads of {_size_text(reads)}")
-    opens = store is StoreReading.ANSWERS and _tell_by_opens(scene, reads)
-    why = _WHY[store].format(rate=_rate_text(reads), size=_size_text(reads), waits=_waits_words(found))
-    refused = store is StoreReading.NETWORK and is_refused(found, scene)
-    if refused:
-        why = "its workers sleep before they ask a server again, which refuses or does not answer"
-    if opens:
-        share = format_pct(100 * known_or(find_open_share(scene), 0.0))
-        why = f"its workers wait in open and stat, {share} % of their work: many small files"
-    return suspect_loader(
-        found,
-        scene,
-        store.value,
-        why,
-        margin=_margin(store, reads, found, scene),
-        origins=(Origin.PROC, Origin.STACKS) if opens or refused else (Origin.PROC,),
-        evidence=_read_evidence(found, scene, reads),
-        observed=_observed(found, scene, store, reads),
-    )
+    why = _prove(slow, found, store, reads)
+    return suspect_loader(found, slow, store.value, why, observed=_observed(found, scene, store, reads))
 
 
 def _size_text(reads: Reads) -> str:
@@ -290,36 +282,24 @@ def judge_network_store(scene: Scene) -> Answer:
 def judge_page_cache_thrash(scene: Scene) -> Answer:
     """Suspect a page cache that is too small when pages are read again soon after they were dropped."""
     refault, faults, psi = scene.refault_bytes_s, scene.major_faults_s, scene.memory_psi_pct
-    if not is_known(refault) and not is_known(psi):
-        return Unsure(f"page cache ({refault.reason})")
-    pages = is_known(refault) and refault > REFAULT_BYTES_S and is_known(faults) and faults > MAJOR_FAULTS_S
-    stalls = is_known(psi) and psi > PSI_MEMORY_PCT and not (is_known(refault) and refault <= 0)
-    text = f"{format_bytes(refault)}/s refaulted" if is_known(refault) else f"PSI {known_or(psi, 0.0):.0f} %"
-    Claim("page cache").clear(not pages and not stalls, text)
-    found = need_starved(scene)
-    frame = scene.frame
-    margins, origins = [1.0], set[Origin]()
-    if is_known(refault) and pages:
-        margins.append(refault / REFAULT_BYTES_S)
-        origins.add(memory_origin(frame.memory))
-    if is_known(psi) and stalls:
-        margins.append(psi / PSI_MEMORY_PCT)
-        origins.add(pressure_origin(frame.memory))
-    amount = f" ({format_bytes(refault)}/s)" if is_known(refault) else ""
-    return suspect_loader(
-        found,
-        scene,
-        "page-cache-thrash",
-        f"files are read again and again because the page cache is too small{amount}",
-        margin=max(margins),
-        origins=origins,
-        evidence=(
-            reading(Figure.REFAULTED, refault, frame),
-            reading(Figure.MAJOR_FAULTS, faults, frame),
-            reading(Figure.MEMORY_STALLS, psi, frame),
-        ),
-        observed=frozenset((Need.REFAULTS_SEEN,)),
-    )
+    cache, memory = Proof("page cache", scene), scene.frame.memory
+    if not is_known(psi):
+        cache.known(refault)
+    again, stalled = known_or(refault, 0.0), known_or(psi, 0.0)
+    pages = again > REFAULT_BYTES_S and known_or(faults, 0.0) > MAJOR_FAULTS_S
+    stalls = stalled > PSI_MEMORY_PCT and not (is_known(refault) and refault <= 0)
+    rate = f"{format_bytes(again)}/s refaulted"
+    cache.clear(not pages and not stalls, rate if is_known(refault) else f"PSI {stalled:.0f} %")
+    if pages:
+        cache.add(Figure.REFAULTED, refault, origins=(memory_origin(memory),))
+    cache.show(Figure.MAJOR_FAULTS, faults)
+    if stalls:
+        cache.add(Figure.MEMORY_STALLS, psi, origins=(pressure_origin(memory),))
+    margin = max(again / REFAULT_BYTES_S if pages else 1.0, stalled / PSI_MEMORY_PCT if stalls else 1.0)
+    amount = f" ({format_bytes(again)}/s)" if is_known(refault) else ""
+    why = f"files are read again and again because the page cache is too small{amount}"
+    needs = frozenset((Need.REFAULTS_SEEN,))
+    return suspect_loader(need_starved(scene), cache, "page-cache-thrash", why, margin=margin, observed=needs)
 
 
 RULES: tuple[Rule, ...] = (
