@@ -211,6 +211,12 @@ class Figure(Enum):
 
     # Memory
     MEMORY_GROWTH = FigureRow("memory growth", "bytes/s", "memory")
+    RSS_GROWTH = FigureRow(
+        "growth of its processes", "bytes/s", "memory", "/proc/PID/stat", of=(Origin.PROC,)
+    )
+    MINOR_FAULTS = FigureRow(
+        "the workers touch anew", "pages/s", "memory", "/proc/PID/stat", of=(Origin.PROC,)
+    )
     GROWN = FigureRow("grown", "MiB in 45 s", "memory")
     MEMORY_USED = FigureRow("used of the limit", "%", "memory", series=attrgetter("memory_bytes"))
     IN_SWAP = FigureRow("in swap", "MiB", "memory")

@@ -64,7 +64,7 @@ def test_one_starved_card_of_eight_is_not_full_and_a_full_one_hides_a_loader_tha
     scene = on(make_gpu(sm_pct=98.0), phases=phases)
     answer = judge_gpu_compute(scene)
     assert said(answer) == (Kind.COMPUTE_BOUND, "gpu-compute")
-    assert any(one.name == "hidden data wait" for one in answer.evidence)
+    assert any(one.name == "hidden data wait" for one in answer.shows)
 
 
 def test_without_cards_nothing_about_them_is_suspected():

@@ -101,7 +101,7 @@ def test_another_job_of_the_same_control_group_that_leaks_is_no_leak_of_this_one
     assert clears(beside, "grows, this job's processes do not")
     quiet = (make_worker(4221, 0, minor_faults_s=3.0), make_worker(4222, 1, minor_faults_s=2.0))
     copies = judge_copy_on_write(grow(15.0, rss_mb_s=0.1, workers=quiet, limit_bytes=16 * GIB))
-    assert clears(copies, "touch 5 new pages a second")
+    assert clears(copies, "the workers touch anew 5 pages/s, below 500 pages/s")
 
 
 # MB/s, seconds of history, further readings, leak?
@@ -293,7 +293,7 @@ def test_retries_that_go_on_at_the_end_of_a_card_are_a_fault():
         "the allocator of the job gave back its cache to find room 5 times in 59 steps, GPU 0 is 97 % full"
     )
     assert rate_confidence(one, 10.0) is Confidence.HIGH
-    told = {row.name: row.value for row in one.evidence}
+    told = {row.name: row.value for row in (*one.evidence, *one.shows)}
     assert told["allocator retries"] == 5
     assert told["free in pieces of the cache"] == 9 * 1024
     assert [(each.remedy.id, each.certain) for each in advise(scene, one)[:2]] == [
@@ -330,7 +330,7 @@ def test_retries_empty_the_card_and_the_first_steps_have_them_anyway():
 def test_retries_name_the_memory_of_others_and_the_rank_whose_card_is_full():
     scene = over(30, lambda i: frame_of(shared(50 * GIB, 28 * GIB), retries=i // 5))
     one = judge_gpu_memory(scene)
-    assert {row.name: row.value for row in one.evidence}["memory of others on it"] == 28 * 1024
+    assert {row.name: row.value for row in one.shows}["memory of others on it"] == 28 * 1024
 
     def at(i):
         processes = (make_process(OURS, rank=0), make_process(4212, rank=1))
@@ -417,7 +417,7 @@ def test_growth_of_others_on_a_shared_card_is_not_the_jobs():
 
     assert isinstance(at(0.0, 60.0), Cleared)
     own = at(60.0, 0.0)
-    assert "memory of others on it" in {row.name for row in own.evidence}
+    assert "memory of others on it" in {row.name for row in own.shows}
     # Nobody can say whose it is where the driver does not list the memory, or lists nobody.
     untold = [card(60 * GIB + i * 60 * MB, pids_are_visible_only=True) for i in range(60)]
     assert isinstance(judge_gpu_memory(over(60, lambda i: make_frame(gpus=(untold[i],)))), Unsure)

@@ -15,7 +15,7 @@ from tpmon.judge.answers.result import Answer, Claim, EarlyAnswer, FigureReading
 from tpmon.judge.features.snapshot import Scene
 from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, is_known, map_known
+from tpmon.model.known import Applicable, Known, is_known, map_known
 from tpmon.model.text.job_words import say_value
 from tpmon.model.verdict import Kind
 
@@ -76,6 +76,15 @@ class Proof(Claim):
         """Return a value as a row of evidence."""
         scale = 100 if figure.unit.startswith("%") else 1
         return reading(figure, map_known(lambda known: scale * known, value), self.scene.frame, **more)
+
+    def suspect(
+        self, kind: Kind, cause: Applicable[str], weight: float, summary: str, **more: Any
+    ) -> Suspicion:
+        """Make the suspicion, all conditions of which hold."""
+        margin = self.margin if self.margin < math.inf else 1.0
+        return Suspicion(
+            kind, cause, weight, margin, summary=summary, evidence=self.evidence, shows=self.shown, **more
+        )
 
     def _need(self, figure: Figure, value: Known[float], **more: Any) -> float:
         return value if is_known(value) else self.known(value, f"{self.read(figure, value, **more).name}: ")

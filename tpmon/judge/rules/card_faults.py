@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import (
-    Answer,
-    Claim,
-    Cleared,
-    FigureReading,
-    Suspicion,
-    Unsure,
-    by_conditions,
-    reading,
-    take_heaviest,
-)
+from tpmon.judge.answers.result import Answer, Claim, Cleared, Suspicion, Unsure, by_conditions, take_heaviest
 from tpmon.judge.features.card_use import (
     ETA_S,
     GROWTH_BYTES_S,
@@ -29,6 +19,7 @@ from tpmon.judge.features.card_use import (
 )
 from tpmon.judge.features.cards import BUSY_PCT, UNLISTED, CardScene, cards_of, held_pct, is_sliced
 from tpmon.judge.features.data_wait import LEAST_SAMPLES
+from tpmon.judge.features.engine import Proof
 from tpmon.judge.features.hook_needs import STEADY_STEPS, count_risen, get_ooms, get_retries
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
 from tpmon.judge.features.standstill import find_silence, find_silences, goes_on, hangs_on, say_open
@@ -47,9 +38,9 @@ from tpmon.judge.rules.cards import (
 )
 from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.tracker import find_hook
-from tpmon.model.figures import Figure, Origin
+from tpmon.model.figures import Figure
 from tpmon.model.gpu import RESTART_XIDS, is_card_fault, list_processes, name_recovery
-from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, map_known
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known
 from tpmon.model.units import format_bytes, format_pct, say_bytes_s
 from tpmon.model.verdict import Kind
 
@@ -100,32 +91,34 @@ def _unread_health(card: CardScene) -> Known[bool]:
 
 def _complaints(card: CardScene, scene: Scene) -> list[tuple[str, float, str]]:
     """Return what the card reports: words, weight, source."""
-    last = card.last
-    found = []
-    silence = find_silence(card, scene)
+    last, rise = card.last, _ecc_rise(card, scene)
+    silence, xids = find_silence(card, scene), dict.fromkeys(xid for xid in last.xids if is_card_fault(xid))
+    action = known_or(last.recovery_action, 0)
+    silent = ""
     if silence is not None and not hangs_on(silence, scene):
         goes = ", and the run goes on" if goes_on(scene, silence.pids, silence.sample.age_s) else ""
-        found.append((f"{silence.words}{goes}", _SERIOUS, SILENCE))
-    if is_known(last.recovery_action) and last.recovery_action != 0:
-        found.append((f"{name_recovery(last.recovery_action)} wanted", _SERIOUS, "NVML recovery action"))
-    if is_known(last.remapped_rows_failed) and last.remapped_rows_failed:
-        found.append(("row remapping failed", _SERIOUS, "NVML remapped rows"))
-    if is_known(last.remapped_rows_pending) and last.remapped_rows_pending:
-        found.append(("a row remapping waits for a reset", _LATER, "NVML remapped rows"))
-    rise = _ecc_rise(card, scene)
-    if rise:
-        found.append((f"{rise} new uncorrected memory errors", _SERIOUS, "NVML ECC"))
-    xids = dict.fromkeys(xid for xid in last.xids if is_card_fault(xid))
-    if xids:
-        found.append((f"Xid {', '.join(map(str, xids))}", _SERIOUS, "NVML events"))
-    return found
+        silent = f"{silence.words}{goes}"
+    rows = (
+        (bool(silent), silent, _SERIOUS, SILENCE),
+        (action != 0, f"{name_recovery(action)} wanted", _SERIOUS, "NVML recovery action"),
+        (known_or(last.remapped_rows_failed, 0) > 0, "row remapping failed", _SERIOUS, "NVML remapped rows"),
+        (
+            known_or(last.remapped_rows_pending, 0) > 0,
+            "a row remapping waits for a reset",
+            _LATER,
+            "NVML remapped rows",
+        ),
+        (rise > 0, f"{rise} new uncorrected memory errors", _SERIOUS, "NVML ECC"),
+        (bool(xids), f"Xid {', '.join(map(str, xids))}", _SERIOUS, "NVML events"),
+    )
+    return [(words, weight, source) for is_there, words, weight, source in rows if is_there]
 
 
 @by_conditions
 def judge_unhealthy(scene: Scene) -> Answer:
     """Suspect a card that reports errors of its own: remapping, ECC, a wanted reset, an Xid; or is silent."""
     need_cards(scene)
-    errors = Claim("errors of the cards")
+    errors = Proof("errors of the cards", scene)
     told = [(card, words) for card in scene.gpus if (words := _complaints(card, scene))]
     for card in scene.gpus if not told else ():
         errors.known(_unread_health(card))
@@ -133,17 +126,13 @@ def judge_unhealthy(scene: Scene) -> Answer:
     card, words = max(told, key=lambda pair: sum(weight for _, weight, _ in pair[1]))
     silent = [text for text, _, source in words if source == SILENCE]
     reports = "; ".join(text for text, _, source in words if source != SILENCE)
-    return Suspicion(
-        kind=Kind.GPU_UNHEALTHY,
-        cause=NOT_APPLICABLE,
-        weight=max(weight for _, weight, _ in words),
-        margin=float(1 + len(words)),
-        origins=frozenset((Origin.DRIVER,)),
-        summary="; ".join((*silent, f"card {card.index} reports: {reports}") if reports else silent),
-        evidence=tuple(
-            reading(Figure.GPU_FAULT, 1.0, scene.frame, of=card.index, text=text, source=source)
-            for text, _, source in words
-        ),
+    for text, _, source in words:
+        errors.add(Figure.GPU_FAULT, 1.0, float(1 + len(words)), of=card.index, text=text, source=source)
+    return errors.suspect(
+        Kind.GPU_UNHEALTHY,
+        NOT_APPLICABLE,
+        max(weight for _, weight, _ in words),
+        "; ".join((*silent, f"card {card.index} reports: {reports}") if reports else silent),
         observed=frozenset((Need.CARD_ERRORS,)),
         card=card.index,
         rank=rank_on(card, scene),
@@ -175,19 +164,18 @@ def _name(rank: RankScene, scene: Scene) -> str:
     return f"rank {rank.process.rank}" if len(scene.ranks) > 1 and is_known(rank.process.rank) else "the job"
 
 
-def _others_row(card: CardScene, scene: Scene) -> tuple[FigureReading, ...]:
+def _show_others(proof: Proof, card: CardScene) -> None:
     """Show what others have of the memory of a card, where the driver lists them."""
     sample = card.last
     if not is_known(sample.pids) or is_sliced(sample):
-        return ()
+        return
     theirs = [
         one.used_bytes
         for one in list_processes(sample)
         if one.pid not in sample.pids and not one.of_job and is_known(one.used_bytes)
     ]
-    if not theirs:
-        return ()
-    return (reading(Figure.GPU_MEMORY_OTHERS, sum(theirs) / (1 << 20), scene.frame),)
+    if theirs:
+        proof.show(Figure.GPU_MEMORY_OTHERS, sum(theirs) / (1 << 20))
 
 
 def _full_need(ratio: Known[float], least: float) -> frozenset[Need]:
@@ -208,33 +196,29 @@ def _judge_retries(rank: RankScene, scene: Scene, retries: int, ooms: int) -> An
         for card in cards_of(rank.process.pid, scene.gpus)
         if is_known(card.memory_ratio) and is_known(ratio := find_fullest(scene.history, card.last.uuid))
     ]
-    why = Claim(f"why the allocator of {_name(rank, scene)} asks again")
+    why = Proof(f"why the allocator of {_name(rank, scene)} asks again", scene)
     why.doubt(not fills, "memory of its card was not read")
     ratio, card = max(fills, key=lambda one: one[0])
     most = f"GPU {card.index} was never fuller than {format_pct(100 * ratio)} %"
     why.doubt(ratio < NEARLY_FULL, f"{most}; is its part of the memory limited?")
     said = [f"gave back its cache to find room {retries} times"] if retries else []
     said += [f"found none {ooms} times"] if ooms else []
-    steps = _count_steps(scene, rank.process.pid)
-    evidence = [
-        reading(Figure.ALLOCATOR_RETRIES, float(retries), scene.frame, of=f"{scene.history_s:.0f}"),
-        reading(Figure.ALLOCATOR_OOMS, float(ooms), scene.frame, of=f"{scene.history_s:.0f}"),
-        reading(Figure.GPU_MEMORY_MOST, 100 * ratio, scene.frame),
-    ]
+    steps, span = _count_steps(scene, rank.process.pid), f"{scene.history_s:.0f}"
+    why.margin = max(retries / LEAST_RETRIES, float(ooms))
+    why.add(Figure.ALLOCATOR_RETRIES, float(retries), of=span)
+    why.add(Figure.ALLOCATOR_OOMS, float(ooms), of=span)
+    why.add(Figure.GPU_MEMORY_MOST, ratio)
     hook = find_hook(scene.frame, rank.process.pid)
     if hook is not None and is_known(hook.settings) and is_known(hook.settings.allocator):
-        split = hook.settings.allocator.inactive_split_bytes / (1 << 20)
-        evidence.append(reading(Figure.ALLOCATOR_SPLIT, split, scene.frame))
+        why.show(Figure.ALLOCATOR_SPLIT, hook.settings.allocator.inactive_split_bytes / (1 << 20))
+    _show_others(why, card)
     in_steps = f" in {steps} steps" if steps else ""
-    return Suspicion(
-        kind=Kind.MEMORY_PRESSURE,
-        cause="gpu",
-        weight=min(1.0, max(LEAST_WEIGHT, (retries + ooms) / steps if steps else 0.0)),
-        margin=max(retries / LEAST_RETRIES, float(ooms)),
-        origins=frozenset((Origin.HOOK, Origin.DRIVER)),
-        summary=f"the allocator of {_name(rank, scene)} {' and '.join(said)}{in_steps}, "
+    return why.suspect(
+        Kind.MEMORY_PRESSURE,
+        "gpu",
+        min(1.0, max(LEAST_WEIGHT, (retries + ooms) / steps if steps else 0.0)),
+        f"the allocator of {_name(rank, scene)} {' and '.join(said)}{in_steps}, "
         f"GPU {card.index} is {format_pct(100 * ratio)} % full",
-        evidence=(*evidence, *_others_row(card, scene)),
         observed=_full_need(ratio, NEARLY_FULL) | {Need.ALLOCATOR_RETRIES},
         pid=rank.process.pid,
         rank=rank.process.rank,
@@ -278,7 +262,7 @@ def _judge_growth(card: CardScene, scene: Scene) -> Answer | None:
         return Unsure(f"whether the job's {name} grows ({growth.reason})")
     if growth is None:
         return None
-    memory, rate, eta_s = Claim(name), say_bytes_s(growth.mean), room / growth.mean
+    memory, rate, eta_s = Proof(name, scene), say_bytes_s(growth.mean), room / growth.mean
     memory.clear(growth.grown_bytes >= RAMP_RATIO * growth.newest, f"it grows by {rate}, as at a start")
     memory.clear(eta_s >= ETA_S, f"it grows by {rate}, room for {say_about(eta_s)}")
     leak = Claim(f"whether the job's {name} leaks or is still being filled")
@@ -286,25 +270,22 @@ def _judge_growth(card: CardScene, scene: Scene) -> Answer | None:
     pids = [rank.process.pid for rank in ranks]
     alone = all(len(cards_of(pid, scene.gpus)) == 1 for pid in pids)
     held = read_held_growth(scene, pids) if alone else Missing("the ranks are on several cards")
-    evidence = [
-        reading(Figure.GPU_MEMORY_GROWTH, growth.mean, scene.frame),
-        reading(Figure.GPU_MEMORY_GROWN, growth.grown_bytes / (1 << 20), scene.frame),
-    ]
+    margin = min(min(growth.slopes) / GROWTH_BYTES_S, ETA_S / max(eta_s, 1.0))
+    memory.add(Figure.GPU_MEMORY_GROWTH, growth.mean, margin)
+    memory.add(Figure.GPU_MEMORY_GROWN, growth.grown_bytes / (1 << 20))
     if is_known(held):
         cached = held.mean < HELD_RATIO * growth.mean
         memory.clear(cached, "the cache of the allocator grows, what it holds does not")
-        evidence.append(reading(Figure.TENSORS_GROWTH, held.mean, scene.frame))
-    evidence.append(reading(Figure.GPU_MEMORY, 100 * fill.used / fill.total, scene.frame))
+        memory.add(Figure.TENSORS_GROWTH, held.mean)
+    memory.add(Figure.GPU_MEMORY, fill.used / fill.total)
+    _show_others(memory, card)
     one_rank = ranks[0].process if len(ranks) == 1 else None
-    return Suspicion(
-        kind=Kind.MEMORY_PRESSURE,
-        cause="gpu",
-        weight=find_urgency(eta_s),
-        margin=min(min(growth.slopes) / GROWTH_BYTES_S, ETA_S / max(eta_s, 1.0)),
-        origins=frozenset((Origin.DRIVER, Origin.HOOK) if is_known(held) else (Origin.DRIVER,)),
-        summary=f"the job's memory on GPU {card.index} grows by {rate}, its {format_bytes(fill.total)} are "
+    return memory.suspect(
+        Kind.MEMORY_PRESSURE,
+        "gpu",
+        find_urgency(eta_s),
+        f"the job's memory on GPU {card.index} grows by {rate}, its {format_bytes(fill.total)} are "
         f"full in {say_about(eta_s)}",
-        evidence=(*evidence, *_others_row(card, scene)),
         observed=_full_need(fill.ratio, CARD_FULL) | {Need.CARD_MEMORY_GROWS},
         pid=one_rank.pid if one_rank is not None else NOT_APPLICABLE,
         rank=one_rank.rank if one_rank is not None else NOT_APPLICABLE,

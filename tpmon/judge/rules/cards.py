@@ -7,22 +7,13 @@ import statistics
 from collections.abc import Collection, Iterable
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import (
-    Answer,
-    Claim,
-    Cleared,
-    EarlyAnswer,
-    FigureReading,
-    Suspicion,
-    Unsure,
-    by_conditions,
-    reading,
-)
+from tpmon.judge.answers.result import Answer, Claim, Cleared, EarlyAnswer, Suspicion, Unsure, by_conditions
 from tpmon.judge.features.card_use import find_unseen_cards, works_all_the_time
 from tpmon.judge.features.cards import BUSY_PCT, CardScene, held_pct
 from tpmon.judge.features.comms import exchanged_bytes_s, find_waits
+from tpmon.judge.features.engine import Proof
 from tpmon.judge.features.snapshot import Rule, Scene, ranks_on
-from tpmon.model.figures import Figure, Origin
+from tpmon.model.figures import Figure
 from tpmon.model.frame import Frame
 from tpmon.model.known import (
     NOT_APPLICABLE,
@@ -175,12 +166,11 @@ def _worst(cards: Iterable[CardScene]) -> CardScene | None:
     return listed[0] if listed else None
 
 
-def _shares(card: CardScene, reasons: Iterable[str], frame: Frame) -> tuple[FigureReading, ...]:
-    return tuple(
-        reading(Figure.CLOCK_REASON, one.pct, frame, of=one.reason, source=f"NVML reason {one.source}")
-        for one in card.last.throttle_shares
-        if one.reason in reasons
-    )
+def _show_reasons(proof: Proof, card: CardScene, reasons: Iterable[str]) -> None:
+    for one in card.last.throttle_shares:
+        if one.reason in reasons:
+            source = f"NVML reason {one.source}"
+            proof.add(Figure.CLOCK_REASON, one.pct / 100, of=one.reason, source=source)
 
 
 def rank_on(card: CardScene, scene: Scene) -> Applicable[int]:
@@ -189,35 +179,22 @@ def rank_on(card: CardScene, scene: Scene) -> Applicable[int]:
 
 
 def _throttled(
-    scene: Scene,
-    card: CardScene,
-    cause: str,
-    *,
-    lost: Known[float],
-    why: str,
-    evidence: tuple[FigureReading, ...],
-    margin: float,
-    need: Need,
-    alone: bool = True,
+    proof: Proof, card: CardScene, cause: str, lost: Known[float], why: str, *, need: Need, alone: bool = True
 ) -> Suspicion:
     """Suspect what holds a card; ``alone``: nothing else explains its low clock."""
     ratio = known_or(card.clock_ratio, 1.0)
     slow = ratio < BUSY_PCT / 100
     clock = f" at {format_pct(100 * ratio)} % of its clock" if slow and alone else ""
-    if is_known(card.clock_ratio):
-        evidence += (reading(Figure.GPU_CLOCK, 100 * ratio, scene.frame),)
-    return Suspicion(
-        kind=Kind.GPU_THROTTLED,
-        cause=cause,
-        weight=lost if is_known(lost) else UNREAD_COST,
-        margin=margin,
-        origins=frozenset((Origin.DRIVER,)),
-        summary=f"card {card.index} is held{clock}: {why}",
-        evidence=evidence,
+    proof.add(Figure.GPU_CLOCK, card.clock_ratio)
+    return proof.suspect(
+        Kind.GPU_THROTTLED,
+        cause,
+        known_or(lost, UNREAD_COST),
+        f"card {card.index} is held{clock}: {why}",
         observed=frozenset((need,)),
         share=lost if is_known(lost) and slow else NOT_APPLICABLE,
         card=card.index,
-        rank=rank_on(card, scene),
+        rank=rank_on(card, proof.scene),
     )
 
 
@@ -229,8 +206,9 @@ def _need_reasons(scene: Scene, cause: Claim) -> None:
         cause.known(known[0])
 
 
-def _find_held(scene: Scene, reasons: Reasons, cause: Claim, none: str) -> tuple[CardScene, Known[float]]:
+def _find_held(cause: Proof, reasons: Reasons, none: str) -> tuple[CardScene, Known[float]]:
     """Return the loaded card that loses most to these reasons and how much."""
+    scene = cause.scene
     _need_reasons(scene, cause)
     touched = [one for one in scene.gpus if is_touched(one, reasons) and is_loaded(one, LOADED_PCT)]
     cause.clear(not touched, none)
@@ -247,18 +225,16 @@ def _find_held(scene: Scene, reasons: Reasons, cause: Claim, none: str) -> tuple
 
 
 def _suspect_held(
-    scene: Scene, found: tuple[CardScene, Known[float]], reasons: Reasons, cause: str, *, why: str, need: Need
+    proof: Proof, found: tuple[CardScene, Known[float]], reasons: Reasons, cause: str, *, why: str, need: Need
 ) -> Suspicion:
     """Suspect what holds a card; the margin is the lesser of how long it holds and what it costs."""
     card, lost = found
-    evidence = _shares(card, (*reasons, "HW slowdown") if reasons == BRAKE else reasons, scene.frame)
+    _show_reasons(proof, card, (*reasons, "HW slowdown") if reasons == BRAKE else reasons)
     if reasons == THERMAL:
-        evidence += (reading(Figure.GPU_TEMPERATURE, card.last.temperature_c, scene.frame),)
+        proof.show(Figure.GPU_TEMPERATURE, card.last.temperature_c)
     held = max(held_pct(card, reason) for reason in reasons) / COUNTER_PCT
-    margin, alone = min(held, known_or(lost, LEAST_LOSS) / LEAST_LOSS), not _held_by_others(card, reasons)
-    return _throttled(
-        scene, card, cause, lost=lost, why=why, evidence=evidence, margin=margin, need=need, alone=alone
-    )
+    proof.margin = min(held, known_or(lost, LEAST_LOSS) / LEAST_LOSS)
+    return _throttled(proof, card, cause, lost, why, need=need, alone=not _held_by_others(card, reasons))
 
 
 def _say_heat(card: CardScene) -> str:
@@ -273,16 +249,18 @@ def _say_heat(card: CardScene) -> str:
 @by_conditions
 def judge_thermal(scene: Scene) -> Answer:
     """Suspect heat when it holds the clocks of a loaded card for 5 % of the window, and costs as much."""
-    found = _find_held(scene, THERMAL, Claim("heat of the cards"), "no thermal reason")
-    return _suspect_held(scene, found, THERMAL, "thermal", why=_say_heat(found[0]), need=Need.CARD_HOT)
+    heat = Proof("heat of the cards", scene)
+    found = _find_held(heat, THERMAL, "no thermal reason")
+    return _suspect_held(heat, found, THERMAL, "thermal", why=_say_heat(found[0]), need=Need.CARD_HOT)
 
 
 @by_conditions
 def judge_brake(scene: Scene) -> Answer:
     """Suspect the power supply when the external brake holds a loaded card."""
-    found = _find_held(scene, BRAKE, Claim("power brake"), "not set")
+    brake = Proof("power brake", scene)
+    found = _find_held(brake, BRAKE, "not set")
     why = "the external power brake, so the power supply or the chassis"
-    return _suspect_held(scene, found, BRAKE, "brake", why=why, need=Need.CARD_BRAKED)
+    return _suspect_held(brake, found, BRAKE, "brake", why=why, need=Need.CARD_BRAKED)
 
 
 def find_odd_cap(card: CardScene, scene: Scene) -> str:
@@ -313,27 +291,23 @@ def _capped_power(capped_pct: float) -> float:
 @by_conditions
 def judge_odd_cap(scene: Scene) -> Answer:
     """Suspect a cap that the card's own power limit does not explain."""
-    _need_reasons(scene, Claim("caps on the cards"))
+    caps = Proof("caps on the cards", scene)
+    _need_reasons(scene, caps)
     card = _worst(one for one in scene.gpus if find_odd_cap(one, scene))
     if card is None:
-        return Cleared("caps on the cards (none, or explained by the power limit)")
+        return Cleared(f"{caps.what} (none, or explained by the power limit)")
     reason = find_odd_cap(card, scene)
-    evidence = _shares(card, (reason,), scene.frame)
-    if reason == "power cap" and is_known(card.power_ratio):
-        power = 100 * card.power_ratio
-        evidence += (reading(Figure.GPU_POWER, power, scene.frame),)
-        margin = _capped_power(held_pct(card, reason)) / max(card.power_ratio, 0.1)
-        why = (
-            f"a power cap although it draws {format_pct(power)} % of its limit: that of its module, of a "
-            "rail or of the rack"
-        )
-    else:
-        margin = LOW_CLOCK_RATIO / max(card.clock_ratio if is_known(card.clock_ratio) else 1.0, 0.1)
-        why = f"{reason}, not by power or heat"
-    lost = _lost_clock(card, scene.frames)
+    _show_reasons(caps, card, (reason,))
     need = Need.CARD_CAPPED if reason in SET_CLOCKS else Need.CARD_SICK
-    need = Need.CARD_CAPPED_ABOVE if reason == "power cap" else need
-    return _throttled(scene, card, "odd-cap", lost=lost, why=why, evidence=evidence, margin=margin, need=need)
+    caps.margin = LOW_CLOCK_RATIO / max(known_or(card.clock_ratio, 1.0), 0.1)
+    why = f"{reason}, not by power or heat"
+    if reason == "power cap":
+        power = known_or(card.power_ratio, 1.0)
+        caps.margin = _capped_power(held_pct(card, reason)) / max(power, 0.1)
+        caps.add(Figure.GPU_POWER, power)
+        need, drawn = Need.CARD_CAPPED_ABOVE, format_pct(100 * power)
+        why = f"a power cap although it draws {drawn} % of its limit: that of its module, a rail or the rack"
+    return _throttled(caps, card, "odd-cap", _lost_clock(card, scene.frames), why, need=need)
 
 
 RULES: tuple[Rule, ...] = (judge_thermal, judge_brake, judge_odd_cap)
@@ -392,37 +366,32 @@ def _felt_ratio(card: CardScene, scene: Scene) -> Known[float]:
 def judge_pcie(scene: Scene) -> Answer:
     """Suspect a PCIe link below its best, under load, if its traffic would be faster on a whole one."""
     need_cards(scene)
-    link = Claim("PCIe link")
+    link = Proof("PCIe link", scene)
     loaded = [card for card in scene.gpus if is_loaded(card, LINK_LOAD_PCT)]
     link.doubt(not loaded, "no card under load: idle ones slow it down on purpose")
     ratios = [(card, ratio) for card in loaded if is_known(ratio := _link_ratio(card))]
     link.doubt(not ratios, "not read")
     card, ratio = min(ratios, key=lambda pair: pair[1])
-    link.clear(ratio >= 1.0, "full width and generation")
+    link.below(Figure.LINK_SPEED, ratio, 1.0)
     use = join_known(lambda most, used: min(1.0, used / most), _lane_speed_of(card), card.pcie_bytes_s)
     last = card.last
     now = f"generation {last.pcie_generation} x{last.pcie_width}"
     best = f"generation {last.pcie_generation_max} x{last.pcie_width_max}"
+    link.margin, lost = LINK_RUIN_RATIO / ratio, UNREAD_COST * (1 - ratio)
     if is_known(use):
         link.clear(use < LINK_USE_RATIO, f"{now} of {best}, but only {format_pct(100 * use)} % of it is used")
+        link.margin, lost = use / LINK_USE_RATIO, use * (1 - ratio)
+        link.add(Figure.LINK_USE, use)
     elif ratio >= LINK_RUIN_RATIO:
         link.known(use, f"{now} of {best}; how much goes over it: ")
-    felt = _felt_ratio(card, scene)
-    if is_known(felt):
-        cost = f"{now} of {best}, but copies cost at most {format_pct(100 * felt)} %"
-        link.clear(felt < HIDDEN_IDLE_RATIO, cost)
-    lost = use * (1 - ratio) if is_known(use) else UNREAD_COST * (1 - ratio)
-    evidence: tuple[FigureReading, ...] = (reading(Figure.LINK_SPEED, 100 * ratio, scene.frame),)
-    if is_known(use):
-        evidence += (reading(Figure.LINK_USE, 100 * use, scene.frame),)
-    return Suspicion(
-        kind=Kind.GPU_THROTTLED,
-        cause="pcie",
-        weight=min(lost, known_or(felt, 1.0)),
-        margin=use / LINK_USE_RATIO if is_known(use) else LINK_RUIN_RATIO / ratio,
-        origins=frozenset((Origin.DRIVER,)),
-        summary=f"card {card.index}'s PCIe link runs as {now}; it can do {best}",
-        evidence=evidence,
+    felt = known_or(_felt_ratio(card, scene), 1.0)
+    cost = f"{now} of {best}, but copies cost at most {format_pct(100 * felt)} %"
+    link.clear(felt < HIDDEN_IDLE_RATIO, cost)
+    return link.suspect(
+        Kind.GPU_THROTTLED,
+        "pcie",
+        min(lost, felt),
+        f"card {card.index}'s PCIe link runs as {now}; it can do {best}",
         observed=frozenset((Need.LINK_DOWN,)),
         card=card.index,
         rank=rank_on(card, scene),

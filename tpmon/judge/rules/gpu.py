@@ -27,6 +27,7 @@ from tpmon.judge.features.card_use import (
 )
 from tpmon.judge.features.cards import BUSY_PCT, CardScene, is_sliced, mean_busy_pct
 from tpmon.judge.features.comms import are_links_read, exchange_unread, find_exchange
+from tpmon.judge.features.engine import Proof
 from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene, demand_of
 from tpmon.judge.features.standstill import goes_on, name_rank, stack_moves
@@ -63,12 +64,12 @@ def judge_launch_bound(scene: Scene) -> Answer:
     too: until then a hollow GPU is undecided. A synchronise explains only its share of slack.
     """
     need_cards(scene)
-    launching = Claim("launching of kernels")
+    launching = Proof("launching of kernels", scene)
     deciding = "the GPU is hollow or idle, and why is not known yet: "
     rank, slack = launching.known(slackest(scene))
     launching.clear(slack.ratio < SLACK_RATIO, f"the GPUs have {format_pct(100 * slack.ratio)} % slack")
-    name, demand = name_rank(rank), launching.known(rank.driving_demand)
-    launching.clear(demand < DRIVING_DEMAND, f"{name} runs {format_pct(100 * demand)} % of the time")
+    name = name_rank(rank)
+    launching.at_least(Figure.MAIN_DEMAND, rank.driving_demand, DRIVING_DEMAND)
     phases = launching.known(rank.phases, deciding)
     held, in_ranks = phases.ratio(Phase.SYNC, Phase.COMMS), phases.ratio(Phase.COMMS)
     waits = in_ranks >= HELD_RATIO or (held >= HELD_RATIO and slack.ratio - held < SLACK_RATIO)
@@ -87,7 +88,7 @@ def judge_launch_bound(scene: Scene) -> Answer:
     launching.clear(not works, f"{name} does something else")
     moves = launching.known(stack_moves(rank), deciding)
     launching.doubt(not moves, f"{name} spins and its stack does not move: hung, perhaps")
-    return _suspect_launches(scene, rank, slack, phases, offloaded)
+    return _suspect_launches(launching, rank, slack, phases, offloaded)
 
 
 def _say_may_wait(phases: RankPhases, slack: Slack, scene: Scene) -> str:
@@ -142,38 +143,34 @@ def _say_in_turn(rank: RankScene, scene: Scene) -> str:
 
 
 def _suspect_launches(
-    scene: Scene, rank: RankScene, slack: Slack, phases: RankPhases, offloaded: float
+    proof: Proof, rank: RankScene, slack: Slack, phases: RankPhases, offloaded: float
 ) -> Suspicion:
     training, between = phases.ratio(*TRAINING), phases.ratio(Phase.OTHER, Phase.LOGGING)
     held = phases.ratio(Phase.SYNC, Phase.COMMS)
-    waits = held >= HELD_RATIO
-    tiny = training >= between
+    waits, tiny = held >= HELD_RATIO, training >= between
     where = f"{format_pct(100 * training)} % in the model, {format_pct(100 * between)} % in other Python code"
-    kernels = (
-        "its launches do not keep the GPU busy"
-        if tiny
-        else "Python between launches takes longer, or waits for results (.item())"
-    )
+    kernels = "Python between launches takes longer, or waits for results (.item())"
+    if tiny:
+        kernels = "its launches do not keep the GPU busy"
     launching = min(1.0, training + between) - offloaded
     # What a wait explains is left to the wait; a few samples of one are part of every step.
     unexplained = slack.ratio - offloaded - (held if waits else 0.0)
-    return Suspicion(
-        kind=Kind.LAUNCH_BOUND,
-        cause="tiny-kernels" if tiny else "main-thread",
-        weight=unexplained * launching,
-        margin=unexplained / SLACK_RATIO,
-        origins=slack.origins | {Origin.PROC, Origin.STACKS},
-        summary=f"{name_rank(rank)} launches {format_pct(100 * launching)} % of the time and its GPU is not "
+    proof.margin = unexplained / SLACK_RATIO
+    proof.add(Figure.WHERE_IT_IS, training, text=where)
+    # Slack below its threshold, or of a card that is not known to be hollow, is shown alone.
+    if slack.origins:
+        proof.evidence += gpu_figures(proof.scene)
+    else:
+        proof.shown += gpu_figures(proof.scene)
+    shows_idle = slack.idle_ratio >= SLACK_RATIO
+    return proof.suspect(
+        Kind.LAUNCH_BOUND,
+        "tiny-kernels" if tiny else "main-thread",
+        unexplained * launching,
+        f"{name_rank(rank)} launches {format_pct(100 * launching)} % of the time and its GPU is not "
         f"full: {kernels}",
-        evidence=(
-            reading(Figure.MAIN_DEMAND, 100 * known_or(rank.driving_demand, 0.0), scene.frame),
-            reading(Figure.WHERE_IT_IS, 100 * training, scene.frame, text=where),
-            *gpu_figures(scene),
-        ),
-        against=(reading(Figure.IN_WAITS, 100 * held, scene.frame),) if waits else (),
-        share=max(0.0, slack.idle_ratio - offloaded) * launching
-        if slack.idle_ratio >= SLACK_RATIO
-        else NOT_APPLICABLE,
+        against=(proof.read(Figure.IN_WAITS, held),) if waits else (),
+        share=max(0.0, slack.idle_ratio - offloaded) * launching if shows_idle else NOT_APPLICABLE,
         pid=rank.process.pid,
         rank=rank.process.rank,
         observed=frozenset((Need.GPU_PRESENT,) if tiny else (Need.GPU_PRESENT, Need.ONE_THREAD_BUSY)),
@@ -206,7 +203,7 @@ def _held_ratio(phases: RankPhases, needs: frozenset[Need]) -> float:
 @by_conditions
 def _judge_sync(scene: Scene, cause: str, needs: frozenset[Need], words: str, least: float) -> Answer:
     need_cards(scene)
-    syncing = Claim(f"{cause} synchronising")
+    syncing = Proof(f"{cause} synchronising", scene)
     reason = Missing("no rank was read")
     best: tuple[float, float, RankScene, Slack] | None = None
     for rank in scene.ranks:
@@ -233,18 +230,14 @@ def _judge_sync(scene: Scene, cause: str, needs: frozenset[Need], words: str, le
     syncing.doubt(bool(in_turn), f"{samples}; {in_turn}")
     # Without the wait the host still takes the time of its launches.
     share = min(held, idle)
-    return Suspicion(
-        kind=Kind.SYNC_BOUND,
-        cause=cause,
-        weight=share,
-        margin=min(held / least, idle / SYNC_SLACK_RATIO),
-        origins=frozenset((Origin.STACKS, Origin.DRIVER)),
-        summary=f"{name_rank(rank)} {words}, and the GPU runs empty meanwhile",
-        evidence=(
-            reading(Figure.IN_SYNCS, 100 * held, scene.frame),
-            reading(Figure.GPU_IDLE_BESIDE, 100 * idle, scene.frame),
-            *gpu_figures(scene),
-        ),
+    syncing.add(Figure.IN_SYNCS, held, held / least)
+    syncing.at_least(Figure.GPU_IDLE_BESIDE, idle, SYNC_SLACK_RATIO)
+    syncing.shown += gpu_figures(scene)
+    return syncing.suspect(
+        Kind.SYNC_BOUND,
+        cause,
+        share,
+        f"{name_rank(rank)} {words}, and the GPU runs empty meanwhile",
         share=share,
         pid=rank.process.pid,
         rank=rank.process.rank,
@@ -386,7 +379,7 @@ def judge_gpu_compute(scene: Scene) -> Answer:
             missing, margin = f"card {card.index}: {margin.reason}", 0.0
         margins.append(margin)
     exchanged, unread = _exchanged(scene)
-    full, compute = min(margins) >= 1, Claim("GPU compute")
+    full, compute = min(margins) >= 1, Proof("GPU compute", scene)
     busy_at = missing or "busy at medium power"
     may_wait = not full and bool(exchanged)
     compute.doubt(may_wait, f"{busy_at}: the ranks may wait for each other meanwhile")
@@ -405,14 +398,15 @@ def judge_gpu_compute(scene: Scene) -> Answer:
         said, unread = "never empty; how full they are is not measured", (f"how full ({missing})", *unread)
     shown = f"{format_pct(active)} % of their SMs active" if is_known(active) else "their hosts wait for them"
     shown = f"{format_pct(busy)} % busy" if is_known(busy) else shown
-    return Suspicion(
-        kind=Kind.COMPUTE_BOUND,
-        cause=cause,
-        weight=min(1.0, known_or(busy, known_or(active, BUSY_PCT)) / 100),
-        margin=min(margins) if full else 1.0,
+    compute.margin = min(margins) if full else 1.0
+    compute.evidence, compute.shown = gpu_figures(scene), _hidden_wait(scene)
+    return compute.suspect(
+        Kind.COMPUTE_BOUND,
+        cause,
+        min(1.0, known_or(busy, known_or(active, BUSY_PCT)) / 100),
+        f"the GPUs are {said}: {shown}",
+        # Where no figure of a card was read its host tells that it is waited for.
         origins=frozenset((Origin.DRIVER if full or is_known(busy) else Origin.STACKS,)),
-        summary=f"the GPUs are {said}: {shown}",
-        evidence=(*gpu_figures(scene), *_hidden_wait(scene)),
         against=exchanged,
         unread=unread,
     )

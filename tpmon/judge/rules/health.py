@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from tpmon.judge.answers.result import (
-    Answer,
-    Claim,
-    Cleared,
-    FigureReading,
-    Suspicion,
-    Unsure,
-    by_conditions,
-    reading,
-)
+import math
+
+from tpmon.judge.answers.result import Answer, Cleared, FigureReading, Unsure, by_conditions, reading
 from tpmon.judge.features.card_use import judge_hollow
 from tpmon.judge.features.cards import BUSY_PCT, STARVED_PCT
 from tpmon.judge.features.comms import find_waits
@@ -23,6 +16,7 @@ from tpmon.judge.features.cpu import (
     find_taker,
     taker_unread,
 )
+from tpmon.judge.features.engine import Proof
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
 from tpmon.judge.features.standstill import name_rank
 from tpmon.judge.rules.cards import answer_without_cards
@@ -33,7 +27,7 @@ from tpmon.judge.rules.python import RUNNING, may_be_one
 from tpmon.judge.stacks.phases import ELSEWHERE, OUTSIDE, TRAINING
 from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.tracker import list_hooks
-from tpmon.model.figures import Figure, Origin
+from tpmon.model.figures import Figure
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Kind
@@ -86,7 +80,7 @@ def _find_idle(scene: Scene, computing: Known[float]) -> float:
 @by_conditions
 def judge_cpu_compute(scene: Scene) -> Answer:
     """Suspect, in the good sense, that the cores are full of computing: a job without GPUs."""
-    full, computing = Claim("CPU compute"), _computing(scene)
+    full, computing = Proof("CPU compute", scene), _computing(scene)
     full.clear(bool(scene.cards), "the job computes on a GPU")
     without = answer_without_cards(scene)
     full.doubt(isinstance(without, Unsure), without.text)
@@ -105,30 +99,25 @@ def judge_cpu_compute(scene: Scene) -> Answer:
         # Their stacks are in the model all the same: DDP exchanges gradients within backward.
         least = waits[0].ratio
         full.clear(least >= ALL_WAIT_RATIO, f"every rank waits for the others {format_pct(100 * least)} %")
-    evidence: tuple[FigureReading, ...] = (
-        reading(Figure.RANKS_DEMAND, demand, scene.frame),
-        reading(Figure.CPU_BUDGET, budget, scene.frame, source=scene.frame.cpu.budget_reason),
-    )
-    origins = {Origin.PROC}
-    margin = ratio / BUSY_BUDGET_RATIO
+    full.add(Figure.RANKS_DEMAND, demand, ratio / BUSY_BUDGET_RATIO)
+    full.show(Figure.CPU_BUDGET, budget, source=scene.frame.cpu.budget_reason)
     if is_known(computing):
-        origins.add(Origin.STACKS)
-        margin = computing / COMPUTING_RATIO if idle else max(margin, computing / COMPUTING_RATIO)
-        evidence += (reading(Figure.IN_PHASE, 100 * computing, scene.frame, of="the model"),)
+        full.add(Figure.IN_PHASE, computing, of="the model")
+        by_stacks = computing / COMPUTING_RATIO
+        full.margin = by_stacks if idle else max(full.margin, by_stacks)
     got, unread = say_got(scene), taker_unread(scene)
+    if got or unread:
+        full.margin = min(full.margin, CROWDED_MARGIN)
     words = f"the CPUs compute: the ranks want {demand:.1f} of {budget:.1f}"
     if idle:
-        evidence += (reading(Figure.CPUS_FREE, idle, scene.frame),)
+        full.add(Figure.CPUS_FREE, idle)
         whose = "the rank" if len(scene.ranks) == 1 else "each rank"
         words = f"one thread of {whose} computes, and {idle:.1f} of {budget:.1f} CPUs are idle"
-    return Suspicion(
-        kind=Kind.COMPUTE_BOUND,
-        cause="cpu",
-        weight=min(1.0, ratio),
-        margin=min(margin, CROWDED_MARGIN) if got or unread else margin,
-        origins=frozenset(origins),
-        summary=words + (f"; {got}" if got else ""),
-        evidence=evidence,
+    return full.suspect(
+        Kind.COMPUTE_BOUND,
+        "cpu",
+        min(1.0, ratio),
+        words + (f"; {got}" if got else ""),
         against=(read_waiting(scene),) if got else (),
         unread=unread,
     )
@@ -207,7 +196,7 @@ def _sees_steps(scene: Scene) -> bool:
 @by_conditions
 def judge_balanced(scene: Scene) -> Answer:
     """Suspect, in the good sense, that nothing holds the run: it works and no wait takes a fifth of it."""
-    balanced = Claim("balanced")
+    balanced = Proof("balanced", scene)
     for card in scene.gpus:
         name = f"card {card.index}"
         busy_pct = balanced.known(card.busy_pct, f"{name}: ")
@@ -221,52 +210,40 @@ def judge_balanced(scene: Scene) -> Answer:
         return by_looks
     if isinstance(by_stacks, Unsure) and not scene.gpus and not _sees_steps(scene):
         return by_stacks  # a running thread may do anything: load, import, spawn workers
-    origins = set[Origin]()
     got = say_got(scene)
-    evidence: tuple[FigureReading, ...] = ()
-    margins = []
     if isinstance(by_stacks, float):
-        origins.add(Origin.STACKS)
-        margins.append(by_stacks / LIVELY_RATIO)
-        evidence += (reading(Figure.IN_PHASE, 100 * by_stacks, scene.frame, of="the model"),)
+        balanced.add(Figure.IN_PHASE, by_stacks, by_stacks / LIVELY_RATIO, of="the model")
     if isinstance(by_looks, float):
-        origins.add(Origin.PROC)
         # A host that waits for its busy card is no less healthy: its samples do not weaken the stacks.
-        if not (scene.gpus and margins):
-            margins.append(by_looks / LIVELY_LOOKS)
+        margin = math.inf if scene.gpus and balanced.evidence else by_looks / LIVELY_LOOKS
         # State R includes waiting for a CPU.
-        figure = Figure.MAIN_RUNS_OR_WAITS if got else Figure.MAIN_RUNS
-        evidence += (reading(figure, 100 * by_looks, scene.frame),)
-    if scene.gpus and origins:
-        origins.add(Origin.DRIVER)
-    if not origins:
+        balanced.add(Figure.MAIN_RUNS_OR_WAITS if got else Figure.MAIN_RUNS, by_looks, margin)
+    if not balanced.evidence:
         return by_stacks if isinstance(by_stacks, Unsure) else Unsure("balanced (too little was read)")
+    if scene.gpus:
+        busiest = min(known_or(card.busy_pct, 0.0) for card in scene.gpus)
+        balanced.add(Figure.GPU_BUSY, busiest / 100, source="NVML utilisation")
     outside, pauses = _find_outside(scene), _find_pauses(scene)
     against = tuple(one for one in (pauses, outside) if one is not None)
     unread = taker_unread(scene)
     if isinstance(by_stacks, Unsure):
         # Only stacks tell a step from a checkpoint, a validation or the program's other code.
         unread += (f"pauses and code outside of the step: {by_stacks.text}",)
+    if got or against or unread:
+        balanced.margin = min(balanced.margin, CROWDED_MARGIN)
     summary = "steps go on and no single wait takes a fifth of the time"
     if got:
-        summary = f"steps go on, but {got}: {find_taker(scene).value}"
+        summary, against = (
+            f"steps go on, but {got}: {find_taker(scene).value}",
+            (read_waiting(scene), *against),
+        )
     elif pauses is not None:
         percent = format_pct(known_or(pauses.value, 0.0))
         summary = f"steps go on, and {percent} % of the time is spent {pauses.name}"
     elif outside is not None:
         percent = format_pct(known_or(outside.value, 0.0))
         summary = f"steps go on, and {percent} % of the time goes into code outside of the model"
-    return Suspicion(
-        kind=Kind.BALANCED,
-        cause=NOT_APPLICABLE,
-        weight=0.0,
-        margin=min((*margins, CROWDED_MARGIN)) if got or against or unread else min(margins),
-        origins=frozenset(origins),
-        summary=summary,
-        evidence=evidence,
-        against=((read_waiting(scene),) if got else ()) + against,
-        unread=unread,
-    )
+    return balanced.suspect(Kind.BALANCED, NOT_APPLICABLE, 0.0, summary, against=against, unread=unread)
 
 
 RULES: tuple[Rule, ...] = (judge_cpu_compute, judge_balanced)

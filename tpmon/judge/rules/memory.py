@@ -8,8 +8,9 @@ from __future__ import annotations
 import statistics
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Claim, Suspicion, Unsure, by_conditions, reading
+from tpmon.judge.answers.result import Answer, Claim, Suspicion, Unsure, by_conditions
 from tpmon.judge.features.card_use import ETA_S, GROWTH_BYTES_S, Growth, find_urgency, read_growth, say_about
+from tpmon.judge.features.engine import Proof
 from tpmon.judge.features.readings import memory_origin, pressure_origin
 from tpmon.judge.features.snapshot import (
     SHM_FULL,
@@ -24,7 +25,7 @@ from tpmon.judge.features.snapshot import (
     lacks_shm_room,
 )
 from tpmon.judge.rules.card_faults import judge_gpu_memory
-from tpmon.model.figures import Figure, Origin
+from tpmon.model.figures import Figure
 from tpmon.model.frame import Frame
 from tpmon.model.host import SUMMED_ANON
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known, sum_known
@@ -36,7 +37,7 @@ from tpmon.model.verdict import Kind
 @by_conditions
 def judge_shm(scene: Scene) -> Answer:
     """Suspect /dev/shm when it is small and half full, or has no room for two more steps of growth."""
-    memory = Claim("shared memory")
+    memory = Proof("shared memory", scene)
     shm = memory.known(scene.frame.memory.shm)
     memory.doubt(shm.total_bytes <= 0, "its size reads 0")
     text = f"{format_bytes(shm.used_bytes)} of {format_bytes(shm.total_bytes)}"
@@ -46,21 +47,12 @@ def judge_shm(scene: Scene) -> Answer:
     step = find_largest_step(scene.history)
     small, tight = is_shm_small_and_full(shm), lacks_shm_room(shm, step)
     memory.clear(not small and not tight, text)
-    by_fill = fill / SHM_FULL if small else 1.0
     by_growth = SHM_STEPS * step / max(free, 1) if tight else 1.0
-    return Suspicion(
-        kind=Kind.MEMORY_PRESSURE,
-        cause="shm",
-        weight=fill,
-        margin=max(1.0, by_fill, by_growth),
-        origins=frozenset((Origin.FILES,)),
-        summary=f"{shm.path} is {format_pct(100 * fill)} % full ({text}): a batch that does not fit is lost",
-        evidence=(
-            reading(Figure.SHM_USED, 100 * fill, scene.frame),
-            reading(Figure.SHM_GROWTH, step / (1 << 20), scene.frame),
-        ),
-        observed=frozenset((Need.SHM_TIGHT,)),
-    )
+    memory.add(Figure.SHM_USED, fill, max(1.0, fill / SHM_FULL if small else 1.0, by_growth))
+    memory.add(Figure.SHM_GROWTH, step / (1 << 20))
+    words = f"{shm.path} is {format_pct(100 * fill)} % full ({text}): a batch that does not fit is lost"
+    needs = frozenset((Need.SHM_TIGHT,))
+    return memory.suspect(Kind.MEMORY_PRESSURE, "shm", fill, words, observed=needs)
 
 
 NEAR_LIMIT = 0.8
@@ -148,41 +140,28 @@ def _who_grows(scene: Scene, anon: Growth) -> Role:
 
 
 def _suspect_growth(
-    scene: Scene,
-    cause: str,
-    growth: Growth,
-    *,
-    words: str,
-    need: Need,
-    origins: frozenset[Origin],
-    role: Role = Role.RANK,
+    proof: Proof, cause: str, growth: Growth, words: str, need: Need, *, role: Role = Role.RANK
 ) -> Suspicion:
-    frame = scene.frame
-    memory = frame.memory
-    room = _room(scene)
-    eta_s: Known[float] = room if isinstance(room, Missing) else room[0] / growth.mean
-    when = f", {room[2]} full in {say_about(eta_s)}" if is_known(room) and is_known(eta_s) else ""
-    near = is_known(room) and room[1] >= NEAR_LIMIT
-    biggest = max(
-        (process for process in frame.processes if process.role is role),
-        key=lambda process: process.rss_bytes,
-        default=None,
-    )
-    evidence = [
-        reading(Figure.MEMORY_GROWTH, growth.mean, frame, source=memory.anon_source),
-        reading(Figure.GROWN, growth.grown_bytes / (1 << 20), frame, source=memory.anon_source),
-    ]
+    """Suspect growth; ``role`` is whose: the largest process of it is named."""
+    frame, room = proof.scene.frame, _room(proof.scene)
+    memory, origins = frame.memory, (memory_origin(frame.memory),)
+    margin, source = min(growth.slopes) / GROWTH_BYTES_S, memory.anon_source
+    proof.add(Figure.MEMORY_GROWTH, growth.mean, margin, source=source, origins=origins)
+    proof.add(Figure.GROWN, growth.grown_bytes / (1 << 20), source=source, origins=origins)
+    weight, when, near = 0.2, "", False
     if is_known(room):
-        evidence.append(reading(Figure.MEMORY_USED, 100 * room[1], frame, source=memory.limit_source))
-    return Suspicion(
-        kind=Kind.MEMORY_PRESSURE,
-        cause=cause,
-        weight=find_urgency(eta_s) if is_known(eta_s) else 0.2,
-        margin=min(growth.slopes) / GROWTH_BYTES_S,
-        origins=origins,
-        summary=f"{words} by {say_bytes_s(growth.mean)}{when}",
-        evidence=tuple(evidence),
-        observed=frozenset((need, Need.MEMORY_LIMIT_NEAR)) if near else frozenset((need,)),
+        eta_s = room[0] / growth.mean
+        weight, when = find_urgency(eta_s), f", {room[2]} full in {say_about(eta_s)}"
+        near = room[1] >= NEAR_LIMIT
+        proof.show(Figure.MEMORY_USED, room[1], source=memory.limit_source)
+    those = (process for process in frame.processes if process.role is role)
+    biggest = max(those, key=lambda process: process.rss_bytes, default=None)
+    return proof.suspect(
+        Kind.MEMORY_PRESSURE,
+        cause,
+        weight,
+        f"{words} by {say_bytes_s(growth.mean)}{when}",
+        observed=frozenset((need, Need.MEMORY_LIMIT_NEAR) if near else (need,)),
         pid=biggest.pid if biggest is not None else NOT_APPLICABLE,
         rank=biggest.rank if biggest is not None else NOT_APPLICABLE,
     )
@@ -195,7 +174,7 @@ def _is_near_the_end(room: tuple[float, float, str], growth: Growth) -> bool:
 @by_conditions
 def judge_leak(scene: Scene) -> Answer:
     """Suspect steady growth of the job's memory that reaches its limit soon."""
-    growth, leak = Claim("memory growth"), Claim("leak")
+    growth, leak = Claim("memory growth"), Proof("leak", scene)
     anon = growth.known(read_growth(scene, _sum_anon))
     growth.clear(not _lasts(scene, anon), "none that lasts")
     leak.clear(growth.known(_grows_by_copies(scene, anon)), "pages are copied, not added")
@@ -208,20 +187,19 @@ def judge_leak(scene: Scene) -> Answer:
         return Unsure(f"when memory is full (it grows by {say_bytes_s(anon.mean)}, limit not known)")
     lasts = f"{say_bytes_s(anon.mean)}, room for {say_about(room[0] / anon.mean)}"
     growth.clear(not _is_near_the_end(room, anon), lasts)
-    seen = {memory_origin(scene.frame.memory)}
     if is_known(rss) and rss.grows and not _is_summed(scene):
-        seen.add(Origin.PROC)
+        leak.add(Figure.RSS_GROWTH, rss.mean)
     role = _who_grows(scene, anon)
-    fed = role is Role.WORKER
-    words = "memory of the loader workers grows" if fed else "memory grows"
-    need = Need.WORKERS_GROW if fed else Need.ANON_GROWS
-    return _suspect_growth(scene, "leak", anon, words=words, need=need, origins=frozenset(seen), role=role)
+    if role is Role.WORKER:
+        words = "memory of the loader workers grows"
+        return _suspect_growth(leak, "leak", anon, words, Need.WORKERS_GROW, role=role)
+    return _suspect_growth(leak, "leak", anon, "memory grows", Need.ANON_GROWS)
 
 
 @by_conditions
 def judge_copy_on_write(scene: Scene) -> Answer:
     """Suspect copies of shared pages: anonymous memory grows with the workers, the sum of RSS does not."""
-    copying = Claim("copy-on-write")
+    copying = Proof("copy-on-write", scene)
     copying.clear(not _workers(scene.frame), "no workers")
     anon = copying.known(read_growth(scene, _sum_anon))
     copying.clear(not _lasts(scene, anon), "memory does not grow")
@@ -230,46 +208,34 @@ def judge_copy_on_write(scene: Scene) -> Answer:
     faults = [sum_known(worker.minor_faults_s for worker in _workers(frame)) for frame in scene.frames]
     pages_s, grows = statistics.fmean(faults), say_bytes_s(anon.mean)
     # Without them the group that grows holds other processes than these.
-    copying.clear(pages_s < COPY_FAULTS_S, f"the workers touch {pages_s:.0f} new pages a second")
+    copying.at_least(Figure.MINOR_FAULTS, pages_s, COPY_FAULTS_S)
     touched = f"the workers touch {say_bytes_s(pages_s * PAGE_BYTES)} of the {grows} by which memory grows"
     copying.clear(pages_s * PAGE_BYTES < COPIED_BY_FAULTS * anon.mean, touched)
     room = _room(scene)
     near = is_known(room) and _is_near_the_end(room, anon)
     much = anon.grown_bytes >= COPIED_SHARE * max(anon.newest - anon.grown_bytes, 1.0)
     copying.clear(not much and not near, f"{grows}, small beside what is free")
-    return _suspect_growth(
-        scene,
-        "copy-on-write",
-        anon,
-        words="workers copy shared pages: memory grows",
-        need=Need.PAGES_COPIED,
-        origins=frozenset((memory_origin(scene.frame.memory), Origin.PROC)),
-    )
+    words = "workers copy shared pages: memory grows"
+    return _suspect_growth(copying, "copy-on-write", anon, words, Need.PAGES_COPIED)
 
 
 @by_conditions
 def judge_swap(scene: Scene) -> Answer:
     """Suspect swap when the job has pages there and touches them."""
-    frame, memory, psi = scene.frame, scene.frame.memory, scene.memory_psi_pct
+    memory, psi, swapped = scene.frame.memory, scene.memory_psi_pct, Proof("swap", scene)
     swap, faults = claim_touched_swap(scene)
-    size = format_bytes(swap)
-    stalled = min(psi, 100.0) / 100 if is_known(psi) else None
-    return Suspicion(
-        kind=Kind.MEMORY_PRESSURE,
-        cause="swap",
-        weight=stalled if stalled is not None else 0.2,
-        margin=min(faults / SWAP_FAULTS_S, swap / SWAP_BYTES),
-        # Major faults are also those of mapped files: only together with swap do they mean something.
-        origins=frozenset(
-            (memory_origin(memory), *((pressure_origin(memory),) if stalled is not None else ()))
-        ),
-        summary=f"{size} of the job lie in swap and are touched {faults:.0f} times a second",
-        evidence=(
-            reading(Figure.IN_SWAP, swap / (1 << 20), frame, source=memory.anon_source),
-            reading(Figure.MAJOR_FAULTS, faults, frame, source=memory.anon_source),
-            reading(Figure.MEMORY_STALLS, psi, frame),
-        ),
-        share=stalled if stalled is not None else Missing("PSI was not read"),
+    told = {"source": memory.anon_source, "origins": (memory_origin(memory),)}
+    swapped.add(Figure.IN_SWAP, swap / (1 << 20), swap / SWAP_BYTES, **told)
+    # Major faults are also those of mapped files: only together with swap do they mean something.
+    swapped.add(Figure.MAJOR_FAULTS, faults, faults / SWAP_FAULTS_S, **told)
+    stalled = map_known(lambda pct: min(pct, 100.0) / 100, psi)
+    swapped.add(Figure.MEMORY_STALLS, stalled, origins=(pressure_origin(memory),))
+    return swapped.suspect(
+        Kind.MEMORY_PRESSURE,
+        "swap",
+        known_or(stalled, 0.2),
+        f"{format_bytes(swap)} of the job lie in swap and are touched {faults:.0f} times a second",
+        share=stalled if is_known(stalled) else Missing("PSI was not read"),
         observed=frozenset((Need.SWAP_USED,)),
     )
 

@@ -294,7 +294,7 @@ def judge_page_cache_thrash(scene: Scene) -> Answer:
         cache.add(Figure.REFAULTED, refault, origins=(memory_origin(memory),))
     cache.show(Figure.MAJOR_FAULTS, faults)
     if stalls:
-        cache.add(Figure.MEMORY_STALLS, psi, origins=(pressure_origin(memory),))
+        cache.add(Figure.MEMORY_STALLS, stalled / 100, origins=(pressure_origin(memory),))
     margin = max(again / REFAULT_BYTES_S if pages else 1.0, stalled / PSI_MEMORY_PCT if stalls else 1.0)
     amount = f" ({format_bytes(again)}/s)" if is_known(refault) else ""
     why = f"files are read again and again because the page cache is too small{amount}"
