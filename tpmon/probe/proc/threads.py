@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field
-from types import MappingProxyType
 
 from tpmon.model.codec import DECIMALS
 from tpmon.model.frozen import dataclass
@@ -75,10 +74,10 @@ NO_SCHEDSTAT = Missing("this kernel has no schedstat")
 
 
 def leave_unread(
-    taken_ns: int, why: Missing = _UNREAD, counts: Mapping[ThreadKind, int] = MappingProxyType({})
+    taken_ns: int, why: Missing = _UNREAD, counted: tuple[ThreadGroup, ...] = ()
 ) -> ThreadReading:
     """Return the reading of a process whose threads are only counted, or read later."""
-    groups = tuple(ThreadGroup(kind, counts[kind], why) for kind in ThreadKind if kind in counts)
+    groups = tuple(ThreadGroup(one.kind, one.count, why) for one in counted)
     return ThreadReading(*(why,) * 6, groups, taken_ns)
 
 
@@ -113,12 +112,11 @@ class _Sums:
         self.busy += thread.demand >= BUSY_DEMAND
         self.demand_of[thread.kind] = self.demand_of.get(thread.kind, 0.0) + thread.demand
 
-    def close(self, counts: Mapping[ThreadKind, int], taken_ns: int, *, first: bool) -> ThreadReading:
-        """Return the reading; ``counts`` are all threads of the process, also unread ones."""
+    def close(self, resting: tuple[ThreadGroup, ...], taken_ns: int, *, first: bool) -> ThreadReading:
+        """Return the reading; ``resting`` are all threads of the process, also unread ones, without demand."""
         if first or not self.filled:
             # A thread that ran was put on a CPU at least once: all zero means the kernel does not count.
-            return leave_unread(taken_ns, _UNREAD if self.filled else _NOT_FILLED, counts)
-        kinds = [kind for kind in ThreadKind if kind in counts]
+            return leave_unread(taken_ns, _UNREAD if self.filled else _NOT_FILLED, resting)
         return ThreadReading(
             runnable=round(self.run + self.wait, DIGITS),
             waiting=round(self.wait, DIGITS),
@@ -126,12 +124,13 @@ class _Sums:
             busy_threads=self.busy,
             switches_s=round(self.switches_s, DIGITS),
             main_switches_s=round(self.main_switches_s, DIGITS),
-            groups=tuple(ThreadGroup(one, counts[one], self._round_demand(one)) for one in kinds),
+            groups=tuple(map(self._share, resting)) if self.demand_of else resting,
             taken_ns=taken_ns,
         )
 
-    def _round_demand(self, kind: ThreadKind) -> float:
-        return round(self.demand_of.get(kind, 0.0), DIGITS)
+    def _share(self, resting: ThreadGroup) -> ThreadGroup:
+        demand = round(self.demand_of.get(resting.kind, 0.0), DIGITS)
+        return ThreadGroup(resting.kind, resting.count, demand) if demand else resting
 
 
 @dataclass(slots=True)
@@ -146,6 +145,7 @@ class ThreadSet:
     keep_folder: bool = True  # False where descriptors are short: it is opened for each reading
     _loop_tid: int = 0
     _threads: dict[int, _Thread] = field(default_factory=dict)
+    _resting: tuple[ThreadGroup, ...] = ()  # the threads by kind, as they were listed, without demand
     _task_fd: int = -1
     _listed_ns: int = 0
     _read_ns: int = 0
@@ -234,6 +234,8 @@ class ThreadSet:
             if (thread.kind is ThreadKind.UNREAD or named_early) and self.allowance.names > 0:
                 self.allowance.names -= 1
                 thread.kind = self._read_kind(thread.tid)
+        counts = Counter(thread.kind for thread in self._threads.values())
+        self._resting = tuple(ThreadGroup(kind, counts[kind], 0.0) for kind in ThreadKind if kind in counts)
         self._listed_ns = taken_ns
         return born
 
@@ -325,8 +327,7 @@ class ThreadSet:
             self._seen_run_ns += sums.run_ns
         elapsed_ns = taken_ns - self._read_ns if self._read_ns else 0
         self._read_ns = taken_ns
-        counts = Counter(thread.kind for thread in self._threads.values())
-        self._latest = sums.close(counts, taken_ns, first=elapsed_ns <= 0)
+        self._latest = sums.close(self._resting, taken_ns, first=elapsed_ns <= 0)
 
     def _lacks_schedstat(self) -> bool:
         """Tell whether a living thread has no schedstat: no CONFIG_SCHED_INFO, or a sandbox's /proc."""
@@ -345,23 +346,23 @@ class ThreadSet:
 
     def _lack_schedstat(self, taken_ns: int) -> ThreadReading:
         self._read_ns = taken_ns
-        counts = Counter(thread.kind for thread in self._threads.values())
-        return leave_unread(taken_ns, NO_SCHEDSTAT, counts)
+        return leave_unread(taken_ns, NO_SCHEDSTAT, self._resting)
 
     def _add(self, sums: _Sums, threads: Iterable[_Thread], taken_ns: int) -> bool:
         """Read threads and add what they did to the sums; return whether any was gone."""
         readings, any_gone = self._read_threads(threads)
+        sums.read += len(readings)
+        sums.filled = sums.filled or any(new.slices > 0 for _, new in readings)
         for thread, new in readings:
-            since_ns = thread.read_ns or self._read_ns
-            elapsed_ns = taken_ns - since_ns if since_ns else 0
-            thread.read_ns = taken_ns
             is_main = thread.tid == self._loop_tid
-            sums.read += 1
-            sums.filled = sums.filled or new.slices > 0
             if new is thread.last:
+                thread.read_ns = taken_ns
                 thread.unchanged += not is_main
                 thread.demand = 0.0
                 continue
+            since_ns = thread.read_ns or self._read_ns
+            elapsed_ns = taken_ns - since_ns if since_ns else 0
+            thread.read_ns = taken_ns
             thread.unchanged = 0
             old = self._before(thread, new, elapsed_ns)
             thread.last = new
