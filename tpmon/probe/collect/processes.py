@@ -16,7 +16,7 @@ from tpmon.model.process import Identity, Role, ThreadKind
 from tpmon.model.results.doctor import CheckName, say_refusal
 from tpmon.model.text.redaction import admit_text, name_failure
 from tpmon.model.waits import RUNNING, Wait
-from tpmon.probe.base.procread import StatLine, has_ended, parse_stat, read_apart, read_or, read_stat
+from tpmon.probe.base.procread import PROC, StatLine, has_ended, parse_stat, read_apart, read_or, read_stat
 from tpmon.probe.job.job import Member, now_ticks
 from tpmon.probe.job.process_facts import find_left
 from tpmon.probe.job.roles import thread_kind
@@ -29,7 +29,9 @@ from tpmon.probe.proc.counters import (
     Shares,
     open_file,
     parse_io,
+    read_cpu_clock,
     read_shares,
+    tell_no_clock,
 )
 from tpmon.probe.proc.threads import DIGITS, NAMES_PER_TICK, Allowance, ThreadReading, ThreadSet, leave_unread
 from tpmon.probe.proc.wchan import ON_CPU, Syscall, parse_syscall, read_wait
@@ -235,7 +237,8 @@ class ProcessProbe:
         self.keep = keep
         self._stat = _Parsed(f"{base}/stat", 1024, parse_stat, keep=keep)
         self._io = _Optional(f"{base}/io", 512, "io", keep=keep)
-        self.threads = ThreadSet(pid, kind_of, allowance, proc, born_after_ns, keep)
+        clock = read_cpu_clock if proc == PROC else tell_no_clock
+        self.threads = ThreadSet(pid, kind_of, allowance, proc, born_after_ns, keep, clock)
         self._raw_io: Known[bytes] = Missing("not read yet")
         self._parsed_io: Known[Io] = self._raw_io
         self._raw_wait: tuple[str, Known[bytes], Known[bytes], Role] | None = None

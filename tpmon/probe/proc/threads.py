@@ -18,7 +18,7 @@ from tpmon.model.known import Known, Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackCount
 from tpmon.probe.base.procread import PROC, read_status
-from tpmon.probe.proc.counters import NO_DESCRIPTOR, ProcFile, SchedStat, parse_schedstat
+from tpmon.probe.proc.counters import NO_DESCRIPTOR, ProcFile, SchedStat, parse_schedstat, tell_no_clock
 from tpmon.probe.proc.memory import read_memory
 
 DIGITS = DECIMALS
@@ -30,6 +30,8 @@ QUIET_TICKS = 5  # a quiet process is read at least so often: a thread that wait
 RESTING_SAMPLES = 3  # a thread unchanged so often is read with those of quiet processes, not each tick
 UNSEEN_S = 0.025
 """More CPU of a process than its read threads used means that a resting one runs; both count 10 ms ticks."""
+CLOCK_APART_S = 0.05
+"""The clock and the ticks of one process never differ by as much, where both count the same time."""
 NAMES_PER_TICK = 250  # 1000 in the first tick of a large job took a sixteenth of its first picture
 
 
@@ -143,6 +145,7 @@ class ThreadSet:
     proc: str = "/proc"
     born_after_ns: int = 0  # the process did not exist yet, so all its threads' time came later
     keep_folder: bool = True  # False where descriptors are short: it is opened for each reading
+    cpu_clock: Callable[[int], int] = tell_no_clock
     _loop_tid: int = 0
     _threads: dict[int, _Thread] = field(default_factory=dict)
     _resting: tuple[ThreadGroup, ...] = ()  # the threads by kind, as they were listed, without demand
@@ -153,6 +156,8 @@ class ThreadSet:
     _was_moving: bool = True
     _all_read_cpu_s: float = 0.0  # CPU time of the process when all its threads were last read
     _seen_run_ns: int = 0  # what the threads that were read since then used of it
+    _clock_ns: int = -1  # the process's CPU clock at that time
+    _each_read_ns: int = 0  # when each thread's file was last read
     _all_cached: bool = True  # False when descriptors ran out: opening anew costs three times as much
     _count: int = -1
     _has_schedstat: bool = True  # False once a living thread had none: then the kernel has it for none
@@ -299,18 +304,27 @@ class ThreadSet:
         return new if back else old
 
     def _measure(self, taken_ns: int, cpu_s: float, *, everyone: bool) -> None:
+        clock_ns = self._read_clock(cpu_s) if everyone else -1
+        # A thread that waits for a CPU and never runs moves no clock: now and then each file is read.
+        by_clock = min(clock_ns, self._clock_ns) >= 0 and taken_ns - self._each_read_ns < QUIET_RELIST_NS
         threads = self._threads.values()
-        awake = threads if everyone else [one for one in threads if one.unchanged < RESTING_SAMPLES]
+        each = everyone and not by_clock
         sums = _Sums()
-        any_gone = self._add(sums, awake, taken_ns)
-        unseen_s = cpu_s - self._all_read_cpu_s - (self._seen_run_ns + sums.run_ns) / 1e9
-        if not everyone and unseen_s > UNSEEN_S:
-            # They rested until the last tick, so what they used since belongs to this one.
-            resting = [one for one in self._threads.values() if one.read_ns != taken_ns]
-            for one in resting:
-                one.read_ns = self._read_ns
+        any_gone = self._add(
+            sums, threads if each else [one for one in threads if one.unchanged < RESTING_SAMPLES], taken_ns
+        )
+        ran_ns = self._seen_run_ns + sums.run_ns
+        resting = [] if each else [one for one in threads if one.read_ns != taken_ns]
+        if by_clock and clock_ns - self._clock_ns == ran_ns:
+            # To the nanosecond, the others used all the time: these did not run.
+            self._take(sums, [(one, one.last) for one in resting if one.last is not None], taken_ns)
+        elif by_clock or (not everyone and cpu_s - self._all_read_cpu_s - ran_ns / 1e9 > UNSEEN_S):
+            if not everyone:
+                # They rested until the last tick, so what they used since belongs to this one.
+                for one in resting:
+                    one.read_ns = self._read_ns
             any_gone = self._add(sums, resting, taken_ns) or any_gone
-            everyone = True
+            each = everyone = True
         if any_gone:
             # As many others may have been born in their place, which the number of threads does not show.
             self._add(sums, self._list(taken_ns), taken_ns)
@@ -321,13 +335,19 @@ class ThreadSet:
             self._latest = self._lack_schedstat(taken_ns)
             return
         if everyone:
-            self._all_read_cpu_s, self._seen_run_ns = cpu_s, 0
+            self._all_read_cpu_s, self._seen_run_ns, self._clock_ns = cpu_s, 0, clock_ns
+            self._each_read_ns = taken_ns if each else self._each_read_ns
             self._all_cached = all(thread.file is not None for thread in self._threads.values())
         else:
             self._seen_run_ns += sums.run_ns
         elapsed_ns = taken_ns - self._read_ns if self._read_ns else 0
         self._read_ns = taken_ns
         self._latest = sums.close(self._resting, taken_ns, first=elapsed_ns <= 0)
+
+    def _read_clock(self, cpu_s: float) -> int:
+        """Return the CPU clock of the process, -1 where it may be that of another one, or counts otherwise."""
+        clock_ns = self.cpu_clock(self.pid)
+        return clock_ns if abs(clock_ns / 1e9 - cpu_s) < CLOCK_APART_S else -1
 
     def _lacks_schedstat(self) -> bool:
         """Tell whether a living thread has no schedstat: no CONFIG_SCHED_INFO, or a sandbox's /proc."""
@@ -351,6 +371,11 @@ class ThreadSet:
     def _add(self, sums: _Sums, threads: Iterable[_Thread], taken_ns: int) -> bool:
         """Read threads and add what they did to the sums; return whether any was gone."""
         readings, any_gone = self._read_threads(threads)
+        self._take(sums, readings, taken_ns)
+        return any_gone
+
+    def _take(self, sums: _Sums, readings: Sequence[tuple[_Thread, SchedStat]], taken_ns: int) -> None:
+        """Add what threads did by their readings, the last one of those that did not run since."""
         sums.read += len(readings)
         sums.filled = sums.filled or any(new.slices > 0 for _, new in readings)
         for thread, new in readings:
@@ -367,7 +392,6 @@ class ThreadSet:
             old = self._before(thread, new, elapsed_ns)
             thread.last = new
             sums.add(thread, old, new, elapsed_ns, is_main=is_main)
-        return any_gone
 
 
 _MACHINE = os.uname().machine
