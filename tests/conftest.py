@@ -98,6 +98,7 @@ WAITS = {
     "commands/recordings": ("record", "switch"),
     "probe/gpu": ("child",),
     "probe/spy": ("denied", "dump_stops", "sample_probe"),
+    "programs": ("hangs",),
     "": ("supervisor",),
 }
 """Tests that compute little and mostly wait, for deadlines and samples: make test runs them beside the others."""

@@ -123,6 +123,8 @@ def _compare(names: tuple[str, ...]) -> tuple[Callable[..., object], Callable[..
             return tuple(getattr(self, name) for name in names)
 
     def __eq__(self: Instance, other: Instance) -> object:  # noqa: N807
+        if other is self:
+            return True  # as two tuples of the same values are
         return key(self) == key(other) if other.__class__ is self.__class__ else NotImplemented
 
     def __hash__(self: Instance) -> int:  # noqa: N807

@@ -69,14 +69,20 @@ def cut_front(text: str, width: int) -> str:
 
 def pad(text: str, width: int) -> str:
     """Make ``text`` exactly ``width`` cells wide, text at the left."""
-    text = cut(text, width)
-    return text + " " * (width - count_cells(text))
+    left = width - count_cells(text)
+    if left < 0:
+        text = cut(text, width)
+        left = width - count_cells(text)
+    return text + " " * left
 
 
 def pad_left(text: str, width: int) -> str:
     """Make ``text`` exactly ``width`` cells wide, text at the right, for numbers."""
-    text = cut(text, width)
-    return " " * (width - count_cells(text)) + text
+    left = width - count_cells(text)
+    if left < 0:
+        text = cut(text, width)
+        left = width - count_cells(text)
+    return " " * left + text
 
 
 def line_width(line: Line) -> int:
@@ -96,13 +102,16 @@ def fit_line(line: Line, width: int) -> Line:
     for text, ink in line:
         if not text:
             continue
-        shown = cut(text, left)
-        left -= count_cells(shown)
+        shown, cells = text, count_cells(text)
+        if cells > left:
+            shown = cut(text, left)
+            cells = count_cells(shown)
+        left -= cells
         if shown and out and out[-1][1] is ink:
             out[-1] = (out[-1][0] + shown, ink)
         elif shown:
             out.append((shown, ink))
-        if shown != text:
+        if shown is not text:
             break
     return tuple(out)
 

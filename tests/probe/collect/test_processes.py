@@ -303,7 +303,7 @@ def test_a_process_of_another_user_loses_io_and_wait_but_not_its_row():
 
         cpu_pct, runnable, rss_bytes, *reasons = as_nobody(look)
     assert runnable == pytest.approx(1, rel=0.15)
-    assert cpu_pct > 20
+    assert cpu_pct > 1  # of a core that it may share with others
     assert rss_bytes > 1 << 20
     io, syscall = "not permitted (doctor: io)", "not permitted (doctor: syscall)"
     assert reasons == [io, io, syscall, *["the kernel does not say (wchan is 0)"] * 3]

@@ -17,6 +17,7 @@ from tpmon.probe.gpu.mapping import (
     OWN_NAMESPACE,
     Card,
     DeviceFiles,
+    held_minors,
     kernel_has_driver,
     map_to_job,
     open_device_indices,
@@ -112,10 +113,10 @@ def test_whether_a_card_could_be_used_at_all(tmp_path):
 
 def test_cards_that_the_job_holds_and_nvml_does_not_list():
     cards = (make_card(0, (), 0), make_card(1, (), 1))
-    assert unlisted_minors(cards, JOB, {10: (0, 5), 11: (4,), 77: (6,)}) == (4, 5)
-    assert unlisted_minors(cards, JOB, {10: Missing("permission denied")}) == ()
+    assert unlisted_minors(cards, held_minors(JOB, {10: (0, 5), 11: (4,), 77: (6,)})) == (4, 5)
+    assert unlisted_minors(cards, held_minors(JOB, {10: Missing("permission denied")})) == ()
     unknown = (*cards, make_card(2, (), Missing("no permission")))
-    assert unlisted_minors(unknown, JOB, {10: (5,)}) == ()
+    assert unlisted_minors(unknown, held_minors(JOB, {10: (5,)})) == ()
 
 
 def make_process(proc: Path, pid: int, links: Sequence[str], first: int = 0) -> None:

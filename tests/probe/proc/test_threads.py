@@ -13,7 +13,16 @@ from tests.probe.collect.test_population import open_files
 from tests.waiting import wait_until
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import ThreadKind
-from tpmon.probe.proc.threads import DIGITS, QUIET_TICKS, RELIST_NS, RESTING_SAMPLES, Allowance, ThreadSet
+from tpmon.probe.proc.counters import read_cpu_clock, tell_no_clock
+from tpmon.probe.proc.threads import (
+    DIGITS,
+    QUIET_RELIST_NS,
+    QUIET_TICKS,
+    RELIST_NS,
+    RESTING_SAMPLES,
+    Allowance,
+    ThreadSet,
+)
 
 
 def count_threads(pid: int) -> int:
@@ -29,8 +38,10 @@ def watch():
     """Make ThreadSets that a test reads when it wants to, and close them all."""
     made = []
 
-    def make(pid: int, descriptors: int = 1000, names: int = 1000, proc: str = "/proc") -> ThreadSet:
-        made.append(ThreadSet(pid, kind_of, Allowance(descriptors, names), proc))
+    def make(
+        pid: int, descriptors: int = 1000, names: int = 1000, proc: str = "/proc", clock=tell_no_clock
+    ) -> ThreadSet:
+        made.append(ThreadSet(pid, kind_of, Allowance(descriptors, names), proc, cpu_clock=clock))
         return made[-1]
 
     yield make
@@ -403,6 +414,63 @@ def test_resting_threads_are_not_read_while_the_others_account_for_all_cpu_time(
     late = [value for value in seen if value > 0.501]
     assert len(late) == 1, "with the quiet ones, at the latest every fifth tick"
     assert sum(seen) == pytest.approx(0.5 * QUIET_TICKS + 0.01 / QUIET_TICKS, abs=0.002)
+
+
+class Clocked(Rested):
+    """The same process, with a CPU clock that knows what all of its threads ran."""
+
+    def __init__(self, watch, root) -> None:
+        self.ran_ns = 30 * SECOND
+        super().__init__(lambda pid, **more: watch(pid, **more, clock=lambda _: self.ran_ns - 20 * SECOND), root)
+
+    def tick(self, main_s: float = 0.5, others_s: float = 0.0):
+        self.ran_ns += int((main_s + others_s) * SECOND)
+        return super().tick(main_s, others_s)
+
+
+def test_the_files_of_resting_threads_are_not_read_while_the_clock_of_the_process_says_that_they_rest(
+    watch, tmp_path
+):
+    job = Clocked(watch, tmp_path)
+    for _ in range(QUIET_TICKS):
+        job.tick()  # in one of them the clock is read for the first time
+    (job.task / "78" / "schedstat").write_text("10600000000 200000000 20")  # which nobody looks at
+    seen = [job.tick().runnable for _ in range(3 * QUIET_TICKS)]
+    assert seen == [pytest.approx(0.5)] * len(seen)
+    now = [job.tick().runnable for _ in range(QUIET_RELIST_NS // SECOND)]
+    assert sum(value > 0.501 for value in now) == 1, "within a minute each file is read"
+
+
+@pytest.mark.parametrize("ran_s", [0.000001, 0.3])
+def test_a_resting_thread_that_ran_for_a_moment_is_read_at_the_next_turn_of_all(watch, tmp_path, ran_s):
+    job, plain = Clocked(watch, tmp_path / "one"), Rested(watch, tmp_path / "other")
+    for _ in range(QUIET_TICKS):
+        job.tick(), plain.tick()
+    for one in (job, plain):
+        one.put((78, f"{10 * SECOND + int(ran_s * SECOND)} 0 20"))
+    told = [[one.tick(others_s=ran_s if i == 0 else 0.0) for i in range(QUIET_TICKS)] for one in (job, plain)]
+    assert [one.runnable for one in told[0]] == [one.runnable for one in told[1]]
+    assert [one.switches_s for one in told[0]] == [one.switches_s for one in told[1]]
+
+
+@pytest.mark.parametrize("apart_s", [-30.0, 1.0])
+def test_a_clock_that_differs_from_the_cpu_time_of_the_process_is_not_believed(watch, tmp_path, apart_s):
+    job = Clocked(watch, tmp_path)
+    job.ran_ns += int(apart_s * SECOND)
+    for _ in range(QUIET_TICKS):
+        job.tick()
+    job.put((78, "10010000000 0 20"))
+    assert sum(job.tick().runnable > 0.501 for _ in range(QUIET_TICKS)) == 1
+
+
+def test_the_clock_of_a_process_counts_what_its_threads_ran():
+    with child("import threading; threading.Thread(target=hear, daemon=True).start(); say('on'); hear()") as one:
+        total = 0
+        for tid in os.listdir(f"/proc/{one.pid}/task"):
+            with open(f"/proc/{one.pid}/task/{tid}/schedstat") as file:
+                total += int(file.read().split()[0])
+        wait_until(lambda: read_cpu_clock(one.pid) == total)
+    assert read_cpu_clock(one.pid) == -1
 
 
 def test_a_busy_thread_in_the_place_of_a_dead_resting_one_is_met_in_the_same_tick(watch, tmp_path):

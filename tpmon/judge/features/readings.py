@@ -48,6 +48,11 @@ def mean_known(values: Iterable[Known[float]], nothing: Missing = NO_FRAMES) -> 
     Shares of time need the mean: by the median, a card that works for 3 s and rests for 2 never rests.
     """
     listed = list(values)
+    try:
+        if listed:
+            return statistics.fmean(listed)  # type: ignore[arg-type]
+    except TypeError:
+        pass  # one is Missing, which is no number
     known = [value for value in listed if is_known(value)]
     if known and 2 * len(known) >= len(listed):
         return statistics.fmean(known)

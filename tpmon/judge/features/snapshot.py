@@ -235,33 +235,50 @@ _WORKER_FIELDS = attrgetter(
 )
 
 
-def _see_worker(samples: Sequence[ProcessSample], frame: Frame) -> WorkerScene:
+_Rows = tuple[tuple[Any, ...], ...]  # of the samples of a worker: its _WORKER_FIELDS, and its own demand
+
+
+def _see_worker(
+    samples: Sequence[ProcessSample], frame: Frame, alike: dict[_Rows, dict[str, Any]]
+) -> WorkerScene:
+    """Condense one worker; ``alike`` keeps the figures by what was read: most workers of a large job rest."""
     last = samples[-1]
-    # One call a sample and one median a column: with 128 workers this is most of a judgement.
-    states, waits, *columns = zip(*map(_WORKER_FIELDS, samples), strict=True)
-    demand, waiting, busy, calls, device, asked, faults = map(median_known, columns)
-    rest = weigh_rest(states, [demand_of(one, _MAIN) for one in samples])
-    shares = share_waits(waits, rest)
-    reasons = [wait.reason if isinstance(wait, Wait) else None for wait in waits]
-    blocked = sum(state == "D" or reason in IO for state, reason in zip(states, reasons, strict=True))
+    rows = (*map(_WORKER_FIELDS, samples), tuple(demand_of(one, _MAIN) for one in samples))
+    figures = alike.get(rows)
+    if figures is None:
+        figures = alike[rows] = _measure_worker(rows)
     return WorkerScene(
+        **figures,
         pid=last.pid,
         number=last.worker,
-        demand=demand,
-        waiting=waiting,
-        busy_threads=busy,
-        idle_ratio=shares.get(_WORK, 0.0) if shares else share_of(waits, WaitReason.WORK),
-        blocked_ratio=rest * blocked / len(samples),
-        io_waits=list_io_waits(states, waits) if blocked else (),
-        waits=shares,
         stopped=last.state == "T" or is_known(last.frozen),
-        read_calls_s=calls,
-        device_read_bytes_s=device,
-        asked_read_bytes_s=asked,
-        major_faults_s=faults,
         rss_bytes=last.rss_bytes,
         age_s=(frame.taken - last.started).total_seconds(),
     )
+
+
+def _measure_worker(rows: _Rows) -> dict[str, Any]:
+    # One median a column: with 128 workers this is most of a judgement.
+    *sampled, own = rows
+    states, waits, *columns = zip(*sampled, strict=True)
+    demand, waiting, busy, calls, device, asked, faults = map(median_known, columns)
+    rest = weigh_rest(states, own)
+    shares = share_waits(waits, rest)
+    reasons = [wait.reason if isinstance(wait, Wait) else None for wait in waits]
+    blocked = sum(state == "D" or reason in IO for state, reason in zip(states, reasons, strict=True))
+    return {
+        "demand": demand,
+        "waiting": waiting,
+        "busy_threads": busy,
+        "idle_ratio": shares.get(_WORK, 0.0) if shares else share_of(waits, WaitReason.WORK),
+        "blocked_ratio": rest * blocked / len(states),
+        "io_waits": list_io_waits(states, waits) if blocked else (),
+        "waits": shares,
+        "read_calls_s": calls,
+        "device_read_bytes_s": device,
+        "asked_read_bytes_s": asked,
+        "major_faults_s": faults,
+    }
 
 
 def _see_main(pid: int, frames: Sequence[Frame]) -> Known[MainThreadScene]:
@@ -309,13 +326,14 @@ def _see_rank(
     by_pid: dict[int, list[ProcessSample]],
     frames: Sequence[Frame],
     phases: Mapping[int, RankPhases],
+    alike: dict[_Rows, dict[str, Any]],
 ) -> RankScene:
     last, frame = samples[-1], frames[-1]
     waits = [sample.waits_for for sample in samples]
     workers = tuple(
-        _see_worker(by_pid[process.pid], frame)
+        _see_worker(by_pid[process.pid], frame, alike)
         for process in frame.processes
-        if process.role is Role.WORKER and process.rank_pid == last.pid
+        if process.rank_pid == last.pid and process.role is Role.WORKER
     )
     idle = {worker.pid: worker.idle_ratio for worker in workers}
     loader, feeding = find_loader_in_use(last.pid, frames, idle)
@@ -405,6 +423,7 @@ def see(
     ranks = [process for process in frame.processes if process.role is Role.RANK]
     # The first of equal ranks is named, whatever order the kernel lists them in.
     ranks.sort(key=lambda one: (known_or(one.rank, math.inf), one.pid))
+    alike: dict[_Rows, dict[str, Any]] = {}
     return Scene(
         frame=frame,
         frames=recent,
@@ -420,7 +439,7 @@ def see(
         refault_bytes_s=median_known(one.memory.refault_bytes_s for one in recent),
         major_faults_s=median_known(one.memory.major_faults_s for one in recent),
         memory_psi_pct=median_known(one.memory.psi_some_pct for one in recent),
-        ranks=tuple(_see_rank(by_pid[rank.pid], by_pid, recent, phases) for rank in ranks),
+        ranks=tuple(_see_rank(by_pid[rank.pid], by_pid, recent, phases, alike) for rank in ranks),
         cards=tuple(card for card in known_cards(frame) if is_known(card.pids) and card.pids),
         gpus=doubt_cards(see_cards(recent, frames), len(ranks)),
         gpu_pct=mean_known(_gpu_mean(one) for one in recent),

@@ -367,9 +367,10 @@ def note_held(scene: Scene) -> str:
     """Return the note that heat or the power brake lowers a card's clocks and costs little, "" for none."""
     for words, reasons in (("a thermal reason", THERMAL), ("the power brake", BRAKE)):
         for card in scene.gpus:
+            if not (is_loaded(card, LOADED_PCT) and is_touched(card, reasons)):
+                continue
             lost = lost_to(card, reasons, scene)
-            touched = is_loaded(card, LOADED_PCT) and is_touched(card, reasons)
-            if touched and is_known(lost) and lost < LEAST_LOSS:
+            if is_known(lost) and lost < LEAST_LOSS:
                 held = format_pct(max(held_pct(card, one) for one in reasons))
                 cost = format_pct(100 * lost)
                 return f"held: {words} held card {card.index} for {held} % of 10 s; it costs about {cost} %"

@@ -152,6 +152,7 @@ class Collector:
         self._suspended = SuspendedReader()
         self._budget: tuple[CpuBudget, tuple[int, ...], int] | None = None
         self._watched: tuple[tuple[Member, ...], int, tuple[bool, ...]] | None = None
+        self._counted: tuple[Job, int, int, int] | None = None
         self._loader_ranks: tuple[LoaderRank, ...] = ()
         self._named: tuple[tuple[Identity, Applicable[int]], ...] = ()
         self._libraries = PoolLibraries(self._population.busy_tids, memory=stacks)
@@ -372,8 +373,7 @@ class Collector:
         return known[0]
 
     def _target(self, processes: tuple[ProcessSample, ...], steps: StepsRead) -> Target:
-        job = self._membership.job
-        roles = [member.role for member in job.members]
+        job, ranks, workers, dumped = self._count_roles()
         return Target(
             pid=job.root.pid,
             asked_pid=job.asked_pid,
@@ -382,19 +382,28 @@ class Collector:
             user=job.user,
             host=admit_text(os.uname().nodename, 64),
             state=TargetState.STOPPED if are_all_suspended(processes) else TargetState.RUNNING,
-            world_size=steps.size_job(job.world_size, roles.count(Role.RANK)),
-            local_ranks=roles.count(Role.RANK),
-            local_workers=roles.count(Role.WORKER),
+            world_size=steps.size_job(job.world_size, ranks),
+            local_ranks=ranks,
+            local_workers=workers,
             unread=self._population.left_out,
             torch_version=job.torch_version,
             python_version=job.python_version,
             ended=NOT_APPLICABLE,
             outcome=self._tracker.ends.ranks_outcome
-            if self._had_ranks and Role.RANK not in roles
+            if self._had_ranks and not ranks
             else NOT_APPLICABLE,
             rank_source=job.rank_source,
-            local_stacks=len(dumpable(job)),
+            local_stacks=dumped,
         )
+
+    def _count_roles(self) -> tuple[Job, int, int, int]:
+        """Return the job, its ranks, workers and processes with stacks; it is one object until it changes."""
+        job = self._membership.job
+        if self._counted is None or self._counted[0] is not job:
+            roles = [member.role for member in job.members]
+            stacks = len(dumpable(job))
+            self._counted = (job, roles.count(Role.RANK), roles.count(Role.WORKER), stacks)
+        return self._counted
 
     def _close_ended(self, changes: Changes) -> Frame:
         """Return the last Frame marked as ended; its readings stay as they were."""

@@ -108,9 +108,10 @@ def make_cpu(
     used_pct = add_known(processes, lambda p: p.cpu_pct)
     runnable = add_known(processes, lambda p: p.runnable)
     waiting = add_known(processes, lambda p: p.waiting)
-    pools = sum((known_or(p.runnable, 0.0) for p in processes if is_pool(p)), 0.0)
+    several = [process for process in processes if is_pool(process)]
+    pools = sum((known_or(process.runnable, 0.0) for process in several), 0.0)
     pool_runnable = pools if is_known(runnable) else runnable
-    largest = find_pool(processes)
+    largest = find_pool(several)
     pool: Applicable[Pool] = NOT_APPLICABLE
     if largest is not None and is_known(largest.busy_threads):
         runs = largest.busy_threads, known_or(largest.runnable, 0.0)

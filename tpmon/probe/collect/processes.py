@@ -16,7 +16,7 @@ from tpmon.model.process import Identity, Role, ThreadKind
 from tpmon.model.results.doctor import CheckName, say_refusal
 from tpmon.model.text.redaction import admit_text, name_failure
 from tpmon.model.waits import RUNNING, Wait
-from tpmon.probe.base.procread import StatLine, has_ended, parse_stat, read_apart, read_or, read_stat
+from tpmon.probe.base.procread import PROC, StatLine, has_ended, parse_stat, read_apart, read_or, read_stat
 from tpmon.probe.job.job import Member, now_ticks
 from tpmon.probe.job.process_facts import find_left
 from tpmon.probe.job.roles import thread_kind
@@ -29,7 +29,9 @@ from tpmon.probe.proc.counters import (
     Shares,
     open_file,
     parse_io,
+    read_cpu_clock,
     read_shares,
+    tell_no_clock,
 )
 from tpmon.probe.proc.threads import DIGITS, NAMES_PER_TICK, Allowance, ThreadReading, ThreadSet, leave_unread
 from tpmon.probe.proc.wchan import ON_CPU, Syscall, parse_syscall, read_wait
@@ -43,7 +45,8 @@ AFFINITY_TICKS = 10  # until the CPUs on which a process may run are read again;
 MOVING_SWITCHES_S = 3.0  # a stuck thread has fewer: a loader queue's own time-out wakes it every 5 s
 
 _MACHINE = os.uname().machine
-_ALLOWED = re.compile(rb"^Cpus_allowed_list:\t(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)$", re.MULTILINE)
+_ALLOWED_LINE = b"\nCpus_allowed_list:\t"
+_CPU_LIST = re.compile(rb"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*")
 _FIRST = Missing("rates need two readings")
 _REAPED = Missing("a reaped child's bytes were added in this interval")
 _HIDDEN = Missing("the kernel does not say (wchan is 0)")
@@ -93,11 +96,11 @@ def measure_rates(
     """Return the rates between two readings (stat, io, CLOCK_MONOTONIC ns); Missing for the first."""
     if old is None or new[2] <= old[2]:
         return ProcessRates(*[_FIRST] * 8)
-    elapsed_s = (new[2] - old[2]) / 1e9
     stat, io, _ = new
     old_stat, old_io, _ = old
     if stat is old_stat and io is old_io and is_known(io):
         return _QUIET
+    elapsed_s = (new[2] - old[2]) / 1e9
 
     def io_rate(read: Callable[[Io], int]) -> Known[float]:
         if not is_known(io):
@@ -201,8 +204,11 @@ def _parse_wait(state: str, raw: Known[bytes], raw_call: Known[bytes], role: Rol
 
 def parse_allowed_cpus(raw: bytes) -> Known[str]:
     """Return the line Cpus_allowed_list of /proc/PID/status: "0-3,8"."""
-    found = _ALLOWED.search(raw)
-    return found.group(1).decode("ascii") if found else Missing("/proc/PID/status has no list of CPUs")
+    _, _, rest = raw.partition(_ALLOWED_LINE)
+    listed = rest.partition(b"\n")[0]
+    if not _CPU_LIST.fullmatch(listed):
+        return Missing("/proc/PID/status has no list of CPUs")
+    return listed.decode("ascii")
 
 
 class ProcessProbe:
@@ -231,7 +237,8 @@ class ProcessProbe:
         self.keep = keep
         self._stat = _Parsed(f"{base}/stat", 1024, parse_stat, keep=keep)
         self._io = _Optional(f"{base}/io", 512, "io", keep=keep)
-        self.threads = ThreadSet(pid, kind_of, allowance, proc, born_after_ns, keep)
+        clock = read_cpu_clock if proc == PROC else tell_no_clock
+        self.threads = ThreadSet(pid, kind_of, allowance, proc, born_after_ns, keep, clock)
         self._raw_io: Known[bytes] = Missing("not read yet")
         self._parsed_io: Known[Io] = self._raw_io
         self._raw_wait: tuple[str, Known[bytes], Known[bytes], Role] | None = None
@@ -354,8 +361,8 @@ class ProcessProbe:
             self._wait = None
             return waits_for
         # A rank that waits for batch after batch looks the same each second, but moves on.
-        moved_on = waits_for != RUNNING and known_or(threads.main_switches_s, 0.0) >= MOVING_SWITCHES_S
-        if self._wait is None or self._wait[0] != waits_for or moved_on:
+        moved_on = known_or(threads.main_switches_s, 0.0) >= MOVING_SWITCHES_S and waits_for != RUNNING
+        if self._wait is None or moved_on or self._wait[0] != waits_for:
             self._wait = (waits_for, taken_ns)
         return round((taken_ns - self._wait[1]) / 1e9, DIGITS)
 

@@ -170,7 +170,7 @@ class Board:
             gpus = NOT_YET
         elif cards:
             gpus = map_to_job(cards, job, held, pids_are_ours)
-            unlisted = unlisted_minors(cards, job, held)
+            unlisted = unlisted_minors(cards, held_by_job)
             if unlisted:
                 hidden = tuple(f"/dev/nvidia{minor}" for minor in unlisted)
                 notes = (say_unlisted(hidden), *notes)

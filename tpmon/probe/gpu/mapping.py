@@ -12,6 +12,7 @@ import re
 import stat
 import time
 from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from tpmon.model.frozen import dataclass
@@ -144,6 +145,8 @@ def map_to_job(
         cards = tuple(replace(card, sample=replace(card.sample, lists_only=OWN_NAMESPACE)) for card in cards)
     confirmed = {pid for pid in job if pids_are_ours or _minors_of(pid, held)}
     listed = [tuple(sorted(confirmed & {one.pid for one in list_processes(card.sample)})) for card in cards]
+    if any(listed) and not any(is_unlisted(card.sample) for card in cards):
+        return tuple(_mark(card.sample, ours) for card, ours in zip(cards, listed, strict=True))
     unread = find_unread(job, held)
     believed = pids_are_ours and unread != ON_DXG
     return tuple(
@@ -167,6 +170,8 @@ def place_silent(
     Exclusion: as many cards are silent as the job holds minors that belong to no other card.
     """
     silent = [card for card in cards if not is_known(card.minor) and is_unlisted(card.sample)]
+    if not silent:
+        return cards
     taken = {card.minor for card in cards if is_known(card.minor)}
     rest = [one for one in known_or(driver, ()) if one.minor not in taken]
     minors = sorted(held_minors(job, held) - taken)
@@ -198,10 +203,10 @@ def _name_silent(card: Card, named: DriverCard) -> Card:
     return Card(replace(card.sample, name=named.name, uuid=named.uuid or card.sample.uuid), named.minor)
 
 
-def unlisted_minors(cards: tuple[Card, ...], job: Mapping[int, int], held: Held) -> tuple[int, ...]:
+def unlisted_minors(cards: tuple[Card, ...], held: AbstractSet[int]) -> tuple[int, ...]:
     """Return the minors that the job holds open and no card has, ascending."""
     known = {card.minor for card in cards if is_known(card.minor)}
-    rest = held_minors(job, held) - known
+    rest = held - known
     # Some may belong to the cards whose number is unknown.
     return tuple(sorted(rest)) if len(rest) > sum(not is_known(card.minor) for card in cards) else ()
 
@@ -216,7 +221,7 @@ def find_unread(job: Mapping[int, int], held: Held) -> Missing | None:
 
 def held_minors(job: Mapping[int, int], held: Held) -> set[int]:
     """Return the minors of all device files that the job holds open."""
-    return {minor for pid in job for minor in _minors_of(pid, held)}
+    return {minor for pid, minors in held.items() if pid in job and is_known(minors) for minor in minors}
 
 
 def _minors_of(pid: int, held: Held) -> tuple[int, ...]:

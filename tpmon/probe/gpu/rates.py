@@ -164,11 +164,13 @@ def throttle_shares(window: Sequence[CardLine]) -> tuple[ThrottleShare, ...]:
     masks = [line.fast.reasons for line in window if is_known(line.fast.reasons)]
     shares = []
     counters = window[-1].fast.counters
-    strange = reduce(or_, masks, 0) & ~_ALL_BITS
+    told = reduce(or_, masks, 0)
+    strange = told & ~_ALL_BITS
     for bit, word in (*REASONS, *((strange, word) for word in name_reasons(strange))):
         counter = _share_counter(word, counters)
         pct = _counter_share(window, counter) if counter is not None else 0.0
-        seen = sum(bool(mask & bit) for mask in masks) / len(masks) * 100 if masks else 0.0
+        # Most bits are never set in a window.
+        seen = sum(bool(mask & bit) for mask in masks) / len(masks) * 100 if told & bit else 0.0
         source = "counter"
         if seen > pct and not (pct and counter in _EXACT and is_known(counters.values[counter])):
             pct, source = seen, "bit"

@@ -259,6 +259,18 @@ class _Loader:
     message_bytes: Known[int] = Missing("no whole batch seen in the data pipe yet")
     message_ns: int = -MESSAGE_EVERY_NS
     pending: tuple[Known[int], ...] = ()
+    shown: tuple[tuple[object, ...], tuple[WorkerQueue, ...]] = ((), ())
+    """The queues as last shown, and what they were made from."""
+
+    def show_queues(self, living: tuple[LoaderWorker, ...]) -> tuple[WorkerQueue, ...]:
+        """Return what waits for each worker that lives; the same objects while nothing changes."""
+        pending = self.pending or (_WAITING,) * len(self.workers)
+        told = (self.workers, pending, living)
+        if self.shown[0] != told:
+            alive = self.workers if self.workers == living else set(living)
+            seen = [one for one in zip(self.workers, pending, strict=False) if one[0] in alive]
+            self.shown = (told, tuple(WorkerQueue(one.number, one.pid, waiting) for one, waiting in seen))
+        return self.shown[1]
 
 
 @dataclass(slots=True)
@@ -421,21 +433,17 @@ class LoaderProbe:
         if is_known(ready):
             batches = map_known(lambda size: ready / size, loader.message_bytes) if ready else 0.0
         looks = len(loader.looks)
-        pending = loader.pending or (_WAITING,) * len(loader.workers)
-        seen = list(zip(loader.workers, pending, strict=False))
-        if loader.workers != rank.workers:
-            alive = set(rank.workers)
-            seen = [one for one in seen if one[0] in alive]
+        shown = loader.show_queues(rank.workers)
         return LoaderSample(
             rank=rank.rank,
             pid=rank.pid,
             loader=number,
-            workers=len(seen),
+            workers=len(shown),
             ready_batches=batches,
             ready_bytes=ready,
             empty_ratio=sum(ready == 0 for _, ready in loader.looks) / looks if looks else _WAITING,
             looks=looks,
-            queues=tuple(WorkerQueue(worker.number, worker.pid, waiting) for worker, waiting in seen),
+            queues=shown,
             births=len(queues.births),
             pin_thread=rank.pin_thread,
             made=loader.made,

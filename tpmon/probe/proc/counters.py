@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import time
 from contextlib import suppress
 
 from tpmon.errors import UsageError
@@ -166,6 +167,25 @@ def raise_descriptor_limit() -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
     return soft
+
+
+_ALL_THREADS = 2  # CPUCLOCK_SCHED of a whole process (include/linux/posix-timers_types.h)
+
+
+def read_cpu_clock(pid: int) -> int:
+    """Return what all threads of a process ran since its start, in ns as schedstat has it; -1: not told.
+
+    It costs a fifth of opening one thread's file (clock_getcpuclockid(3)), and no permission.
+    """
+    try:
+        return time.clock_gettime_ns(~pid << 3 | _ALL_THREADS)
+    except OSError:
+        return -1
+
+
+def tell_no_clock(_pid: int) -> int:
+    """Stand for ``read_cpu_clock`` where /proc is not that of this PID namespace."""
+    return -1
 
 
 NEEDS_SECOND = Missing("needs a second reading")

@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field
-from types import MappingProxyType
 
 from tpmon.model.codec import DECIMALS
 from tpmon.model.frozen import dataclass
@@ -19,7 +18,7 @@ from tpmon.model.known import Known, Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackCount
 from tpmon.probe.base.procread import PROC, read_status
-from tpmon.probe.proc.counters import NO_DESCRIPTOR, ProcFile, SchedStat, parse_schedstat
+from tpmon.probe.proc.counters import NO_DESCRIPTOR, ProcFile, SchedStat, parse_schedstat, tell_no_clock
 from tpmon.probe.proc.memory import read_memory
 
 DIGITS = DECIMALS
@@ -31,6 +30,8 @@ QUIET_TICKS = 5  # a quiet process is read at least so often: a thread that wait
 RESTING_SAMPLES = 3  # a thread unchanged so often is read with those of quiet processes, not each tick
 UNSEEN_S = 0.025
 """More CPU of a process than its read threads used means that a resting one runs; both count 10 ms ticks."""
+CLOCK_APART_S = 0.05
+"""The clock and the ticks of one process never differ by as much, where both count the same time."""
 NAMES_PER_TICK = 250  # 1000 in the first tick of a large job took a sixteenth of its first picture
 
 
@@ -75,10 +76,10 @@ NO_SCHEDSTAT = Missing("this kernel has no schedstat")
 
 
 def leave_unread(
-    taken_ns: int, why: Missing = _UNREAD, counts: Mapping[ThreadKind, int] = MappingProxyType({})
+    taken_ns: int, why: Missing = _UNREAD, counted: tuple[ThreadGroup, ...] = ()
 ) -> ThreadReading:
     """Return the reading of a process whose threads are only counted, or read later."""
-    groups = tuple(ThreadGroup(kind, counts[kind], why) for kind in ThreadKind if kind in counts)
+    groups = tuple(ThreadGroup(one.kind, one.count, why) for one in counted)
     return ThreadReading(*(why,) * 6, groups, taken_ns)
 
 
@@ -113,12 +114,11 @@ class _Sums:
         self.busy += thread.demand >= BUSY_DEMAND
         self.demand_of[thread.kind] = self.demand_of.get(thread.kind, 0.0) + thread.demand
 
-    def close(self, counts: Mapping[ThreadKind, int], taken_ns: int, *, first: bool) -> ThreadReading:
-        """Return the reading; ``counts`` are all threads of the process, also unread ones."""
+    def close(self, resting: tuple[ThreadGroup, ...], taken_ns: int, *, first: bool) -> ThreadReading:
+        """Return the reading; ``resting`` are all threads of the process, also unread ones, without demand."""
         if first or not self.filled:
             # A thread that ran was put on a CPU at least once: all zero means the kernel does not count.
-            return leave_unread(taken_ns, _UNREAD if self.filled else _NOT_FILLED, counts)
-        kinds = [kind for kind in ThreadKind if kind in counts]
+            return leave_unread(taken_ns, _UNREAD if self.filled else _NOT_FILLED, resting)
         return ThreadReading(
             runnable=round(self.run + self.wait, DIGITS),
             waiting=round(self.wait, DIGITS),
@@ -126,12 +126,13 @@ class _Sums:
             busy_threads=self.busy,
             switches_s=round(self.switches_s, DIGITS),
             main_switches_s=round(self.main_switches_s, DIGITS),
-            groups=tuple(ThreadGroup(one, counts[one], self._round_demand(one)) for one in kinds),
+            groups=tuple(map(self._share, resting)) if self.demand_of else resting,
             taken_ns=taken_ns,
         )
 
-    def _round_demand(self, kind: ThreadKind) -> float:
-        return round(self.demand_of.get(kind, 0.0), DIGITS)
+    def _share(self, resting: ThreadGroup) -> ThreadGroup:
+        demand = round(self.demand_of.get(resting.kind, 0.0), DIGITS)
+        return ThreadGroup(resting.kind, resting.count, demand) if demand else resting
 
 
 @dataclass(slots=True)
@@ -144,8 +145,10 @@ class ThreadSet:
     proc: str = "/proc"
     born_after_ns: int = 0  # the process did not exist yet, so all its threads' time came later
     keep_folder: bool = True  # False where descriptors are short: it is opened for each reading
+    cpu_clock: Callable[[int], int] = tell_no_clock
     _loop_tid: int = 0
     _threads: dict[int, _Thread] = field(default_factory=dict)
+    _resting: tuple[ThreadGroup, ...] = ()  # the threads by kind, as they were listed, without demand
     _task_fd: int = -1
     _listed_ns: int = 0
     _read_ns: int = 0
@@ -153,6 +156,8 @@ class ThreadSet:
     _was_moving: bool = True
     _all_read_cpu_s: float = 0.0  # CPU time of the process when all its threads were last read
     _seen_run_ns: int = 0  # what the threads that were read since then used of it
+    _clock_ns: int = -1  # the process's CPU clock at that time
+    _each_read_ns: int = 0  # when each thread's file was last read
     _all_cached: bool = True  # False when descriptors ran out: opening anew costs three times as much
     _count: int = -1
     _has_schedstat: bool = True  # False once a living thread had none: then the kernel has it for none
@@ -234,6 +239,8 @@ class ThreadSet:
             if (thread.kind is ThreadKind.UNREAD or named_early) and self.allowance.names > 0:
                 self.allowance.names -= 1
                 thread.kind = self._read_kind(thread.tid)
+        counts = Counter(thread.kind for thread in self._threads.values())
+        self._resting = tuple(ThreadGroup(kind, counts[kind], 0.0) for kind in ThreadKind if kind in counts)
         self._listed_ns = taken_ns
         return born
 
@@ -297,18 +304,27 @@ class ThreadSet:
         return new if back else old
 
     def _measure(self, taken_ns: int, cpu_s: float, *, everyone: bool) -> None:
+        clock_ns = self._read_clock(cpu_s) if everyone else -1
+        # A thread that waits for a CPU and never runs moves no clock: now and then each file is read.
+        by_clock = min(clock_ns, self._clock_ns) >= 0 and taken_ns - self._each_read_ns < QUIET_RELIST_NS
         threads = self._threads.values()
-        awake = threads if everyone else [one for one in threads if one.unchanged < RESTING_SAMPLES]
+        each = everyone and not by_clock
         sums = _Sums()
-        any_gone = self._add(sums, awake, taken_ns)
-        unseen_s = cpu_s - self._all_read_cpu_s - (self._seen_run_ns + sums.run_ns) / 1e9
-        if not everyone and unseen_s > UNSEEN_S:
-            # They rested until the last tick, so what they used since belongs to this one.
-            resting = [one for one in self._threads.values() if one.read_ns != taken_ns]
-            for one in resting:
-                one.read_ns = self._read_ns
+        any_gone = self._add(
+            sums, threads if each else [one for one in threads if one.unchanged < RESTING_SAMPLES], taken_ns
+        )
+        ran_ns = self._seen_run_ns + sums.run_ns
+        resting = [] if each else [one for one in threads if one.read_ns != taken_ns]
+        if by_clock and clock_ns - self._clock_ns == ran_ns:
+            # To the nanosecond, the others used all the time: these did not run.
+            self._take(sums, [(one, one.last) for one in resting if one.last is not None], taken_ns)
+        elif by_clock or (not everyone and cpu_s - self._all_read_cpu_s - ran_ns / 1e9 > UNSEEN_S):
+            if not everyone:
+                # They rested until the last tick, so what they used since belongs to this one.
+                for one in resting:
+                    one.read_ns = self._read_ns
             any_gone = self._add(sums, resting, taken_ns) or any_gone
-            everyone = True
+            each = everyone = True
         if any_gone:
             # As many others may have been born in their place, which the number of threads does not show.
             self._add(sums, self._list(taken_ns), taken_ns)
@@ -319,14 +335,19 @@ class ThreadSet:
             self._latest = self._lack_schedstat(taken_ns)
             return
         if everyone:
-            self._all_read_cpu_s, self._seen_run_ns = cpu_s, 0
+            self._all_read_cpu_s, self._seen_run_ns, self._clock_ns = cpu_s, 0, clock_ns
+            self._each_read_ns = taken_ns if each else self._each_read_ns
             self._all_cached = all(thread.file is not None for thread in self._threads.values())
         else:
             self._seen_run_ns += sums.run_ns
         elapsed_ns = taken_ns - self._read_ns if self._read_ns else 0
         self._read_ns = taken_ns
-        counts = Counter(thread.kind for thread in self._threads.values())
-        self._latest = sums.close(counts, taken_ns, first=elapsed_ns <= 0)
+        self._latest = sums.close(self._resting, taken_ns, first=elapsed_ns <= 0)
+
+    def _read_clock(self, cpu_s: float) -> int:
+        """Return the CPU clock of the process, -1 where it may be that of another one, or counts otherwise."""
+        clock_ns = self.cpu_clock(self.pid)
+        return clock_ns if abs(clock_ns / 1e9 - cpu_s) < CLOCK_APART_S else -1
 
     def _lacks_schedstat(self) -> bool:
         """Tell whether a living thread has no schedstat: no CONFIG_SCHED_INFO, or a sandbox's /proc."""
@@ -345,28 +366,32 @@ class ThreadSet:
 
     def _lack_schedstat(self, taken_ns: int) -> ThreadReading:
         self._read_ns = taken_ns
-        counts = Counter(thread.kind for thread in self._threads.values())
-        return leave_unread(taken_ns, NO_SCHEDSTAT, counts)
+        return leave_unread(taken_ns, NO_SCHEDSTAT, self._resting)
 
     def _add(self, sums: _Sums, threads: Iterable[_Thread], taken_ns: int) -> bool:
         """Read threads and add what they did to the sums; return whether any was gone."""
         readings, any_gone = self._read_threads(threads)
+        self._take(sums, readings, taken_ns)
+        return any_gone
+
+    def _take(self, sums: _Sums, readings: Sequence[tuple[_Thread, SchedStat]], taken_ns: int) -> None:
+        """Add what threads did by their readings, the last one of those that did not run since."""
+        sums.read += len(readings)
+        sums.filled = sums.filled or any(new.slices > 0 for _, new in readings)
         for thread, new in readings:
-            since_ns = thread.read_ns or self._read_ns
-            elapsed_ns = taken_ns - since_ns if since_ns else 0
-            thread.read_ns = taken_ns
             is_main = thread.tid == self._loop_tid
-            sums.read += 1
-            sums.filled = sums.filled or new.slices > 0
             if new is thread.last:
+                thread.read_ns = taken_ns
                 thread.unchanged += not is_main
                 thread.demand = 0.0
                 continue
+            since_ns = thread.read_ns or self._read_ns
+            elapsed_ns = taken_ns - since_ns if since_ns else 0
+            thread.read_ns = taken_ns
             thread.unchanged = 0
             old = self._before(thread, new, elapsed_ns)
             thread.last = new
             sums.add(thread, old, new, elapsed_ns, is_main=is_main)
-        return any_gone
 
 
 _MACHINE = os.uname().machine

@@ -243,7 +243,7 @@ def list_wishes(view: ViewState, body: Size) -> list[Wish]:
     """Return the wishes of the panes, the most needed first."""
     third = max(3, body.height // 3)
     ranks = len(view.frame.ranks) if is_known(view.frame) else 0
-    workers, cards = len(tables.select_workers(view)), tables.count_cards(view)
+    workers, cards = tables.count_workers(view), tables.count_cards(view)
     happened = 1 + events.count_events(view)
     wishes = [
         Wish(Pane.RANKS, min(4, 2 + max(1, ranks)), min(2 + ranks, third), 2 + ranks),

@@ -99,16 +99,26 @@ _SORT_WORDS = {SortBy.CPU: "CPU", SortBy.MEMORY: "RSS", SortBy.TIME: "age", Sort
 _SORTED_HEADS = {SortBy.CPU: "CPU %", SortBy.MEMORY: "RSS", SortBy.PID: "PID"}
 
 
+def count_workers(view: ViewState) -> int:
+    """Count the rows that the pane can show."""
+    return len(_filter_workers(view))
+
+
 def select_workers(view: ViewState) -> list[ProcessSample]:
     """Return the processes of the pane, filtered and sorted, equal ones by rank and worker number."""
+    rows = _filter_workers(view)
+    rows.sort(key=_place)
+    rows.sort(key=lambda process: _sort_value(process, view.sort), reverse=view.sort_reversed)
+    return rows
+
+
+def _filter_workers(view: ViewState) -> list[ProcessSample]:
     if not is_known(view.frame):
         return []
     rows = [process for process in view.frame.processes if process.role is not Role.RANK]
     inverted = view.filter_text.startswith("!")
     if needle := view.filter_text[inverted:].casefold():
         rows = [process for process in rows if _matches(process, needle) is not inverted]
-    rows.sort(key=_place)
-    rows.sort(key=lambda process: _sort_value(process, view.sort), reverse=view.sort_reversed)
     return rows
 
 
