@@ -27,18 +27,19 @@ from tpmon.judge.hysteresis import (
 from tpmon.judge.ranking import OTHER_TENANTS, find_explained, rank, weigh
 from tpmon.judge.rules import (
     card_faults,
+    cards,
     comms,
     cpu,
     data,
     gpu,
     health,
+    hook,
     lifecycle,
     loader,
     memory,
     python,
     storage,
 )
-from tpmon.judge.rules.hook import with_hooks
 from tpmon.judge.stacks.profile import RankPhases, add_up_phases, read_slices
 from tpmon.judge.watch.tracker import observe
 from tpmon.model.dump import DumpRequest
@@ -50,7 +51,7 @@ from tpmon.model.process import RankRow
 from tpmon.model.text.job_words import is_undecided, join_cause, name_cause, say_confidence, say_since_in_full
 from tpmon.model.verdict import END_CAUSES, IN_WORDS, Finding, Kind, pick_code
 
-RULES: tuple[Rule, ...] = with_hooks(
+RULES: tuple[Rule, ...] = hook.with_hooks(
     (
         cpu.judge_quota,
         cpu.judge_oversubscription,
@@ -62,12 +63,20 @@ RULES: tuple[Rule, ...] = with_hooks(
         loader.judge_killed_workers,
         *storage.RULES,
         *gpu.RULES,
+        *cards.RULES,
+        *card_faults.RULES,
         *comms.RULES,
         *python.RULES,
         *memory.RULES,
+        *card_faults.MEMORY_RULES,
         *health.RULES,
         *lifecycle.RULES,
-    )
+    ),
+    {
+        lifecycle.judge_starting: hook.suspect_first_steps,
+        lifecycle.judge_validation: hook.suspect_validation,
+        comms.judge_straggler: hook.suspect_straggler,
+    },
 )
 ENDS: frozenset[Key] = frozenset((Kind.IDLE, cause) for cause in END_CAUSES.values())
 GPU_LOST: Key = (Kind.HUNG, "gpu-lost")

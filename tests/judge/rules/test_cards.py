@@ -10,12 +10,13 @@ from tests.frames import make_frame, make_gpu, make_process
 from tests.gpu_scenes import HOLLOW, NO_GPM, UNREAD, held, on
 from tests.judging import hold, make_phases, said, scene_of
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
+from tpmon.judge.features.card_holds import answer_without_cards
 from tpmon.judge.features.card_use import find_unseen_cards
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.rules import card_faults
 from tpmon.judge.rules import gpu as rules_gpu
 from tpmon.judge.rules.card_faults import judge_unhealthy, note_held, note_hollow, note_xids
-from tpmon.judge.rules.cards import answer_without_cards, judge_brake, judge_odd_cap, judge_pcie, judge_thermal
+from tpmon.judge.rules.cards import judge_brake, judge_odd_cap, judge_pcie, judge_thermal
 from tpmon.judge.rules.gpu import judge_gpu_compute
 from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.tracker import NO_WATCH, observe

@@ -6,6 +6,19 @@ from collections.abc import Sequence
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Claim, Cleared, Suspicion, Unsure, by_conditions, take_heaviest
+from tpmon.judge.features.card_holds import (
+    BRAKE,
+    CAP_PCT,
+    CAPPED_POWER_RATIO,
+    LEAST_LOSS,
+    LOADED_PCT,
+    THERMAL,
+    is_loaded,
+    is_touched,
+    lost_to,
+    need_cards,
+    rank_on,
+)
 from tpmon.judge.features.card_use import (
     ETA_S,
     GROWTH_BYTES_S,
@@ -23,19 +36,6 @@ from tpmon.judge.features.engine import Proof
 from tpmon.judge.features.hook_needs import STEADY_STEPS, count_risen, get_ooms, get_retries
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
 from tpmon.judge.features.standstill import find_silence, find_silences, goes_on, hangs_on, say_open
-from tpmon.judge.rules.cards import (
-    BRAKE,
-    CAP_PCT,
-    CAPPED_POWER_RATIO,
-    LEAST_LOSS,
-    LOADED_PCT,
-    THERMAL,
-    is_loaded,
-    is_touched,
-    lost_to,
-    need_cards,
-    rank_on,
-)
 from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.tracker import find_hook
 from tpmon.model.figures import Figure
@@ -137,9 +137,6 @@ def judge_unhealthy(scene: Scene) -> Answer:
         card=card.index,
         rank=rank_on(card, scene),
     )
-
-
-RULES: tuple[Rule, ...] = (judge_unhealthy,)
 
 
 CARD_FULL = 0.95
@@ -333,6 +330,10 @@ def judge_gpu_memory(scene: Scene) -> Answer:
             return answer  # ranks that leak do so alike; reading all of eight cards takes 3 ms
         answers += [answer] if answer is not None else []
     return take_heaviest(answers, "GPU memory") if answers else _say_fill(scene)
+
+
+RULES: tuple[Rule, ...] = (judge_unhealthy,)
+MEMORY_RULES: tuple[Rule, ...] = (judge_gpu_memory,)
 
 
 POWER_LIMITED_CLOCK_RATIO = 0.85

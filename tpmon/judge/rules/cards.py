@@ -3,159 +3,44 @@
 from __future__ import annotations
 
 import operator
-import statistics
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Claim, Cleared, EarlyAnswer, Suspicion, Unsure, by_conditions
-from tpmon.judge.features.card_use import find_unseen_cards, works_all_the_time
+from tpmon.judge.answers.result import Answer, Claim, Cleared, Suspicion, by_conditions
+from tpmon.judge.features.card_holds import (
+    BRAKE,
+    COUNTER_PCT,
+    LEAST_LOSS,
+    LOADED_PCT,
+    LOW_CLOCK_RATIO,
+    SET_CLOCKS,
+    THERMAL,
+    Reasons,
+    find_capped_power,
+    find_lost_clock,
+    find_odd_cap,
+    is_held_by_others,
+    is_loaded,
+    is_touched,
+    lost_to,
+    need_cards,
+    rank_on,
+)
+from tpmon.judge.features.card_use import works_all_the_time
 from tpmon.judge.features.cards import BUSY_PCT, CardScene, held_pct
 from tpmon.judge.features.comms import exchanged_bytes_s, find_waits
 from tpmon.judge.features.engine import Proof
-from tpmon.judge.features.snapshot import Rule, Scene, ranks_on
+from tpmon.judge.features.snapshot import Rule, Scene
 from tpmon.model.figures import Figure
-from tpmon.model.frame import Frame
-from tpmon.model.known import (
-    NOT_APPLICABLE,
-    Applicable,
-    Known,
-    Missing,
-    is_known,
-    join_known,
-    known_or,
-    map_known,
-)
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, join_known, known_or, map_known
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Kind
 
-Reasons = tuple[str, ...]
-THERMAL = ("SW thermal", "HW thermal")
-BRAKE = ("power brake",)
-LEAST_LOSS = 0.05
-"""Share of its time that a card must lose to its clock before the reason is a cause, not a note."""
-COUNTER_PCT = 5.0
-"""Share of the window by the violation counter, which misses nothing."""
-THERMAL_BIT_PCT = 30.0
-"""Share of one-second readings of the reason bit: 3 s of the 10 s window."""
-BRAKE_BIT_PCT = 20.0
-"""2 s of the 10 s window."""
-LOADED_PCT = 30.0
-"""U below which a card mostly waits for its host: its clocks hold nothing back (starved)."""
-CAP_PCT = 50.0
-"""Share of the window at the power cap: half of it, so that a burst does not count."""
-CAPPED_POWER_RATIO = 0.8
-"""P below which the card's own limit does not explain its power cap (odd power cap)."""
-LOW_CLOCK_RATIO = 0.8
-"""C below which locked or application clocks cost; defaults of data-centre cards are 0.86 to 0.93."""
 COOL_MARGIN_C = 10.0
 """Margin above which the core itself is not hot: other sensors set the same reason."""
-SET_CLOCKS = ("application clocks", "display clocks")
-"""What somebody set, and can set back."""
-CAP_REASONS = (*SET_CLOCKS, "board limit", "reliability")
 
 UNREAD_COST = 0.2
 """Weight of a card's cause whose cost was not read."""
-
-
-def answer_without_cards(scene: Scene) -> Cleared | Unsure:
-    """Say why no rule about cards can suspect anything: there is none, or none could be read."""
-    unseen = find_unseen_cards(scene)
-    return Unsure(f"GPU causes ({unseen})") if unseen else Cleared("GPU causes (the job uses no card)")
-
-
-def need_cards(scene: Scene) -> None:
-    """End a rule by conditions where there are no cards, or none could be read."""
-    if not scene.gpus:
-        raise EarlyAnswer(answer_without_cards(scene))
-
-
-def _costs(lost: Known[float]) -> bool:
-    return not is_known(lost) or lost >= LEAST_LOSS
-
-
-def is_touched(card: CardScene, reasons: Iterable[str]) -> bool:
-    """Tell whether heat or the power brake lowers the card's clocks at all, whatever that costs."""
-    bit_pct = BRAKE_BIT_PCT if reasons == BRAKE else THERMAL_BIT_PCT
-    return any(
-        one.reason in reasons and one.pct >= (COUNTER_PCT if one.source == "counter" else bit_pct)
-        for one in card.last.throttle_shares
-    )
-
-
-def is_hot(card: CardScene, scene: Scene) -> bool:
-    """Tell whether heat costs the card clocks; long hardware protection halves them, whatever they read."""
-    if held_pct(card, "HW thermal") >= THERMAL_BIT_PCT:
-        return True
-    return is_touched(card, THERMAL) and _costs(lost_to(card, THERMAL, scene))
-
-
-def is_braked(card: CardScene, scene: Scene) -> bool:
-    """Tell whether the external power brake costs the card clocks."""
-    return is_touched(card, BRAKE) and _costs(lost_to(card, BRAKE, scene))
-
-
-def is_loaded(card: CardScene, least_pct: float) -> bool:
-    """Tell whether a card's U was read and is at least ``least_pct``."""
-    return is_known(card.busy_pct) and card.busy_pct >= least_pct
-
-
-def _mean_clock(card: CardScene, frames: Iterable[Frame]) -> Known[float]:
-    """Return the mean clock of a card over its maximum; a mean, so that few slow seconds count."""
-    ratios = [
-        min(1.0, one.sm_clock_mhz / one.sm_clock_max_mhz)
-        for frame in frames
-        for one in known_or(frame.gpus, ())
-        if one.uuid == card.last.uuid
-        and is_known(one.sm_clock_mhz)
-        and is_known(one.sm_clock_max_mhz)
-        and one.sm_clock_max_mhz > 0
-    ]
-    return sum(ratios) / len(ratios) if ratios and is_known(card.clock_ratio) else card.clock_ratio
-
-
-def _lost_clock(card: CardScene, frames: Iterable[Frame]) -> Known[float]:
-    """Return the share of its time that the card loses to its clock: U * (1 - C), C the mean of frames."""
-
-    def lost(clock: float, busy_pct: float) -> float:
-        return max(0.0, min(1.0, busy_pct / 100 * (1 - clock)))
-
-    return join_known(lost, _mean_clock(card, frames), card.busy_pct)
-
-
-def _held_by_others(card: CardScene, reasons: Collection[str]) -> bool:
-    """Tell whether a limit held the clocks for longer than these reasons did.
-
-    Every data-centre card has application clocks a little below the maximum: only far lower ones count.
-    """
-    slow = is_known(card.clock_ratio) and card.clock_ratio < LOW_CLOCK_RATIO
-    others = ("power cap", *CAP_REASONS) if slow else ("power cap",)
-    return max(held_pct(card, one) for one in others) > max(held_pct(card, one) for one in reasons)
-
-
-def _part_of(card: CardScene, reasons: Collection[str], lost: Known[float]) -> Known[float]:
-    """Return what these reasons took of a lost clock: all, or only their time if a limit held longer."""
-    if not is_known(lost) or not _held_by_others(card, reasons):
-        return lost
-    return lost * min(1.0, max(held_pct(card, one) for one in reasons) / 100)
-
-
-def lost_to(card: CardScene, reasons: Collection[str], scene: Scene) -> Known[float]:
-    """Return the share of its time, 0-1, that heat or the power brake costs a card.
-
-    Other cards of the job without these reasons give the clock that its power limit would have left it.
-    """
-    lost = _part_of(card, reasons, _lost_clock(card, scene.frames))
-    clock = _mean_clock(card, scene.frames)
-    others = [
-        one.clock_ratio
-        for one in scene.gpus
-        if one.index != card.index and is_loaded(one, LOADED_PCT) and not is_touched(one, reasons)
-        if is_known(one.clock_ratio) and one.clock_ratio > 0
-    ]
-    if not others or not is_known(lost) or not is_known(clock) or not is_known(card.busy_pct):
-        return lost
-    below = max(0.0, 1 - clock / statistics.median(others))
-    return min(lost, card.busy_pct / 100 * below)
 
 
 def _worst(cards: Iterable[CardScene]) -> CardScene | None:
@@ -171,11 +56,6 @@ def _show_reasons(proof: Proof, card: CardScene, reasons: Iterable[str]) -> None
         if one.reason in reasons:
             source = f"NVML reason {one.source}"
             proof.add(Figure.CLOCK_REASON, one.pct / 100, of=one.reason, source=source)
-
-
-def rank_on(card: CardScene, scene: Scene) -> Applicable[int]:
-    """Return the rank that computes on a card, where there is one."""
-    return next((rank.rank for rank in ranks_on(card, scene)), NOT_APPLICABLE)
 
 
 def _throttled(
@@ -234,7 +114,7 @@ def _suspect_held(
         proof.show(Figure.GPU_TEMPERATURE, card.last.temperature_c)
     held = max(held_pct(card, reason) for reason in reasons) / COUNTER_PCT
     proof.margin = min(held, known_or(lost, LEAST_LOSS) / LEAST_LOSS)
-    return _throttled(proof, card, cause, lost, why, need=need, alone=not _held_by_others(card, reasons))
+    return _throttled(proof, card, cause, lost, why, need=need, alone=not is_held_by_others(card, reasons))
 
 
 def _say_heat(card: CardScene) -> str:
@@ -263,31 +143,6 @@ def judge_brake(scene: Scene) -> Answer:
     return _suspect_held(brake, found, BRAKE, "brake", why=why, need=Need.CARD_BRAKED)
 
 
-def find_odd_cap(card: CardScene, scene: Scene) -> str:
-    """Return what caps a busy card oddly, "" for none: a cap below the limit, clocks that someone set.
-
-    A card that is at its limit in a part of each step draws less on the whole: its cap is odd only where the
-    capped seconds cannot have been at the limit. Some cards meet the limit of a memory rail, or of a module
-    shared with a CPU, a little before their own: a clock that is hardly lower does not count.
-    """
-    if not is_loaded(card, BUSY_PCT) or is_hot(card, scene) or is_braked(card, scene):
-        return ""
-    if not is_known(card.clock_ratio) or card.clock_ratio >= LOW_CLOCK_RATIO:
-        return ""
-    capped = held_pct(card, "power cap")
-    if capped >= CAP_PCT and is_known(card.power_ratio):
-        if card.power_ratio >= CAPPED_POWER_RATIO:
-            return ""  # its own limit lowers the clock, below the one that someone set
-        if card.power_ratio < _capped_power(capped):
-            return "power cap"
-    return next((one for one in (*CAP_REASONS, "HW slowdown") if held_pct(card, one) >= CAP_PCT), "")
-
-
-def _capped_power(capped_pct: float) -> float:
-    """Return the least P of a card whose capped share of the window was at its limit."""
-    return CAPPED_POWER_RATIO * min(1.0, capped_pct / 100)
-
-
 @by_conditions
 def judge_odd_cap(scene: Scene) -> Answer:
     """Suspect a cap that the card's own power limit does not explain."""
@@ -303,14 +158,11 @@ def judge_odd_cap(scene: Scene) -> Answer:
     why = f"{reason}, not by power or heat"
     if reason == "power cap":
         power = known_or(card.power_ratio, 1.0)
-        caps.margin = _capped_power(held_pct(card, reason)) / max(power, 0.1)
+        caps.margin = find_capped_power(held_pct(card, reason)) / max(power, 0.1)
         caps.add(Figure.GPU_POWER, power)
         need, drawn = Need.CARD_CAPPED_ABOVE, format_pct(100 * power)
         why = f"a power cap although it draws {drawn} % of its limit: that of its module, a rail or the rack"
-    return _throttled(caps, card, "odd-cap", _lost_clock(card, scene.frames), why, need=need)
-
-
-RULES: tuple[Rule, ...] = (judge_thermal, judge_brake, judge_odd_cap)
+    return _throttled(caps, card, "odd-cap", find_lost_clock(card, scene.frames), why, need=need)
 
 
 LINK_LOAD_PCT = 50.0
@@ -398,4 +250,4 @@ def judge_pcie(scene: Scene) -> Answer:
     )
 
 
-LINK_RULES: tuple[Rule, ...] = (judge_pcie,)
+RULES: tuple[Rule, ...] = (judge_thermal, judge_brake, judge_odd_cap, judge_pcie)

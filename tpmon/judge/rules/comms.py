@@ -17,6 +17,14 @@ from tpmon.judge.answers.result import (
     by_conditions,
     reading,
 )
+from tpmon.judge.features.card_holds import (
+    CAP_PCT,
+    CAPPED_POWER_RATIO,
+    find_odd_cap,
+    is_braked,
+    is_hot,
+    is_loaded,
+)
 from tpmon.judge.features.card_use import SLACK_RATIO, find_unseen_cards, gpu_figures, rank_slack
 from tpmon.judge.features.cards import BUSY_PCT, STARVED_PCT, CardScene, held_pct, see_cards
 from tpmon.judge.features.comms import (
@@ -32,7 +40,6 @@ from tpmon.judge.features.comms import (
 from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene, ranks_on
 from tpmon.judge.features.standstill import name_rank, say_elsewhere
-from tpmon.judge.rules.cards import CAP_PCT, CAPPED_POWER_RATIO, find_odd_cap, is_braked, is_hot, is_loaded
 from tpmon.judge.rules.cpu import CROWDED_MARGIN
 from tpmon.judge.rules.lifecycle import find_pause
 from tpmon.judge.stacks.profile import Phase

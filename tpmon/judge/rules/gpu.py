@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Claim, FigureReading, Suspicion, by_conditions, reading
+from tpmon.judge.features.card_holds import is_braked, is_hot, need_cards
 from tpmon.judge.features.card_use import (
     FULL_SM_PCT,
     HOLLOW_POWER_RATIO,
@@ -31,8 +32,6 @@ from tpmon.judge.features.engine import Proof
 from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene, demand_of
 from tpmon.judge.features.standstill import goes_on, name_rank, stack_moves
-from tpmon.judge.rules import card_faults, cards
-from tpmon.judge.rules.cards import is_braked, is_hot, need_cards
 from tpmon.judge.stacks.phases import ELSEWHERE, TRAINING
 from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases
 from tpmon.model.figures import Figure, Origin
@@ -412,10 +411,4 @@ def judge_gpu_compute(scene: Scene) -> Answer:
     )
 
 
-RULES: tuple[Rule, ...] = (
-    judge_gpu_compute,
-    *LAUNCH_RULES,
-    *cards.RULES,
-    *cards.LINK_RULES,
-    *card_faults.RULES,
-)
+RULES: tuple[Rule, ...] = (judge_gpu_compute, *LAUNCH_RULES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from tpmon.judge.answers.result import Answer, Cleared, FigureReading, Unsure, by_conditions, reading
+from tpmon.judge.features.card_holds import answer_without_cards
 from tpmon.judge.features.card_use import judge_hollow
 from tpmon.judge.features.cards import BUSY_PCT, STARVED_PCT
 from tpmon.judge.features.comms import find_waits
@@ -19,7 +20,6 @@ from tpmon.judge.features.cpu import (
 from tpmon.judge.features.engine import Proof
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
 from tpmon.judge.features.standstill import name_rank
-from tpmon.judge.rules.cards import answer_without_cards
 from tpmon.judge.rules.comms import ALL_WAIT_RATIO
 from tpmon.judge.rules.cpu import CROWDED_MARGIN, POOL_RATIO, read_waiting, say_got
 from tpmon.judge.rules.lifecycle import find_pause

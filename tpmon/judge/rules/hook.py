@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Union
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, FigureReading, Suspicion, reading
 from tpmon.judge.features.data_wait import exact_wait
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
 from tpmon.judge.features.standstill import name_rank
-from tpmon.judge.rules.comms import BEHIND_RATIO, judge_straggler
+from tpmon.judge.rules.comms import BEHIND_RATIO
 from tpmon.judge.rules.health import COMPUTING_RATIO, HELD_RATIO, LIVELY_RATIO
-from tpmon.judge.rules.lifecycle import judge_starting, judge_validation
 from tpmon.judge.watch.tracker import event_age_s, find_pace, hook_unread, last_stepped, list_hooks
-from tpmon.model.figures import Figure, Origin
+from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
 from tpmon.model.hook import StepPace
 from tpmon.model.known import NOT_APPLICABLE, is_known
@@ -178,7 +178,7 @@ def weigh_in(suspicion: Suspicion, scene: Scene) -> Suspicion:
         since_ns = scene.frame.taken_ns - round(age_s * 1e9)
     return replace(
         suspicion,
-        origins=suspicion.origins | {Origin.HOOK},
+        origins=suspicion.origins | word.row.origins,
         evidence=(*suspicion.evidence, word.row),
         since_ns=since_ns,
     )
@@ -226,9 +226,10 @@ def find_late(scene: Scene) -> LateRank | None:
     return LateRank(late, late_ms, others_ms, gap_ms / step_ms)
 
 
-def _suspect_straggler(scene: Scene) -> Suspicion | None:
+def suspect_straggler(scene: Scene) -> Suspicion | None:
+    """Suspect the rank that is late by the hooks' times; with cards that may be a wait for its own."""
     if scene.cards:
-        return None  # the host's time may be a wait for the rank's own card: no more than a second word
+        return None
     late = find_late(scene)
     if late is None:
         return None
@@ -238,7 +239,6 @@ def _suspect_straggler(scene: Scene) -> Suspicion | None:
         cause="straggler",
         weight=late.ratio,
         margin=late.ratio / BEHIND_RATIO,
-        origins=frozenset((Origin.HOOK,)),
         summary=f"{name} takes {format_ms(late.own_ms)} for data and forward of a step, the others "
         f"{format_ms(late.others_ms)}: they wait for it in their backward",
         evidence=(
@@ -252,7 +252,8 @@ def _suspect_straggler(scene: Scene) -> Suspicion | None:
     )
 
 
-def _suspect_first_steps(scene: Scene) -> Suspicion | None:
+def suspect_first_steps(scene: Scene) -> Suspicion | None:
+    """Suspect a start by loops that have hardly taken a step."""
     hooks = list_hooks(scene.frame)
     ages = [(scene.now - rank.process.started).total_seconds() for rank in scene.ranks]
     if (
@@ -276,16 +277,13 @@ def _suspect_first_steps(scene: Scene) -> Suspicion | None:
         cause="first-steps",
         weight=0.1,
         margin=1.0,
-        origins=frozenset((Origin.HOOK,)),
         summary=f"the loop runs and has taken {count}",
-        evidence=(
-            reading(Figure.STEPS, float(fewest), scene.frame, text=count),
-            reading(Figure.YOUNGEST_RANK_AGE, min(ages), scene.frame),
-        ),
+        evidence=(reading(Figure.STEPS, float(fewest), scene.frame, text=count),),
+        shows=(reading(Figure.YOUNGEST_RANK_AGE, min(ages), scene.frame),),
     )
 
 
-def _suspect_validation(scene: Scene) -> Suspicion | None:
+def suspect_validation(scene: Scene) -> Suspicion | None:
     """Suspect a validation by its evaluation steps; a program that never trained only evaluates."""
     found = [
         (rank, pace)
@@ -301,7 +299,6 @@ def _suspect_validation(scene: Scene) -> Suspicion | None:
         cause="validation",
         weight=min(1.0, pace.eval_pct / 100),
         margin=max(1.0, pace.eval_pct / EVALUATES_PCT),
-        origins=frozenset((Origin.HOOK,)),
         summary=f"{name_rank(rank)} evaluates, {pace.eval_hz:.1f} batches/s, after step {pace.count}",
         evidence=(reading(Figure.HOST_IN_EVALUATION, pace.eval_pct, scene.frame, text=text),),
         share=min(1.0, pace.eval_pct / 100),
@@ -310,15 +307,11 @@ def _suspect_validation(scene: Scene) -> Suspicion | None:
     )
 
 
-_ALONE: dict[Rule, Callable[[Scene], Suspicion | None]] = {
-    judge_starting: _suspect_first_steps,
-    judge_validation: _suspect_validation,
-    judge_straggler: _suspect_straggler,
-}
-"""What the hook suspects by itself where the rule does not."""
+Alone = Callable[[Scene], Union[Suspicion, None]]
+"""What the hook suspects by itself where a rule does not."""
 
 
-def _ask_hooks(rule: Rule, scene: Scene) -> Answer:
+def _ask_hooks(rule: Rule, alone: Alone, scene: Scene) -> Answer:
     """Return the rule's answer with the hooks' word, or their own suspicion where the rule has none."""
     answer = rule(scene)
     if not list_hooks(scene.frame):
@@ -326,12 +319,9 @@ def _ask_hooks(rule: Rule, scene: Scene) -> Answer:
         if unread and isinstance(answer, Suspicion) and _ask_of(answer) is not None:
             return replace(answer, unread=(*answer.unread, *unread))
         return answer
-    if isinstance(answer, Suspicion):
-        return weigh_in(answer, scene)
-    own = _ALONE[rule](scene) if rule in _ALONE else None
-    return answer if own is None else own
+    return weigh_in(answer, scene) if isinstance(answer, Suspicion) else alone(scene) or answer
 
 
-def with_hooks(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """Wrap the rules so that each asks the hooks, too."""
-    return tuple(partial(_ask_hooks, rule) for rule in rules)
+def with_hooks(rules: Sequence[Rule], alone: Mapping[Rule, Alone]) -> tuple[Rule, ...]:
+    """Wrap the rules so that each asks the hooks, too; ``alone`` is what these suspect by themselves."""
+    return tuple(partial(_ask_hooks, rule, alone.get(rule, lambda _: None)) for rule in rules)

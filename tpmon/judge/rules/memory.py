@@ -24,7 +24,6 @@ from tpmon.judge.features.snapshot import (
     is_shm_small_and_full,
     lacks_shm_room,
 )
-from tpmon.judge.rules.card_faults import judge_gpu_memory
 from tpmon.model.figures import Figure
 from tpmon.model.frame import Frame
 from tpmon.model.host import SUMMED_ANON
@@ -240,4 +239,4 @@ def judge_swap(scene: Scene) -> Answer:
     )
 
 
-RULES: tuple[Rule, ...] = (judge_leak, judge_copy_on_write, judge_swap, judge_shm, judge_gpu_memory)
+RULES: tuple[Rule, ...] = (judge_leak, judge_copy_on_write, judge_swap, judge_shm)
