@@ -104,9 +104,6 @@ class Term(Protocol[Judged_contra]):
     def take(self, proof: Proof, of: Judged_contra, /) -> None:
         """Take it for what is judged."""
 
-    def print(self) -> str:
-        """Write it for the documentation, "" where it has no figure."""
-
 
 @dataclass(frozen=True, slots=True)
 class Bound(Generic[Of]):
@@ -129,13 +126,6 @@ class Bound(Generic[Of]):
         elif is_known(value) and (value < self.limit) is self.is_upper:
             proof.add(self.figure, value)
 
-    def print(self) -> str:
-        """Write it for the documentation: "queue empty at least 50 %"."""
-        scale = 100 if self.figure.unit.startswith("%") else 1
-        side = "below" if self.is_upper else "at least"
-        condition = f"{self.figure.label} {side} {scale * self.limit:g} {self.figure.unit}".rstrip()
-        return condition if self.must else f"perhaps {condition}"
-
 
 @dataclass(frozen=True, slots=True)
 class Given(Generic[Of]):
@@ -150,10 +140,6 @@ class Given(Generic[Of]):
         """Let the rule go on; where the condition does not hold, that ends it."""
         if not proof.known(self.holds(of, proof.scene)):
             (proof.doubt if self.is_doubt else proof.clear)(True, _write(self.why, of, proof.scene))
-
-    def print(self) -> str:
-        """Return nothing: it has no figure."""
-        return ""
 
 
 Needs = Union[tuple[Need, ...], Callable[[Of, Scene], Iterable[Need]]]

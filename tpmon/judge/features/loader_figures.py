@@ -46,10 +46,6 @@ class MainPart:
         proof.clear(not is_main, f"{format_pct(100 * share.ratio)} %")
         proof.add(self.figure, share.ratio, share.ratio / (MAIN_PART * found.wait.share.ratio))
 
-    def print(self) -> str:
-        """Write it for the documentation."""
-        return f"{self.figure.label} at least half of the data wait"
-
 
 def name_hot_load(found: Starved, scene: Scene) -> Rows:
     """Name the function of the main thread that loads."""

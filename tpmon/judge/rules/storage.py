@@ -196,7 +196,7 @@ def _waits_words(found: Starved) -> str:
     return describe_wait(max(waits, key=lambda wait: waits[wait])) if waits else "reads"
 
 
-def _prove(slow: Proof, found: Starved, store: StoreReading, reads: Reads) -> str:
+def _prove_store(slow: Proof, found: Starved, store: StoreReading, reads: Reads) -> str:
     """Take what decides between the stores as evidence; return why the workers wait.
 
     For sockets it is the wait itself.
@@ -251,7 +251,7 @@ def _judge_store(scene: Scene, wanted: StoreReading, name: str) -> Answer:
     whether = Claim("whether bytes or answers of the storage are slow")
     store = whether.known(_name_store(found, scene, reads))
     slow.clear(store is not wanted, f"reads of {_size_text(reads)}")
-    why = _prove(slow, found, store, reads)
+    why = _prove_store(slow, found, store, reads)
     return suspect_loader(found, slow, store.value, why, observed=_observed(found, scene, store, reads))
 
 
