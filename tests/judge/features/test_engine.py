@@ -88,10 +88,7 @@ def test_a_reading_that_was_not_read_is_from_nowhere_and_one_from_elsewhere_says
 
 def test_pressure_of_the_whole_host_beside_another_reading_of_proc_is_one_origin():
     frame = SCENE.frame
-    rows = (
-        reading(Figure.POOL_DEMAND, 3.0, frame),
-        reading(Figure.MEMORY_STALLS, 20.0, frame, origins=(Origin.PROC,)),
-    )
+    rows = (reading(Figure.POOL_DEMAND, 3.0, frame), reading(Figure.MEMORY_STALLS, 20.0, frame, origins=(Origin.PROC,)))
     assert Suspicion(Kind.BALANCED, NOT_APPLICABLE, 0.0, 1.0, evidence=rows).origins == {Origin.PROC}
 
 

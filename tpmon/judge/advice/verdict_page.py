@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tpmon.judge.advice.choose import CATALOGUE, EXPLANATIONS, Cause, Explanation, Remedy
 from tpmon.judge.advice.facts import RunFacts, fill, fill_paste
+from tpmon.model.figures import Figure
 from tpmon.model.known import is_known
 from tpmon.model.verdict import TABLE, Kind, KindRow, pick_code
 
@@ -103,6 +104,22 @@ def _entry(remedy: Remedy) -> Iterator[str]:
     yield ""
 
 
+def _figures() -> Iterator[str]:
+    yield "# The figures"
+    yield ""
+    yield "What evidence is made of. Confidence counts the origins of the figures that decide. `…` stands for"
+    yield "a rank, a card or a count; a source that is not given is that of the whole group of readings."
+    yield ""
+    yield "| figure | unit | source | origin | drawn with its history |"
+    yield "|---|---|---|---|---|"
+    for one in Figure:
+        origins = ", ".join(sorted(origin.value for origin in one.origins))
+        drawn = "yes" if one.history is not None else ""
+        name, unit = one.label.replace("{}", "…"), one.unit.replace("{}", "…")
+        yield f"| {name} | {unit} | {one.source} | {origins} | {drawn} |"
+    yield ""
+
+
 def write_page() -> str:
     """Return docs/verdicts.md."""
     lines = [*_INTRODUCTION.splitlines(), "", *_table(), ""]
@@ -111,4 +128,5 @@ def write_page() -> str:
     lines += ["# The catalogue of remedies", ""]
     for remedy in CATALOGUE.values():
         lines += _entry(remedy)
+    lines += _figures()
     return "\n".join(lines).rstrip("\n") + "\n"
