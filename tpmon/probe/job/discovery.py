@@ -30,13 +30,14 @@ from tpmon.probe.base.procread import (
     read_exe,
     read_links,
     read_or,
+    read_stat,
     read_table,
     read_text,
 )
 from tpmon.probe.job.job import Job, assemble_job, find_descendants
 from tpmon.probe.job.process_facts import Facts, pick_reader, read_facts_of
 from tpmon.probe.job.programs import parse_command
-from tpmon.probe.job.tree import LAUNCHER_GONE, Family, join_strays, starts_ranks
+from tpmon.probe.job.tree import LAUNCHER_GONE, Family, find_waiting, join_strays, starts_ranks, tell_effort
 from tpmon.probe.proc.suspended import read_freezer
 
 
@@ -49,6 +50,10 @@ class Survey:
     unanswered: Mapping[int, str]  # why: no answer in time, or not understood
 
 
+EFFORT_S = 0.5
+"""How far two readings of CPU time lie apart that tell whether a process computes."""
+
+
 class FactCache:
     """Read the facts of processes once, in bulk where it is known which are wanted."""
 
@@ -57,6 +62,8 @@ class FactCache:
         self.proc = proc
         self._facts: dict[int, Facts | None] = {}
         self._wrappers: dict[int, bool] = {}
+        self._waiting: dict[int, bool] = {}
+        self._read_s = time.monotonic()
 
     def load(self, pids: Iterable[int], *, deep: bool = False) -> None:
         """Read those of ``pids`` that were not read yet."""
@@ -84,8 +91,26 @@ class FactCache:
             below = [] if loads or not names else find_descendants(pid, self.table)
             self.load(below)
             facts = {at: fact for at in below if (fact := self.get(at))}
-            self._wrappers[pid] = pid in facts and Family(facts).wraps(pid)
+            self._wrappers[pid] = pid in facts and (Family(facts).wraps(pid) or self._waits(pid, facts))
         return self._wrappers[pid]
+
+    def only_waits(self, pid: int) -> bool:
+        """Tell whether a process only waits for the program that it started (``tree.find_waiting``)."""
+        return self.wraps(pid) and self._waiting.get(pid, False)
+
+    def _waits(self, pid: int, facts: Mapping[int, Facts]) -> bool:
+        """Tell it by a second reading of what may be such a parent and its programs, half a second later."""
+        family = Family(facts)
+        if not family.may_only_wait(pid):
+            return False
+        time.sleep(max(0.0, self._read_s + EFFORT_S - time.monotonic()))
+        asked = (pid, *family.programs_below(pid))
+        read = each_process(asked, lambda at: read_stat(at, self.proc))
+        stats = {at: stat for at, stat in read.items() if is_known(stat)}
+        span_s = time.monotonic() - self._read_s
+        efforts = {at: tell_effort(self.table[at], stat, span_s, self.proc) for at, stat in stats.items()}
+        self._waiting[pid] = pid in find_waiting(facts, stats, efforts)
+        return self._waiting[pid]
 
     def _children_of(self, pid: int) -> list[int]:
         return [

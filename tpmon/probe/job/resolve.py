@@ -129,9 +129,11 @@ def _find_job(pid: int, proc: str, remark: str) -> Job:
     root = choose_root(pid, cache)
     fact = cache.get(pid)
     stat = table[pid]
+    waiting: tuple[int, ...] = ()
     if root is None and fact is not None and (below := _find_only_below(pid, cache)):
-        root = below
-        remark = remark or f"{pid} ({fact.program.label}) started the job of {root}"
+        waits = cache.only_waits(pid)
+        root, waiting = (pid, (pid,)) if waits else (below, ())
+        remark = remark or _describe_starter(fact, below, cache, waits=waits)
     if fact is None or stat.kernel or has_ended(stat.state, stat.threads) or root is None:
         raise _refuse(pid, cache)
     top = cache.get(root)
@@ -139,7 +141,7 @@ def _find_job(pid: int, proc: str, remark: str) -> Job:
         if each is not None and each.python and each.denied:
             raise _deny(each, proc, _find_readable_above(pid, cache))
     root, *strays = _find_strays(root, cache)
-    job = assemble_job(root, pid, table, proc, strays=strays, remark=remark)
+    job = assemble_job(root, pid, table, proc, strays=strays, remark=remark, waiting=waiting)
     if job.torch_version == NO_TORCH:
         raise _refuse_untrained(job)
     # Only Python need be readable: slurmstepd is root's, above the ranks of every user.
@@ -157,12 +159,32 @@ def _describe_launcher_gone(tops: Sequence[int]) -> str:
     return f"the launcher of this job is gone; {live} on here: {named}"
 
 
-def _find_only_below(pid: int, cache: FactCache) -> int | None:
-    """Return the root of the one job that a process with torch started without training itself."""
+def _describe_starter(fact: Facts, below: int, cache: FactCache, *, waits: bool) -> str:
+    """Say that the job below a process is judged in its place."""
+    meant = cache.get(below)
+    name = f"{below} ({meant.program.label})" if meant is not None else str(below)
+    starter = f"{fact.stat.pid} ({fact.program.label})"
+    return (
+        f"{starter} only waits for {name}: that one is judged"
+        if waits
+        else f"{starter} started the job of {name}"
+    )
+
+
+def _find_below(pid: int, cache: FactCache) -> list[int]:
+    """Return the roots of the jobs that a process started, directly or not; none of a person's session.
+
+    Nor where the number is that of a process in a container.
+    """
     fact = cache.get(pid)
-    if fact is None or not (fact.python and fact.torch and cache.wraps(pid)):
-        return None
-    below = [roots[0] for roots in survey(cache).roots if pid in ancestry(roots[0], cache.table)]
+    if fact is None or fact.stat.kernel or fact.program.boundary or _find_inside(pid, cache.proc):
+        return []
+    return [roots[0] for roots in survey(cache).roots if pid in list(ancestry(roots[0], cache.table))[1:]]
+
+
+def _find_only_below(pid: int, cache: FactCache) -> int | None:
+    """Return the root of the one job below a process that does not train: a sweep, timeout, a script."""
+    below = _find_below(pid, cache)
     return below[0] if len(below) == 1 else None
 
 
@@ -280,6 +302,12 @@ def _refuse(pid: int, cache: FactCache) -> TpmonError:
     if fact is None:
         return NoTargetError(f"process {pid} ended while it was read", _LIST_JOBS)
     label = fact.program.label
+    if len(below := _find_below(pid, cache)) > 1:
+        named = ", ".join(
+            f"{at} ({one.program.label})" for at in below[:_MOST_NAMED] if (one := cache.get(at))
+        )
+        typed = ", or ".join(f"tpmon attach {at}" for at in below[:_MOST_NAMED])
+        return NoTargetError(f"process {pid} ({label}) started {len(below)} training jobs: {named}", typed)
     age_s = (now_ticks() - stat.start_ticks) / TICKS_PER_S
     if not fact.python:
         young = StartingError if age_s < YOUNG_S else LateStartError  # a shell before it becomes Python
