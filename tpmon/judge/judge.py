@@ -35,17 +35,19 @@ from tpmon.judge.rules import (
     lifecycle,
     loader,
     memory,
+    pauses,
     python,
     storage,
 )
 from tpmon.judge.rules.hook import with_hooks
 from tpmon.judge.stacks.profile import RankPhases, add_up_phases, read_slices
+from tpmon.judge.watch.stints import follow_stints
 from tpmon.judge.watch.tracker import observe
 from tpmon.model.dump import DumpRequest
 from tpmon.model.frame import Event, EventKind, Frame, TargetState
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
-from tpmon.model.process import RankRow
+from tpmon.model.process import RankRow, Role
 from tpmon.model.text.job_words import is_undecided, join_cause, name_cause, say_confidence, say_since_in_full
 from tpmon.model.verdict import END_CAUSES, IN_WORDS, Figure, Finding, Kind, pick_code
 
@@ -66,6 +68,7 @@ RULES: tuple[Rule, ...] = with_hooks(
         *memory.RULES,
         *health.RULES,
         *lifecycle.RULES,
+        *pauses.RULES,
     )
 )
 ENDS: frozenset[Key] = frozenset((Kind.IDLE, cause) for cause in END_CAUSES.values())
@@ -208,7 +211,10 @@ def judge(frames: Sequence[Frame], standing: Standing) -> Judgement:
     looks = read_slices(slices, standing.looks)
     phases = add_up_phases(looks, frames[-1].taken_ns)
     frame = frames[-1]
-    standing = replace(standing, watch=observe(standing.watch, frame), looks=looks)
+    first = next((one.pid for one in frame.processes if one.role is Role.RANK), 0)
+    stints = follow_stints(standing.watch.stints, looks, first)
+    watch = replace(observe(standing.watch, frame), stints=stints)
+    standing = replace(standing, watch=watch, looks=looks)
     look: Applicable[DumpRequest] = NOT_APPLICABLE
     calm = is_settled(standing, frame.taken_ns) and not is_shaken(frames)
     if standing.finding is not None and _stands(frame, standing, settled=calm):

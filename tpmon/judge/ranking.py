@@ -88,6 +88,10 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
         (Kind.GPU_THROTTLED, "pcie"): _WAITING_FOR_A_RANK,
         (Kind.GPU_UNHEALTHY, _ANY): _WAITING_FOR_ONE,
         (Kind.PYTHON_BOUND, "blocking-call"): _WAITING_FOR_ONE,
+        **{
+            (Kind.PAUSED, f"{pause}-share"): ((Kind.PAUSED, pause), *_WAITING_FOR_ONE)
+            for pause in ("validation", "checkpoint")
+        },
         (Kind.PYTHON_BOUND, "gil"): (
             (Kind.PYTHON_BOUND, "single-thread"),
             (Kind.PYTHON_BOUND, "blocking-call"),
@@ -147,9 +151,10 @@ def weigh(track: Track) -> float:
         return _FIRST + weight
     if kind is Kind.FAILED:
         return 2 * _BEFORE_SPEED + weight
-    if kind in (Kind.STARTING, Kind.PAUSED, Kind.IDLE):
+    costs = pick_code(kind, track.suspicion.cause) != 0
+    if kind in (Kind.STARTING, Kind.IDLE) or (kind is Kind.PAUSED and not costs):
         return _BEFORE_SPEED + weight
-    if pick_code(kind, track.suspicion.cause) == 0:
+    if not costs:
         return _HEALTHY * (weight + (kind is Kind.COMPUTE_BOUND))
     return _BESIDE * weight if key_of(track.suspicion) == OTHER_TENANTS else weight
 

@@ -60,7 +60,12 @@ TABLE = (
         "gpu-compute gpu-memory-bandwidth gpu cpu",
     ),
     _row(Kind.STARTING, 0, "no steady steps yet", "import load compile autotune first-steps"),
-    _row(Kind.PAUSED, 0, "training waits for something it does on purpose", "checkpoint validation"),
+    _row(
+        Kind.PAUSED,
+        0,
+        "training waits for something it does on purpose",
+        "checkpoint validation checkpoint-share validation-share",
+    ),
     _row(
         Kind.IDLE,
         0,
@@ -213,6 +218,8 @@ class Figure(Enum):
     IN_WAITS = "in waits for GPU or ranks", "%", "stacks", "stack samples"
     IN_SYNCS = "in synchronising calls", "%", "stacks", "stack samples"
     HIDDEN_DATA_WAIT = "hidden data wait", "%", "stacks", "stack samples"
+    PAUSED_SHARE = "{} of the time", "%", "stacks", "stack samples"
+    PAUSED_TURNS = "times in {}", "", "stacks", "stack samples"
     OUTSIDE_STEP = "outside of the step", "%", "stacks", "stack samples"
     PYTHON_OUTSIDE = "Python outside of the step", "%", "stacks"
     RANK_IN_COLLECTIVES = "{} in collectives", "%", "stacks"
@@ -357,8 +364,17 @@ EXIT_CODES = {row.kind: row.exit_code for row in TABLE}
 """Of the kinds; ``pick_code`` knows the causes that have another one."""
 END_CAUSES = MappingProxyType({Outcome.WELL: "finished", Outcome.FAILED: "failed", Outcome.UNKNOWN: "ended"})
 """The causes of ``idle`` that say that the job is over, by how it ended."""
-CAUSE_CODES = MappingProxyType({(Kind.IDLE, "failed"): 10, (Kind.IDLE, "ended"): 11})
-"""A job that crashed has not ended well, and one whose exit status nobody saw may not have (ADR 0008)."""
+CAUSE_CODES = MappingProxyType(
+    {
+        (Kind.IDLE, "failed"): 10,
+        (Kind.IDLE, "ended"): 11,
+        (Kind.PAUSED, "checkpoint-share"): 10,
+        (Kind.PAUSED, "validation-share"): 10,
+    }
+)
+"""A job that crashed has not ended well, and one whose exit status nobody saw may not have (ADR 0008).
+
+One pause is healthy, pauses that take a fifth of the time are not."""
 
 
 def pick_code(kind: Kind, cause: Applicable[str]) -> int:
