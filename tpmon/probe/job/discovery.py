@@ -35,6 +35,7 @@ from tpmon.probe.base.procread import (
     read_text,
 )
 from tpmon.probe.job.job import Job, assemble_job, find_descendants
+from tpmon.probe.job.left_over import CARD, find_left_over, list_left_over
 from tpmon.probe.job.process_facts import Facts, pick_reader, read_facts_of
 from tpmon.probe.job.programs import parse_command
 from tpmon.probe.job.tree import LAUNCHER_GONE, Family, find_waiting, join_strays, starts_ranks, tell_effort
@@ -48,6 +49,7 @@ class Survey:
     roots: tuple[tuple[int, ...], ...]  # of the jobs with torch in at least one process, oldest first
     denied: frozenset[int]  # this user may not read them
     unanswered: Mapping[int, str]  # why: no answer in time, or not understood
+    left_over: frozenset[int]  # their ranks have ended
 
 
 EFFORT_S = 0.5
@@ -125,7 +127,12 @@ def survey(cache: FactCache) -> Survey:
     table, proc = cache.table, cache.proc
     candidates = [pid for pid, stat in table.items() if _may_train(stat, proc)]
     cache.load({at for pid in candidates for at in ancestry(pid, table)})
-    trained = [pid for pid in candidates if (fact := cache.get(pid)) and fact.python and fact.torch]
+    left = frozenset(find_left_over(table, proc))
+    trained = [
+        pid
+        for pid in candidates
+        if (fact := cache.get(pid)) and fact.python and fact.torch and pid not in left
+    ]
     chosen = each_process(trained, lambda pid: choose_root(pid, cache))
     odd = {pid: root.reason for pid, root in chosen.items() if isinstance(root, Missing)}
     untold = [fact for pid in candidates if (fact := cache.get(pid)) and fact.python and not fact.torch]
@@ -135,6 +142,7 @@ def survey(cache: FactCache) -> Survey:
         tuple(join_strays([fact for top in tops if (fact := cache.get(top))], proc)),
         frozenset(fact.stat.pid for fact in untold if fact.denied),
         odd | {fact.stat.pid: why for fact in untold if (why := fact.unanswered)},
+        left,
     )
 
 
@@ -200,8 +208,6 @@ ARGUMENT_CHARS = 200
 _MOST_REASONS = 3
 _READ_CHARS = 4000  # cut after secrets were looked for: one is recognised by the name before it
 
-_CARD = re.compile(r"/dev/nvidia(\d+)")
-
 
 def list_jobs(proc: str = PROC) -> JobList:
     """List the jobs that have torch in at least one process, oldest first.
@@ -229,7 +235,8 @@ def list_jobs(proc: str = PROC) -> JobList:
             found.append(answer)
     why = {pid: reason for pid, reason in seen.unanswered.items() if pid not in listed}
     reasons = tuple(dict.fromkeys(why.values()))[:_MOST_REASONS]
-    return JobList(JOBS_SCHEMA, tuple(found), len(seen.denied - listed), len(why), reasons)
+    left = list_left_over(table, proc) if seen.left_over else ()
+    return JobList(JOBS_SCHEMA, tuple(found), len(seen.denied - listed), len(why), reasons, left)
 
 
 def _age_s(start_ticks: int) -> float:
@@ -297,7 +304,7 @@ def count_cards(pids: Iterable[int], proc: str = PROC) -> Known[int]:
             return Missing(say_refusal(error, "fd"))
         except OSError:
             continue  # gone
-        cards.update(card[1] for link in links if (card := _CARD.fullmatch(link)))
+        cards.update(card[1] for link in links if (card := CARD.fullmatch(link)))
     return len(cards)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -29,6 +29,7 @@ from tpmon.model.units import format_seconds
 from tpmon.probe.base.procread import (
     PROC,
     TICKS_PER_S,
+    StatLine,
     each_process,
     has_ended,
     in_first_pid_namespace,
@@ -40,6 +41,7 @@ from tpmon.probe.base.procread import (
 from tpmon.probe.base.worker import explain_limit
 from tpmon.probe.job.discovery import FactCache, ancestry, choose_root, survey
 from tpmon.probe.job.job import NO_TORCH, Job, assemble_job, now_ticks, user_name
+from tpmon.probe.job.left_over import find_left_over, list_left_over
 from tpmon.probe.job.process_facts import IMPORT_S, Facts, find_left
 from tpmon.probe.job.roles import YOUNG_S
 from tpmon.probe.job.tree import LAUNCHER_GONE, read_rendezvous
@@ -126,6 +128,8 @@ def _find_job(pid: int, proc: str, remark: str) -> Job:
     if pid not in table:
         raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
     cache = FactCache(table, proc)
+    if pid in find_left_over(table, proc):
+        raise _refuse_left_over(pid, table, proc)
     root = choose_root(pid, cache)
     fact = cache.get(pid)
     stat = table[pid]
@@ -150,6 +154,19 @@ def _find_job(pid: int, proc: str, remark: str) -> Job:
     if not remark and LAUNCHER_GONE in job.rank_source:
         job = replace(job, remark=_describe_launcher_gone((root, *strays)))
     return job
+
+
+def _refuse_left_over(pid: int, table: Mapping[int, StatLine], proc: str) -> NoTargetError:
+    """Say of a process that its rank has ended, what it and those like it hold, and how to end them."""
+    stat = table[pid]
+    group = next((one for one in list_left_over(table, proc) if pid in one.pids), None)
+    if group is None:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    age_s = (now_ticks() - stat.start_ticks) / TICKS_PER_S
+    what = f"process {pid} ({stat.name}), {format_seconds(age_s)} old, is left over: its rank has ended"
+    many = len(group.pids) > 1
+    held = f"{group.name} of {group.script} hold {group.holds}" if many else f"it holds {group.holds}"
+    return NoTargetError(f"{what}; {held}", f"end {'them' if many else 'it'}: {group.end}")
 
 
 def _describe_launcher_gone(tops: Sequence[int]) -> str:
