@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from tpmon.model.gpu import GpuSample, list_processes
 from tpmon.model.known import Known, Missing, is_known
@@ -66,18 +66,23 @@ def find_left_over(table: Mapping[int, StatLine], proc: str = PROC) -> tuple[int
     return tuple(fact.stat.pid for fact in _find(table, proc))
 
 
-def _may_be(stat: StatLine, table: Mapping[int, StatLine]) -> bool:
-    """Tell by the process table alone what is worth reading: a fork has the stack of its parent."""
+def _may_be(stat: StatLine, table: Mapping[int, StatLine], nurses: Collection[int]) -> bool:
+    """Tell by the process table what is worth reading: a fork has the stack of its parent."""
     if stat.kernel or has_ended(stat.state, stat.threads):
         return False
     parent = table.get(stat.parent)
     is_fork = parent is not None and stat.image != 0 and parent.image == stat.image
-    return not is_fork and (stat.name.startswith((WORKER_NAME, "python", "pt_")) or stat.parent <= 1)
+    return (not is_fork or stat.parent in nurses) and (
+        stat.name.startswith((WORKER_NAME, "python", "pt_")) or stat.parent <= 1
+    )
 
 
 def _find(table: Mapping[int, StatLine], proc: str) -> list[Facts]:
-    likely = {pid: stat for pid, stat in table.items() if _may_be(stat, table)}
-    facts = read_facts_of(likely.values(), proc)
+    feeders = {stat.parent for stat in table.values() if stat.name.startswith(WORKER_NAME)}
+    read = read_facts_of((table[pid] for pid in feeders if pid in table), proc)
+    nurses = {pid for pid, fact in read.items() if fact.program.service == FORKSERVER}
+    likely = {pid: stat for pid, stat in table.items() if _may_be(stat, table, nurses)}
+    facts = read | read_facts_of(likely.values(), proc)
     likely = {
         pid: fact.stat
         for pid, fact in facts.items()
