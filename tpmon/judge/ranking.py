@@ -92,8 +92,11 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
             (Kind.PAUSED, f"{pause}-share"): ((Kind.PAUSED, pause), *_WAITING_FOR_ONE)
             for pause in ("validation", "checkpoint")
         },
+        # Threads that hand on many small messages are as busy as those that hand on large ones.
+        (Kind.COMMS_BOUND, "small-messages"): ((Kind.COMMS_BOUND, "transfer"), (Kind.COMMS_BOUND, "unknown")),
         (Kind.PYTHON_BOUND, "gil"): (
             (Kind.PYTHON_BOUND, "single-thread"),
+            (Kind.PYTHON_BOUND, "small-operators"),
             (Kind.PYTHON_BOUND, "blocking-call"),
             (Kind.DATA_BOUND, "own-loader"),
         ),

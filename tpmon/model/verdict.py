@@ -80,10 +80,15 @@ TABLE = (
         "page-cache-thrash too-few-workers one-slow-worker uneven-workers worker-lock respawn",
         "killed-workers worker-affinity periodic sampler collate pin drain own-loader",
     ),
-    _row(Kind.PYTHON_BOUND, 10, "one Python thread sets the pace", "gil single-thread blocking-call"),
+    _row(
+        Kind.PYTHON_BOUND,
+        10,
+        "one Python thread sets the pace",
+        "gil single-thread small-operators blocking-call",
+    ),
     _row(Kind.LAUNCH_BOUND, 10, "launches do not keep the GPU busy", "tiny-kernels main-thread"),
     _row(Kind.SYNC_BOUND, 10, "the host waits for the GPU step by step", "explicit implicit allocator"),
-    _row(Kind.COMMS_BOUND, 10, "ranks wait for each other", "straggler transfer unknown"),
+    _row(Kind.COMMS_BOUND, 10, "ranks wait for each other", "straggler small-messages transfer unknown"),
     _row(
         Kind.OVERSUBSCRIBED,
         10,
@@ -171,6 +176,8 @@ class Figure(Enum):
     OTHERS_WANT = "other threads want", "CPUs", "threads", "schedstat"
     OTHERS_OF_RANK_WANT = "other threads of the rank want", "CPUs", "threads", "schedstat"
     COMPILE_WORKERS = "compile workers", "threads", "threads", "schedstat"
+    RANK_SWITCHES = "a rank wakes up", "times a second", "threads", "schedstat"
+    BYTES_A_WAKING = "moved each time", "bytes", "io", "interface counters"
     COMM_THREADS = "communication threads", "threads", "threads", "schedstat"
     OTHERS_USE = "other processes use", "CPUs", "cpu", "/proc/stat"
     TENANT = "{}", "CPUs", "cpu", "/proc/PID/stat"
@@ -222,6 +229,8 @@ class Figure(Enum):
     PAUSED_TURNS = "times in {}", "", "stacks", "stack samples"
     OUTSIDE_STEP = "outside of the step", "%", "stacks", "stack samples"
     PYTHON_OUTSIDE = "Python outside of the step", "%", "stacks"
+    CALLING_OPERATORS = "of the step in calls of operators", "%", "stacks", "stack samples"
+    POOL_WANTS = "its thread pool wants", "CPUs", "threads", "schedstat"
     RANK_IN_COLLECTIVES = "{} in collectives", "%", "stacks"
     OTHERS_IN_COLLECTIVES = "the others in collectives", "%", "stacks"
     ALL_IN_COLLECTIVES = "every rank in collectives, at least", "%", "stacks"

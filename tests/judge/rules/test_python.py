@@ -12,7 +12,14 @@ from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.finding import rate_confidence
-from tpmon.judge.rules.python import judge_blocking_call, judge_gil, judge_own_loader, judge_single_thread
+from tpmon.judge.rules.health import judge_cpu_compute
+from tpmon.judge.rules.python import (
+    judge_blocking_call,
+    judge_gil,
+    judge_own_loader,
+    judge_single_thread,
+    judge_small_operators,
+)
 from tpmon.judge.stacks.classify import receives
 from tpmon.judge.stacks.profile import Phase, RankPhases, Spot, read_phases
 from tpmon.model.known import NOT_APPLICABLE, Missing
@@ -308,7 +315,77 @@ NO_CALLS = {
 }
 
 
+NN, OPTIM = f"{PACKAGES}/torch/nn/modules", f"{PACKAGES}/torch/optim"
+ACT = ("act", "/home/u/learner.py", 17)
+CALL = ("Module._wrapped_call_impl", f"{NN}/module.py")
+
+
+def read_learner(calling=12, computing=400, mine=ACT, leaf=CALL):
+    """Read the stacks of a learner, ``calling`` samples of which are in the Python that leads to operators."""
+    called = ("Module._call_impl", f"{NN}/module.py")
+    linear = stack(mine, CALL, called, ("Linear.forward", f"{NN}/linear.py"))
+    leads = stack(mine, CALL, called, leaf)
+    return read_phases([slice_of((linear, computing), (leads, calling), (stack(mine), 60))], 10_500_000_000)[RANK]
+
+
+def spin(phases, *, pool=1.0, busy=2, running=10, **frame):
+    """See a rank whose main thread always runs, and so does its pool."""
+    rank = make_process(
+        RANK, runnable=1.0 + pool, waiting=0.0, busy_threads=busy, thread_groups=groups(1.0, pool, ThreadKind.OTHER)
+    )
+    fields = {
+        "processes": (rank,),
+        "loader": (),
+        "main_threads": (make_looks(RANK, 10, timed_lock=10 - running),),
+        "cpu": make_cpu(budget_cores=2.0, runnable=2.0, used_cores=2.0),
+        **frame,
+    }
+    return see(line_up([make_frame(**fields)] * 12), {RANK: phases} if phases else {})
+
+
+def test_a_pool_that_runs_between_operators_of_microseconds_spins():
+    one = judge_small_operators(spin(read_learner()))
+    assert (one.kind, one.cause, one.pid) == (Kind.PYTHON_BOUND, "small-operators", RANK)
+    assert one.weight == pytest.approx(0.5), "half of the demand is the pool's"
+    assert one.summary.endswith(
+        "the other thread of its pool spins between them: 1.0 CPUs that compute next to nothing"
+    )
+    assert {Need.POOL_SPINS} == one.observed
+    assert rate_confidence(one, 60.0) is Confidence.HIGH
+    assert "3 threads of its pool spin" in judge_small_operators(spin(read_learner(), pool=3.0, busy=4)).summary
+    # No name of the program decides, and other Python of torch between operators tells as well.
+    renamed = judge_small_operators(spin(read_learner(mine=("forward_pass", "/srv/x/train_model.py", 3))))
+    assert (renamed.weight, renamed.margin) == (one.weight, one.margin)
+    in_optimizer = ("Adam._init_group", f"{OPTIM}/adam.py")
+    assert judge_small_operators(spin(read_learner(leaf=in_optimizer))).margin == one.margin
+
+
+def test_full_cores_are_not_called_computing_while_a_few_samples_may_show_small_operators():
+    assert isinstance(judge_cpu_compute(spin(read_learner(calling=0, computing=240))), Suspicion)
+    assert doubts(
+        judge_cpu_compute(spin(read_learner(calling=1, computing=240))), "whether its operators take microsec"
+    )
+    assert isinstance(judge_cpu_compute(spin(read_learner(calling=1, computing=600))), Suspicion)
+
+
+LARGE = read_learner(calling=0)
+NOT_SMALL = {
+    "operators of milliseconds": (spin(LARGE), Cleared),
+    "no pool": (spin(read_learner(), busy=1, pool=0.0), Cleared),
+    "a pool that sleeps between them": (spin(read_learner(), pool=0.4), Cleared),
+    "too few samples": (spin(read_learner(calling=3, computing=100)), Unsure),
+    "one sample in a thousand": (spin(read_learner(calling=1, computing=1000)), Cleared),
+    # A scripted module computes in C below _call_impl: no frame of its own.
+    "a module of C": (spin(read_learner(leaf=("Module._call_impl", f"{NN}/module.py"))), Cleared),
+    "a function of the program named so": (spin(read_learner(leaf=("_init_group", "/home/u/optim/adam.py"))), Cleared),
+    "threads that fight for the interpreter": (spin(read_learner(), running=2), Cleared),
+    "a card": (spin(read_learner(), **BUSY), Cleared),
+    "no stacks": (spin(None), Unsure),
+}
+
+
 CLEAR_OR_OPEN = {
+    judge_small_operators: NOT_SMALL,
     judge_gil: NO_FIGHTS,
     judge_single_thread: INNOCENT,
     judge_own_loader: NO_OWN_LOADERS,

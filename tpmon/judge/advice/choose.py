@@ -95,7 +95,7 @@ class Explanation:
     what_to_do: str = ""
 
 
-_VERDICTS = ("catalogue/verdicts.toml", "catalogue/verdicts-job.toml")
+_VERDICTS = ("catalogue/verdicts.toml", "catalogue/verdicts-host.toml", "catalogue/verdicts-job.toml")
 _AREAS = ("data", "host", "gpu", "ranks", "progress")
 
 

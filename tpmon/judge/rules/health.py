@@ -8,10 +8,13 @@ from tpmon.judge.features.cards import BUSY_PCT, STARVED_PCT
 from tpmon.judge.features.comms import find_waits
 from tpmon.judge.features.cpu import (
     FREE_CORES,
+    LEAST_CALLING,
     POOL_THREADS,
+    count_calling,
     find_cores_free,
     find_cores_had,
     find_taker,
+    has_pool,
     taker_unread,
 )
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
@@ -41,6 +44,8 @@ WAITING_RATIO = 0.2
 """The same for samples of the main thread: waits for batches and for I/O."""
 LIVELY_LOOKS = 0.5
 """Share of samples that must find the main thread running where no stack tells what it does."""
+SURE_SAMPLES = 400
+"""Stack samples in which fewer than LEAST_CALLING in calls of operators are below SMALL_CALLING."""
 LEAST_SAMPLES = 10
 """Stack samples of a rank below which its shares say nothing."""
 
@@ -58,6 +63,10 @@ def _computing(scene: Scene) -> Known[float]:
             return Missing(f"{rank.phases.samples} stack samples of {name_rank(rank)} so far")
         ratios.append(rank.phases.ratio(*TRAINING))
     return min(ratios) if ratios else Missing("no rank was read")
+
+
+def _samples(scene: Scene) -> int:
+    return min((rank.phases.samples for rank in scene.ranks if is_known(rank.phases)), default=0)
 
 
 def _find_idle(scene: Scene, computing: Known[float]) -> float:
@@ -95,6 +104,11 @@ def judge_cpu_compute(scene: Scene) -> Answer:
         # Their stacks are in the model all the same: DDP exchanges gradients within backward.
         least = waits[0].ratio
         full.clear(least >= ALL_WAIT_RATIO, f"every rank waits for the others {format_pct(100 * least)} %")
+    few = [known_or(count_calling(rank), (0, 0.0))[0] for rank in scene.ranks if has_pool(rank)]
+    full.doubt(
+        any(0 < count < LEAST_CALLING for count in few) and _samples(scene) < SURE_SAMPLES,
+        "whether its operators take microseconds, and the pool spins between them",
+    )
     evidence: tuple[Evidence, ...] = (
         reading(Figure.RANKS_DEMAND, demand, scene.frame),
         reading(Figure.CPU_BUDGET, budget, scene.frame, source=scene.frame.cpu.budget_reason),

@@ -22,11 +22,18 @@ from tpmon.judge.answers.result import (
 from tpmon.judge.features.card_use import find_gpu_idle
 from tpmon.judge.features.cpu import (
     FREE_CORES,
+    LEAST_CALLING,
+    POOL_THREADS,
+    SMALL_CALLING,
+    SPINNING_DEMAND,
     are_taken,
+    count_calling,
     find_cores_free,
     find_cores_had,
     find_cores_left,
+    find_pool_demand,
     find_taker,
+    has_pool,
     say_free,
     taker_unread,
 )
@@ -240,6 +247,47 @@ def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
 def judge_single_thread(scene: Scene) -> Answer:
     """Suspect one thread that runs Python outside of the step all the time while cores, or the GPU, idle."""
     return take_heaviest([_judge_single_of(rank, scene) for rank in scene.ranks], "a single Python thread")
+
+
+@by_conditions
+def _judge_small_of(rank: RankScene, scene: Scene) -> Answer:
+    small = Claim("operators of microseconds")
+    small.clear(not has_pool(rank), "no thread pool is at work")
+    small.clear(bool(scene.cards), "the job computes on a GPU")
+    running = small.known(rank.main).running
+    small.clear(running < RUNNING, f"the main thread runs {format_pct(100 * running)} % of the time")
+    pool = small.known(find_pool_demand(rank, scene))
+    small.clear(pool < SPINNING_DEMAND, f"the pool wants {pool:.1f} CPUs")
+    count, share = small.known(count_calling(rank))
+    percent = f"{format_pct(100 * share)} % of the step in calls of operators"
+    small.clear(share < SMALL_CALLING, percent)
+    small.doubt(count < LEAST_CALLING, f"{percent}: too few samples yet")
+    demand = small.known(rank.demand)
+    others = known_or(rank.busy_threads, POOL_THREADS) - 1
+    spins = "the other thread of its pool spins" if others <= 1 else f"{others:.0f} threads of its pool spin"
+    return Suspicion(
+        kind=Kind.PYTHON_BOUND,
+        cause="small-operators",
+        weight=pool / max(demand, pool),
+        margin=share / SMALL_CALLING,
+        origins=frozenset((Origin.STACKS, Origin.PROC)),
+        summary="its operators take microseconds each and are called one by one from Python; "
+        f"{spins} between them: {pool:.1f} CPUs that compute next to nothing",
+        evidence=(
+            reading(Figure.CALLING_OPERATORS, 100 * share, scene.frame),
+            reading(Figure.POOL_WANTS, pool, scene.frame),
+            reading(Figure.RANKS_DEMAND, demand, scene.frame),
+            *name_hot(rank.phases, Phase.FORWARD, scene),
+        ),
+        observed=frozenset((Need.POOL_SPINS,)),
+        pid=rank.process.pid,
+        rank=rank.process.rank,
+    )
+
+
+def judge_small_operators(scene: Scene) -> Answer:
+    """Suspect operators that end in microseconds when a pool always runs: it spins between them."""
+    return take_heaviest([_judge_small_of(rank, scene) for rank in scene.ranks], "operators of microseconds")
 
 
 LEAST_BLOCKED = 0.2
@@ -470,4 +518,10 @@ def judge_blocking_call(scene: Scene) -> Answer:
     return take_heaviest([_judge_call_of(rank, scene) for rank in scene.ranks], _CALL.what)
 
 
-RULES: tuple[Rule, ...] = (judge_gil, judge_single_thread, judge_own_loader, judge_blocking_call)
+RULES: tuple[Rule, ...] = (
+    judge_gil,
+    judge_single_thread,
+    judge_small_operators,
+    judge_own_loader,
+    judge_blocking_call,
+)
