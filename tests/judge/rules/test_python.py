@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.frames import make_cpu, make_frame, make_gpu, make_loader, make_process, make_worker
+from tests.frames import make_cpu, make_frame, make_gpu, make_loader, make_process, make_target, make_worker
 from tests.judging import clears, doubts, make_looks, make_phases
 from tests.loop_stacks import LIB, RANK, WAIT, see_waiting, slice_of, stack
 from tests.starving import line_up
@@ -12,7 +12,7 @@ from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.finding import rate_confidence
-from tpmon.judge.rules.health import judge_cpu_compute
+from tpmon.judge.rules.health import judge_cpu_compute, judge_pace
 from tpmon.judge.rules.python import (
     judge_blocking_call,
     judge_gil,
@@ -23,7 +23,7 @@ from tpmon.judge.rules.python import (
 from tpmon.judge.stacks.classify import receives
 from tpmon.judge.stacks.profile import Phase, RankPhases, Spot, read_phases
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.process import ThreadGroup, ThreadKind
+from tpmon.model.process import Role, ThreadGroup, ThreadKind
 from tpmon.model.verdict import Confidence, Kind, Origin
 
 GONE = Missing("permission denied")
@@ -290,6 +290,51 @@ def test_a_loop_that_sleeps_in_a_call_of_its_own_is_held_by_that_call():
     assert judge_blocking_call(see_waiting(beside, other=5)).share == pytest.approx(0.5)
     synced = judge_blocking_call(see_waiting(CALLS, io=8))
     assert "waits for a disk or a socket 75 % of its time" in synced.summary
+
+
+TURN = make_phases({Phase.OTHER: 0.75, Phase.FORWARD: 0.25}, spots={Phase.OTHER: Spot("turn robot.py:18", 0.75)})
+
+
+def see_clock(phases=TURN, *, waits="sleep", others=0.0, beside=(), **frame):
+    """See a rank that sleeps for eight of ten looks, by a wait of these words, while others of the job want this."""
+    rank = make_process(RANK, runnable=0.2, waiting=0.0, waits_for=waits, state="S", thread_groups=groups(0.2, others))
+    cpu = make_cpu(runnable=0.2 + others + sum(one.runnable for one in beside))
+    fields = {"processes": (rank, *beside), "cpu": cpu, "target": make_target(world_size=1), **frame}
+    return see_waiting(phases, other=8, frame=fields)
+
+
+def test_a_sleep_at_one_line_that_nobody_waits_for_is_a_pace_and_no_blocking_call():
+    one = judge_pace(see_clock())
+    assert (one.kind, one.cause) == (Kind.BALANCED, NOT_APPLICABLE)
+    assert one.summary == (
+        "a clock sets the pace: the loop sleeps 80 % of its time, at turn robot.py:18, and nothing of the job works "
+        "or waits meanwhile"
+    )
+    assert rate_confidence(one, 60.0) is Confidence.HIGH
+    assert clears(judge_blocking_call(see_clock()), "a clock sets the pace: turn robot.py:18")
+    event = replace(TURN, call_waits_ratio=0.7)
+    assert isinstance(judge_pace(see_clock(event, waits="lock with a time-out (futex)")), Suspicion)
+
+
+NO_PACE = {
+    "at several lines": see_clock(replace(TURN, spots={Phase.OTHER: Spot("turn robot.py:18", 0.4)})),
+    "a child": see_clock(waits="child process"),
+    "a server": see_clock(waits="socket receive"),
+    "a lock of another thread": see_clock(waits="lock with a time-out (futex)"),
+    "a thread that works for it": see_clock(others=0.6),
+    "a process that works for it": see_clock(beside=(make_process(77, role=Role.HELPER, runnable=0.9),)),
+    "a server that it asks again": see_clock(replace(TURN, retrying_ratio=0.7)),
+    "another rank": see_clock(target=make_target(world_size=2)),
+}
+
+
+@pytest.mark.parametrize("name", NO_PACE)
+def test_what_is_no_pace(name):
+    assert isinstance(judge_pace(NO_PACE[name]), Cleared)
+
+
+def test_a_pace_without_a_step_is_not_told():
+    assert isinstance(judge_pace(see_clock(make_phases({Phase.OTHER: 1.0}))), Unsure)
 
 
 NO_CALLS = {

@@ -161,6 +161,7 @@ ROWS = (
     _row("lock_hang", Kind.HUNG, "lock", also=(Label(Kind.HUNG, "no-progress"),), watch_s=HUNG_S),
     _row("stopped", Kind.HUNG, watch_s=HUNG_S),
     Row("compute", COMPUTE),
+    Row("pace", BALANCED),
     Row("light_workers", COMPUTE, also=(BALANCED,)),
     Row("idle_workers", COMPUTE, also=(BALANCED,)),
     Row("hf_like", COMPUTE, also=(BALANCED,)),

@@ -19,15 +19,16 @@ from tpmon.judge.features.cpu import (
 )
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
 from tpmon.judge.features.standstill import name_rank
+from tpmon.judge.features.starvation import name_spot
 from tpmon.judge.rules.cards import answer_without_cards
 from tpmon.judge.rules.comms import ALL_WAIT_RATIO
 from tpmon.judge.rules.cpu import CROWDED_MARGIN, POOL_RATIO, read_waiting, say_got
 from tpmon.judge.rules.lifecycle import find_pause
-from tpmon.judge.rules.python import RUNNING, may_be_one
+from tpmon.judge.rules.python import RUNNING, find_pace, may_be_one
 from tpmon.judge.stacks.phases import ELSEWHERE, OUTSIDE, TRAINING
 from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.tracker import list_hooks
-from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Figure, Kind, Origin
 
@@ -273,4 +274,30 @@ def judge_balanced(scene: Scene) -> Answer:
     )
 
 
-RULES: tuple[Rule, ...] = (judge_cpu_compute, judge_balanced)
+@by_conditions
+def judge_pace(scene: Scene) -> Answer:
+    """Suspect, in the good sense, a clock: the loop sleeps at one line, and nothing works meanwhile."""
+    pace = Claim("a pace on purpose")
+    pace.clear(len(scene.ranks) != 1, "there is not one rank alone")
+    rank = scene.ranks[0]
+    phases = pace.known(rank.phases)
+    pace.doubt(phases.ratio(*TRAINING) <= 0, "no part of a step in the stacks")
+    spot = find_pace(rank, scene)
+    if spot is None:
+        return Cleared(f"{pace.what} (no plain sleep at one line)")
+    asleep = 1 - known_or(map_known(lambda main: main.running, rank.main), 0.0)
+    return Suspicion(
+        kind=Kind.BALANCED,
+        cause=NOT_APPLICABLE,
+        weight=0.0,
+        margin=spot.ratio / HELD_RATIO,
+        origins=frozenset((Origin.STACKS, Origin.PROC)),
+        summary=f"a clock sets the pace: the loop sleeps {format_pct(100 * asleep)} % of its time, at "
+        f"{spot.where}, and nothing of the job works or waits meanwhile",
+        evidence=(reading(Figure.MAIN_ASLEEP, 100 * asleep, scene.frame), *name_spot(spot, scene)),
+        pid=rank.process.pid,
+        rank=rank.process.rank,
+    )
+
+
+RULES: tuple[Rule, ...] = (judge_cpu_compute, judge_pace, judge_balanced)

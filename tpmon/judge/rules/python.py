@@ -298,6 +298,10 @@ SURE_SPOT = 0.05
 interval of 100 samples."""
 LEAST_SAID = 3
 """Readings of a wait that it takes to say what the sleep is for."""
+ONE_LINE = 0.8
+"""Share of the time outside of steps, and of the readings of a wait, that must be one sleep at one line."""
+AT_REST = 0.1
+"""Threads that anything else of the job may want while a loop keeps a pace: what works is waited for."""
 _MAY_SLEEP = (
     Phase.DATA_WAIT,
     Phase.SYNC,
@@ -461,10 +465,41 @@ def _say_sleep(rank: RankScene, share: Share, io: float, scene: Scene) -> str:
     return "sleeps"
 
 
+def find_pace(rank: RankScene, scene: Scene) -> Spot | None:
+    """Return where the loop of a job's only rank sleeps on purpose; None where it may wait for something.
+
+    It is at one line, in a plain sleep or a timed wait, and nothing of the job works meanwhile: a clock sets
+    the pace. A client that sleeps before it asks a server again waits for that.
+    """
+    phases, main = rank.phases, rank.main
+    if not (_is_alone(scene) and _sees_stacks(rank) and is_known(phases) and is_known(main)):
+        return None
+    spot = phases.spots.get(Phase.OTHER)
+    if spot is None or spot.is_loop or spot.ratio < max(LEAST_BLOCKED, ONE_LINE * phases.ratio(*OUTSIDE)):
+        return None
+    others = known_or(others_demand(rank, scene), 0.0)
+    beside = known_or(scene.runnable, math.inf) - known_or(rank.demand, 0.0)
+    if max(others, beside) >= AT_REST or phases.retrying_ratio >= spot.ratio / 2:
+        return None
+    waits = [
+        one.waits_for for frame in scene.frames for one in frame.processes if one.pid == rank.process.pid
+    ]
+    still = [one for one in waits if is_known(one) and one.reason is not WaitReason.RUNNING]
+    timed = (
+        2 * phases.call_waits_ratio >= spot.ratio
+    )  # at an event, whose wait looks like one for the interpreter
+    sleeps = sum(
+        one.reason is WaitReason.SLEEP or (timed and one.reason is WaitReason.TIMED_LOCK) for one in still
+    )
+    return spot if sleeps >= max(LEAST_SAID, ONE_LINE * len(still)) else None
+
+
 @by_conditions
 def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
     phases, main = _stacks_of(rank, _CALL), _CALL.known(rank.main)
     _CALL.doubt(main.looks < LEAST_SAMPLES, "too few samples of the main thread")
+    pace = find_pace(rank, scene)
+    _CALL.clear(pace is not None, f"a clock sets the pace{f': {pace.where}' if pace else ''}")
     outside = max(0.0, phases.ratio(*OUTSIDE) - _no_call(phases)) + phases.calls_in_step_ratio
     share = share_of(
         min(outside, _own_sleep(rank, main, phases, scene)) * phases.samples, phases.samples, phases.design

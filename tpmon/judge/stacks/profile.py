@@ -24,6 +24,7 @@ from tpmon.judge.stacks.classify import (
     read_stack,
     receives,
     rests_in_notebook,
+    retries,
     waits_for_future,
     waits_for_others,
     waits_for_task,
@@ -269,6 +270,8 @@ class RankPhases:
     """How many samples count as one independent sample."""
     proven: Mapping[Need, float] = field(default_factory=dict)
     """Share of samples, 0-1, whose frames prove a need; empty where they were not counted."""
+    retrying_ratio: float = 0.0
+    """Share of samples, 0-1, in the sleep of a client before it asks its server again."""
     calling_ratio: float = 0.0
     """Share of samples, 0-1, in the parts of a step in Python of torch that only leads to operators."""
 
@@ -304,6 +307,7 @@ class SliceLook:
     call_waits: int
     """Those that wait for a thread or an event."""
     hinted: int
+    retrying: int
     calling: int
     """Samples as ``RankPhases.calling_ratio``."""
     resting: int
@@ -348,7 +352,7 @@ def _look(taken: StackSlice) -> SliceLook:
     handed: Counter[StackPlace] = Counter()
     spots: Counter[StackPlace] = Counter()
     calls: Counter[StackPlace] = Counter()
-    waits = plain_waits = hinted = resting = call_waits = autotunes = calling = 0
+    waits = plain_waits = hinted = resting = call_waits = autotunes = calling = retrying = 0
     stacks = main_stacks(taken)
     mine = {id(stack) for stack in stacks}
     beside = [stack for stack in taken.stacks if id(stack) not in mine]
@@ -358,6 +362,7 @@ def _look(taken: StackSlice) -> SliceLook:
         spot = reading.spot
         wheres[spot] += stack.samples
         autotunes += stack.samples if reading.phase is Phase.COMPILE and autotunes_in(stack.frames) else 0
+        retrying += stack.samples if retries(stack.frames) else 0
         calling += stack.samples if reading.phase in TRAINING and calls_operators(stack.frames) else 0
         if waits_for_others(stack.frames):
             waits += stack.samples
@@ -394,6 +399,7 @@ def _look(taken: StackSlice) -> SliceLook:
         dict(calls),
         call_waits,
         hinted,
+        retrying,
         calling,
         resting,
         len(distinct),
@@ -529,6 +535,7 @@ def _read_rank(looks: Sequence[SliceLook], now_ns: int) -> RankPhases:
         calls=find_spot(calls, samples),
         resting_ratio=sum(look.resting for look in kept) / samples,
         hinted_ratio=sum(look.hinted for look in kept) / samples,
+        retrying_ratio=sum(look.retrying for look in kept) / samples,
         calling_ratio=sum(look.calling for look in kept) / samples,
         design=design,
         proven={need: min(1.0, count / samples) for need, count in proofs.items()},
