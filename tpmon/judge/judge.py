@@ -24,7 +24,7 @@ from tpmon.judge.hysteresis import (
     note_rules,
     state,
 )
-from tpmon.judge.ranking import OTHER_TENANTS, find_explained, rank, weigh
+from tpmon.judge.ranking import OTHER_TENANTS, find_explained, find_rivals, rank, weigh
 from tpmon.judge.rules import (
     card_faults,
     comms,
@@ -181,7 +181,8 @@ def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tu
         decided = replace(decided, stated=end)  # there is no later reading to be surer by
     track = next((one for one in ranked if key_of(one.suspicion) == decided.stated), None)
     if track is not None:
-        finding = find(track, leave_out_own(decided, answers), scene)
+        rivals = find_rivals(track.suspicion, decided.presences)
+        finding = find(track, leave_out_own(decided, answers), scene, rivals)
         if end is not None and standing.finding is not None:
             finding = _keep_before(finding, standing.finding, scene.frame)
     elif decided.stated is not None and standing.finding is not None:
