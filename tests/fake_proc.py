@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tpmon.probe.base.procread import TICKS_PER_S, read_stat
 from tpmon.probe.job.job import now_ticks
 
 PYTHON = "/usr/bin/python3.11"
@@ -93,11 +94,19 @@ class FakeProc:
         start: int,
         kernel: bool = False,
         wait_status: int = 0,
+        cpu_s: float = 0.0,
     ) -> None:
         """Write the stat line anew, as after exec, a new thread, or a new parent."""
-        fields = [state, parent, 0, 0, 0, -1, 0x00200000 if kernel else 0, *[0] * 10, threads, 0, start]
+        times = [*[0] * 4, int(cpu_s * TICKS_PER_S), *[0] * 5]
+        fields = [state, parent, 0, 0, 0, -1, 0x00200000 if kernel else 0, *times, threads, 0, start]
         fields += [0] * 29 + [wait_status]
         (self.path / str(pid) / "stat").write_text(f"{pid} ({name}) {' '.join(map(str, fields))}\n")
+
+    def spend(self, pid: int, cpu_s: float) -> None:
+        """Let a process have used so much CPU time since its start."""
+        stat = read_stat(pid, self.proc)
+        told = {"state": stat.state, "threads": stat.threads, "start": stat.start_ticks, "cpu_s": cpu_s}
+        self.write_stat(pid, stat.parent, stat.name, **told)
 
     def remove(self, pid: int) -> None:
         """Let a process be gone; its children go to PID 1."""

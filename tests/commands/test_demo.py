@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 import tpmon
+from tests.frames import make_finding
 from tests.waiting import wait_until
-from tpmon.commands.demo import BOTTLENECKS, DemoOptions, find_python, start_demo
+from tpmon.commands.demo import BOTTLENECKS, DemoOptions, find_python, shows, start_demo
 from tpmon.errors import NoTargetError, UsageError
+from tpmon.model.known import NOT_APPLICABLE
+from tpmon.model.verdict import Kind
 
 PACKAGE = Path(tpmon.__file__).parent
 
@@ -38,6 +41,20 @@ def test_the_starter_and_the_training_know_the_same_bottlenecks():
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "BOTTLENECKS"
     )
     assert [one.name for one in BOTTLENECKS] == list(named)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause", "shown"),
+    [
+        (Kind.NOT_ENOUGH_EVIDENCE, NOT_APPLICABLE, ()),
+        (Kind.STARTING, "first-steps", ()),
+        (Kind.COMPUTE_BOUND, "cpu", ("none",)),
+        (Kind.HUNG, "lock", ("none", "hang")),
+    ],
+)
+def test_text_is_written_once_the_verdict_is_there_that_the_demo_is_for(kind, cause, shown):
+    finding = make_finding(kind=kind, cause=cause)
+    assert tuple(one for one in ("none", "hang") if shows(finding, one)) == shown
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,39 @@ class Stopped:
         return self._update.frame
 
 
+class Slow:
+    """Stand for a session whose first reading takes longer than the whole look."""
+
+    def __init__(self, sink: Callable[[Update], None]) -> None:
+        self._sink = sink
+        self.readings = 0
+
+    def stop(self) -> None:
+        self.readings = -self.readings
+
+    def run(self) -> Frame:
+        time.sleep(1.2)
+        while self.readings >= 0:
+            self.readings += 1
+            one = update(Kind.BALANCED)
+            frame = replace(one.frame, taken_ns=time.monotonic_ns())
+            self._sink(replace(one, frame=frame))
+            time.sleep(0.02)
+        return frame
+
+
+@pytest.mark.usefixtures("small_environment")
+def test_the_time_of_a_look_counts_from_the_first_reading(monkeypatch, capfd):
+    sessions = []
+    monkeypatch.setattr(diagnose, "find_job", lambda *_: None)
+    monkeypatch.setattr(
+        diagnose, "open_session", lambda _job, _options, sink: sessions.append(Slow(sink)) or sessions[-1]
+    )
+    assert cli.main(["diagnose", "1", "--for", "1s"]) == 0
+    assert -sessions[0].readings >= 5
+    assert "BALANCED" in capfd.readouterr().out
+
+
 @pytest.fixture
 def full():
     with open("/dev/full", "wb", buffering=0) as file:

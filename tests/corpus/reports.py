@@ -230,7 +230,7 @@ REPORTS = (
         culprit="both ranks may run on CPU 0 alone, while others are idle",
         place=r"\bbound\b|binding|affinity|may run on",
         run="torchrun --nproc-per-node 2 bound_ranks.py",
-        right=("widen-affinity",),
+        right=("unbind-ranks", "widen-affinity"),
         harmful=("fewer-ranks", "cap-rank-threads", "cap-threads-in-script", "more-cores"),
     ),
     _hang(
@@ -300,7 +300,7 @@ REPORTS = (
         culprit="operators of microseconds, called from Python; the pool's second thread spins",
         place=r"operator|spin",
         ready="steps/s",
-        right=("cap-rank-threads", "cap-threads-in-script"),
+        right=("one-thread",),
         harmful=("more-cores", "use-all-cores"),
     ),
     Reported(

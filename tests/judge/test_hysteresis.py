@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from tests.starving import COMPUTES, IDLES, SOCKET, line_up, make_looks, make_second
+from tests.starving import COMPUTES, IDLES, SOCKET, line_up, make_looks, make_second, starve
 from tpmon.judge import hysteresis
+from tpmon.judge.advice.choose import CATALOGUE, EXPLANATIONS
+from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Key, Suspicion
-from tpmon.judge.hysteresis import RISE_S, Standing, follow, is_settled, is_shaken, leave_out_own, note_rules
-from tpmon.judge.ranking import EXPLAINS, find_explained, rank, weigh
+from tpmon.judge.finding import find
+from tpmon.judge.hysteresis import RISE_S, Standing, Track, follow, is_settled, is_shaken, leave_out_own, note_rules
+from tpmon.judge.ranking import EXPLAINS, find_explained, find_rivals, rank, weigh
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.verdict import TABLE, Kind
+from tpmon.model.verdict import TABLE, Confidence, Kind, Origin
 
 SECOND = 1_000_000_000
 DATA: Key = (Kind.DATA_BOUND, "cpu-transform")
@@ -314,3 +317,61 @@ def test_of_many_ranks_the_few_looks_at_each_are_told_together():
     frames = line_up([make_second(0.5, [], frame=look(waits)) for waits in (0,) * 20 + (2,) * 3])
     assert is_shaken(frames)
     assert not is_shaken(frames[:-3])
+
+
+PERIODIC: Key = (Kind.DATA_BOUND, "periodic")
+
+
+def find_last_rivals(seconds, stated):
+    _, standing = run(seconds)
+    (own,) = (one for one in seconds[-1] if hysteresis.key_of(one) == stated)
+    return [hysteresis.key_of(one) for one in find_rivals(own, standing.presences)]
+
+
+def in_turn(one, other, each=5):
+    return ([[one]] * each + [[other]] * each) * 4
+
+
+RIVALS = {
+    "both all the time": ([[suspect(DATA), suspect(COLLATE)]] * 30, [COLLATE]),
+    "now the one, now the other": (in_turn(suspect(COLLATE), suspect(DATA)), [COLLATE]),
+    "the stated one explains the other, and comes and goes": (in_turn(suspect(DATA), suspect(PERIODIC)), [DATA]),
+    "the stated one explains the other": ([[suspect(PERIODIC), suspect(DATA)]] * 30, []),
+    "the other costs far less": ([[suspect(DATA), suspect(COLLATE, 0.2)]] * 30, []),
+    "the other is of another kind": ([[suspect(DATA), suspect(PYTHON)]] * 30, []),
+    "a glimpse of the other": ([[suspect(DATA)]] * 27 + [[suspect(DATA), suspect(COLLATE)]] * 3, []),
+    "the run has changed once": ([[suspect(COLLATE)]] * 30 + [[suspect(DATA)]] * 8, []),
+    "healthy either way": ([[suspect(COMPUTE), suspect((Kind.COMPUTE_BOUND, "gpu"))]] * 30, []),
+    "a hang": ([[suspect(HUNG), suspect((Kind.HUNG, "lock"))]] * 30, []),
+}
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_causes_within_each_others_noise_are_rivals(name):
+    seconds, expected = RIVALS[name]
+    assert find_last_rivals(seconds, hysteresis.key_of(seconds[-1][0])) == expected
+
+
+def test_shares_with_intervals_are_alike_where_these_overlap():
+    near = [replace(suspect(key, 0.5), share_low=0.4, share_high=0.6) for key in (DATA, COLLATE)]
+    far = [near[0], replace(near[1], share_low=0.61, share_high=0.7)]
+    assert find_last_rivals([near] * 30, DATA) == [COLLATE]
+    assert find_last_rivals([far] * 30, DATA) == []
+
+
+def test_a_verdict_with_a_rival_names_it_is_no_surer_than_medium_and_tries_first_what_helps_both():
+    scene = starve(0.6, [COMPUTES] * 2, cpu={"budget_cores": 4.0, "runnable": 2.4, "demand_ratio": 0.6})
+    own = replace(
+        suspect(DATA, 0.6),
+        origins=frozenset((Origin.PROC, Origin.PIPES)),
+        summary="late: its workers compute",
+        observed=frozenset((Need.TRANSFORM_MOVABLE,)),
+    )
+    other = replace(own, cause="collate", summary="late: they put batches together")
+    standing = Track(own, 1.0, 0, 0)
+    plain, both = find(standing, [], scene), find(standing, [], scene, (other,))
+    assert (plain.confidence, both.confidence) == (Confidence.HIGH, Confidence.MEDIUM)
+    assert both.summary == "late: its workers compute; as likely collate: they put batches together"
+    shared = set(EXPLANATIONS[DATA].remedies) & set(EXPLANATIONS[COLLATE].remedies)
+    firsts = [one for one in CATALOGUE if one in shared and both.try_.startswith(CATALOGUE[one].title.split("{")[0])]
+    assert firsts, both.try_

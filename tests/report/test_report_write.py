@@ -12,7 +12,7 @@ from rich.cells import cell_len
 
 from tpmon.errors import UsageError
 from tpmon.model.known import Missing
-from tpmon.model.results.doctor import JobList, JobState, JobSummary
+from tpmon.model.results.doctor import JobList, JobState, JobSummary, LeftOver
 from tpmon.report.blocks import write_blocks
 from tpmon.report.jobs import write_jobs
 from tpmon.report.text import Output, ReaderGone, complain
@@ -119,6 +119,11 @@ def test_what_could_not_be_read_and_that_there_is_no_job_is_said():
         "no training job on this machine that this user may read",
         "2 Python processes could not be read and may be jobs too: no answer within 1 s (tpmon ps tries",
         "again)",
+    ]
+    left = LeftOver((70, 71), "usr", "fit.py --lr 1", True, 720.0, 3 << 30, (0, 1))
+    assert write_jobs(JobList("", (), 0, left_over=(left,)))[2:] == [
+        "left over: 2 loader workers of fit.py --lr 1 (usr), 12m00s old: the rank has ended. They hold 3.0G",
+        "of memory and cards 0, 1. Try: kill 70 71; sleep 5; kill -9 70 71 # -9 for those that stay",
     ]
     what, hint = write_jobs(JobList("", (), 0))
     assert (what[:31], hint[:15]) == ("no training job on this machine", "Try: tpmon demo")

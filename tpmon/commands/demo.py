@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from itertools import count
 from typing import TYPE_CHECKING
 
 from tpmon.commands.command import Subcommand, WatchOptions, setting
@@ -28,10 +27,11 @@ from tpmon.settings import MOST_DEMO_RANKS, MOST_DEMO_WORKERS
 
 if TYPE_CHECKING:
     from tpmon.model.results.doctor import Update
+    from tpmon.model.verdict import Finding
     from tpmon.probe.job.job import Job
 
-FRAMES = 3
-"""Readings that are printed where neither a screen nor a form was asked for."""
+VERDICT_S = 90.0
+"""How long a verdict is waited for without a screen or a form; the hang begins at 20 s."""
 
 _PROGRAMS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "demo")
 _HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
@@ -255,24 +255,41 @@ def run(options: DemoOptions) -> int:
         if is_text:
             watch_as_text(job, options, once=options.once, json=options.json, plain=options.plain)
         else:
-            _print_readings(job, options)
+            _print_verdict(job, options)
         return ExitCode.OK
     finally:
         demo.stop()
 
 
-def _print_readings(job: Job, options: DemoOptions) -> None:
-    from tpmon.commands.attach import run_session
+def shows(finding: Finding, bottleneck: str) -> bool:
+    """Tell whether a verdict is what a bottleneck is started for: a fault, or that there is none."""
+    from tpmon.model.verdict import Kind, pick_code
+
+    if finding.kind in (Kind.NOT_ENOUGH_EVIDENCE, Kind.STARTING):
+        return False
+    return bottleneck == BOTTLENECKS[0].name or pick_code(finding.kind, finding.cause) != 0
+
+
+def _print_verdict(job: Job, options: DemoOptions) -> None:
+    """Watch until the verdict is there, and print that second as text."""
+    from tpmon.commands.command import open_session
+    from tpmon.model.frame import TargetState
+    from tpmon.model.known import is_known
     from tpmon.report.once import write_once
 
-    output = Output(1, options.ascii)
-    seen = count()
+    complain(f"tpmon: watching it until there is a verdict, at most {VERDICT_S:.0f} s")
+    end_s = time.monotonic() + VERDICT_S
 
     def sink(update: Update) -> None:
-        if next(seen):  # the first reading has no rates yet
-            output.write_lines(*write_once(update.frame), "")
+        finding = update.frame.verdict
+        ended = update.frame.target.state is TargetState.ENDED
+        if ended or (is_known(finding) and shows(finding, options.bottleneck)) or time.monotonic() >= end_s:
+            session.stop()
 
-    run_session(job, options, FRAMES + 1, sink)
+    session = open_session(job, options, sink)
+    last = session.run()
+    if last is not None:
+        Output(1, options.ascii).write_lines(*write_once(last))
 
 
 COMMAND = Subcommand(
@@ -280,6 +297,6 @@ COMMAND = Subcommand(
     run,
     "demo [options]",
     "Start a small real training (torch on the CPU) and watch it; it ends with tpmon.\n"
-    f"Without a terminal and an output flag: {FRAMES} readings as text.",
+    "Without a terminal and an output flag: its verdict as text.",
     "\n".join(("bottlenecks:", *(f"  {one.name:<16} {one.summary}" for one in BOTTLENECKS))),
 )

@@ -204,9 +204,12 @@ def run(options: VerdictOptions) -> int:
     output = Output(1, options.ascii)
     begun_s = time.monotonic()  # where one waits for a job, the limit holds for that, too
     job = find_job(options.pid, (options.for_s or AWAIT_S) if until else 0.0)
-    end_s = limit_s + (begun_s if until else time.monotonic())
+    end_s = begun_s + limit_s if until else math.inf
 
     def sink(update: Update) -> None:
+        nonlocal end_s
+        if not until and end_s == math.inf:  # what it took to find the job and to start is no look at it
+            end_s = update.frame.taken_ns / 1e9 + limit_s
         finding = update.frame.verdict
         if is_known(finding) and finding.kind is not Kind.NOT_ENOUGH_EVIDENCE:
             on_change.tell(finding)

@@ -45,6 +45,8 @@ MOST_ALSO = 4
 """Remedies worth reading beside the one to try."""
 MOST_IFS = 8
 """The same for full hardware: nothing is wrong with it, so a longer list may be read at leisure."""
+MOST_RIVALS = 1
+"""Causes within the noise of the stated one that are named: more would tell nothing."""
 LOOKING_S = 10.0
 
 _RISKS = {
@@ -233,31 +235,62 @@ def _tell_rows(rows: Sequence[FigureReading]) -> tuple[Evidence, ...]:
     return tuple(tell(row) for row in rows if row.text or is_known(row.value))
 
 
-def find(track: Track, answers: Sequence[Answer], scene: Scene) -> Finding:
-    """Write the Finding of the stated cause."""
+def _choose(one: Suspicion, scene: Scene) -> tuple[Chosen, ...]:
+    cause = one.cause if is_known(one.cause) else NOT_APPLICABLE
+    return choose(one.kind, cause, observe(scene, one), gather_facts(scene, one))
+
+
+def _share_remedies(
+    worth: Sequence[Chosen], rivals: Sequence[Suspicion], scene: Scene
+) -> tuple[list[Chosen], list[Chosen]]:
+    """Return the remedies of a cause, first what helps its rivals, too; and the first one of each rival."""
+    chosen = [_choose(one, scene) for one in rivals]
+    of_rivals = [{one.remedy.id for one in each} for each in chosen]
+    helps = [one for one in worth if of_rivals and all(one.remedy.id in each for each in of_rivals)]
+    first = [one for one in helps if one.certain][:1]
+    own = {one.remedy.id for one in worth}
+    theirs = [each[0] for each in chosen if each and each[0].remedy.id not in own]
+    return [*first, *(one for one in worth if one not in first)], theirs
+
+
+def _say_rivals(suspicion: Suspicion, rivals: Sequence[Suspicion]) -> str:
+    """Name the causes that are as likely after the stated one, without the words that begin both."""
+    said = suspicion.summary
+    for one in rivals:
+        begins = "".join(suspicion.summary.partition(": ")[:2])
+        said += f"; as likely {one.cause}: {one.summary.removeprefix(begins)}"
+    return said
+
+
+def find(track: Track, answers: Sequence[Answer], scene: Scene, rivals: Sequence[Suspicion] = ()) -> Finding:
+    """Write the Finding of the stated cause; with ``rivals`` in its noise it is no surer than medium."""
+    rivals = rivals[:MOST_RIVALS]
     suspicion = track.suspicion
     since, since_is, since_source = tell_since(track, scene)
     observed, facts = observe(scene, suspicion), gather_facts(scene, suspicion)
     cause = suspicion.cause if is_known(suspicion.cause) else NOT_APPLICABLE
     remedies = choose(suspicion.kind, cause, observed, facts)
-    worth = list_worth(suspicion, remedies, observed)
-    chosen, others = (worth[0] if worth else None), list_others(suspicion, remedies, worth)
+    worth, theirs = _share_remedies(list_worth(suspicion, remedies, observed), rivals, scene)
+    chosen, others = (worth[0] if worth else None), [*theirs, *list_others(suspicion, remedies, worth)]
     # For a job that is gone nothing is ruled out and nothing more can be read.
     ruled_out, unknown = _texts(()) if suspicion.seen else _texts(answers)
     unknown = tuple(dict.fromkeys((*suspicion.unread, *unknown)))
     rows, against = (*suspicion.evidence, *suspicion.shows), _tell_rows(suspicion.against)
     held_s = min(scene.span_s, (scene.frame.taken_ns - track.first_ns) / 1e9 + scene.span_s / 2)
+    confidence = rate_confidence(suspicion, held_s)
+    if rivals and confidence is Confidence.HIGH:
+        confidence = Confidence.MEDIUM
     return Finding(
         kind=suspicion.kind,
         cause=suspicion.cause,
-        confidence=rate_confidence(suspicion, held_s),
+        confidence=confidence,
         share_pct=_pct(suspicion.share),
         share_low_pct=_pct(suspicion.share_low),
         share_high_pct=_pct(suspicion.share_high),
         since=since,
         since_is=since_is,
         since_source=since_source,
-        summary=suspicion.summary,
+        summary=_say_rivals(suspicion, rivals),
         try_=write_try(chosen) if chosen is not None else NOT_APPLICABLE,
         also_try=tuple(map(write_try, others)) or NOT_APPLICABLE,
         ceiling=write_ceiling(suspicion, chosen),

@@ -10,6 +10,7 @@ slice. A change of what threads do is seen within seconds.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -36,6 +37,10 @@ SWITCH_S = 4.0
 """How long a heavier cause must lead before it replaces the stated one."""
 INCUMBENT = 1.25
 """The stated cause weighs this much more, so that two equal ones do not take turns."""
+PRESENCE_S = 20.0
+"""Seconds over which it is remembered how often a cause was suspected: twice the span of medians."""
+FORGOTTEN = 0.05
+"""Part of that time below which a cause is forgotten."""
 SETTLED_S = 60.0
 """A verdict that stood this long without contradiction needs fewer judgements."""
 
@@ -55,6 +60,16 @@ class Track:
     """How long the history had been without it when it came, nanoseconds; 0 when it was there at first."""
     clear_ns: int = 0
     """How long before that its rule first denied it, ns; 0: never, so it may be older than the history."""
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """Hold how often a cause was suspected of late, 0-1, and whether it came back after it had gone."""
+
+    suspicion: Suspicion
+    ratio: float
+    is_now: bool
+    came_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +101,8 @@ class Standing:
     pending: tuple[Key | None] | None = None
     """One of them that would be stated, since ``pending_ns``."""
     pending_ns: int = 0
+    presences: tuple[Presence, ...] = ()
+    """Causes of the last half minute, also those that their rules deny now and then."""
     finding: Finding | None = None
     """The last verdict, and the notes beside it."""
     notes: tuple[str, ...] = ()
@@ -111,6 +128,25 @@ def _step(track: Track, found: Mapping[Key, Suspicion], dt_s: float) -> Track:
         since_ns = min(before, now.since_ns) if is_known(now.since_ns) else before
         now = replace(now, since_ns=since_ns)
     return replace(track, suspicion=now, score=min(1.0, track.score + dt_s / rise_s))
+
+
+def _remember(
+    presences: Iterable[Presence], found: Mapping[Key, Suspicion], dt_s: float
+) -> tuple[Presence, ...]:
+    """Follow how often each cause is suspected: a weighted mean, in which the newest seconds count most."""
+    before = {key_of(one.suspicion): one for one in presences}
+    fades = math.exp(-dt_s / PRESENCE_S)
+    kept = []
+    for key in before.keys() | found.keys():
+        old, now = before.get(key), found.get(key)
+        ratio = (old.ratio if old else 0.0) * fades + (1 - fades) * (now is not None)
+        suspicion = now or (old.suspicion if old else None)
+        if suspicion is not None and (now is not None or ratio >= FORGOTTEN):
+            returns = old is not None and (old.came_back or (now is not None and not old.is_now))
+            kept.append(Presence(suspicion, ratio, now is not None, returns))
+    return tuple(
+        sorted(kept, key=lambda one: (-one.ratio, key_of(one.suspicion)[0].value, str(one.suspicion.cause)))
+    )
 
 
 def note_cleared(standing: Standing, answers: Sequence[Answer], now_ns: int) -> Standing:
@@ -181,7 +217,8 @@ def follow(
         if key not in old
     ]
     kept = tuple(track for track in tracks if track.score > 0 or key_of(track.suspicion) in found)
-    return replace(standing, tracks=kept, begun_ns=begun_ns, judged_ns=now_ns)
+    presences = _remember(standing.presences, found, dt_s)
+    return replace(standing, tracks=kept, begun_ns=begun_ns, judged_ns=now_ns, presences=presences)
 
 
 def drop(standing: Standing, keys: Collection[Key], now_ns: int) -> Standing:

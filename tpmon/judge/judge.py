@@ -24,7 +24,7 @@ from tpmon.judge.hysteresis import (
     note_rules,
     state,
 )
-from tpmon.judge.ranking import OTHER_TENANTS, find_explained, rank, weigh
+from tpmon.judge.ranking import OTHER_TENANTS, find_explained, find_rivals, rank, weigh
 from tpmon.judge.rules import (
     card_faults,
     cards,
@@ -37,17 +37,19 @@ from tpmon.judge.rules import (
     lifecycle,
     loader,
     memory,
+    pauses,
     python,
     storage,
 )
 from tpmon.judge.stacks.profile import RankPhases, add_up_phases, read_slices
+from tpmon.judge.watch.stints import follow_stints
 from tpmon.judge.watch.tracker import observe
 from tpmon.model.dump import DumpRequest
 from tpmon.model.figures import Figure
 from tpmon.model.frame import Event, EventKind, Frame, TargetState
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
-from tpmon.model.process import RankRow
+from tpmon.model.process import RankRow, Role
 from tpmon.model.text.job_words import is_undecided, join_cause, name_cause, say_confidence, say_since_in_full
 from tpmon.model.verdict import END_CAUSES, IN_WORDS, Finding, Kind, pick_code
 
@@ -71,6 +73,7 @@ RULES: tuple[Rule, ...] = hook.with_hooks(
         *card_faults.MEMORY_RULES,
         *health.RULES,
         *lifecycle.RULES,
+        *pauses.RULES,
     ),
     {
         lifecycle.judge_starting: hook.suspect_first_steps,
@@ -188,7 +191,8 @@ def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tu
         decided = replace(decided, stated=end)  # there is no later reading to be surer by
     track = next((one for one in ranked if key_of(one.suspicion) == decided.stated), None)
     if track is not None:
-        finding = find(track, leave_out_own(decided, answers), scene)
+        rivals = find_rivals(track.suspicion, decided.presences)
+        finding = find(track, leave_out_own(decided, answers), scene, rivals)
         if end is not None and standing.finding is not None:
             finding = _keep_before(finding, standing.finding, scene.frame)
     elif decided.stated is not None and standing.finding is not None:
@@ -218,7 +222,10 @@ def judge(frames: Sequence[Frame], standing: Standing) -> Judgement:
     looks = read_slices(slices, standing.looks)
     phases = add_up_phases(looks, frames[-1].taken_ns)
     frame = frames[-1]
-    standing = replace(standing, watch=observe(standing.watch, frame), looks=looks)
+    first = next((one.pid for one in frame.processes if one.role is Role.RANK), 0)
+    stints = follow_stints(standing.watch.stints, looks, first)
+    watch = replace(observe(standing.watch, frame), stints=stints)
+    standing = replace(standing, watch=watch, looks=looks)
     look: Applicable[DumpRequest] = NOT_APPLICABLE
     calm = is_settled(standing, frame.taken_ns) and not is_shaken(frames)
     if standing.finding is not None and _stands(frame, standing, settled=calm):

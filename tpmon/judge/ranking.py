@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from tpmon.judge.answers.result import Key
-from tpmon.judge.hysteresis import INCUMBENT, Track, key_of
-from tpmon.model.known import NotApplicable
+from tpmon.judge.answers.result import Key, Suspicion
+from tpmon.judge.hysteresis import AT_ONCE, INCUMBENT, Presence, Track, key_of
+from tpmon.model.known import NotApplicable, is_known
 from tpmon.model.verdict import Kind, pick_code
 
 _ANY = NotApplicable.NOT_APPLICABLE
@@ -88,8 +88,15 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
         (Kind.GPU_THROTTLED, "pcie"): _WAITING_FOR_A_RANK,
         (Kind.GPU_UNHEALTHY, _ANY): _WAITING_FOR_ONE,
         (Kind.PYTHON_BOUND, "blocking-call"): _WAITING_FOR_ONE,
+        **{
+            (Kind.PAUSED, f"{pause}-share"): ((Kind.PAUSED, pause), *_WAITING_FOR_ONE)
+            for pause in ("validation", "checkpoint")
+        },
+        # Threads that hand on many small messages are as busy as those that hand on large ones.
+        (Kind.COMMS_BOUND, "small-messages"): ((Kind.COMMS_BOUND, "transfer"), (Kind.COMMS_BOUND, "unknown")),
         (Kind.PYTHON_BOUND, "gil"): (
             (Kind.PYTHON_BOUND, "single-thread"),
+            (Kind.PYTHON_BOUND, "small-operators"),
             (Kind.PYTHON_BOUND, "blocking-call"),
             (Kind.DATA_BOUND, "own-loader"),
         ),
@@ -147,11 +154,48 @@ def weigh(track: Track) -> float:
         return _FIRST + weight
     if kind is Kind.FAILED:
         return 2 * _BEFORE_SPEED + weight
-    if kind in (Kind.STARTING, Kind.PAUSED, Kind.IDLE):
+    costs = pick_code(kind, track.suspicion.cause) != 0
+    if kind in (Kind.STARTING, Kind.IDLE) or (kind is Kind.PAUSED and not costs):
         return _BEFORE_SPEED + weight
-    if pick_code(kind, track.suspicion.cause) == 0:
+    if not costs:
         return _HEALTHY * (weight + (kind is Kind.COMPUTE_BOUND))
     return _BESIDE * weight if key_of(track.suspicion) == OTHER_TENANTS else weight
+
+
+RIVAL_RATIO = 0.3
+"""Part of the last half minute in which a second cause must have been suspected to be as likely."""
+NOISE = 0.15
+"""Difference of two shares of the time that a window does not tell apart, where no interval is known."""
+
+
+def _are_alike(one: Suspicion, other: Suspicion) -> bool:
+    """Tell whether two shares of the time differ by less than their windows spread."""
+    low, high, other_low, other_high = one.share_low, one.share_high, other.share_low, other.share_high
+    if is_known(low) and is_known(high) and is_known(other_low) and is_known(other_high):
+        return low <= other_high and other_low <= high
+    return abs(one.weight - other.weight) <= NOISE
+
+
+def find_rivals(stated: Suspicion, presences: Iterable[Presence]) -> tuple[Suspicion, ...]:
+    """Return the causes that explain the same wait as well as the stated one, most often suspected first.
+
+    They are of its kind and of about its share, and were suspected in much of the last half minute: now, or
+    again and again. One that the stated cause explains is a rival where that comes and goes.
+    """
+    own, presences = key_of(stated), tuple(presences)
+    if stated.kind in AT_ONCE or pick_code(*own) == 0:
+        return ()
+    wavers = any(key_of(one.suspicion) == own and one.came_back for one in presences)
+    return tuple(
+        one.suspicion
+        for one in presences
+        if one.suspicion.kind is stated.kind
+        and key_of(one.suspicion) != own
+        and one.ratio >= RIVAL_RATIO
+        and (one.is_now or one.came_back)
+        and _are_alike(stated, one.suspicion)
+        and (wavers or key_of(one.suspicion) not in find_explained((own, key_of(one.suspicion))))
+    )
 
 
 def _gives_way(stated: Track, risen: Iterable[Track]) -> bool:

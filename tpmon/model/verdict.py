@@ -62,7 +62,12 @@ TABLE = (
         "gpu-compute gpu-memory-bandwidth gpu cpu",
     ),
     _row(Kind.STARTING, 0, "no steady steps yet", "import load compile autotune first-steps"),
-    _row(Kind.PAUSED, 0, "training waits for something it does on purpose", "checkpoint validation"),
+    _row(
+        Kind.PAUSED,
+        0,
+        "training waits for something it does on purpose",
+        "checkpoint validation checkpoint-share validation-share",
+    ),
     _row(
         Kind.IDLE,
         0,
@@ -77,10 +82,15 @@ TABLE = (
         "page-cache-thrash too-few-workers one-slow-worker uneven-workers worker-lock respawn",
         "killed-workers worker-affinity periodic sampler collate pin drain own-loader",
     ),
-    _row(Kind.PYTHON_BOUND, 10, "one Python thread sets the pace", "gil single-thread blocking-call"),
+    _row(
+        Kind.PYTHON_BOUND,
+        10,
+        "one Python thread sets the pace",
+        "gil single-thread small-operators blocking-call",
+    ),
     _row(Kind.LAUNCH_BOUND, 10, "launches do not keep the GPU busy", "tiny-kernels main-thread"),
     _row(Kind.SYNC_BOUND, 10, "the host waits for the GPU step by step", "explicit implicit allocator"),
-    _row(Kind.COMMS_BOUND, 10, "ranks wait for each other", "straggler transfer unknown"),
+    _row(Kind.COMMS_BOUND, 10, "ranks wait for each other", "straggler small-messages transfer unknown"),
     _row(
         Kind.OVERSUBSCRIBED,
         10,
@@ -172,8 +182,17 @@ EXIT_CODES = {row.kind: row.exit_code for row in TABLE}
 """Of the kinds; ``pick_code`` knows the causes that have another one."""
 END_CAUSES = MappingProxyType({Outcome.WELL: "finished", Outcome.FAILED: "failed", Outcome.UNKNOWN: "ended"})
 """The causes of ``idle`` that say that the job is over, by how it ended."""
-CAUSE_CODES = MappingProxyType({(Kind.IDLE, "failed"): 10, (Kind.IDLE, "ended"): 11})
-"""A job that crashed has not ended well, and one whose exit status nobody saw may not have (ADR 0008)."""
+CAUSE_CODES = MappingProxyType(
+    {
+        (Kind.IDLE, "failed"): 10,
+        (Kind.IDLE, "ended"): 11,
+        (Kind.PAUSED, "checkpoint-share"): 10,
+        (Kind.PAUSED, "validation-share"): 10,
+    }
+)
+"""A job that crashed has not ended well, and one whose exit status nobody saw may not have (ADR 0008).
+
+One pause is healthy, pauses that take a fifth of the time are not."""
 
 
 def pick_code(kind: Kind, cause: Applicable[str]) -> int:

@@ -35,14 +35,22 @@ _JOBS: Figures[results.JobSummary] = (
 
 def write_jobs(jobs: results.JobList, width: int = WIDTH, as_root: str = "") -> list[str]:
     """Write a row a job, longest running first, and what was not read; ``as_root`` shows others' jobs."""
-    unread = _say_unread(jobs, as_root)
+    unread = [*_say_left_over(jobs), *_say_unread(jobs, as_root)]
     hidden = [line for said in unread for line in wrap_all(said, width)]
     if not jobs.jobs:
-        said = [NO_OWN_JOBS] if hidden else NO_JOBS
+        said = [NO_OWN_JOBS] if jobs.unread or jobs.unanswered else NO_JOBS
         return [*(line for text in said for line in wrap_all(text, width)), *hidden]
     longest = tuple(sorted(jobs.jobs, key=lambda job: (-job.uptime_s, job.pid)))
     lines = write_rows(list_columns(_JOBS, longest), longest, width=width + 1)
     return [*(line[1:] for line in lines), *write_unread(longest, width=width), *hidden]
+
+
+def _say_left_over(jobs: results.JobList) -> list[str]:
+    said = []
+    for one in jobs.left_over:
+        left = f"left over: {one.name} of {one.script} ({one.user}), {format_seconds(one.age_s)} old"
+        said.append(f"{left}: the rank has ended. They hold {one.holds}. Try: {one.end}")
+    return said
 
 
 def _say_unread(jobs: results.JobList, as_root: str) -> list[str]:

@@ -12,8 +12,9 @@ from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.comms import find_waits, is_traffic_read
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.finding import rate_confidence
+from tpmon.judge.ranking import find_explained
 from tpmon.judge.rules import comms as rules_comms
-from tpmon.judge.rules.comms import judge_comms_unknown, judge_straggler, judge_transfer
+from tpmon.judge.rules.comms import judge_comms_unknown, judge_small_messages, judge_straggler, judge_transfer
 from tpmon.judge.rules.health import judge_cpu_compute
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.gpu import ThrottleShare
@@ -381,3 +382,47 @@ def test_little_moves_only_where_what_moves_was_read():
         target = make_target(world_size=world)
         scene = by_stacks(waiting(0.5), waiting(0.5), network=(nic,), gpus=cards, target=target)
         assert is_traffic_read(scene) is little
+
+
+def exchange(*, wakings=8000.0, bytes_s=4e6, ratios=(0.8, 0.85), cards=(), **frame):
+    """See ranks that are off the CPU within backward and wake up this often while so many bytes go each way."""
+    phases = [make_phases({Phase.BACKWARD: 0.95, Phase.FORWARD: 0.05}, pid=4211 + i, rank=i) for i in range(2)]
+    looks = tuple(make_looks(4211 + i, lock=round(10 * ratio)) for i, ratio in enumerate(ratios))
+    processes = tuple(replace(one, switches_s=wakings) for one in make_ranks(2, 0.9))
+    network = (NetworkSample("lo", "nic", True, bytes_s, bytes_s, 0.0, 0.0),)
+    fields = {"processes": processes, "loader": (), "main_threads": looks, "network": network, "gpus": cards, **frame}
+    return scene_of(make_frame(**fields), phases)
+
+
+def test_ranks_that_wake_up_all_the_time_and_move_little_exchange_small_messages():
+    answer = judge_small_messages(exchange())
+    assert said(answer) == (Kind.COMMS_BOUND, "small-messages")
+    assert answer.share == pytest.approx(0.8), "the wait of the rank that waits least is what can be gained"
+    assert answer.summary.endswith("each wakes up 8000 times a second and moves 500B each time")
+    assert {Origin.PROC, Origin.NETWORK} <= answer.origins
+    assert rate_confidence(answer, 60.0) is Confidence.HIGH
+    # On crowded CPUs each message waits for a CPU: still the messages, but what they cost alone is not known.
+    crowded = judge_small_messages(
+        exchange(cpu=SCARCE, processes=tuple(replace(one, switches_s=8000.0) for one in make_ranks(2, 0.9, 0.8)))
+    )
+    assert crowded.margin == 1.0
+    explained = find_explained([(Kind.COMMS_BOUND, one) for one in ("small-messages", "transfer", "unknown")])
+    assert explained == {(Kind.COMMS_BOUND, "transfer"), (Kind.COMMS_BOUND, "unknown")}
+
+
+NOT_SMALL = {
+    "large messages": (exchange(wakings=600.0, bytes_s=250e6), Cleared),
+    "many, and large": (exchange(bytes_s=250e6), Cleared),
+    "few": (exchange(wakings=300.0), Cleared),
+    "hardly any wait": (exchange(ratios=(0.2, 0.2)), Cleared),
+    "one is late": (exchange(ratios=(0.8, 0.0)), Cleared),
+    "bytes were not read": (exchange(network=UNREAD), Unsure),
+    "wakings were not read": (exchange(wakings=UNREAD), Unsure),
+    "one rank": (by_stacks(waiting(0.9)), Cleared),
+}
+
+
+@pytest.mark.parametrize("name", NOT_SMALL)
+def test_what_is_no_exchange_of_small_messages(name):
+    scene, expected = NOT_SMALL[name]
+    assert type(judge_small_messages(scene)) is expected

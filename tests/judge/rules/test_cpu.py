@@ -34,7 +34,7 @@ from tpmon.judge.rules.python import judge_single_thread
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.host import Pool, PoolLibrary, Tenant
 from tpmon.model.known import Missing, is_known, map_known
-from tpmon.model.process import EnvironmentSetting, Role
+from tpmon.model.process import EnvironmentSetting, Role, ThreadGroup, ThreadKind
 from tpmon.model.verdict import Confidence, Kind, Origin
 
 OPENBLAS, OPENCV, NUMEXPR = PoolLibrary.OPENBLAS, PoolLibrary.OPENCV, PoolLibrary.NUMEXPR
@@ -539,7 +539,7 @@ def bound(rank_cpus="0", launcher_cpus="0-3", *, demand=1.3, used=1.0, launcher=
         (bound("0-3"), Cleared),
         (bound(launcher_cpus="0"), Cleared),  # a cpuset, or taskset around all of it
         (bound(demand=0.5), Cleared),  # one CPU is enough
-        (bound(used=3.8), Cleared),  # nothing is idle
+        (bound(used=3.8), Suspicion),  # nothing is idle: that it helps is not sure, any cap of threads would be wrong
         (bound(launcher=False), Unsure),
         (bound(Missing("not read")), Unsure),
     ],
@@ -547,6 +547,27 @@ def bound(rank_cpus="0", launcher_cpus="0-3", *, demand=1.3, used=1.0, launcher=
 def test_a_mask_of_the_ranks_is_the_cause_while_other_cpus_idle(scene, answer):
     found = judge_affinity(scene)
     assert type(found) is answer
+
+
+def test_where_others_use_the_other_cpus_a_binding_is_named_with_low_confidence_and_without_a_gain():
+    found = judge_affinity(bound(used=3.8))
+    assert found.summary.endswith("while others use the other CPUs")
+    assert rate_confidence(found, 60.0) is Confidence.LOW
+    assert isinstance(found.share, Missing)
+
+
+def test_a_thread_that_computes_beside_those_of_its_collectives_is_no_pool():
+    def scene(further):
+        kinds = (ThreadKind.MAIN, 1.0), (ThreadKind.COMM, 0.8), (ThreadKind.OTHER, further)
+        groups = tuple(ThreadGroup(kind, 1, demand) for kind, demand in kinds)
+        ranks = [make_process(pid, busy_threads=2, runnable=1.8, thread_groups=groups) for pid in (11, 12)]
+        return see(window(ranks, run_delay_ratio=0.6, oversubscription=1.8, budget_cores=2.0))
+
+    alone = judge_oversubscription(scene(0.01))
+    assert isinstance(alone, Cleared)
+    assert "each rank computes with one thread" in alone.text
+    assert Need.POOL_IN_RANK not in observe(scene(0.01), Suspicion(Kind.BALANCED, "", 0, 1, frozenset(), "", ()))
+    assert isinstance(judge_oversubscription(scene(1.0)), Suspicion)
 
 
 def test_a_binding_explains_the_pools_that_do_not_fit_it_and_is_lifted_first():

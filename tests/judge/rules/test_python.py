@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.frames import make_cpu, make_frame, make_gpu, make_loader, make_process, make_worker
+from tests.frames import make_cpu, make_frame, make_gpu, make_loader, make_process, make_target, make_worker
 from tests.judging import clears, doubts, make_looks, make_phases
 from tests.loop_stacks import LIB, RANK, WAIT, see_waiting, slice_of, stack
 from tests.starving import line_up
@@ -12,11 +12,18 @@ from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.finding import rate_confidence
-from tpmon.judge.rules.python import judge_blocking_call, judge_gil, judge_own_loader, judge_single_thread
+from tpmon.judge.rules.health import judge_cpu_compute, judge_pace
+from tpmon.judge.rules.python import (
+    judge_blocking_call,
+    judge_gil,
+    judge_own_loader,
+    judge_single_thread,
+    judge_small_operators,
+)
 from tpmon.judge.stacks.classify import receives
 from tpmon.judge.stacks.profile import Phase, RankPhases, Spot, read_phases
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.process import ThreadGroup, ThreadKind
+from tpmon.model.process import Role, ThreadGroup, ThreadKind
 from tpmon.model.verdict import Confidence, Kind, Origin
 
 GONE = Missing("permission denied")
@@ -285,6 +292,51 @@ def test_a_loop_that_sleeps_in_a_call_of_its_own_is_held_by_that_call():
     assert "waits for a disk or a socket 75 % of its time" in synced.summary
 
 
+TURN = make_phases({Phase.OTHER: 0.75, Phase.FORWARD: 0.25}, spots={Phase.OTHER: Spot("turn robot.py:18", 0.75)})
+
+
+def see_clock(phases=TURN, *, waits="sleep", others=0.0, beside=(), **frame):
+    """See a rank that sleeps for eight of ten looks, by a wait of these words, while others of the job want this."""
+    rank = make_process(RANK, runnable=0.2, waiting=0.0, waits_for=waits, state="S", thread_groups=groups(0.2, others))
+    cpu = make_cpu(runnable=0.2 + others + sum(one.runnable for one in beside))
+    fields = {"processes": (rank, *beside), "cpu": cpu, "target": make_target(world_size=1), **frame}
+    return see_waiting(phases, other=8, frame=fields)
+
+
+def test_a_sleep_at_one_line_that_nobody_waits_for_is_a_pace_and_no_blocking_call():
+    one = judge_pace(see_clock())
+    assert (one.kind, one.cause) == (Kind.BALANCED, NOT_APPLICABLE)
+    assert one.summary == (
+        "a clock sets the pace: the loop sleeps 80 % of its time, at turn robot.py:18, and nothing of the job works "
+        "or waits meanwhile"
+    )
+    assert rate_confidence(one, 60.0) is Confidence.HIGH
+    assert clears(judge_blocking_call(see_clock()), "a clock sets the pace: turn robot.py:18")
+    event = replace(TURN, call_waits_ratio=0.7)
+    assert isinstance(judge_pace(see_clock(event, waits="lock with a time-out (futex)")), Suspicion)
+
+
+NO_PACE = {
+    "at several lines": see_clock(replace(TURN, spots={Phase.OTHER: Spot("turn robot.py:18", 0.4)})),
+    "a child": see_clock(waits="child process"),
+    "a server": see_clock(waits="socket receive"),
+    "a lock of another thread": see_clock(waits="lock with a time-out (futex)"),
+    "a thread that works for it": see_clock(others=0.6),
+    "a process that works for it": see_clock(beside=(make_process(77, role=Role.HELPER, runnable=0.9),)),
+    "a server that it asks again": see_clock(replace(TURN, retrying_ratio=0.7)),
+    "another rank": see_clock(target=make_target(world_size=2)),
+}
+
+
+@pytest.mark.parametrize("name", NO_PACE)
+def test_what_is_no_pace(name):
+    assert isinstance(judge_pace(NO_PACE[name]), Cleared)
+
+
+def test_a_pace_without_a_step_is_not_told():
+    assert isinstance(judge_pace(see_clock(make_phases({Phase.OTHER: 1.0}))), Unsure)
+
+
 NO_CALLS = {
     "no stacks": (see_waiting(None), Unsure),
     "no looks": (see_waiting(CALLS, frame={"main_threads": GONE}), Unsure),
@@ -308,7 +360,77 @@ NO_CALLS = {
 }
 
 
+NN, OPTIM = f"{PACKAGES}/torch/nn/modules", f"{PACKAGES}/torch/optim"
+ACT = ("act", "/home/u/learner.py", 17)
+CALL = ("Module._wrapped_call_impl", f"{NN}/module.py")
+
+
+def read_learner(calling=12, computing=400, mine=ACT, leaf=CALL):
+    """Read the stacks of a learner, ``calling`` samples of which are in the Python that leads to operators."""
+    called = ("Module._call_impl", f"{NN}/module.py")
+    linear = stack(mine, CALL, called, ("Linear.forward", f"{NN}/linear.py"))
+    leads = stack(mine, CALL, called, leaf)
+    return read_phases([slice_of((linear, computing), (leads, calling), (stack(mine), 60))], 10_500_000_000)[RANK]
+
+
+def spin(phases, *, pool=1.0, busy=2, running=10, **frame):
+    """See a rank whose main thread always runs, and so does its pool."""
+    rank = make_process(
+        RANK, runnable=1.0 + pool, waiting=0.0, busy_threads=busy, thread_groups=groups(1.0, pool, ThreadKind.OTHER)
+    )
+    fields = {
+        "processes": (rank,),
+        "loader": (),
+        "main_threads": (make_looks(RANK, 10, timed_lock=10 - running),),
+        "cpu": make_cpu(budget_cores=2.0, runnable=2.0, used_cores=2.0),
+        **frame,
+    }
+    return see(line_up([make_frame(**fields)] * 12), {RANK: phases} if phases else {})
+
+
+def test_a_pool_that_runs_between_operators_of_microseconds_spins():
+    one = judge_small_operators(spin(read_learner()))
+    assert (one.kind, one.cause, one.pid) == (Kind.PYTHON_BOUND, "small-operators", RANK)
+    assert one.weight == pytest.approx(0.5), "half of the demand is the pool's"
+    assert one.summary.endswith(
+        "the other thread of its pool spins between them: 1.0 CPUs that compute next to nothing"
+    )
+    assert {Need.POOL_SPINS} == one.observed
+    assert rate_confidence(one, 60.0) is Confidence.HIGH
+    assert "3 threads of its pool spin" in judge_small_operators(spin(read_learner(), pool=3.0, busy=4)).summary
+    # No name of the program decides, and other Python of torch between operators tells as well.
+    renamed = judge_small_operators(spin(read_learner(mine=("forward_pass", "/srv/x/train_model.py", 3))))
+    assert (renamed.weight, renamed.margin) == (one.weight, one.margin)
+    in_optimizer = ("Adam._init_group", f"{OPTIM}/adam.py")
+    assert judge_small_operators(spin(read_learner(leaf=in_optimizer))).margin == one.margin
+
+
+def test_full_cores_are_not_called_computing_while_a_few_samples_may_show_small_operators():
+    assert isinstance(judge_cpu_compute(spin(read_learner(calling=0, computing=240))), Suspicion)
+    assert doubts(
+        judge_cpu_compute(spin(read_learner(calling=1, computing=240))), "whether its operators take microsec"
+    )
+    assert isinstance(judge_cpu_compute(spin(read_learner(calling=1, computing=600))), Suspicion)
+
+
+LARGE = read_learner(calling=0)
+NOT_SMALL = {
+    "operators of milliseconds": (spin(LARGE), Cleared),
+    "no pool": (spin(read_learner(), busy=1, pool=0.0), Cleared),
+    "a pool that sleeps between them": (spin(read_learner(), pool=0.4), Cleared),
+    "too few samples": (spin(read_learner(calling=3, computing=100)), Unsure),
+    "one sample in a thousand": (spin(read_learner(calling=1, computing=1000)), Cleared),
+    # A scripted module computes in C below _call_impl: no frame of its own.
+    "a module of C": (spin(read_learner(leaf=("Module._call_impl", f"{NN}/module.py"))), Cleared),
+    "a function of the program named so": (spin(read_learner(leaf=("_init_group", "/home/u/optim/adam.py"))), Cleared),
+    "threads that fight for the interpreter": (spin(read_learner(), running=2), Cleared),
+    "a card": (spin(read_learner(), **BUSY), Cleared),
+    "no stacks": (spin(None), Unsure),
+}
+
+
 CLEAR_OR_OPEN = {
+    judge_small_operators: NOT_SMALL,
     judge_gil: NO_FIGHTS,
     judge_single_thread: INNOCENT,
     judge_own_loader: NO_OWN_LOADERS,

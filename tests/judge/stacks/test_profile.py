@@ -326,6 +326,7 @@ SMALL = {
     "installed": {"rich/": {"sync": "*"}},
     "leaves": {},
     "retries": {"lib/a/x.py": {"sync": "sleep"}},
+    "calling": {},
     "names": {"sync": ["wait_.*", "sync"]},
 }
 

@@ -200,6 +200,39 @@ def test_the_job_is_found_below_what_started_it_once_that_is_seen(fake, watching
     assert watch.roles() == {60: Role.HELPER, 100: Role.LAUNCHER} | below
 
 
+def test_a_parent_that_rests_while_its_programs_compute_is_a_launcher_until_it_computes_itself(fake, watching):
+    fake.add(60, 1, ("python", "tune.py"), torch=True)
+    fake.spend(60, 9.0)
+    fake.add(70, 60, ("python", "-c", "fit()"), torch=True)
+    watch = watching(fake, 60)
+    rank, launcher, helper = Role.RANK, Role.LAUNCHER, Role.HELPER
+    assert watch.roles() == {60: rank, 70: helper}, "one reading does not tell"
+    for second, cpu_s in enumerate((4.0, 9.0)):
+        fake.spend(70, cpu_s)
+        watch.refresh(6.0)
+        assert watch.roles() == ({60: launcher, 70: rank} if second else {60: rank, 70: helper})
+    fake.remove(70)
+    watch.refresh(6.0)
+    assert watch.roles() == {60: launcher}, "between two programs"
+    fake.add(80, 60, ("python", "-c", "fit()"), torch=True)
+    watch.refresh(6.0)
+    assert watch.roles() == {60: launcher, 80: rank}
+    assert watch.membership.members[1].rank == 0
+    fake.spend(60, 15.0)
+    watch.refresh(6.0)
+    assert watch.roles() == {60: rank, 80: helper}
+
+
+def test_a_parent_that_rests_while_multiprocessing_computes_for_it_stays_a_rank(fake, watching):
+    fake.add(60, 1, TRAIN, torch=True)
+    fake.add(70, 60, TRAIN, torch=True)
+    watch = watching(fake, 60)
+    for cpu_s in (6.0, 12.0, 18.0):
+        fake.spend(70, cpu_s)
+        watch.refresh(6.0)
+    assert watch.roles() == {60: Role.RANK, 70: Role.HELPER}
+
+
 def test_a_zombie_is_gone_and_a_zombie_child_is_never_met_nor_an_interactive_shell_and_what_is_below_it(watch):
     watch.fake.write_stat(110, 101, "pt_data_worker", state="Z", start=watch.fake.now - 1_000_000 + 110)
     watch.fake.add(140, 101, (), name="python", state="Z")

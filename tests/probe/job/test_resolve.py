@@ -193,8 +193,8 @@ def test_without_a_launcher_the_highest_python_with_torch_is_the_root(fake):
     assert roles(job) == {60: RANK, 62: HELPER, 63: HELPER}
     assert {m.identity.pid: m.label for m in job.members} == {60: "train.py", 62: "eval.py", 63: "wandb-core"}
     assert (job.world_size, job.rank_source) == (1, "single process")
-    assert "Python without torch" in refusal(50, fake.proc).what
-    assert refusal(50, fake.proc).try_this == "tpmon attach 60 (train.py)"
+    job = find_job(50, fake.proc)
+    assert (job.root.pid, job.asked_pid, job.remark) == (60, 50, "50 (wandb) started the job of 60 (train.py)")
 
 
 @pytest.mark.parametrize("asked", [60, 100, 101, 110])
@@ -205,7 +205,7 @@ def test_the_job_of_a_program_that_starts_a_launcher_is_the_launchers(fake, aske
     job = find_job(asked, fake.proc)
     assert (job.root.pid, job.world_size) == (100, 4)
     assert ranks(job) == {101: 0, 102: 1}
-    assert job.remark == ("60 (yolo) started the job of 100" if asked == 60 else "")
+    assert job.remark == ("60 (yolo) started the job of 100 (torchrun)" if asked == 60 else "")
     assert [one.pid for one in list_jobs(fake.proc).jobs] == [100]
 
 
@@ -216,8 +216,9 @@ def test_runs_of_a_sweep_that_has_torch_are_jobs_of_their_own(fake):
         fake.add(pid + 1, pid, ("python", "train.py", "--seed", str(pid)), name="pt_data_worker")
     assert roles(find_job(71, fake.proc)) == {70: RANK, 71: WORKER}
     assert [one.pid for one in list_jobs(fake.proc).jobs] == [70, 80]
-    assert refusal(60, fake.proc).what == "process 60 (sweep.py) does not train, and did not start just one job"
-    assert refusal(60, fake.proc).try_this == "tpmon attach 70 (train.py) or 80 (train.py)"
+    said = refusal(60, fake.proc)
+    assert said.what == "process 60 (sweep.py) started 2 training jobs: 70 (train.py), 80 (train.py)"
+    assert said.try_this == "tpmon attach 70, or tpmon attach 80"
     fake.remove(81)
     fake.remove(80)
     assert find_job(60, fake.proc).root.pid == 70
@@ -326,6 +327,47 @@ def test_another_process_under_the_number_is_not_waited_for(fake):
     assert find.looks == 2
 
 
+WRAPPERS = (
+    ("timeout", "1h", "python", "train.py"),
+    ("bash", "run.sh"),
+    ("/bin/sh", "-c", "python train.py; true"),
+    ("/usr/bin/uv", "run", "train.py"),
+    ("srun", "python", "train.py"),
+    ("python", "/opt/conda/bin/conda", "run", "python", "train.py"),
+)
+
+
+@pytest.mark.parametrize("argv", WRAPPERS, ids=lambda argv: argv[0])
+def test_a_wrapper_leads_to_the_one_training_below_it_and_says_so(fake, argv):
+    fake.add(50, 1, ("-bash",))
+    fake.add(60, 50, argv)
+    fake.add(70, 60, ("python", "train.py"), torch=True)
+    job = find_job(60, fake.proc)
+    assert roles(job)[70] is RANK
+    assert job.root.pid in (60, 70)
+    assert "70 (train.py)" in job.remark or job.root.pid == 60
+    assert (
+        refusal(50, fake.proc).try_this
+        == f"tpmon attach {job.root.pid} ({'srun' if job.root.pid == 60 else 'train.py'})"
+    )
+
+
+def test_a_parent_that_waits_for_a_program_of_torch_is_a_launcher_and_one_that_trained_is_not(fake):
+    for pid, kernel in ((60, "do_wait"), (160, "poll_schedule_timeout"), (260, "do_wait")):
+        threads = ("pt_autograd_0",) if pid == 260 else ()
+        fake.add(pid, 1, ("python", "tune.py"), torch=True, threads=threads)
+        fake.add(pid + 1, pid, ("/bin/sh", "-c", "python fit.py"))
+        fake.add(pid + 2, pid + 1, ("python", "fit.py"), torch=True)
+        (fake.path / str(pid) / "wchan").write_text(kernel)
+    waits = find_job(60, fake.proc)
+    assert roles(waits) == {60: LAUNCHER, 62: RANK}
+    assert (waits.root.pid, waits.world_size) == (60, 1)
+    assert waits.remark == "60 (tune.py) only waits for 62 (fit.py): that one is judged"
+    assert roles(find_job(62, fake.proc)) == {62: RANK}
+    assert roles(find_job(160, fake.proc)) == {160: RANK, 162: HELPER}, "both rest, and it waits for no child"
+    assert roles(find_job(260, fake.proc)) == {260: RANK, 262: HELPER}
+
+
 def test_each_wrong_target_has_its_own_message_and_a_shell_names_the_jobs_below_it(fake):
     fake.add(2, 0, (), name="kthreadd", kernel=True)
     fake.add(40, 1, ("bash", "run.sh"))
@@ -340,8 +382,8 @@ def test_each_wrong_target_has_its_own_message_and_a_shell_names_the_jobs_below_
     said = {pid: refusal(pid, fake.proc) for pid in (2, 40, 51, 60, 71, 105, 999)}
     assert {error.exit_code for error in said.values()} == {ExitCode.NO_TARGET}
     assert said[2].what == "process 2 (kthreadd) is a kernel thread"
-    assert said[40].what == "process 40 (bash) is not Python"
-    assert said[40].try_this == "tpmon attach 41 (a.py) or 100 (torchrun)"
+    assert said[40].what == "process 40 (bash) started 2 training jobs: 41 (a.py), 100 (torchrun)"
+    assert said[40].try_this == "tpmon attach 41, or tpmon attach 100"
     assert "nothing below it is Python with torch" in said[51].what
     assert said[60].what == "process 60 (serve.py) is Python without torch (yet)"
     assert said[60].try_this.startswith("when its import is done, tpmon attach 60 again")

@@ -1,8 +1,7 @@
-"""Wait for a server, another program or a sleep in each step. Fixed: in each fiftieth step."""
+"""Wait for a server or another program in each step. Fixed: in each fiftieth step."""
 
 import socket
 import subprocess
-import time
 from collections.abc import Callable
 
 from loop import Network, Program, same_batch
@@ -26,11 +25,7 @@ def run_program() -> Callable[[], object]:
     return lambda: subprocess.run(["sleep", str(wait_ms / 1000)], check=True)
 
 
-def pause() -> Callable[[], object]:
-    return lambda: time.sleep(wait_ms / 1000)
-
-
-call = program.draw.choice((ask_server, run_program, pause))()
+call = program.draw.choice((ask_server, run_program))()
 every = 50 if program.fix else 1
 
 

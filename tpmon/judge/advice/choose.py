@@ -95,13 +95,13 @@ class Explanation:
     what_to_do: str = ""
 
 
-_VERDICTS = "catalogue/verdicts.toml"
+_VERDICTS = ("catalogue/verdicts.toml", "catalogue/verdicts-host.toml", "catalogue/verdicts-job.toml")
 _AREAS = ("data", "host", "gpu", "ranks", "progress")
 
 
 def _read_explanations() -> Mapping[tuple[Kind, Cause], Mapping[str, object]]:
     found: dict[tuple[Kind, Cause], Mapping[str, object]] = {}
-    for name, rows in read_table(__file__, _VERDICTS).items():
+    for name, rows in (one for file in _VERDICTS for one in read_table(__file__, file).items()):
         if "means" in rows:
             found[Kind(name), NOT_APPLICABLE] = rows
         else:
@@ -110,8 +110,7 @@ def _read_explanations() -> Mapping[tuple[Kind, Cause], Mapping[str, object]]:
 
 
 EXPLANATIONS = LazyTable(
-    (_read_explanations,),
-    lambda key, row: make_row(Explanation, f"{_VERDICTS}: {key[0].value}: {key[1]}", row),
+    (_read_explanations,), lambda key, row: make_row(Explanation, f"verdicts: {key[0].value}: {key[1]}", row)
 )
 """What each verdict means, by its row of the table of kinds."""
 CATALOGUE = LazyTable(

@@ -47,6 +47,7 @@ class Need(str, Enum):
     WORKERS_BOUND = "the loader's workers may run on only a few of the job's CPUs"
     POOL_IN_RANK = "a rank's own thread pool is larger than its cores"
     POOL_IN_WORKERS = "loader workers run thread pools of their own"
+    POOL_SPINS = "the thread pool spins between operators of microseconds"
     ONE_THREAD_SET = "the job was started with OMP_NUM_THREADS=1"
     RANKS_EXCEED_CORES = "more ranks run here than there are cores"
     CPUS_TAKEN = "other processes use the CPUs that the job wants"
@@ -113,6 +114,7 @@ class Need(str, Enum):
     GRADIENTS_COMPLETE = "every parameter gets a gradient in every step"
     SMALL_BUCKETS = "gradients are reduced in many small buckets"
     RANKS_ELSEWHERE = "ranks of the job run on other machines too"
+    SMALL_MESSAGES = "the ranks send each other many small messages"
     TRANSFER_SEEN = "collectives move data all the time"
     # Memory
     MEMORY_FREE = "memory is free below the limit"

@@ -73,6 +73,16 @@ def nic_bytes_s(scene: Scene) -> Known[float]:
     return median_known(busiest(index) for index in range(len(scene.frames)))
 
 
+def count_wakings(scene: Scene) -> Known[float]:
+    """Return how often a second the typical rank is put on a CPU: each small message wakes it some times."""
+    return median_known(
+        median_known(
+            one.switches_s for frame in scene.frames for one in frame.processes if one.pid == rank.process.pid
+        )
+        for rank in scene.ranks
+    )
+
+
 def exchanged_bytes_s(uuid: str, scene: Scene) -> Known[float]:
     """Return what one card's PCIe link moves both ways, bytes/s, median over the span."""
     return median_known(

@@ -11,10 +11,11 @@ from collections import Counter
 from enum import Enum
 
 from tpmon.judge.features.readings import median_known
-from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene
+from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene, demand_of
+from tpmon.judge.stacks.phases import TRAINING
 from tpmon.model.host import Tenant
 from tpmon.model.known import Known, Missing, is_known, join_known, known_or, map_known
-from tpmon.model.process import ProcessSample, Role
+from tpmon.model.process import ProcessSample, Role, ThreadKind
 from tpmon.model.units import format_pct
 
 FREE_CORES = 0.5
@@ -37,6 +38,8 @@ QUOTA_TAKES = 0.05
 """Share of throttled periods above which the quota is the reason: throttled time counts as waiting."""
 POOL_THREADS = 2
 """Busy threads that make a thread pool: loader workers have one."""
+_POOL = (ThreadKind.POOL, ThreadKind.OTHER, ThreadKind.AUTOGRAD, ThreadKind.UNREAD)
+"""Threads of an OpenMP pool have the name of the thread that made them, autograd's too."""
 
 
 class Taker(Enum):
@@ -170,8 +173,21 @@ def taker_unread(scene: Scene) -> tuple[str, ...]:
     return () if gone is None else (f"whether others have the CPUs that it waits for ({gone.reason})",)
 
 
+BUSY_POOL = 0.25
+"""Demand of a pool's threads together, in threads, below which none of them is busy."""
+
+
+def computes_alone(process: ProcessSample) -> bool:
+    """Tell whether one thread of a process computes, with only those of its collectives beside it."""
+    wants = [known_or(group.runnable, 1.0) for group in process.thread_groups if group.kind in _POOL]
+    return any(group.kind is ThreadKind.COMM for group in process.thread_groups) and sum(wants) < BUSY_POOL
+
+
 def has_pool(one: RankScene | WorkerScene | ProcessSample) -> bool:
     """Tell whether a thread pool is at work in a process."""
+    process = one.process if isinstance(one, RankScene) else one
+    if isinstance(process, ProcessSample) and computes_alone(process):
+        return False
     return known_or(one.busy_threads, 0) >= POOL_THREADS
 
 
@@ -184,6 +200,35 @@ def find_pools(scene: Scene) -> frozenset[int]:
         if one.role in (Role.RANK, Role.HELPER) and has_pool(one)
     )
     return frozenset(pid for pid, count in busy.items() if 2 * count > len(scene.frames))
+
+
+SMALL_CALLING = 0.01
+"""Share of the samples in a step's parts in the Python that leads to operators, from which these take
+microseconds: 0.0 in 800 samples of convolutions, 0.02 to 0.04 of layers of 64 to 96."""
+LEAST_CALLING = 4
+"""Samples there below which it may be chance."""
+SPINNING_DEMAND = 0.8
+"""Threads that a pool wants beside the main thread, from which one of them runs all the time."""
+
+
+def find_pool_demand(rank: RankScene, scene: Scene) -> Known[float]:
+    """Return the threads that a rank's pool, or further threads of it, want; 0 without any."""
+    process = rank.process
+    if all(group.kind not in _POOL for group in process.thread_groups):
+        return 0.0
+    return median_known(
+        demand_of(one, _POOL) for frame in scene.frames for one in frame.processes if one.pid == process.pid
+    )
+
+
+def count_calling(rank: RankScene) -> Known[tuple[int, float]]:
+    """Return the samples in the Python that leads to operators, and their share of those in the step."""
+    phases = rank.phases
+    if not is_known(phases):
+        return phases
+    in_step = phases.ratio(*TRAINING)
+    share = phases.calling_ratio / in_step if in_step else 0.0
+    return round(phases.calling_ratio * phases.samples), share
 
 
 MOST_TENANTS = 2

@@ -30,11 +30,13 @@ from tpmon.judge.features.cards import BUSY_PCT, STARVED_PCT, CardScene, held_pc
 from tpmon.judge.features.comms import (
     RankWait,
     cards_unread,
+    count_wakings,
     find_exchange,
     find_traffic,
     find_waits,
     is_traffic_read,
     locks_unread,
+    nic_bytes_s,
     say_traffic,
 )
 from tpmon.judge.features.readings import median_known
@@ -45,7 +47,7 @@ from tpmon.judge.rules.lifecycle import find_pause
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.figures import Figure, Origin
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, join_known, known_or
-from tpmon.model.units import format_pct
+from tpmon.model.units import format_bytes, format_pct
 from tpmon.model.verdict import Kind
 from tpmon.model.waits import RUNNING, describe_wait
 
@@ -77,6 +79,11 @@ RESTING_RATIO = 0.1
 """Share of samples with a running main thread below which its wait says more than its stack."""
 UNREAD = "how much moves was not read"
 CROWDED = "the ranks wait for CPUs, and so for each other"
+MANY_WAKINGS = 2000.0
+"""Times a second that a rank is put on a CPU above which its messages are many: 5,000 to 14,000 with a bucket
+for each gradient, on crowded CPUs; 200 to 700 with large ones, and in ranks that mostly compute."""
+SMALL_BYTES = 16384.0
+"""Bytes moved each time below which they are small: 500 there, 250,000 and more with large buckets."""
 STRAGGLER_SPAN_S = 20.0
 """How long a card must be slow: twice the span of the other rules."""
 
@@ -360,6 +367,37 @@ def judge_transfer(scene: Scene) -> Answer:
 
 
 @by_conditions
+def judge_small_messages(scene: Scene) -> Answer:
+    """Suspect the number of messages: all ranks wait for each other, wake up all the time and move little.
+
+    Reductions within backward leave no frame: the main thread is in autograd, off the CPU.
+    """
+    small = Claim("small messages between ranks")
+    waits, least = _all_wait(scene, small)
+    small.clear(bool(scene.cards), "the job computes on a GPU")
+    wakings = small.known(count_wakings(scene))
+    small.clear(wakings < MANY_WAKINGS, f"a rank wakes up {wakings:.0f} times a second")
+    each = small.known(nic_bytes_s(scene)) / (wakings * len(scene.ranks))
+    small.clear(each > SMALL_BYTES, f"{format_bytes(int(each))} each time that a rank wakes up")
+    text = (
+        f"all ranks spend {format_pct(100 * least)} % of the time in exchanges of many small messages: each "
+        f"wakes up {wakings:.0f} times a second and moves {format_bytes(int(each))} each time"
+    )
+    plain = _suspect_all(scene, waits, "small-messages", text)
+    return replace(
+        plain,
+        margin=min(plain.margin, CROWDED_MARGIN) if _take_turns(scene, least) else plain.margin,
+        origins=plain.origins | {Origin.PROC, Origin.NETWORK},
+        evidence=(
+            *plain.evidence,
+            reading(Figure.RANK_SWITCHES, wakings, scene.frame),
+            reading(Figure.BYTES_A_WAKING, each, scene.frame),
+        ),
+        observed=frozenset((Need.SMALL_MESSAGES,)),
+    )
+
+
+@by_conditions
 def judge_comms_unknown(scene: Scene) -> Answer:
     """Suspect a wait of unknown reason: all ranks in collectives, little moves, nobody here is late."""
     unknown = Claim("waits between ranks")
@@ -374,4 +412,4 @@ def judge_comms_unknown(scene: Scene) -> Answer:
     return _suspect_all(scene, waits, "unknown", text)
 
 
-RULES: tuple[Rule, ...] = (judge_straggler, judge_transfer, judge_comms_unknown)
+RULES: tuple[Rule, ...] = (judge_straggler, judge_small_messages, judge_transfer, judge_comms_unknown)

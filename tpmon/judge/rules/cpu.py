@@ -27,6 +27,7 @@ from tpmon.judge.features.cpu import (
     NEIGHBOUR_DELAY_RATIO,
     Taker,
     are_others_waited_for,
+    computes_alone,
     find_cores_left,
     find_cost_of_waiting,
     find_pools,
@@ -168,6 +169,9 @@ def judge_oversubscription(scene: Scene) -> Answer:
     pools.clear(_is_hidden(scene), f"{pool:.1f}x the budget, {HIDDEN}")
     ranks = [rank for rank in scene.ranks if has_pool(rank)]
     workers = [worker for rank in scene.ranks for worker in rank.workers if has_pool(worker)]
+    started = find_pools(scene) - {rank.process.pid for rank in scene.ranks}
+    alone = bool(scene.ranks) and all(computes_alone(rank.process) for rank in scene.ranks)
+    pools.clear(alone and not workers and not started, "each rank computes with one thread")
     budget = known_or(scene.budget, 1.0)
     if sum_known(one.demand for one in workers) > sum_known(one.demand for one in ranks):
         cause = "worker-pool"
@@ -176,7 +180,6 @@ def judge_oversubscription(scene: Scene) -> Answer:
         cause, whose = "too-many-ranks", f"{len(ranks)} ranks"
     else:
         cause, whose = "rank-pool", f"{len(ranks)} ranks" if len(ranks) > 1 else "the rank"
-        started = find_pools(scene) - {rank.process.pid for rank in scene.ranks}
         helpers = len(started) if not ranks else 0
         if helpers:
             whose = f"{helpers} processes that it started" if helpers > 1 else "a process that it started"
@@ -403,17 +406,18 @@ def judge_affinity(scene: Scene) -> Answer:
     waits = wanted >= BOUND_RANKS * len(cpus) and waiting >= BOUND_DELAY * wanted
     bound.clear(not waits, f"they want {wanted:.1f} of {len(cpus)}")
     left = bound.known(find_cores_left(scene))
-    bound.clear(left < FREE_CORES, f"others use the other CPUs: {left:.1f} are free")
+    is_idle = left >= FREE_CORES
+    meanwhile = f"{left:.1f} CPUs are idle" if is_idle else "others use the other CPUs"
     count = len(scene.ranks)
     who = f"its {count} ranks" if count > 1 else "its rank"
     return Suspicion(
         kind=Kind.OVERSUBSCRIBED,
         cause="affinity",
         weight=waiting / wanted,
-        margin=wanted / (BOUND_RANKS * len(cpus)),
+        margin=wanted / (BOUND_RANKS * len(cpus)) if is_idle else CROWDED_MARGIN,
         origins=frozenset((Origin.PROC,)),
         summary=f"{who} may run on {_say_cpus(cpus)} and wait for that "
-        f"{format_pct(100 * waiting / wanted)} % of the time, while {left:.1f} CPUs are idle",
+        f"{format_pct(100 * waiting / wanted)} % of the time, while {meanwhile}",
         evidence=(
             reading(Figure.RANKS_DEMAND, wanted, frame),
             reading(Figure.RANKS_ALLOWED, float(len(cpus)), frame),
@@ -421,6 +425,8 @@ def judge_affinity(scene: Scene) -> Answer:
             reading(Figure.CPUS_FREE, left, frame, source="/proc/stat"),
             read_waiting(scene),
         ),
-        share=max(0.0, 1 - len(cpus) / min(wanted, len(cpus) + left)),
+        share=max(0.0, 1 - len(cpus) / min(wanted, len(cpus) + left))
+        if is_idle
+        else Missing("what others would leave them of the other CPUs is not known"),
         observed=frozenset((Need.RANKS_BOUND,)),
     )

@@ -11,24 +11,28 @@ from tpmon.judge.features.cards import BUSY_PCT, STARVED_PCT
 from tpmon.judge.features.comms import find_waits
 from tpmon.judge.features.cpu import (
     FREE_CORES,
+    LEAST_CALLING,
     POOL_THREADS,
+    count_calling,
     find_cores_free,
     find_cores_had,
     find_taker,
+    has_pool,
     taker_unread,
 )
 from tpmon.judge.features.engine import Proof
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
 from tpmon.judge.features.standstill import name_rank
+from tpmon.judge.features.starvation import name_spot
 from tpmon.judge.rules.comms import ALL_WAIT_RATIO
 from tpmon.judge.rules.cpu import CROWDED_MARGIN, POOL_RATIO, read_waiting, say_got
 from tpmon.judge.rules.lifecycle import find_pause
-from tpmon.judge.rules.python import RUNNING, may_be_one
+from tpmon.judge.rules.python import RUNNING, find_pace, may_be_one
 from tpmon.judge.stacks.phases import ELSEWHERE, OUTSIDE, TRAINING
 from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.tracker import list_hooks
 from tpmon.model.figures import Figure
-from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Kind
 
@@ -45,6 +49,8 @@ WAITING_RATIO = 0.2
 """The same for samples of the main thread: waits for batches and for I/O."""
 LIVELY_LOOKS = 0.5
 """Share of samples that must find the main thread running where no stack tells what it does."""
+SURE_SAMPLES = 400
+"""Stack samples in which fewer than LEAST_CALLING in calls of operators are below SMALL_CALLING."""
 LEAST_SAMPLES = 10
 """Stack samples of a rank below which its shares say nothing."""
 
@@ -62,6 +68,10 @@ def _computing(scene: Scene) -> Known[float]:
             return Missing(f"{rank.phases.samples} stack samples of {name_rank(rank)} so far")
         ratios.append(rank.phases.ratio(*TRAINING))
     return min(ratios) if ratios else Missing("no rank was read")
+
+
+def _samples(scene: Scene) -> int:
+    return min((rank.phases.samples for rank in scene.ranks if is_known(rank.phases)), default=0)
 
 
 def _find_idle(scene: Scene, computing: Known[float]) -> float:
@@ -99,6 +109,11 @@ def judge_cpu_compute(scene: Scene) -> Answer:
         # Their stacks are in the model all the same: DDP exchanges gradients within backward.
         least = waits[0].ratio
         full.clear(least >= ALL_WAIT_RATIO, f"every rank waits for the others {format_pct(100 * least)} %")
+    few = [known_or(count_calling(rank), (0, 0.0))[0] for rank in scene.ranks if has_pool(rank)]
+    full.doubt(
+        any(0 < count < LEAST_CALLING for count in few) and _samples(scene) < SURE_SAMPLES,
+        "whether its operators take microseconds, and the pool spins between them",
+    )
     full.add(Figure.RANKS_DEMAND, demand, ratio / BUSY_BUDGET_RATIO)
     full.show(Figure.CPU_BUDGET, budget, source=scene.frame.cpu.budget_reason)
     if is_known(computing):
@@ -246,4 +261,29 @@ def judge_balanced(scene: Scene) -> Answer:
     return balanced.suspect(Kind.BALANCED, NOT_APPLICABLE, 0.0, summary, against=against, unread=unread)
 
 
-RULES: tuple[Rule, ...] = (judge_cpu_compute, judge_balanced)
+@by_conditions
+def judge_pace(scene: Scene) -> Answer:
+    """Suspect, in the good sense, a clock: the loop sleeps at one line, and nothing works meanwhile."""
+    pace = Proof("a pace on purpose", scene)
+    pace.clear(len(scene.ranks) != 1, "there is not one rank alone")
+    rank = scene.ranks[0]
+    phases = pace.known(rank.phases)
+    pace.doubt(phases.ratio(*TRAINING) <= 0, "no part of a step in the stacks")
+    spot = find_pace(rank, scene)
+    if spot is None:
+        return Cleared(f"{pace.what} (no plain sleep at one line)")
+    asleep = 1 - known_or(map_known(lambda main: main.running, rank.main), 0.0)
+    pace.add(Figure.MAIN_ASLEEP, asleep, spot.ratio / HELD_RATIO)
+    pace.evidence += name_spot(spot, scene)
+    return pace.suspect(
+        Kind.BALANCED,
+        NOT_APPLICABLE,
+        0.0,
+        f"a clock sets the pace: the loop sleeps {format_pct(100 * asleep)} % of its time, at "
+        f"{spot.where}, and nothing of the job works or waits meanwhile",
+        pid=rank.process.pid,
+        rank=rank.process.rank,
+    )
+
+
+RULES: tuple[Rule, ...] = (judge_cpu_compute, judge_pace, judge_balanced)

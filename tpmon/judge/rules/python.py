@@ -22,11 +22,18 @@ from tpmon.judge.answers.result import (
 from tpmon.judge.features.card_use import find_gpu_idle
 from tpmon.judge.features.cpu import (
     FREE_CORES,
+    LEAST_CALLING,
+    POOL_THREADS,
+    SMALL_CALLING,
+    SPINNING_DEMAND,
     are_taken,
+    count_calling,
     find_cores_free,
     find_cores_had,
     find_cores_left,
+    find_pool_demand,
     find_taker,
+    has_pool,
     say_free,
     taker_unread,
 )
@@ -243,6 +250,47 @@ def judge_single_thread(scene: Scene) -> Answer:
     return take_heaviest([_judge_single_of(rank, scene) for rank in scene.ranks], "a single Python thread")
 
 
+@by_conditions
+def _judge_small_of(rank: RankScene, scene: Scene) -> Answer:
+    small = Claim("operators of microseconds")
+    small.clear(not has_pool(rank), "no thread pool is at work")
+    small.clear(bool(scene.cards), "the job computes on a GPU")
+    running = small.known(rank.main).running
+    small.clear(running < RUNNING, f"the main thread runs {format_pct(100 * running)} % of the time")
+    pool = small.known(find_pool_demand(rank, scene))
+    small.clear(pool < SPINNING_DEMAND, f"the pool wants {pool:.1f} CPUs")
+    count, share = small.known(count_calling(rank))
+    percent = f"{format_pct(100 * share)} % of the step in calls of operators"
+    small.clear(share < SMALL_CALLING, percent)
+    small.doubt(count < LEAST_CALLING, f"{percent}: too few samples yet")
+    demand = small.known(rank.demand)
+    others = known_or(rank.busy_threads, POOL_THREADS) - 1
+    spins = "the other thread of its pool spins" if others <= 1 else f"{others:.0f} threads of its pool spin"
+    return Suspicion(
+        kind=Kind.PYTHON_BOUND,
+        cause="small-operators",
+        weight=pool / max(demand, pool),
+        margin=share / SMALL_CALLING,
+        origins=frozenset((Origin.STACKS, Origin.PROC)),
+        summary="its operators take microseconds each and are called one by one from Python; "
+        f"{spins} between them: {pool:.1f} CPUs that compute next to nothing",
+        evidence=(
+            reading(Figure.CALLING_OPERATORS, 100 * share, scene.frame),
+            reading(Figure.POOL_WANTS, pool, scene.frame),
+            reading(Figure.RANKS_DEMAND, demand, scene.frame),
+            *name_hot(rank.phases, Phase.FORWARD, scene),
+        ),
+        observed=frozenset((Need.POOL_SPINS,)),
+        pid=rank.process.pid,
+        rank=rank.process.rank,
+    )
+
+
+def judge_small_operators(scene: Scene) -> Answer:
+    """Suspect operators that end in microseconds when a pool always runs: it spins between them."""
+    return take_heaviest([_judge_small_of(rank, scene) for rank in scene.ranks], "operators of microseconds")
+
+
 LEAST_BLOCKED = 0.2
 """Lower end of the share of time asleep in own calls above which they hold the run: what any single wait of a
 balanced run may take."""
@@ -251,6 +299,10 @@ SURE_SPOT = 0.05
 interval of 100 samples."""
 LEAST_SAID = 3
 """Readings of a wait that it takes to say what the sleep is for."""
+ONE_LINE = 0.8
+"""Share of the time outside of steps, and of the readings of a wait, that must be one sleep at one line."""
+AT_REST = 0.1
+"""Threads that anything else of the job may want while a loop keeps a pace: what works is waited for."""
 _MAY_SLEEP = (
     Phase.DATA_WAIT,
     Phase.SYNC,
@@ -414,10 +466,41 @@ def _say_sleep(rank: RankScene, share: Share, io: float, scene: Scene) -> str:
     return "sleeps"
 
 
+def find_pace(rank: RankScene, scene: Scene) -> Spot | None:
+    """Return where the loop of a job's only rank sleeps on purpose; None where it may wait for something.
+
+    It is at one line, in a plain sleep or a timed wait, and nothing of the job works meanwhile: a clock sets
+    the pace. A client that sleeps before it asks a server again waits for that.
+    """
+    phases, main = rank.phases, rank.main
+    if not (_is_alone(scene) and _sees_stacks(rank) and is_known(phases) and is_known(main)):
+        return None
+    spot = phases.spots.get(Phase.OTHER)
+    if spot is None or spot.is_loop or spot.ratio < max(LEAST_BLOCKED, ONE_LINE * phases.ratio(*OUTSIDE)):
+        return None
+    others = known_or(others_demand(rank, scene), 0.0)
+    beside = known_or(scene.runnable, math.inf) - known_or(rank.demand, 0.0)
+    if max(others, beside) >= AT_REST or phases.retrying_ratio >= spot.ratio / 2:
+        return None
+    waits = [
+        one.waits_for for frame in scene.frames for one in frame.processes if one.pid == rank.process.pid
+    ]
+    still = [one for one in waits if is_known(one) and one.reason is not WaitReason.RUNNING]
+    timed = (
+        2 * phases.call_waits_ratio >= spot.ratio
+    )  # at an event, whose wait looks like one for the interpreter
+    sleeps = sum(
+        one.reason is WaitReason.SLEEP or (timed and one.reason is WaitReason.TIMED_LOCK) for one in still
+    )
+    return spot if sleeps >= max(LEAST_SAID, ONE_LINE * len(still)) else None
+
+
 @by_conditions
 def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
     phases, main = _stacks_of(rank, _CALL), _CALL.known(rank.main)
     _CALL.doubt(main.looks < LEAST_SAMPLES, "too few samples of the main thread")
+    pace = find_pace(rank, scene)
+    _CALL.clear(pace is not None, f"a clock sets the pace{f': {pace.where}' if pace else ''}")
     outside = max(0.0, phases.ratio(*OUTSIDE) - _no_call(phases)) + phases.calls_in_step_ratio
     share = share_of(
         min(outside, _own_sleep(rank, main, phases, scene)) * phases.samples, phases.samples, phases.design
@@ -471,4 +554,10 @@ def judge_blocking_call(scene: Scene) -> Answer:
     return take_heaviest([_judge_call_of(rank, scene) for rank in scene.ranks], _CALL.what)
 
 
-RULES: tuple[Rule, ...] = (judge_gil, judge_single_thread, judge_own_loader, judge_blocking_call)
+RULES: tuple[Rule, ...] = (
+    judge_gil,
+    judge_single_thread,
+    judge_small_operators,
+    judge_own_loader,
+    judge_blocking_call,
+)

@@ -338,6 +338,18 @@ def retries(frames: Sequence[StackFrame]) -> bool:
     return any(_fits(rule, last_name(frame.function), frame.file) for rule in rules.get(last, ()))
 
 
+@lru_cache(maxsize=4096)
+def _only_calls(function: str, file: str) -> bool:
+    rules, name = read_frame_rules().calling, last_name(function)
+    return any(_fits(rule, name, file) for rule in chain(rules.get(file.rpartition("/")[2], ()), rules[""]))
+
+
+def calls_operators(frames: Sequence[StackFrame]) -> bool:
+    """Say whether the innermost Python frame is torch's own that only leads to operators."""
+    frame = frames[_last_python(frames)]
+    return is_library(frame.file) and _only_calls(frame.function, frame.file)
+
+
 def _mark_leaf(frames: Sequence[StackFrame]) -> Mark | None:
     """Return the mark that the innermost Python frame has only by being the innermost."""
     frame = frames[_last_python(frames)] if frames else None

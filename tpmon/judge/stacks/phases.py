@@ -148,6 +148,7 @@ class FrameRules:
     frames: Mapping[str, tuple[FrameRule, ...]]
     leaves: Mapping[str, tuple[FrameRule, ...]]
     retries: Mapping[str, tuple[FrameRule, ...]]
+    calling: Mapping[str, tuple[FrameRule, ...]]
     names: tuple[tuple[Mark, re.Pattern[str]], ...]
     marks_of_names: frozenset[Mark]
 
@@ -201,6 +202,7 @@ def make_rules(table: Mapping[str, Any]) -> FrameRules:
         frames=_by_file((*frames, *installed)),
         leaves=_by_file(_read_rules(table["leaves"], marks, also_at)),
         retries=_by_file(_read_rules(table["retries"], marks, also_at)),
+        calling=_by_file(_read_rules(table["calling"], marks, also_at)),
         names=tuple(names),
         marks_of_names=frozenset(mark for mark, _ in names),
     )

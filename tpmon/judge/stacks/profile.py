@@ -16,6 +16,7 @@ from tpmon.judge.stacks.classify import (
     StackPlace,
     StackReading,
     autotunes_in,
+    calls_operators,
     calls_out,
     classify,
     is_users,
@@ -23,6 +24,7 @@ from tpmon.judge.stacks.classify import (
     read_stack,
     receives,
     rests_in_notebook,
+    retries,
     waits_for_future,
     waits_for_others,
     waits_for_task,
@@ -268,6 +270,10 @@ class RankPhases:
     """How many samples count as one independent sample."""
     proven: Mapping[Need, float] = field(default_factory=dict)
     """Share of samples, 0-1, whose frames prove a need; empty where they were not counted."""
+    retrying_ratio: float = 0.0
+    """Share of samples, 0-1, in the sleep of a client before it asks its server again."""
+    calling_ratio: float = 0.0
+    """Share of samples, 0-1, in the parts of a step in Python of torch that only leads to operators."""
 
     def ratio(self, *phases: Phase) -> float:
         """Return the share of samples in any of ``phases``, 0-1."""
@@ -301,6 +307,9 @@ class SliceLook:
     call_waits: int
     """Those that wait for a thread or an event."""
     hinted: int
+    retrying: int
+    calling: int
+    """Samples as ``RankPhases.calling_ratio``."""
     resting: int
     """Samples of a notebook without a cell to run."""
     distinct: int
@@ -343,7 +352,7 @@ def _look(taken: StackSlice) -> SliceLook:
     handed: Counter[StackPlace] = Counter()
     spots: Counter[StackPlace] = Counter()
     calls: Counter[StackPlace] = Counter()
-    waits = plain_waits = hinted = resting = call_waits = autotunes = 0
+    waits = plain_waits = hinted = resting = call_waits = autotunes = calling = retrying = 0
     stacks = main_stacks(taken)
     mine = {id(stack) for stack in stacks}
     beside = [stack for stack in taken.stacks if id(stack) not in mine]
@@ -353,6 +362,8 @@ def _look(taken: StackSlice) -> SliceLook:
         spot = reading.spot
         wheres[spot] += stack.samples
         autotunes += stack.samples if reading.phase is Phase.COMPILE and autotunes_in(stack.frames) else 0
+        retrying += stack.samples if retries(stack.frames) else 0
+        calling += stack.samples if reading.phase in TRAINING and calls_operators(stack.frames) else 0
         if waits_for_others(stack.frames):
             waits += stack.samples
             plain_waits += stack.samples if reading.phase is Phase.OTHER else 0
@@ -388,6 +399,8 @@ def _look(taken: StackSlice) -> SliceLook:
         dict(calls),
         call_waits,
         hinted,
+        retrying,
+        calling,
         resting,
         len(distinct),
         stacks[0].frames if len(distinct) == 1 else None,
@@ -522,6 +535,8 @@ def _read_rank(looks: Sequence[SliceLook], now_ns: int) -> RankPhases:
         calls=find_spot(calls, samples),
         resting_ratio=sum(look.resting for look in kept) / samples,
         hinted_ratio=sum(look.hinted for look in kept) / samples,
+        retrying_ratio=sum(look.retrying for look in kept) / samples,
+        calling_ratio=sum(look.calling for look in kept) / samples,
         design=design,
         proven={need: min(1.0, count / samples) for need, count in proofs.items()},
     )

@@ -14,6 +14,7 @@ from tpmon.judge.dumps.outlier import HANG_AFTER_S
 from tpmon.judge.stacks.profile import main_stacks
 from tpmon.judge.watch.picture import Corner, Picture, choose_rounds, draw_picture, find_corner
 from tpmon.judge.watch.servers import find_server, shows_training
+from tpmon.judge.watch.stints import Stint
 from tpmon.model.dump import DumpRound
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
@@ -236,6 +237,8 @@ class WatchedTime:
     lost_s: tuple[float, ...] = ()
     """How long each stop of a rank, or pause of tpmon, lasted; the newest ``MOST_LOST``, newest last."""
     stepped: bool = False
+    stints: tuple[Stint, ...] = ()
+    """What the first rank did in the last ten minutes: trained, validated, wrote checkpoints."""
 
     @property
     def trained(self) -> bool:

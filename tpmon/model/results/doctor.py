@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Literal, get_args
 from tpmon.model.dump import Dump, DumpState, ShownFrame, StackGroup
 from tpmon.model.frame import Event, Frame, Pulse
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, is_known
 from tpmon.model.results.sample import HotSample, SampleState
+from tpmon.model.units import count_of, format_bytes
 
 if TYPE_CHECKING:  # what is watched now does without it
     from tpmon.model.results.replay import Playback
@@ -198,6 +199,43 @@ class JobSummary:
     uptime_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOver:
+    """Hold processes of one program whose rank has ended; they live on and keep what they hold."""
+
+    pids: tuple[int, ...]
+    user: str
+    script: str
+    """The program of the rank, with its first arguments, secrets blanked."""
+    workers: bool
+    """Whether all are loader workers; else multiprocessing started them."""
+    age_s: float
+    """Of the oldest."""
+    rss_bytes: int
+    """Resident memory; pages that they share count more than once."""
+    cards: Known[tuple[int, ...]]
+    """Numbers of the device files of cards that they hold open."""
+
+    @property
+    def name(self) -> str:
+        """Say how many there are of what: "2 loader workers"."""
+        nouns = ("loader worker", "loader workers") if self.workers else ("child process", "child processes")
+        return count_of(len(self.pids), *nouns)
+
+    @property
+    def holds(self) -> str:
+        """Say what they keep from others."""
+        cards = self.cards if is_known(self.cards) else ()
+        names = f"{'cards' if len(cards) > 1 else 'card'} {', '.join(map(str, cards))}"
+        return f"{format_bytes(self.rss_bytes)} of memory" + (f" and {names}" if cards else "")
+
+    @property
+    def end(self) -> str:
+        """Return the command that ends them."""
+        pids = " ".join(map(str, self.pids))
+        return f"kill {pids}; sleep 5; kill -9 {pids}  # -9 for those that stay"
+
+
 JOBS_SCHEMA = "tpmon.jobs/1"
 
 
@@ -213,3 +251,5 @@ class JobList:
     """Further ones that did not answer in time or are too odd to be understood."""
     unanswered_why: tuple[str, ...] = ()
     """The reasons, each once, the first three."""
+    left_over: tuple[LeftOver, ...] = ()
+    """What ended ranks have left behind."""

@@ -25,6 +25,7 @@ from tpmon.model.host import NetworkSample, OutputSample, ShmSample, Tenant
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Identity, ProcessSample, Role
 from tpmon.model.results.collectives import CollectivesReading, DumpRecords, RecordSource, SourceNote
+from tpmon.model.results.doctor import LeftOver
 from tpmon.model.text.job_words import list_taxes, state_facts
 from tpmon.model.text.redaction import admit_text
 from tpmon.probe.base.worker import Background, Pace, Worker, read_within
@@ -51,6 +52,7 @@ from tpmon.probe.host.network import NetworkReader, SocketReader, SocketReading
 from tpmon.probe.host.output import OutputReader, watch_writes
 from tpmon.probe.job.events import Changes, EventTracker
 from tpmon.probe.job.job import Job, Member, pids_of
+from tpmon.probe.job.left_over import LEFT_OVER_EVERY_S, describe_left_over, list_left_over
 from tpmon.probe.job.loop_thread import LoopThreads, describe_loops
 from tpmon.probe.job.members import Membership
 from tpmon.probe.loader.queues import LoaderProbe, LoaderRank
@@ -173,6 +175,7 @@ class Collector:
         self._crowded = False
         others = TenantReader(lambda: pids_of(self._membership.members, *Role), lambda: self._crowded)
         self._tenants = Background[Applicable[tuple[Tenant, ...]]]("tenants", others.read, TENANTS_EVERY_S)
+        self._left_over = Background[tuple[LeftOver, ...]]("left-overs", list_left_over, LEFT_OVER_EVERY_S)
         self._ticks = 0
         self._tracker = EventTracker(job.root)
         self._last: Frame | None = None
@@ -187,6 +190,7 @@ class Collector:
             self._network,
             self._socket_source,
             self._tenants,
+            self._left_over,
         )
         self._gpu.start()
         for source in self._sources:
@@ -338,6 +342,7 @@ class Collector:
         said = (
             *list_taxes(known_or(rank.environment, ()) if rank else ()),
             *gpu.notes,
+            *describe_left_over(known_or(self._left_over.latest()[0], ()), known_or(gpu.of_job, ())),
             *steps.notes,
             *describe_loops(one.member for one in readings),
             *describe_shortage(self._shares, self._population, len(self._membership.members)),

@@ -30,13 +30,15 @@ from tpmon.probe.base.procread import (
     read_exe,
     read_links,
     read_or,
+    read_stat,
     read_table,
     read_text,
 )
 from tpmon.probe.job.job import Job, assemble_job, find_descendants
+from tpmon.probe.job.left_over import CARD, find_left_over, list_left_over
 from tpmon.probe.job.process_facts import Facts, pick_reader, read_facts_of
 from tpmon.probe.job.programs import parse_command
-from tpmon.probe.job.tree import LAUNCHER_GONE, Family, join_strays, starts_ranks
+from tpmon.probe.job.tree import LAUNCHER_GONE, Family, find_waiting, join_strays, starts_ranks, tell_effort
 from tpmon.probe.proc.suspended import read_freezer
 
 
@@ -47,6 +49,11 @@ class Survey:
     roots: tuple[tuple[int, ...], ...]  # of the jobs with torch in at least one process, oldest first
     denied: frozenset[int]  # this user may not read them
     unanswered: Mapping[int, str]  # why: no answer in time, or not understood
+    left_over: frozenset[int]  # their ranks have ended
+
+
+EFFORT_S = 0.5
+"""How far two readings of CPU time lie apart that tell whether a process computes."""
 
 
 class FactCache:
@@ -57,6 +64,8 @@ class FactCache:
         self.proc = proc
         self._facts: dict[int, Facts | None] = {}
         self._wrappers: dict[int, bool] = {}
+        self._waiting: dict[int, bool] = {}
+        self._read_s = time.monotonic()
 
     def load(self, pids: Iterable[int], *, deep: bool = False) -> None:
         """Read those of ``pids`` that were not read yet."""
@@ -84,8 +93,26 @@ class FactCache:
             below = [] if loads or not names else find_descendants(pid, self.table)
             self.load(below)
             facts = {at: fact for at in below if (fact := self.get(at))}
-            self._wrappers[pid] = pid in facts and Family(facts).wraps(pid)
+            self._wrappers[pid] = pid in facts and (Family(facts).wraps(pid) or self._waits(pid, facts))
         return self._wrappers[pid]
+
+    def only_waits(self, pid: int) -> bool:
+        """Tell whether a process only waits for the program that it started (``tree.find_waiting``)."""
+        return self.wraps(pid) and self._waiting.get(pid, False)
+
+    def _waits(self, pid: int, facts: Mapping[int, Facts]) -> bool:
+        """Tell it by a second reading of what may be such a parent and its programs, half a second later."""
+        family = Family(facts)
+        if not family.may_only_wait(pid):
+            return False
+        time.sleep(max(0.0, self._read_s + EFFORT_S - time.monotonic()))
+        asked = (pid, *family.programs_below(pid))
+        read = each_process(asked, lambda at: read_stat(at, self.proc))
+        stats = {at: stat for at, stat in read.items() if is_known(stat)}
+        span_s = time.monotonic() - self._read_s
+        efforts = {at: tell_effort(self.table[at], stat, span_s, self.proc) for at, stat in stats.items()}
+        self._waiting[pid] = pid in find_waiting(facts, stats, efforts)
+        return self._waiting[pid]
 
     def _children_of(self, pid: int) -> list[int]:
         return [
@@ -100,7 +127,12 @@ def survey(cache: FactCache) -> Survey:
     table, proc = cache.table, cache.proc
     candidates = [pid for pid, stat in table.items() if _may_train(stat, proc)]
     cache.load({at for pid in candidates for at in ancestry(pid, table)})
-    trained = [pid for pid in candidates if (fact := cache.get(pid)) and fact.python and fact.torch]
+    left = frozenset(find_left_over(table, proc))
+    trained = [
+        pid
+        for pid in candidates
+        if (fact := cache.get(pid)) and fact.python and fact.torch and pid not in left
+    ]
     chosen = each_process(trained, lambda pid: choose_root(pid, cache))
     odd = {pid: root.reason for pid, root in chosen.items() if isinstance(root, Missing)}
     untold = [fact for pid in candidates if (fact := cache.get(pid)) and fact.python and not fact.torch]
@@ -110,6 +142,7 @@ def survey(cache: FactCache) -> Survey:
         tuple(join_strays([fact for top in tops if (fact := cache.get(top))], proc)),
         frozenset(fact.stat.pid for fact in untold if fact.denied),
         odd | {fact.stat.pid: why for fact in untold if (why := fact.unanswered)},
+        left,
     )
 
 
@@ -175,8 +208,6 @@ ARGUMENT_CHARS = 200
 _MOST_REASONS = 3
 _READ_CHARS = 4000  # cut after secrets were looked for: one is recognised by the name before it
 
-_CARD = re.compile(r"/dev/nvidia(\d+)")
-
 
 def list_jobs(proc: str = PROC) -> JobList:
     """List the jobs that have torch in at least one process, oldest first.
@@ -204,7 +235,8 @@ def list_jobs(proc: str = PROC) -> JobList:
             found.append(answer)
     why = {pid: reason for pid, reason in seen.unanswered.items() if pid not in listed}
     reasons = tuple(dict.fromkeys(why.values()))[:_MOST_REASONS]
-    return JobList(JOBS_SCHEMA, tuple(found), len(seen.denied - listed), len(why), reasons)
+    left = list_left_over(table, proc) if seen.left_over else ()
+    return JobList(JOBS_SCHEMA, tuple(found), len(seen.denied - listed), len(why), reasons, left)
 
 
 def _age_s(start_ticks: int) -> float:
@@ -272,7 +304,7 @@ def count_cards(pids: Iterable[int], proc: str = PROC) -> Known[int]:
             return Missing(say_refusal(error, "fd"))
         except OSError:
             continue  # gone
-        cards.update(card[1] for link in links if (card := _CARD.fullmatch(link)))
+        cards.update(card[1] for link in links if (card := CARD.fullmatch(link)))
     return len(cards)
 
 

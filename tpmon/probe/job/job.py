@@ -6,7 +6,7 @@ import os
 import pwd
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from datetime import datetime
 from functools import lru_cache, partial
@@ -113,6 +113,7 @@ def assemble_job(
     *,
     strays: Sequence[int] = (),
     remark: str = "",
+    waiting: Collection[int] = (),
 ) -> Job:
     """Read the job of ``root`` and of ``strays``, ranks beside it with no launcher; OSError if it is gone."""
     pids = [pid for top in (root, *strays) for pid in find_descendants(top, table)]
@@ -121,7 +122,7 @@ def assemble_job(
         raise ProcessLookupError(3, "the process ended while it was read")
     torch = read_torch_version(facts.values(), proc)
     parts = assign_parts(
-        facts, root, now_ticks=now_ticks(), named_workers=names_workers(torch), strays=strays
+        facts, root, now_ticks=now_ticks(), named_workers=names_workers(torch), strays=strays, waiting=waiting
     )
     boot_s = boot_time_s()
     members = tuple(

@@ -46,10 +46,12 @@ from tpmon.probe.job.job import (
 )
 from tpmon.probe.job.process_facts import Facts, read_all_facts
 from tpmon.probe.job.roles import STARTING, YOUNG_S, Departed, RolePart, assign_parts
+from tpmon.probe.job.tree import Effort, Family, find_waiting, tell_effort
 from tpmon.probe.proc.counters import NO_DESCRIPTOR, Shares, read_shares
 
 SCAN_EVERY_NS = 5_000_000_000
 FULL_SCAN_EVERY_NS = 60_000_000_000
+EFFORT_NS = 2_000_000_000
 BIRTHS_PER_REFRESH = 64
 _CHILDREN_BYTES = 4096
 _FACTS_S = 0.2
@@ -98,6 +100,13 @@ class Membership:
         self._has_children_files = True
         self._undecided = True
         self._root_replaced = False
+        self._stats: tuple[int, dict[int, StatLine]] = (0, {})
+        """When the CPU times were last compared, and those of then."""
+        self._waiting = frozenset(
+            pid
+            for pid, part in job.parts.items()
+            if part.role is Role.LAUNCHER and Family(job.facts).may_only_wait(pid)
+        )
         self._poll = select.poll()
         self._by_pidfd: dict[int, int] = {}
         for pid, facts in job.facts.items():
@@ -115,6 +124,7 @@ class Membership:
         self._slow_ns = now_ns if slow else self._slow_ns
         ended = self._find_ended()
         moved = self._settle(ended, slow=slow, retry=self._is_full_scan_due(now_ns))
+        moved = (slow and self._watch_waiting(now_ns)) or moved
         before_s, self._boot_s = self._boot_s, follow_boot_time_s(self._boot_s)
         if before_s != self._boot_s:
             moved = True  # the wall clock was set, by which each start is dated
@@ -162,6 +172,31 @@ class Membership:
         except OSError as error:
             return error.errno not in NO_DESCRIPTOR
         return has_ended(stat.state, stat.threads) or stat.start_ticks != identity.start_ticks
+
+    def _watch_waiting(self, now_ns: int) -> bool:
+        """Learn who only waits for what it started; True when that has changed.
+
+        One that waited does so, also between two programs, until it computes by itself.
+        """
+        then_ns, before = self._stats
+        if now_ns - then_ns < EFFORT_NS:
+            return False
+        starters = {one.parent for one in self._watched.values()} | self._waiting
+        asked = [pid for pid, one in self._watched.items() if one.facts.torch and one.facts.python]
+        asked = asked if starters & set(asked) else []
+        now = {pid: stat for pid in asked if (stat := self._read_stat(pid)) is not None}
+        self._stats = (now_ns, now)
+        span_s = (now_ns - then_ns) / 1e9
+        efforts = {
+            pid: tell_effort(before[pid], stat, span_s, self._proc)
+            for pid, stat in now.items()
+            if pid in before
+        }
+        facts = {pid: one.facts for pid, one in self._watched.items()}
+        kept = {pid for pid in self._waiting & now.keys() if efforts.get(pid) is not Effort.COMPUTES}
+        waiting = find_waiting(facts, now, efforts) | kept
+        changed, self._waiting = waiting != self._waiting, waiting
+        return changed
 
     def _settle(self, ended: list[_Watched], *, slow: bool, retry: bool) -> bool:
         """Read again the members that may have become something else; True when one has.
@@ -288,6 +323,7 @@ class Membership:
             named_workers=names_workers(torch),
             previous=self._parts,
             departed=self._departed,
+            waiting=self._waiting,
         )
         before = self._members
         self._members = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -29,6 +29,7 @@ from tpmon.model.units import format_seconds
 from tpmon.probe.base.procread import (
     PROC,
     TICKS_PER_S,
+    StatLine,
     each_process,
     has_ended,
     in_first_pid_namespace,
@@ -40,6 +41,7 @@ from tpmon.probe.base.procread import (
 from tpmon.probe.base.worker import explain_limit
 from tpmon.probe.job.discovery import FactCache, ancestry, choose_root, survey
 from tpmon.probe.job.job import NO_TORCH, Job, assemble_job, now_ticks, user_name
+from tpmon.probe.job.left_over import find_left_over, list_left_over
 from tpmon.probe.job.process_facts import IMPORT_S, Facts, find_left
 from tpmon.probe.job.roles import YOUNG_S
 from tpmon.probe.job.tree import LAUNCHER_GONE, read_rendezvous
@@ -126,12 +128,16 @@ def _find_job(pid: int, proc: str, remark: str) -> Job:
     if pid not in table:
         raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
     cache = FactCache(table, proc)
+    if pid in find_left_over(table, proc):
+        raise _refuse_left_over(pid, table, proc)
     root = choose_root(pid, cache)
     fact = cache.get(pid)
     stat = table[pid]
+    waiting: tuple[int, ...] = ()
     if root is None and fact is not None and (below := _find_only_below(pid, cache)):
-        root = below
-        remark = remark or f"{pid} ({fact.program.label}) started the job of {root}"
+        waits = cache.only_waits(pid)
+        root, waiting = (pid, (pid,)) if waits else (below, ())
+        remark = remark or _describe_starter(fact, below, cache, waits=waits)
     if fact is None or stat.kernel or has_ended(stat.state, stat.threads) or root is None:
         raise _refuse(pid, cache)
     top = cache.get(root)
@@ -139,7 +145,7 @@ def _find_job(pid: int, proc: str, remark: str) -> Job:
         if each is not None and each.python and each.denied:
             raise _deny(each, proc, _find_readable_above(pid, cache))
     root, *strays = _find_strays(root, cache)
-    job = assemble_job(root, pid, table, proc, strays=strays, remark=remark)
+    job = assemble_job(root, pid, table, proc, strays=strays, remark=remark, waiting=waiting)
     if job.torch_version == NO_TORCH:
         raise _refuse_untrained(job)
     # Only Python need be readable: slurmstepd is root's, above the ranks of every user.
@@ -150,6 +156,19 @@ def _find_job(pid: int, proc: str, remark: str) -> Job:
     return job
 
 
+def _refuse_left_over(pid: int, table: Mapping[int, StatLine], proc: str) -> NoTargetError:
+    """Say of a process that its rank has ended, what it and those like it hold, and how to end them."""
+    stat = table[pid]
+    group = next((one for one in list_left_over(table, proc) if pid in one.pids), None)
+    if group is None:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    age_s = (now_ticks() - stat.start_ticks) / TICKS_PER_S
+    what = f"process {pid} ({stat.name}), {format_seconds(age_s)} old, is left over: its rank has ended"
+    many = len(group.pids) > 1
+    held = f"{group.name} of {group.script} hold {group.holds}" if many else f"it holds {group.holds}"
+    return NoTargetError(f"{what}; {held}", f"end {'them' if many else 'it'}: {group.end}")
+
+
 def _describe_launcher_gone(tops: Sequence[int]) -> str:
     """Say that ranks live on without their launcher, and which processes they are."""
     named = ", ".join(map(str, tops[:8])) + (f" and {len(tops) - 8} more" if len(tops) > 8 else "")
@@ -157,12 +176,32 @@ def _describe_launcher_gone(tops: Sequence[int]) -> str:
     return f"the launcher of this job is gone; {live} on here: {named}"
 
 
-def _find_only_below(pid: int, cache: FactCache) -> int | None:
-    """Return the root of the one job that a process with torch started without training itself."""
+def _describe_starter(fact: Facts, below: int, cache: FactCache, *, waits: bool) -> str:
+    """Say that the job below a process is judged in its place."""
+    meant = cache.get(below)
+    name = f"{below} ({meant.program.label})" if meant is not None else str(below)
+    starter = f"{fact.stat.pid} ({fact.program.label})"
+    return (
+        f"{starter} only waits for {name}: that one is judged"
+        if waits
+        else f"{starter} started the job of {name}"
+    )
+
+
+def _find_below(pid: int, cache: FactCache) -> list[int]:
+    """Return the roots of the jobs that a process started, directly or not; none of a person's session.
+
+    Nor where the number is that of a process in a container.
+    """
     fact = cache.get(pid)
-    if fact is None or not (fact.python and fact.torch and cache.wraps(pid)):
-        return None
-    below = [roots[0] for roots in survey(cache).roots if pid in ancestry(roots[0], cache.table)]
+    if fact is None or fact.stat.kernel or fact.program.boundary or _find_inside(pid, cache.proc):
+        return []
+    return [roots[0] for roots in survey(cache).roots if pid in list(ancestry(roots[0], cache.table))[1:]]
+
+
+def _find_only_below(pid: int, cache: FactCache) -> int | None:
+    """Return the root of the one job below a process that does not train: a sweep, timeout, a script."""
+    below = _find_below(pid, cache)
     return below[0] if len(below) == 1 else None
 
 
@@ -280,6 +319,12 @@ def _refuse(pid: int, cache: FactCache) -> TpmonError:
     if fact is None:
         return NoTargetError(f"process {pid} ended while it was read", _LIST_JOBS)
     label = fact.program.label
+    if len(below := _find_below(pid, cache)) > 1:
+        named = ", ".join(
+            f"{at} ({one.program.label})" for at in below[:_MOST_NAMED] if (one := cache.get(at))
+        )
+        typed = ", or ".join(f"tpmon attach {at}" for at in below[:_MOST_NAMED])
+        return NoTargetError(f"process {pid} ({label}) started {len(below)} training jobs: {named}", typed)
     age_s = (now_ticks() - stat.start_ticks) / TICKS_PER_S
     if not fact.python:
         young = StartingError if age_s < YOUNG_S else LateStartError  # a shell before it becomes Python

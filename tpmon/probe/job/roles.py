@@ -6,7 +6,7 @@ NCCL) and birth order; ``RolePart.source`` says which.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from tpmon.model.frozen import dataclass
@@ -77,14 +77,16 @@ def assign_parts(
     previous: Mapping[int, RolePart] | None = None,
     departed: Iterable[Departed] = (),
     strays: Iterable[int] = (),
+    waiting: Collection[int] = (),
 ) -> dict[int, RolePart]:
     """Give every process of a job its part; shells and what lies beyond a boundary get none.
 
     ``strays`` are ranks that do not descend from ``root``. ``named_workers``: this torch names its loader
     workers (2.5 and later). Numbers by birth order stay with the living (``previous``) and follow those of
-    ranks that died while a sibling lives (``departed``). A process that lost its parent keeps its part.
+    ranks that died while a sibling lives (``departed``). A process that lost its parent keeps its part. Those
+    that are ``waiting`` only wait for what they started (``tree.find_waiting``).
     """
-    casting = _Casting(facts, now_ticks, named_workers, previous or {}, tuple(departed))
+    casting = _Casting(facts, now_ticks, named_workers, previous or {}, tuple(departed), waiting=waiting)
     return casting.cast(root, tuple(strays))
 
 
@@ -98,11 +100,14 @@ class _Casting:
         named_workers: bool,
         previous: Mapping[int, RolePart],
         departed: tuple[Departed, ...],
+        *,
+        waiting: Collection[int],
     ) -> None:
         self._facts = facts
         self._now_ticks = now_ticks
         self._previous = previous
         self._departed = departed
+        self._waiting = waiting
         self._tops: tuple[int, ...] = ()
         self._parts: dict[int, RolePart] = {}
         self._by_birth: dict[int, list[int]] = {}
@@ -167,6 +172,9 @@ class _Casting:
             pass
         elif not self._facts[pid].python or program.service or self._is_beside(pid, starter):
             self._parts[pid] = RolePart(Role.HELPER, program.service or program.label)
+        elif pid in self._waiting:
+            self._parts[pid] = RolePart(Role.LAUNCHER, program.label)
+            starter = pid
         elif self._family.wraps(pid):
             self._parts[pid] = RolePart(Role.HELPER, program.label)
             if not self._programs[starter].launcher:
@@ -298,7 +306,7 @@ class _Casting:
             ]
             order = [pid for _, pid in sorted(born + lost)]
             program = self._programs.get(starter)
-            named = program is not None and bool(program.launcher)
+            named = starter in self._waiting or (program is not None and bool(program.launcher))
             for pid in pids:
                 part = self._parts[pid]
                 if len(order) > 1 or not (starter == pid or named):

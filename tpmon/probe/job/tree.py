@@ -8,12 +8,13 @@ programs set the address themselves, the Slurm step, the MPI run or the parent p
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
 from tpmon.model.process import WORKER_NAME
-from tpmon.probe.base.procread import PROC, read_status
+from tpmon.probe.base.procread import PROC, StatLine, read_file, read_or, read_status
 from tpmon.probe.job.process_facts import BY_MPI, BY_SLURM, Facts, RankPlace
 from tpmon.probe.job.programs import FORKSERVER, parse_command
 
@@ -35,6 +36,61 @@ def starts_ranks(starter: Facts, children: Iterable[Facts]) -> bool:
     own = starter.place
     places = [place for child in children if (place := child.place) and is_given_place(place, own)]
     return len({(place.rank, place.local_rank) for place in places}) > 1
+
+
+REST_CORES = 0.05
+"""CPUs below which a process computes nothing: one that asks for its child ten times a second uses 0.01."""
+COMPUTE_CORES = 0.25
+"""CPUs from which it computes; in between it does what it did before."""
+_AWAITS_CHILD = b"do_wait"
+
+
+class Effort(Enum):
+    """Say what a process did between two readings of its CPU time."""
+
+    COMPUTES = "computes"
+    RESTS = "rests"
+    AWAITS_CHILD = "awaits a child"
+
+
+def tell_effort(before: StatLine, now: StatLine, span_s: float, proc: str = PROC) -> Effort | None:
+    """Tell what a process did between two readings; None where that is neither work nor rest."""
+    cores = (now.cpu_s - before.cpu_s) / span_s if span_s > 0 else 0.0
+    if cores >= COMPUTE_CORES:
+        return Effort.COMPUTES
+    if cores >= REST_CORES or now.state in "RDTt":
+        return None
+    wchan = read_or(b"", lambda: read_file(f"{proc}/{now.pid}/wchan", 64))
+    return Effort.AWAITS_CHILD if wchan.startswith(_AWAITS_CHILD) else Effort.RESTS
+
+
+def find_waiting(
+    facts: Mapping[int, Facts], stats: Mapping[int, StatLine], efforts: Mapping[int, Effort | None]
+) -> frozenset[int]:
+    """Find the processes that only wait for a program which they started: sweeps, launchers of one's own.
+
+    Each has torch but no sign of training and rests, while a program of torch below it computes, has used
+    more CPU than its parent ever did, or is what the parent waits for in the kernel: it may be hung.
+    """
+    resting = {Effort.RESTS, Effort.AWAITS_CHILD}
+    above = {
+        pid for pid, effort in efforts.items() if effort in resting and pid in facts and facts[pid].torch
+    }
+    if not above:
+        return frozenset()
+    family = Family(facts)
+
+    def waits(pid: int) -> bool:
+        if not family.may_only_wait(pid):
+            return False
+        return any(
+            efforts.get(kid) is Effort.COMPUTES
+            or efforts[pid] is Effort.AWAITS_CHILD
+            or (kid in stats and stats[kid].cpu_s > stats[pid].cpu_s)
+            for kid in family.programs_below(pid)
+        )
+
+    return frozenset(pid for pid in above if pid in stats and waits(pid))
 
 
 class Family:
@@ -131,6 +187,28 @@ class Family:
         if (is_known(environ) and "RANK" in environ) or self._trains(pid) or self.placed(pid):
             return False
         return any(self._leads_to_training(kid, pid) for kid in self.children(pid))
+
+    def may_only_wait(self, pid: int) -> bool:
+        """Tell whether a process with torch shows no sign of training and started a program with torch."""
+        fact = self.facts[pid]
+        placed = fact.place is not None or bool(self.placed(pid))
+        if placed or self.programs[pid].launcher or not (fact.python and fact.torch) or self._trains(pid):
+            return False
+        return any(True for _ in self.programs_below(pid))
+
+    def programs_below(self, pid: int) -> Iterator[int]:
+        """Yield the programs with torch that a process started, also behind shells and wrappers."""
+        yield from self._programs_below(pid, pid)
+
+    def _programs_below(self, pid: int, above: int) -> Iterator[int]:
+        for kid in self.children(pid):
+            fact, program = self.facts[kid], self.programs[kid]
+            if program.boundary or program.service or program.compiles or self._is_worker(kid):
+                continue
+            if not (fact.python and fact.torch):
+                yield from self._programs_below(kid, above)
+            elif self._is_program(kid, above) and not program.launcher:
+                yield kid
 
     def _leads_to_training(self, pid: int, parent: int) -> bool:
         """Tell whether a process is a launcher or a separate program that trains, or leads to one."""
