@@ -39,6 +39,11 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
             *_SPEED_OF_ONE,
             *_WAITING_FOR_A_RANK,
         ),
+        # While the cards are full, nobody waits for the CPUs.
+        **{
+            (Kind.COMPUTE_BOUND, cause): ((Kind.OVERSUBSCRIBED, _ANY), (Kind.CPU_THROTTLED, "quota"))
+            for cause in ("gpu-compute", "gpu-memory-bandwidth", "gpu")
+        },
         # Pools that fit the machine do not fit a mask that holds them on a part of it.
         (Kind.OVERSUBSCRIBED, "affinity"): (
             (Kind.OVERSUBSCRIBED, "rank-pool"),

@@ -29,6 +29,7 @@ from tpmon.judge.rules.cpu import (
     note_tenants,
     parse_cpus,
 )
+from tpmon.judge.rules.gpu import judge_gpu_compute
 from tpmon.judge.rules.loader import judge_cpu_transform, judge_too_few_workers
 from tpmon.judge.rules.python import judge_single_thread
 from tpmon.judge.stacks.profile import Phase
@@ -241,7 +242,7 @@ def test_what_a_quota_stops_or_a_mask_keeps_from_free_cpus_is_not_laid_to_other_
     """16 threads in bursts under a quota of 4 of 16 CPUs: throttled time counts as waiting."""
     scene = see(window(throttled_ratio=0.2, **BURSTS))
     assert note_neighbours(scene) == note_tenants(scene) == ""
-    assert rules_cpu.say_got(scene) == "its threads get 1.8 of the 4.8 CPUs that they want"
+    assert features_cpu.say_got(scene) == "its threads get 1.8 of the 4.8 CPUs that they want"
     assert find_taker(scene) is Taker.QUOTA
     found = judge_quota(scene)
     assert (found.cause, found.margin) == ("quota", pytest.approx(2.0))
@@ -306,9 +307,11 @@ def test_cpus_that_full_gpus_do_not_wait_for_are_no_fault():
     idle = see([replace(frame, gpus=(make_gpu(sm_pct=50.0),)) for frame in frames])
     hollow = see([replace(frame, gpus=(make_gpu(sm_active_pct=4.0, power_w=150.0),)) for frame in frames])
     for rule in (judge_quota, judge_oversubscription):
-        assert isinstance(rule(full), Cleared)
-        assert isinstance(rule(idle), Suspicion)
-        assert isinstance(rule(hollow), Suspicion)
+        found, cards = rule(full), judge_gpu_compute(full)
+        assert find_explained({key_of(found), key_of(cards)}) == {key_of(found)}
+        for scene in (idle, hollow):
+            assert isinstance(rule(scene), Suspicion)
+            assert not isinstance(judge_gpu_compute(scene), Suspicion)
 
 
 @pytest.mark.parametrize(

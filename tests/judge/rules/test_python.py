@@ -12,11 +12,12 @@ from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.finding import rate_confidence
-from tpmon.judge.rules.health import judge_cpu_compute, judge_pace
+from tpmon.judge.rules.health import judge_cpu_compute
 from tpmon.judge.rules.python import (
     judge_blocking_call,
     judge_gil,
     judge_own_loader,
+    judge_pace,
     judge_single_thread,
     judge_small_operators,
 )

@@ -353,3 +353,10 @@ def locks_unread(waits: Sequence[RankWait]) -> tuple[str, ...]:
     stacks = [one.rank.phases for one in waits]
     silent = next((one for one in stacks if isinstance(one, Missing)), None)
     return () if silent is None else (f"whether its locks are collectives ({silent.reason})",)
+
+
+BEHIND_RATIO = 0.2
+"""How much less than the typical rank a late one waits."""
+ALL_WAIT_RATIO = 0.35
+"""Share that even the least waiting rank spends in collectives, a third and more: two equal gloo ranks of a
+small model exchange gradients for up to a quarter of a step."""

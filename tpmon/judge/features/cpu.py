@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from enum import Enum
 
+from tpmon.judge.answers.result import FigureReading, reading
 from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene, demand_of
 from tpmon.judge.stacks.phases import TRAINING
+from tpmon.judge.stacks.profile import Share
+from tpmon.model.figures import Figure
 from tpmon.model.host import Tenant
 from tpmon.model.known import Known, Missing, is_known, join_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role, ThreadKind
@@ -274,3 +277,41 @@ def note_neighbours(scene: Scene) -> str:
         f"other-tenants: its threads want {wanted:.1f} of {budget:.1f} CPUs and wait "
         f"{format_pct(100 * delay)} % of that time: {say_tenants(scene)}"
     )
+
+
+POOL_RATIO = 1.5
+"""Demand of pools over the budget; 8 threads on 2 CPUs (2.9) cost a quarter of the steps, 3 (1.1) little."""
+DELAY_RATIO = 0.35
+"""Waiting share that must come with it: spinning pools run, they do not wait."""
+CROWDED_MARGIN = 1.0
+"""Margin where others have the CPUs: what the run would do with these is not known."""
+
+
+def read_waiting(scene: Scene) -> FigureReading:
+    """Return the share of their demand that the job's threads wait for a CPU, as evidence."""
+    waiting = map_known(lambda ratio: 100 * ratio, scene.delay_ratio)
+    return reading(Figure.CPU_DELAY, waiting, scene.frame)
+
+
+def say_got(scene: Scene) -> str:
+    """Say how much of the CPUs that it wants the job gets, "" where it gets them."""
+    if find_taker(scene) is Taker.NOBODY or not is_known(scene.runnable) or not is_known(scene.delay_ratio):
+        return ""
+    got = scene.runnable * (1 - min(scene.delay_ratio, 1.0))
+    return f"its threads get {got:.2g} of the {scene.runnable:.1f} CPUs that they want"
+
+
+RUNNING = 0.8
+"""Share of samples that found the main thread running."""
+PYTHON_PART = 0.3
+"""Lower end of that share for one thread beside a pool in other parts: the demand is a mean over both."""
+
+
+def may_be_one(rank: RankScene, share: Share) -> bool:
+    """Tell whether one thread may take ``share`` of a rank's time, and a pool the rest, by mean demand."""
+    demand, threads = rank.demand, rank.busy_threads
+    if share.low < PYTHON_PART:
+        return False
+    if not is_known(demand) or not is_known(threads):
+        return True
+    return demand <= share.ratio + (1 - share.low) * max(threads, 1.0)

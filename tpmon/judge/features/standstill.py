@@ -502,3 +502,17 @@ def _hold_back_unmoved(answers: Sequence[Answer], scene: Scene) -> list[Answer]:
 
 def _name(kind: Kind, cause: Applicable[str]) -> str:
     return f"{kind.value} {cause}" if is_known(cause) else kind.value
+
+
+PAUSE_RATIO = 0.2
+"""Share of samples that a pause must have: a short checkpoint between steps is part of the run."""
+
+
+def find_pause(rank: RankScene) -> Phase | None:
+    """Return the pause that a rank is in right now by its newest stacks: checkpoint, validation, or none."""
+    if not is_known(rank.phases):
+        return None
+    newest = fresh_phase(rank.phases)
+    if newest not in (Phase.CHECKPOINT, Phase.VALIDATION):
+        return None
+    return newest if rank.phases.ratio(newest) >= PAUSE_RATIO else None

@@ -28,6 +28,8 @@ from tpmon.judge.features.card_holds import (
 from tpmon.judge.features.card_use import SLACK_RATIO, find_unseen_cards, gpu_figures, rank_slack
 from tpmon.judge.features.cards import BUSY_PCT, STARVED_PCT, CardScene, held_pct, see_cards
 from tpmon.judge.features.comms import (
+    ALL_WAIT_RATIO,
+    BEHIND_RATIO,
     RankWait,
     cards_unread,
     count_wakings,
@@ -39,11 +41,10 @@ from tpmon.judge.features.comms import (
     nic_bytes_s,
     say_traffic,
 )
+from tpmon.judge.features.cpu import CROWDED_MARGIN
 from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene, ranks_on
-from tpmon.judge.features.standstill import name_rank, say_elsewhere
-from tpmon.judge.rules.cpu import CROWDED_MARGIN
-from tpmon.judge.rules.lifecycle import find_pause
+from tpmon.judge.features.standstill import find_pause, name_rank, say_elsewhere
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.figures import Figure, Origin
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, join_known, known_or
@@ -53,11 +54,6 @@ from tpmon.model.waits import RUNNING, describe_wait
 
 WAITING_RATIO = 0.3
 """Share of its time that the typical rank must wait in collectives to be worth a cause."""
-BEHIND_RATIO = 0.2
-"""How much less than the typical rank a late one waits."""
-ALL_WAIT_RATIO = 0.35
-"""Share that even the least waiting rank spends in collectives, a third and more: two equal gloo ranks of a
-small model exchange gradients for up to a quarter of a step."""
 CROWDED_RATIO = 0.3
 """Share of demand that waits for a CPU above which ranks take turns, and so wait for each other."""
 TURNS = 3.0

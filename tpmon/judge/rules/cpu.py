@@ -23,8 +23,11 @@ from tpmon.judge.answers.result import (
 )
 from tpmon.judge.features.card_use import find_gpu_idle
 from tpmon.judge.features.cpu import (
+    CROWDED_MARGIN,
+    DELAY_RATIO,
     FREE_CORES,
     NEIGHBOUR_DELAY_RATIO,
+    POOL_RATIO,
     Taker,
     are_others_waited_for,
     computes_alone,
@@ -36,16 +39,16 @@ from tpmon.judge.features.cpu import (
     find_used_by_others,
     has_pool,
     note_neighbours,
+    read_waiting,
     taker_unread,
 )
 from tpmon.judge.features.engine import Proof
 from tpmon.judge.features.readings import pressure_origin
 from tpmon.judge.features.snapshot import RankScene, Scene
 from tpmon.judge.features.starvation import need_starved, suspect_loader
-from tpmon.judge.rules.gpu import judge_gpu_compute
 from tpmon.model.figures import Figure, Origin
 from tpmon.model.host import PoolLibrary
-from tpmon.model.known import Known, Missing, is_known, known_or, map_known, sum_known
+from tpmon.model.known import Known, Missing, is_known, known_or, sum_known
 from tpmon.model.process import Role
 from tpmon.model.text.redaction import MOST_DIGITS
 from tpmon.model.units import format_pct
@@ -60,10 +63,6 @@ USED_UP_RATIO = 0.9
 """Share of a quota above which it is used up; a period may lie across two readings."""
 THROTTLED_DELAY_RATIO = 0.1
 """Waiting share that confirms it: throttled time counts as waiting for a CPU."""
-POOL_RATIO = 1.5
-"""Demand of pools over the budget; 8 threads on 2 CPUs (2.9) cost a quarter of the steps, 3 (1.1) little."""
-DELAY_RATIO = 0.35
-"""Waiting share that must come with it: spinning pools run, they do not wait."""
 SINGLE_THREADED_RATIO = 1.5
 FITTING_RATIO = 1.25
 """Demand of one rank over the budget up to which its pool fits; collectives come on top."""
@@ -72,8 +71,6 @@ PRESSURE_PCT = 50.0
 _THREAD_SETTINGS = frozenset(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 )
-CROWDED_MARGIN = 1.0
-"""Margin where others have the CPUs: what the run would do with these is not known."""
 TENANT_RATIO = 0.25
 """Part of its budget that others must use of the job's CPUs to be noted at all."""
 MOST_COST = 0.95
@@ -83,20 +80,6 @@ TENANT_COST = 0.25
 
 
 _NOT_DATED = Missing("read once a minute")
-
-
-HIDDEN = "hidden: the GPUs are full, so it costs 0"
-
-
-def _is_hidden(scene: Scene) -> bool:
-    """Tell whether the job's cards are full all the same: then nobody waits for these CPUs."""
-    return bool(scene.gpus) and isinstance(judge_gpu_compute(scene), Suspicion)
-
-
-def read_waiting(scene: Scene) -> FigureReading:
-    """Return the share of their demand that the job's threads wait for a CPU, as evidence."""
-    waiting = map_known(lambda ratio: 100 * ratio, scene.delay_ratio)
-    return reading(Figure.CPU_DELAY, waiting, scene.frame)
 
 
 def _is_used_up(scene: Scene) -> bool:
@@ -136,7 +119,6 @@ def judge_quota(scene: Scene) -> Answer:
     least = THROTTLED_SOME_RATIO if _is_used_up(scene) or _is_waited_for(scene) else THROTTLED_RATIO
     throttled = f"{format_pct(100 * ratio)} % of periods throttled"
     quota.clear(ratio < least, throttled)
-    quota.clear(_is_hidden(scene), f"{throttled}, {HIDDEN}")
     waits = known_or(scene.delay_ratio, 0.0) >= THROTTLED_DELAY_RATIO
     return Suspicion(
         kind=Kind.CPU_THROTTLED,
@@ -166,7 +148,6 @@ def judge_oversubscription(scene: Scene) -> Answer:
     pool, delay = both.known(scene.pool_ratio), both.known(scene.delay_ratio)
     few = pool < POOL_RATIO or delay < DELAY_RATIO
     pools.clear(few, f"{pool:.1f}x the budget, waiting {format_pct(100 * delay)} %")
-    pools.clear(_is_hidden(scene), f"{pool:.1f}x the budget, {HIDDEN}")
     ranks = [rank for rank in scene.ranks if has_pool(rank)]
     workers = [worker for rank in scene.ranks for worker in rank.workers if has_pool(worker)]
     started = find_pools(scene) - {rank.process.pid for rank in scene.ranks}
@@ -213,7 +194,6 @@ def judge_other_tenants(scene: Scene) -> Answer:
     unread = taker_unread(scene)
     tenants.doubt(bool(unread), "; ".join(unread))
     tenants.clear(taker is not Taker.OTHERS, "the job waits for none")
-    tenants.clear(_is_hidden(scene), HIDDEN)
     costs = [tenants.known(find_cost_of_waiting(rank)) for rank in scene.ranks]
     idles = [find_gpu_idle(rank, scene) for rank in scene.ranks]
     # A card that computes meanwhile hides the wait.
@@ -296,14 +276,6 @@ def note_tenants(scene: Scene) -> str:
     if others - max(cores - budget, 0.0) < TENANT_RATIO * budget:
         return ""
     return f"other-tenants: other processes use {others:.1f} of the {cores} CPUs of this machine"
-
-
-def say_got(scene: Scene) -> str:
-    """Say how much of the CPUs that it wants the job gets, "" where it gets them."""
-    if find_taker(scene) is Taker.NOBODY or not is_known(scene.runnable) or not is_known(scene.delay_ratio):
-        return ""
-    got = scene.runnable * (1 - min(scene.delay_ratio, 1.0))
-    return f"its threads get {got:.2g} of the {scene.runnable:.1f} CPUs that they want"
 
 
 def note_single_threaded_workers(scene: Scene) -> str:

@@ -8,43 +8,38 @@ from tpmon.judge.answers.result import Answer, Cleared, FigureReading, Unsure, b
 from tpmon.judge.features.card_holds import answer_without_cards
 from tpmon.judge.features.card_use import judge_hollow
 from tpmon.judge.features.cards import BUSY_PCT, STARVED_PCT
-from tpmon.judge.features.comms import find_waits
+from tpmon.judge.features.comms import ALL_WAIT_RATIO, find_waits
 from tpmon.judge.features.cpu import (
+    CROWDED_MARGIN,
     FREE_CORES,
     LEAST_CALLING,
+    POOL_RATIO,
     POOL_THREADS,
+    RUNNING,
     count_calling,
     find_cores_free,
     find_cores_had,
     find_taker,
     has_pool,
+    may_be_one,
+    read_waiting,
+    say_got,
     taker_unread,
 )
 from tpmon.judge.features.engine import Proof
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
-from tpmon.judge.features.standstill import name_rank
-from tpmon.judge.features.starvation import name_spot
-from tpmon.judge.rules.comms import ALL_WAIT_RATIO
-from tpmon.judge.rules.cpu import CROWDED_MARGIN, POOL_RATIO, read_waiting, say_got
-from tpmon.judge.rules.lifecycle import find_pause
-from tpmon.judge.rules.python import RUNNING, find_pace, may_be_one
-from tpmon.judge.stacks.phases import ELSEWHERE, OUTSIDE, TRAINING
+from tpmon.judge.features.standstill import find_pause, name_rank
+from tpmon.judge.stacks.phases import COMPUTING_RATIO, ELSEWHERE, HELD_RATIO, LIVELY_RATIO, OUTSIDE, TRAINING
 from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.tracker import list_hooks
 from tpmon.model.figures import Figure
-from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Kind
 
 BUSY_BUDGET_RATIO = 0.8
 """Demand of the ranks over the budget above which the cores are the limit: 1.0 with as many threads as CPUs,
 0.5 with one on two. Demand, not use: neighbours do not change it."""
-COMPUTING_RATIO = 0.6
-"""Share of samples in forward, backward and optimizer that makes computing what the ranks do."""
-LIVELY_RATIO = 0.4
-"""Share of samples in the model below which steps may be a small part of the run."""
-HELD_RATIO = 0.2
-"""Share of samples that no single wait may reach in a balanced run."""
 WAITING_RATIO = 0.2
 """The same for samples of the main thread: waits for batches and for I/O."""
 LIVELY_LOOKS = 0.5
@@ -261,29 +256,4 @@ def judge_balanced(scene: Scene) -> Answer:
     return balanced.suspect(Kind.BALANCED, NOT_APPLICABLE, 0.0, summary, against=against, unread=unread)
 
 
-@by_conditions
-def judge_pace(scene: Scene) -> Answer:
-    """Suspect, in the good sense, a clock: the loop sleeps at one line, and nothing works meanwhile."""
-    pace = Proof("a pace on purpose", scene)
-    pace.clear(len(scene.ranks) != 1, "there is not one rank alone")
-    rank = scene.ranks[0]
-    phases = pace.known(rank.phases)
-    pace.doubt(phases.ratio(*TRAINING) <= 0, "no part of a step in the stacks")
-    spot = find_pace(rank, scene)
-    if spot is None:
-        return Cleared(f"{pace.what} (no plain sleep at one line)")
-    asleep = 1 - known_or(map_known(lambda main: main.running, rank.main), 0.0)
-    pace.add(Figure.MAIN_ASLEEP, asleep, spot.ratio / HELD_RATIO)
-    pace.evidence += name_spot(spot, scene)
-    return pace.suspect(
-        Kind.BALANCED,
-        NOT_APPLICABLE,
-        0.0,
-        f"a clock sets the pace: the loop sleeps {format_pct(100 * asleep)} % of its time, at "
-        f"{spot.where}, and nothing of the job works or waits meanwhile",
-        pid=rank.process.pid,
-        rank=rank.process.rank,
-    )
-
-
-RULES: tuple[Rule, ...] = (judge_cpu_compute, judge_pace, judge_balanced)
+RULES: tuple[Rule, ...] = (judge_cpu_compute, judge_balanced)

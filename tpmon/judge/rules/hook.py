@@ -10,11 +10,11 @@ from typing import Union
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, FigureReading, Suspicion, reading
+from tpmon.judge.features.comms import BEHIND_RATIO
 from tpmon.judge.features.data_wait import exact_wait
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
 from tpmon.judge.features.standstill import name_rank
-from tpmon.judge.rules.comms import BEHIND_RATIO
-from tpmon.judge.rules.health import COMPUTING_RATIO, HELD_RATIO, LIVELY_RATIO
+from tpmon.judge.stacks.phases import COMPUTING_RATIO, HELD_RATIO, LIVELY_RATIO
 from tpmon.judge.watch.tracker import event_age_s, find_pace, hook_unread, last_stepped, list_hooks
 from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass

@@ -17,12 +17,19 @@ from tpmon.judge.answers.result import (
     reading,
     reading_aged,
 )
+from tpmon.judge.features.cpu import say_got
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
-from tpmon.judge.features.standstill import FRESH_S, fresh_phase, name_rank, waits_for_batch
+from tpmon.judge.features.standstill import (
+    FRESH_S,
+    PAUSE_RATIO,
+    find_pause,
+    fresh_phase,
+    name_rank,
+    waits_for_batch,
+)
 from tpmon.judge.hang import rules as rules_hang
 from tpmon.judge.hang.causes import list_ends
 from tpmon.judge.hang.rules import judge_no_progress
-from tpmon.judge.rules.cpu import say_got
 from tpmon.judge.stacks.phases import TRAINING
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.figures import Figure, Origin
@@ -197,8 +204,6 @@ FIRST_STEPS_S = 15.0
 COMPILER_DEMAND = 0.5
 """Demand of compile workers, in threads, above which the compiler works beside a waiting rank."""
 RESTING_MAIN_DEMAND = 0.1
-PAUSE_RATIO = 0.2
-"""Share of samples that a pause must have: a short checkpoint between steps is part of the run."""
 WRITES_BYTES_S = 1e6
 """Writes of a rank above which they confirm its checkpoint: logs write less."""
 INPUT_S = 3.0
@@ -338,16 +343,6 @@ def find_past_starts(scene: Scene) -> frozenset[Key]:
     return by_age | frozenset(
         (*((Kind.STARTING, cause) for cause in starts), *((Kind.PAUSED, one) for one in pauses))
     )
-
-
-def find_pause(rank: RankScene) -> Phase | None:
-    """Return the pause that a rank is in right now by its newest stacks: checkpoint, validation, or none."""
-    if not is_known(rank.phases):
-        return None
-    newest = fresh_phase(rank.phases)
-    if newest not in (Phase.CHECKPOINT, Phase.VALIDATION):
-        return None
-    return newest if rank.phases.ratio(newest) >= PAUSE_RATIO else None
 
 
 def _is_waiting(rank: RankScene) -> bool:

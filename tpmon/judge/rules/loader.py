@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Claim, Cleared, Suspicion, by_conditions, reading
-from tpmon.judge.features.cpu import FREE_CORES, are_taken, find_cores_free, say_free
+from tpmon.judge.features.cpu import CROWDED_MARGIN, FREE_CORES, are_taken, find_cores_free, say_free
 from tpmon.judge.features.data_wait import measure_share
 from tpmon.judge.features.engine import Proof
 from tpmon.judge.features.loader_figures import NO_SHARE
@@ -40,7 +40,6 @@ from tpmon.judge.features.workers import (
     wait_in_vain,
 )
 from tpmon.judge.hang.causes import list_ends
-from tpmon.judge.rules.cpu import CROWDED_MARGIN
 from tpmon.judge.stacks.profile import DataPart
 from tpmon.model.figures import Figure, Origin
 from tpmon.model.known import is_known, known_or

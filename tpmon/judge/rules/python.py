@@ -21,9 +21,11 @@ from tpmon.judge.answers.result import (
 )
 from tpmon.judge.features.card_use import find_gpu_idle
 from tpmon.judge.features.cpu import (
+    CROWDED_MARGIN,
     FREE_CORES,
     LEAST_CALLING,
     POOL_THREADS,
+    RUNNING,
     SMALL_CALLING,
     SPINNING_DEMAND,
     are_taken,
@@ -34,10 +36,14 @@ from tpmon.judge.features.cpu import (
     find_pool_demand,
     find_taker,
     has_pool,
+    may_be_one,
+    read_waiting,
     say_free,
+    say_got,
     taker_unread,
 )
 from tpmon.judge.features.data_wait import LEAST_SAMPLES, is_behind, measure_share
+from tpmon.judge.features.engine import Proof
 from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import MainThreadScene, RankScene, Rule, Scene, demand_of
 from tpmon.judge.features.standstill import LEAST_STACK_SPAN_S
@@ -50,11 +56,10 @@ from tpmon.judge.features.starvation import (
     name_spot,
     see_pins,
 )
-from tpmon.judge.rules.cpu import CROWDED_MARGIN, read_waiting, say_got
-from tpmon.judge.stacks.phases import OUTSIDE, TRAINING, DataPart, Phase
+from tpmon.judge.stacks.phases import HELD_RATIO, OUTSIDE, TRAINING, DataPart, Phase
 from tpmon.judge.stacks.profile import RankPhases, Share, Spot, share_of
 from tpmon.model.figures import Figure, Origin
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Kind
@@ -72,8 +77,6 @@ WAITS_RATIO = 0.5
 wait: `queue.get(timeout=...)` is the same system call. In a fight the stacks are all over the program."""
 OTHERS_RUN = 0.5
 """Demand of the other Python threads, in threads: they have what the main thread waits for."""
-RUNNING = 0.8
-"""Share of samples that found the main thread running."""
 PYTHON_SHARE = 0.5
 """Share of stack samples outside the parts of a step above which Python is waited for. High, because
 operators called straight from a loop leave no frame of their own."""
@@ -81,9 +84,6 @@ ONE_CALL_S = 5.0
 """How long the newest stacks must be in one line of the program to be one call; a loop changes its line."""
 GPU_IDLE = 0.3
 """A GPU that idles less does not wait for this thread (starved: below 70 % busy)."""
-
-PYTHON_PART = 0.3
-"""Lower end of that share for one thread beside a pool in other parts: the demand is a mean over both."""
 
 
 def others_demand(rank: RankScene, scene: Scene) -> Known[float]:
@@ -180,16 +180,6 @@ def _say_single(rank: RankScene, share: Share, *, logs: bool) -> str:
         return f"one thread has been in one call for {phases.same_place_s:.0f} s ({phases.where})"
     words = "(logging, metrics) " if logs else ""
     return f"one thread runs Python {words}for {100 * share.ratio:.0f} % of the time"
-
-
-def may_be_one(rank: RankScene, share: Share) -> bool:
-    """Tell whether one thread may take ``share`` of a rank's time, and a pool the rest, by mean demand."""
-    demand, threads = rank.demand, rank.busy_threads
-    if share.low < PYTHON_PART:
-        return False
-    if not is_known(demand) or not is_known(threads):
-        return True
-    return demand <= share.ratio + (1 - share.low) * max(threads, 1.0)
 
 
 def _has_room(rank: RankScene, scene: Scene) -> bool:
@@ -554,10 +544,36 @@ def judge_blocking_call(scene: Scene) -> Answer:
     return take_heaviest([_judge_call_of(rank, scene) for rank in scene.ranks], _CALL.what)
 
 
+@by_conditions
+def judge_pace(scene: Scene) -> Answer:
+    """Suspect, in the good sense, a clock: the loop sleeps at one line, and nothing works meanwhile."""
+    pace = Proof("a pace on purpose", scene)
+    pace.clear(len(scene.ranks) != 1, "there is not one rank alone")
+    rank = scene.ranks[0]
+    phases = pace.known(rank.phases)
+    pace.doubt(phases.ratio(*TRAINING) <= 0, "no part of a step in the stacks")
+    spot = find_pace(rank, scene)
+    if spot is None:
+        return Cleared(f"{pace.what} (no plain sleep at one line)")
+    asleep = 1 - known_or(map_known(lambda main: main.running, rank.main), 0.0)
+    pace.add(Figure.MAIN_ASLEEP, asleep, spot.ratio / HELD_RATIO)
+    pace.evidence += name_spot(spot, scene)
+    return pace.suspect(
+        Kind.BALANCED,
+        NOT_APPLICABLE,
+        0.0,
+        f"a clock sets the pace: the loop sleeps {format_pct(100 * asleep)} % of its time, at "
+        f"{spot.where}, and nothing of the job works or waits meanwhile",
+        pid=rank.process.pid,
+        rank=rank.process.rank,
+    )
+
+
 RULES: tuple[Rule, ...] = (
     judge_gil,
     judge_single_thread,
     judge_small_operators,
     judge_own_loader,
     judge_blocking_call,
+    judge_pace,
 )

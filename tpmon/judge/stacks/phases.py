@@ -212,3 +212,11 @@ def make_rules(table: Mapping[str, Any]) -> FrameRules:
 def read_frame_rules() -> FrameRules:
     """Return the rules of ``frames.toml``, which is read with the first stack."""
     return make_rules(read_table(__file__, "frames.toml"))
+
+
+COMPUTING_RATIO = 0.6
+"""Share of samples in forward, backward and optimizer that makes computing what the ranks do."""
+LIVELY_RATIO = 0.4
+"""Share of samples in the model below which steps may be a small part of the run."""
+HELD_RATIO = 0.2
+"""Share of samples that no single wait may reach in a balanced run."""
