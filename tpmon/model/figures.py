@@ -106,6 +106,7 @@ class Figure(Enum):
     CPU_DELAY = FigureRow(
         "waiting for a CPU", "%", "threads", "schedstat", series=attrgetter("run_delay_ratio"), top=1.0
     )
+    CPU_PRESSURE = FigureRow("stalled for a CPU", "%", "cpu", "PSI", of=(Origin.CGROUP,))
     THROTTLED_PERIODS = FigureRow("throttled periods", "%", "cpu", "cpu.stat", of=(Origin.CGROUP,))
     RUNNABLE = FigureRow("runnable", "threads", "threads", series=attrgetter("runnable"))
     POOL_DEMAND = FigureRow("pool demand / budget", "x", "threads", "schedstat")

@@ -372,7 +372,7 @@ def test_little_moves_only_where_what_moves_was_read():
     assert judge_transfer(read) == Cleared("transfer between ranks (little moves)")
     assert "little moves" in judge_comms_unknown(read).summary
     unread = by_stacks(waiting(0.5), waiting(0.5), network=Missing("no sysfs"))
-    assert judge_transfer(unread) == Unsure("transfer (how much moves was not read)")
+    assert judge_transfer(unread) == Unsure("transfer between ranks (how much moves was not read)")
     assert "how much moves was not read" in judge_comms_unknown(unread).summary
     # Between the cards of one machine nothing goes over an interface.
     links = ("pcie_tx_bytes_s", "pcie_rx_bytes_s", "nvlink_tx_bytes_s", "nvlink_rx_bytes_s")

@@ -136,7 +136,7 @@ def test_what_was_not_read_is_neither_guilt_nor_innocence():
     unread = Missing("no permission")
     assert isinstance(judge_quota(see(window(throttled_ratio=unread))), Unsure)
     assert isinstance(judge_oversubscription(see(window(oversubscription=unread))), Unsure)
-    assert isinstance(judge_oversubscription(see(window(run_delay_ratio=unread))), Unsure)
+    assert isinstance(judge_oversubscription(see(window(oversubscription=2.0, run_delay_ratio=unread))), Unsure)
 
 
 BESIDE = {
@@ -183,7 +183,7 @@ def test_other_tenants_are_named_and_no_scheduler_is_asked_where_there_is_none()
     frames = window([rank], **BESIDE, tenants=tenants)
     scene = see(frames)
     found = judge_other_tenants(scene)
-    assert [(row.name, row.value) for row in found.evidence[-2:]] == [("burn.py of ann", 1.1), ("make of bob", 0.4)]
+    assert [(row.name, row.value) for row in found.shows[-2:]] == [("burn.py of ann", 1.1), ("make of bob", 0.4)]
     said = note_neighbours(scene)
     assert "burn.py (PID 77, user ann) 1.1 and make (3 processes, user bob) 0.4" in said
     advised = "\n".join(map(write_try, advise(scene, found)))
@@ -333,7 +333,7 @@ def test_whose_pool_it_is_where_it_is_told(role, libraries, begins, cap):
     frames = window([make_process(), *workers], budget_cores=2.0, oversubscription=4.0, run_delay_ratio=0.7, pool=pool)
     answer = judge_oversubscription(see(frames))
     assert answer.summary.startswith(begins)
-    told = [one.text for one in answer.evidence if one.name == "library"]
+    told = [one.text for one in answer.shows if one.name == "library"]
     assert told == ([library] if is_known(library) and role is Role.WORKER else [])
     assert cap in fill("{worker_cap}", gather_facts(see(frames), answer))
 

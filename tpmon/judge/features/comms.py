@@ -110,25 +110,23 @@ def _pcie_bytes_s(card: GpuSample) -> Known[float]:
     return join_known(lambda out, back: 2 * min(out, back), card.pcie_tx_bytes_s, card.pcie_rx_bytes_s)
 
 
-def find_traffic(scene: Scene) -> tuple[float, set[Origin], tuple[FigureReading, ...]]:
-    """Return how far traffic is past its thresholds (0: none), its origins, and the evidence."""
+def find_traffic(scene: Scene) -> tuple[float, tuple[FigureReading, ...], tuple[FigureReading, ...]]:
+    """Return how far traffic is past its thresholds (0: none), the figures that are, and the others."""
     nvlink, pcie = _on_cards(scene, _nvlink_bytes_s), _on_cards(scene, _pcie_bytes_s)
-    rows: tuple[tuple[Figure, Known[float], float, Origin], ...] = (
-        (Figure.COMM_THREADS, _comm_demand(scene), COMM_DEMAND, Origin.PROC),
-        (Figure.NETWORK, nic_bytes_s(scene), NIC_BYTES_S, Origin.NETWORK),
-        (Figure.NVLINK, nvlink, LINK_BYTES_S, Origin.DRIVER),
-        (Figure.PCIE, pcie, LINK_BYTES_S, Origin.DRIVER),
+    rows: tuple[tuple[Figure, Known[float], float], ...] = (
+        (Figure.COMM_THREADS, _comm_demand(scene), COMM_DEMAND),
+        (Figure.NETWORK, nic_bytes_s(scene), NIC_BYTES_S),
+        (Figure.NVLINK, nvlink, LINK_BYTES_S),
+        (Figure.PCIE, pcie, LINK_BYTES_S),
     )
-    margin = 0.0
-    origins: set[Origin] = set()
-    evidence = []
-    for figure, value, limit, origin in rows:
-        if is_known(value):
-            evidence.append(reading(figure, value, scene.frame))
-            if value >= limit:
-                margin = max(margin, value / limit)
-                origins.add(origin)
-    return margin, origins, tuple(evidence)
+    known = [
+        (reading(figure, value, scene.frame), value / limit)
+        for figure, value, limit in rows
+        if is_known(value)
+    ]
+    moves = tuple(row for row, ratio in known if ratio >= 1)
+    rest = tuple(row for row, ratio in known if ratio < 1)
+    return max((ratio for _, ratio in known if ratio >= 1), default=0.0), moves, rest
 
 
 def find_exchange(scene: Scene) -> tuple[FigureReading, ...]:

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import (
-    Answer,
-    Claim,
-    Cleared,
-    EarlyAnswer,
-    Suspicion,
-    Unsure,
-    by_conditions,
-    reading,
-)
+from tpmon.judge.answers.result import Answer, Claim, Cleared, EarlyAnswer, Suspicion, Unsure, by_conditions
 from tpmon.judge.features.card_holds import (
     CAP_PCT,
     CAPPED_POWER_RATIO,
@@ -42,6 +32,7 @@ from tpmon.judge.features.comms import (
     say_traffic,
 )
 from tpmon.judge.features.cpu import CROWDED_MARGIN
+from tpmon.judge.features.engine import Proof
 from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene, ranks_on
 from tpmon.judge.features.standstill import find_pause, name_rank, say_elsewhere
@@ -175,20 +166,20 @@ def _find_late_rank(waits: Sequence[RankWait], scene: Scene) -> Suspicion | None
         return None
     if late.high >= typical:
         return None
-    name, frame, count = name_rank(late.rank), scene.frame, len(others)
+    name, count, proof = name_rank(late.rank), len(others), Proof("late rank", scene)
     waiting = "the other rank waits" if count == 1 else f"{count} other ranks wait"
-    return Suspicion(
-        kind=Kind.COMMS_BOUND,
-        cause="straggler",
-        weight=gap,
-        margin=min(typical / WAITING_RATIO, gap / least) if waits_long and not doubted else CROWDED_MARGIN,
-        origins=_origins(others) | ({Origin.PROC} if works_more else set()),
-        summary=f"{name} {_say_doing(late.rank)} while {waiting} for it in a collective",
-        evidence=(
-            reading(Figure.RANK_IN_COLLECTIVES, 100 * late.ratio, frame, of=name, source=_say_sources(late)),
-            reading(Figure.OTHERS_IN_COLLECTIVES, 100 * typical, frame, source=_say_sources(others[0])),
-            *((reading(Figure.RANK_CPU_TIME, more, frame, of=name),) if works_more else ()),
-        ),
+    # What the late one does is no proof that it is waited for.
+    proof.show(Figure.RANK_IN_COLLECTIVES, late.ratio, of=name, source=_say_sources(late))
+    source, origins = _say_sources(others[0]), _origins(others)
+    margin = min(typical / WAITING_RATIO, gap / least) if waits_long and not doubted else CROWDED_MARGIN
+    proof.add(Figure.OTHERS_IN_COLLECTIVES, typical, margin, source=source, origins=origins)
+    if works_more:
+        proof.add(Figure.RANK_CPU_TIME, more, of=name)
+    return proof.suspect(
+        Kind.COMMS_BOUND,
+        "straggler",
+        gap,
+        f"{name} {_say_doing(late.rank)} while {waiting} for it in a collective",
         unread=cards_unread(scene),
         share=gap,
         observed=frozenset((Need.RANK_BEHIND,)),
@@ -237,19 +228,15 @@ def _find_late_card(scene: Scene) -> Suspicion | Cleared | None:
         return Cleared(f"late card (card {card.index} is held below its clocks: that is the cause)")
     if _is_at_its_limit(card, [one for one in scene.gpus if one.index != card.index], ratio):
         return None
-    ranks = ranks_on(card, scene)
-    return Suspicion(
-        kind=Kind.COMMS_BOUND,
-        cause="straggler",
-        weight=1 - ratio,
-        margin=BEHIND_CLOCK_RATIO / max(ratio, 0.01),
-        origins=frozenset((Origin.DRIVER,)),
-        summary=f"card {card.index} is slower than the others and holds them back: "
-        f"{format_pct(100 * ratio)} % of their clock",
-        evidence=(
-            reading(Figure.CLOCK_OF_MEDIAN, 100 * ratio, scene.frame),
-            reading(Figure.GPU_TEMPERATURE, card.last.temperature_c, scene.frame),
-        ),
+    ranks, proof = ranks_on(card, scene), Proof("late card", scene)
+    proof.below(Figure.CLOCK_OF_MEDIAN, ratio, BEHIND_CLOCK_RATIO)
+    proof.show(Figure.GPU_TEMPERATURE, card.last.temperature_c)
+    return proof.suspect(
+        Kind.COMMS_BOUND,
+        "straggler",
+        1 - ratio,
+        f"card {card.index} is slower than the others and holds them back: {format_pct(100 * ratio)} % of "
+        "their clock",
         share=1 - ratio,
         observed=frozenset((Need.CARD_BEHIND,)),
         card=card.index,
@@ -279,31 +266,23 @@ def judge_straggler(scene: Scene) -> Answer:
     return found
 
 
-def _all_wait(scene: Scene, cause: Claim) -> tuple[list[RankWait], float]:
+def _all_wait(cause: Proof) -> tuple[list[RankWait], float]:
     """Return the waits and the least of them, where even that is long."""
+    scene = cause.scene
     _need_ranks(scene)
     waits = cause.known(find_waits(scene))
-    least = waits[0].ratio
-    cause.clear(least < ALL_WAIT_RATIO, f"a rank waits only {format_pct(100 * least)} %")
+    least, source, origins = waits[0].ratio, _say_sources(waits[0]), _origins(waits)
+    cause.at_least(Figure.ALL_IN_COLLECTIVES, least, ALL_WAIT_RATIO, source=source, origins=origins)
     cause.clear(_find_late_rank(waits, scene) is not None, f"{name_rank(waits[0].rank)} is late")
     return waits, least
 
 
-def _suspect_all(scene: Scene, waits: Sequence[RankWait], cause: str, summary: str) -> Suspicion:
-    least = waits[0].ratio
-    return Suspicion(
-        kind=Kind.COMMS_BOUND,
-        cause=cause,
-        weight=least,
-        margin=least / ALL_WAIT_RATIO,
-        origins=_origins(waits),
-        summary=summary,
-        evidence=(
-            reading(Figure.ALL_IN_COLLECTIVES, 100 * least, scene.frame, source=_say_sources(waits[0])),
-        ),
-        unread=cards_unread(scene) + locks_unread(waits),
-        share=least,
-    )
+def _suspect_all(
+    proof: Proof, waits: Sequence[RankWait], cause: str, summary: str, *observed: Need
+) -> Suspicion:
+    least, unread = waits[0].ratio, cards_unread(proof.scene) + locks_unread(waits)
+    needs = frozenset(observed)
+    return proof.suspect(Kind.COMMS_BOUND, cause, least, summary, unread=unread, share=least, observed=needs)
 
 
 def _suspect_spinning(scene: Scene) -> Suspicion | None:
@@ -323,18 +302,14 @@ def _suspect_spinning(scene: Scene) -> Suspicion | None:
         return None
     if isinstance(judge_straggler(scene), Suspicion):
         return None
-    summary = (
+    proof = Proof("transfer", scene)
+    proof.evidence, proof.shown = gpu_figures(scene), exchanged
+    return proof.suspect(
+        Kind.COMMS_BOUND,
+        "transfer",
+        min(known),
         f"the cards are busy and do little while the ranks exchange data{say_traffic(scene)}: their "
-        "collectives wait for it, perhaps"
-    )
-    return Suspicion(
-        kind=Kind.COMMS_BOUND,
-        cause="transfer",
-        weight=min(known),
-        margin=1.0,
-        origins=frozenset((Origin.DRIVER,)),
-        summary=summary,
-        evidence=(*gpu_figures(scene), *exchanged),
+        "collectives wait for it, perhaps",
         observed=frozenset((Need.TRANSFER_SEEN,)),
     )
 
@@ -342,24 +317,20 @@ def _suspect_spinning(scene: Scene) -> Suspicion | None:
 @by_conditions
 def judge_transfer(scene: Scene) -> Answer:
     """Suspect the transfer: all ranks wait in collectives and data moves meanwhile."""
-    transfer = Claim("transfer between ranks")
+    transfer = Proof("transfer between ranks", scene)
     try:
-        waits, least = _all_wait(scene, transfer)
+        waits, least = _all_wait(transfer)
     except EarlyAnswer as early:
         return (_suspect_spinning(scene) if isinstance(early.answer, Cleared) else None) or early.answer
-    margin, origins, evidence = find_traffic(scene)
+    margin, moves, rest = find_traffic(scene)
     # On crowded CPUs communication threads want a CPU whatever they move; bytes that moved are certain.
-    transfer.doubt(_take_turns(scene, least) and Origin.NETWORK not in origins, CROWDED)
-    Claim("transfer").doubt(margin < 1 and not is_traffic_read(scene), UNREAD)
+    is_certain = any(row.figure is Figure.NETWORK for row in moves)
+    transfer.doubt(_take_turns(scene, least) and not is_certain, CROWDED)
+    transfer.doubt(margin < 1 and not is_traffic_read(scene), UNREAD)
     transfer.clear(margin < 1, "little moves")
+    transfer.evidence, transfer.shown = transfer.evidence + moves, rest
     text = f"all ranks spend {format_pct(100 * least)} % in collectives that move data{say_traffic(scene)}"
-    plain = _suspect_all(scene, waits, "transfer", text)
-    return replace(
-        plain,
-        origins=plain.origins | origins,
-        evidence=plain.evidence + evidence,
-        observed=frozenset((Need.TRANSFER_SEEN,)),
-    )
+    return _suspect_all(transfer, waits, "transfer", text, Need.TRANSFER_SEEN)
 
 
 @by_conditions
@@ -368,36 +339,27 @@ def judge_small_messages(scene: Scene) -> Answer:
 
     Reductions within backward leave no frame: the main thread is in autograd, off the CPU.
     """
-    small = Claim("small messages between ranks")
-    waits, least = _all_wait(scene, small)
+    small = Proof("small messages between ranks", scene)
+    waits, least = _all_wait(small)
     small.clear(bool(scene.cards), "the job computes on a GPU")
-    wakings = small.known(count_wakings(scene))
-    small.clear(wakings < MANY_WAKINGS, f"a rank wakes up {wakings:.0f} times a second")
+    margin = small.margin
+    wakings = small.at_least(Figure.RANK_SWITCHES, count_wakings(scene), MANY_WAKINGS)
     each = small.known(nic_bytes_s(scene)) / (wakings * len(scene.ranks))
-    small.clear(each > SMALL_BYTES, f"{format_bytes(int(each))} each time that a rank wakes up")
+    small.below(Figure.BYTES_A_WAKING, each, SMALL_BYTES)
+    # How long they wait makes it sure, not how often they wake up.
+    small.margin = min(margin, CROWDED_MARGIN) if _take_turns(scene, least) else margin
     text = (
         f"all ranks spend {format_pct(100 * least)} % of the time in exchanges of many small messages: each "
         f"wakes up {wakings:.0f} times a second and moves {format_bytes(int(each))} each time"
     )
-    plain = _suspect_all(scene, waits, "small-messages", text)
-    return replace(
-        plain,
-        margin=min(plain.margin, CROWDED_MARGIN) if _take_turns(scene, least) else plain.margin,
-        origins=plain.origins | {Origin.PROC, Origin.NETWORK},
-        evidence=(
-            *plain.evidence,
-            reading(Figure.RANK_SWITCHES, wakings, scene.frame),
-            reading(Figure.BYTES_A_WAKING, each, scene.frame),
-        ),
-        observed=frozenset((Need.SMALL_MESSAGES,)),
-    )
+    return _suspect_all(small, waits, "small-messages", text, Need.SMALL_MESSAGES)
 
 
 @by_conditions
 def judge_comms_unknown(scene: Scene) -> Answer:
     """Suspect a wait of unknown reason: all ranks in collectives, little moves, nobody here is late."""
-    unknown = Claim("waits between ranks")
-    waits, least = _all_wait(scene, unknown)
+    unknown = Proof("waits between ranks", scene)
+    waits, least = _all_wait(unknown)
     unknown.doubt(_take_turns(scene, least), CROWDED)
     unknown.clear(find_traffic(scene)[0] >= 1, "they transfer")
     world = scene.frame.target.world_size
@@ -405,7 +367,7 @@ def judge_comms_unknown(scene: Scene) -> Answer:
     late = say_elsewhere(elsewhere) if elsewhere > 0 else "they are late in turn, or the latency is high"
     moves = "little moves" if is_traffic_read(scene) else UNREAD
     text = f"all ranks spend {format_pct(100 * least)} % waiting in collectives; {moves}: {late}"
-    return _suspect_all(scene, waits, "unknown", text)
+    return _suspect_all(unknown, waits, "unknown", text)
 
 
 RULES: tuple[Rule, ...] = (judge_straggler, judge_small_messages, judge_transfer, judge_comms_unknown)

@@ -12,15 +12,7 @@ from collections.abc import Collection
 from functools import lru_cache
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import (
-    Answer,
-    Claim,
-    FigureReading,
-    Suspicion,
-    by_conditions,
-    reading,
-    reading_aged,
-)
+from tpmon.judge.answers.result import Answer, Claim, FigureReading, by_conditions, reading_aged
 from tpmon.judge.features.card_use import find_gpu_idle
 from tpmon.judge.features.cpu import (
     CROWDED_MARGIN,
@@ -39,16 +31,15 @@ from tpmon.judge.features.cpu import (
     find_used_by_others,
     has_pool,
     note_neighbours,
-    read_waiting,
     taker_unread,
 )
 from tpmon.judge.features.engine import Proof
 from tpmon.judge.features.readings import pressure_origin
 from tpmon.judge.features.snapshot import RankScene, Scene
 from tpmon.judge.features.starvation import need_starved, suspect_loader
-from tpmon.model.figures import Figure, Origin
+from tpmon.model.figures import Figure
 from tpmon.model.host import PoolLibrary
-from tpmon.model.known import Known, Missing, is_known, known_or, sum_known
+from tpmon.model.known import Known, Missing, is_known, known_or, map_known, sum_known
 from tpmon.model.process import Role
 from tpmon.model.text.redaction import MOST_DIGITS
 from tpmon.model.units import format_pct
@@ -111,28 +102,34 @@ def _find_withheld(scene: Scene) -> Known[float]:
     return 1 - given / wanted
 
 
+def _show_budget(proof: Proof) -> None:
+    frame = proof.scene.frame
+    proof.show(Figure.CPU_BUDGET, proof.scene.budget, source=frame.cpu.budget_reason)
+
+
+def _add_pressure(proof: Proof) -> None:
+    """Take the pressure as one more reading that agrees, where threads stall for a CPU most of the time."""
+    cpu = proof.scene.frame.cpu
+    if known_or(cpu.psi_some_pct, 0.0) >= PRESSURE_PCT:
+        stalled = map_known(lambda pct: pct / 100, cpu.psi_some_pct)
+        proof.add(Figure.CPU_PRESSURE, stalled, origins=(pressure_origin(cpu),))
+
+
 @by_conditions
 def judge_quota(scene: Scene) -> Answer:
     """Suspect the CPU quota when it stopped the job in a quarter of its periods, or is what it waits for."""
-    quota, frame = Claim("CPU quota"), scene.frame
-    ratio = quota.known(scene.throttled_ratio)
+    quota, delay = Proof("CPU quota", scene), scene.delay_ratio
     least = THROTTLED_SOME_RATIO if _is_used_up(scene) or _is_waited_for(scene) else THROTTLED_RATIO
-    throttled = f"{format_pct(100 * ratio)} % of periods throttled"
-    quota.clear(ratio < least, throttled)
-    waits = known_or(scene.delay_ratio, 0.0) >= THROTTLED_DELAY_RATIO
-    return Suspicion(
-        kind=Kind.CPU_THROTTLED,
-        cause="quota",
-        weight=ratio,
-        margin=ratio / least,
-        origins=frozenset((Origin.CGROUP, Origin.PROC) if waits else (Origin.CGROUP,)),
-        summary=f"the CPU quota stops the job in {format_pct(100 * ratio)} % of its periods",
-        evidence=(
-            reading(Figure.THROTTLED_PERIODS, 100 * ratio, frame),
-            reading(Figure.CPU_BUDGET, scene.budget, frame, source=frame.cpu.budget_reason),
-            reading(Figure.RUNNABLE, scene.runnable, frame, source="schedstat"),
-            read_waiting(scene),
-        ),
+    ratio = quota.at_least(Figure.THROTTLED_PERIODS, scene.throttled_ratio, least)
+    _show_budget(quota)
+    quota.show(Figure.RUNNABLE, scene.runnable, source="schedstat")
+    confirms = known_or(delay, 0.0) >= THROTTLED_DELAY_RATIO
+    (quota.add if confirms else quota.show)(Figure.CPU_DELAY, delay)
+    return quota.suspect(
+        Kind.CPU_THROTTLED,
+        "quota",
+        ratio,
+        f"the CPU quota stops the job in {format_pct(100 * ratio)} % of its periods",
         share=_find_withheld(scene),
         observed=frozenset((Need.QUOTA_THROTTLING,)),
     )
@@ -144,10 +141,9 @@ def judge_oversubscription(scene: Scene) -> Answer:
 
     Single-threaded loader workers beyond the budget cost nothing and do not count.
     """
-    both, pools = Claim("thread oversubscription"), Claim("thread pools")
-    pool, delay = both.known(scene.pool_ratio), both.known(scene.delay_ratio)
-    few = pool < POOL_RATIO or delay < DELAY_RATIO
-    pools.clear(few, f"{pool:.1f}x the budget, waiting {format_pct(100 * delay)} %")
+    pools = Proof("thread pools", scene)
+    pool = pools.at_least(Figure.POOL_DEMAND, scene.pool_ratio, POOL_RATIO)
+    delay = pools.at_least(Figure.CPU_DELAY, scene.delay_ratio, DELAY_RATIO)
     ranks = [rank for rank in scene.ranks if has_pool(rank)]
     workers = [worker for rank in scene.ranks for worker in rank.workers if has_pool(worker)]
     started = find_pools(scene) - {rank.process.pid for rank in scene.ranks}
@@ -164,32 +160,25 @@ def judge_oversubscription(scene: Scene) -> Answer:
         helpers = len(started) if not ranks else 0
         if helpers:
             whose = f"{helpers} processes that it started" if helpers > 1 else "a process that it started"
-    frame = scene.frame
-    libraries = _libraries_of(scene, Role.WORKER if cause == "worker-pool" else Role.RANK)
-    library = PoolLibrary.name_all(libraries)
+    in_workers = cause == "worker-pool"
+    libraries = _libraries_of(scene, Role.WORKER if in_workers else Role.RANK)
     name = f"{libraries[0].family} pools in" if len(libraries) == 1 else "thread pools of"
-    return Suspicion(
-        kind=Kind.OVERSUBSCRIBED,
-        cause=cause,
-        weight=delay,
-        margin=pool / POOL_RATIO,
-        origins=frozenset((Origin.PROC, *((pressure_origin(frame.cpu),) if _feels_pressure(scene) else ()))),
-        summary=f"{name} {whose} want {pool:.1f} times the CPUs there are",
-        evidence=(
-            reading(Figure.POOL_DEMAND, pool, frame),
-            read_waiting(scene),
-            reading(Figure.CPU_BUDGET, scene.budget, frame, source=frame.cpu.budget_reason),
-            *((reading_aged(Figure.POOL_LIBRARY, IN_WORDS, _NOT_DATED, text=library),) if library else ()),
-            *_set_threads(scene),
-        ),
-        observed=frozenset((Need.POOL_IN_WORKERS if cause == "worker-pool" else Need.POOL_IN_RANK,)),
-    )
+    if not note_neighbours(scene):  # else others are what its group waits for
+        _add_pressure(pools)
+    _show_budget(pools)
+    library = PoolLibrary.name_all(libraries)
+    if library:
+        pools.shown += (reading_aged(Figure.POOL_LIBRARY, IN_WORDS, _NOT_DATED, text=library),)
+    pools.shown += _set_threads(scene)
+    words = f"{name} {whose} want {pool:.1f} times the CPUs there are"
+    needs = frozenset((Need.POOL_IN_WORKERS if in_workers else Need.POOL_IN_RANK,))
+    return pools.suspect(Kind.OVERSUBSCRIBED, cause, delay, words, observed=needs)
 
 
 @by_conditions
 def judge_other_tenants(scene: Scene) -> Answer:
     """Suspect other processes when the job fits its CPUs and loses a quarter of its time to them."""
-    tenants, frame = Claim("other tenants"), scene.frame
+    tenants = Proof("other tenants", scene)
     taker = find_taker(scene)
     unread = taker_unread(scene)
     tenants.doubt(bool(unread), "; ".join(unread))
@@ -202,26 +191,19 @@ def judge_other_tenants(scene: Scene) -> Answer:
     percent = format_pct(100 * cost)
     tenants.clear(cost < TENANT_COST, f"the ranks lose {percent} % of their time to them")
     wanted, budget = known_or(scene.runnable, 0.0), known_or(scene.budget, 0.0)
-    others = find_used_by_others(scene)
-    return Suspicion(
-        kind=Kind.OVERSUBSCRIBED,
-        cause="other-tenants",
-        weight=cost,
-        margin=cost / TENANT_COST,
-        origins=frozenset((Origin.PROC, *((pressure_origin(frame.cpu),) if _is_pressed(scene) else ()))),
-        summary=f"other processes take the job's CPUs: it wants {wanted:.1f} of {budget:.1f} and waits "
-        f"{percent} % of its time for them; alone it would make up to {1 / (1 - min(cost, MOST_COST)):.1f}x "
-        "the steps",
-        evidence=(
-            read_waiting(scene),
-            reading(Figure.RUNNABLE, wanted, frame, source="schedstat"),
-            reading(Figure.CPU_BUDGET, budget, frame, source=frame.cpu.budget_reason),
-            *((reading(Figure.OTHERS_USE, others, frame),) if is_known(others) else ()),
-            *(
-                reading(Figure.TENANT, one.cores, frame, of=f"{one.command} of {one.user or 'another user'}")
-                for one in find_tenants(scene)
-            ),
-        ),
+    tenants.add(Figure.CPU_DELAY, scene.delay_ratio, cost / TENANT_COST)
+    _add_pressure(tenants)
+    tenants.add(Figure.RUNNABLE, wanted, source="schedstat")
+    _show_budget(tenants)
+    tenants.show(Figure.OTHERS_USE, find_used_by_others(scene))
+    for one in find_tenants(scene):
+        tenants.show(Figure.TENANT, one.cores, of=f"{one.command} of {one.user or 'another user'}")
+    return tenants.suspect(
+        Kind.OVERSUBSCRIBED,
+        "other-tenants",
+        cost,
+        f"other processes take the job's CPUs: it wants {wanted:.1f} of {budget:.1f} and waits {percent} % "
+        f"of its time for them; alone it would make up to {1 / (1 - min(cost, MOST_COST)):.1f}x the steps",
         share=cost,
         observed=frozenset((Need.CPUS_TAKEN,)),
     )
@@ -248,16 +230,6 @@ def _set_threads(scene: Scene) -> tuple[FigureReading, ...]:
     return tuple(
         reading_aged(Figure.THREAD_SETTING, float(value), 0.0, of=name) for name, value in found.items()
     )
-
-
-def _is_pressed(scene: Scene) -> bool:
-    pressure = scene.frame.cpu.psi_some_pct
-    return is_known(pressure) and pressure >= PRESSURE_PCT
-
-
-def _feels_pressure(scene: Scene) -> bool:
-    """Tell whether the control group waits for CPUs, and not because of other jobs."""
-    return _is_pressed(scene) and not note_neighbours(scene)
 
 
 def _fits(rank: RankScene, budget: float) -> bool:
@@ -363,7 +335,7 @@ def judge_affinity(scene: Scene) -> Answer:
 
     What started them may run on more, so no cpuset of the machine keeps them there.
     """
-    bound, frame = Claim("ranks that are bound to few CPUs"), scene.frame
+    bound, frame = Proof("ranks that are bound to few CPUs", scene), scene.frame
     bound.clear(not scene.ranks, "no rank runs")
     cpus = Claim("on which CPUs the ranks may run").known(
         _find_cpus({rank.process.pid for rank in scene.ranks}, scene)
@@ -380,25 +352,23 @@ def judge_affinity(scene: Scene) -> Answer:
     left = bound.known(find_cores_left(scene))
     is_idle = left >= FREE_CORES
     meanwhile = f"{left:.1f} CPUs are idle" if is_idle else "others use the other CPUs"
-    count = len(scene.ranks)
+    bound.margin = wanted / (BOUND_RANKS * len(cpus)) if is_idle else CROWDED_MARGIN
+    bound.add(Figure.RANKS_DEMAND, wanted)
+    bound.add(Figure.RANKS_ALLOWED, float(len(cpus)))
+    bound.add(Figure.LAUNCHER_ALLOWED, float(len(allowed)))
+    bound.add(Figure.CPUS_FREE, left, source="/proc/stat")
+    bound.add(Figure.CPU_DELAY, scene.delay_ratio)
+    count, delay = len(scene.ranks), waiting / wanted
     who = f"its {count} ranks" if count > 1 else "its rank"
-    return Suspicion(
-        kind=Kind.OVERSUBSCRIBED,
-        cause="affinity",
-        weight=waiting / wanted,
-        margin=wanted / (BOUND_RANKS * len(cpus)) if is_idle else CROWDED_MARGIN,
-        origins=frozenset((Origin.PROC,)),
-        summary=f"{who} may run on {_say_cpus(cpus)} and wait for that "
-        f"{format_pct(100 * waiting / wanted)} % of the time, while {meanwhile}",
-        evidence=(
-            reading(Figure.RANKS_DEMAND, wanted, frame),
-            reading(Figure.RANKS_ALLOWED, float(len(cpus)), frame),
-            reading(Figure.LAUNCHER_ALLOWED, float(len(allowed)), frame),
-            reading(Figure.CPUS_FREE, left, frame, source="/proc/stat"),
-            read_waiting(scene),
-        ),
-        share=max(0.0, 1 - len(cpus) / min(wanted, len(cpus) + left))
-        if is_idle
-        else Missing("what others would leave them of the other CPUs is not known"),
+    share: Known[float] = Missing("what others would leave them of the other CPUs is not known")
+    if is_idle:
+        share = max(0.0, 1 - len(cpus) / min(wanted, len(cpus) + left))
+    return bound.suspect(
+        Kind.OVERSUBSCRIBED,
+        "affinity",
+        delay,
+        f"{who} may run on {_say_cpus(cpus)} and wait for that {format_pct(100 * delay)} % of the time, "
+        f"while {meanwhile}",
+        share=share,
         observed=frozenset((Need.RANKS_BOUND,)),
     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Claim, Suspicion, by_conditions, reading
+from tpmon.judge.answers.result import Answer, by_conditions
+from tpmon.judge.features.engine import Proof
 from tpmon.judge.features.snapshot import Rule, Scene
 from tpmon.judge.stacks.phases import Phase
 from tpmon.judge.watch.stints import Stint
-from tpmon.model.figures import Figure, Origin
+from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.units import count_of, format_pct, format_seconds
@@ -58,7 +59,7 @@ def _judge_share(scene: Scene, pause: Phase, cause: str, words: str, need: Need)
     There are two of them at least, or one that is longer than all training seen and a fifth of the rank's
     whole life: what was before tpmon came may have been training.
     """
-    claim = Claim(f"share of {pause.value}")
+    claim = Proof(f"share of {pause.value}", scene)
     stints = scene.watch.stints
     claim.clear(not stints or not scene.ranks, "no stacks of a run so far")
     steps_s = sum(one.steps_s for one in stints)
@@ -77,17 +78,13 @@ def _judge_share(scene: Scene, pause: Phase, cause: str, words: str, need: Need)
     least = "" if many else "at least "
     seen = f"{format_seconds(paused_s)} of {format_seconds(of_s)}"
     often = f", {count_of(rhythm.pauses, 'time', 'times')}" if rhythm.pauses >= LEAST_PAUSES else ""
-    return Suspicion(
-        kind=Kind.PAUSED,
-        cause=cause,
-        weight=ratio,
-        margin=ratio / MUCH_RATIO,
-        origins=frozenset((Origin.STACKS,)),
-        summary=f"{words} takes {least}{format_pct(100 * ratio)} % of the time ({seen}{often})",
-        evidence=(
-            reading(Figure.PAUSED_SHARE, 100 * ratio, scene.frame, of=pause.value, text=""),
-            reading(Figure.PAUSED_TURNS, float(rhythm.pauses), scene.frame, of=pause.value),
-        ),
+    claim.add(Figure.PAUSED_SHARE, ratio, ratio / MUCH_RATIO, of=pause.value)
+    claim.add(Figure.PAUSED_TURNS, float(rhythm.pauses), of=pause.value)
+    return claim.suspect(
+        Kind.PAUSED,
+        cause,
+        ratio,
+        f"{words} takes {least}{format_pct(100 * ratio)} % of the time ({seen}{often})",
         share=ratio,
         observed=frozenset((need, *((Need.VALIDATES_OFTEN,) if pause is Phase.VALIDATION else ()))),
         pid=rank.process.pid,
