@@ -130,7 +130,7 @@ def test_one_busy_thread_is_told_by_its_one_long_call_or_its_hottest_function():
     rank = make_process(RANK, runnable=1.0, waiting=0.0, busy_threads=1)
     scene = see_waiting(busy, asleep=0, frame={"processes": (rank,), "cpu": make_cpu(runnable=2.0, used_cores=2.0)})
     one = judge_single_thread(scene)
-    assert [row.text for row in one.evidence if row.text] == ["update metric.py:40, 78 % of the time"]
+    assert [row.text for row in one.shows if row.text] == ["update metric.py:40, 78 % of the time"]
     assert busy.handed == NOT_APPLICABLE
 
 
@@ -284,7 +284,7 @@ def test_a_loop_that_sleeps_in_a_call_of_its_own_is_held_by_that_call():
     assert (one.kind, one.cause) == (Kind.PYTHON_BOUND, "blocking-call")
     assert one.share == pytest.approx(0.75)
     assert one.summary == "the loop sleeps 75 % of its time in a call of its own: log track.py:46"
-    assert any(row.text == "log track.py:46, 70 % of the time" for row in one.evidence)
+    assert any(row.text == "log track.py:46, 70 % of the time" for row in one.shows)
     assert {Need.BLOCKING_CALL} == one.observed
     # Without a card and alone a rank computes its backward pass itself.
     beside = make_phases({Phase.OTHER: 0.5, Phase.BACKWARD: 0.4, Phase.FORWARD: 0.1})

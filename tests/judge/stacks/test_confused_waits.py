@@ -81,7 +81,7 @@ def test_the_function_that_waits_is_named_and_not_the_one_that_computes():
     phases = make_phases(ratios, spots=spots, calls_ratio=0.4, calls=Spot("upload ckpt.py:7", 0.4))
     one = judge_blocking_call(see_waiting(phases, io=4))
     assert one.summary.endswith("waits for a disk or a socket 40 % of its time in a call of its own: upload ckpt.py:7")
-    assert [row.text for row in one.evidence if row.text] == ["upload ckpt.py:7, 40 % of the time"]
+    assert [row.text for row in one.shows if row.text] == ["upload ckpt.py:7, 40 % of the time"]
     unknown = judge_blocking_call(see_waiting(replace(phases, calls_ratio=0.0), io=4))
     assert unknown.summary.endswith("in a call of its own")
     assert not [row.text for row in unknown.evidence if row.text]

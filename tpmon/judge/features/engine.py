@@ -12,7 +12,8 @@ from typing import Any, Generic, Protocol, TypeVar, Union
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Claim, EarlyAnswer, FigureReading, Suspicion, reading, tell
-from tpmon.judge.features.snapshot import Scene
+from tpmon.judge.features.snapshot import RankScene, Scene
+from tpmon.judge.stacks.profile import Share
 from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, is_known, map_known
@@ -84,6 +85,16 @@ class Proof(Claim):
         margin = self.margin if self.margin < math.inf else 1.0
         return Suspicion(
             kind, cause, weight, margin, summary=summary, evidence=self.evidence, shows=self.shown, **more
+        )
+
+    def suspect_rank(
+        self, kind: Kind, cause: str, rank: RankScene, share: Share, summary: str, **more: Any
+    ) -> Suspicion:
+        """Make the suspicion of a rank that loses a share of its time."""
+        low, high, process = share.low, share.high, rank.process
+        shares = {"share": share.ratio, "share_low": low, "share_high": high}
+        return self.suspect(
+            kind, cause, share.ratio, summary, pid=process.pid, rank=process.rank, **shares, **more
         )
 
     def _need(self, figure: Figure, value: Known[float], **more: Any) -> float:

@@ -9,16 +9,7 @@ from __future__ import annotations
 import math
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import (
-    Answer,
-    Claim,
-    Cleared,
-    Suspicion,
-    Unsure,
-    by_conditions,
-    reading,
-    take_heaviest,
-)
+from tpmon.judge.answers.result import Answer, Claim, Cleared, Unsure, by_conditions, take_heaviest
 from tpmon.judge.features.card_use import find_gpu_idle
 from tpmon.judge.features.cpu import (
     CROWDED_MARGIN,
@@ -58,7 +49,7 @@ from tpmon.judge.features.starvation import (
 )
 from tpmon.judge.stacks.phases import HELD_RATIO, OUTSIDE, TRAINING, DataPart, Phase
 from tpmon.judge.stacks.profile import RankPhases, Share, Spot, share_of
-from tpmon.model.figures import Figure, Origin
+from tpmon.model.figures import Figure
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.units import format_pct
@@ -122,41 +113,29 @@ def _find_plain_wait(rank: RankScene, timed: Share) -> str:
 
 @by_conditions
 def _judge_gil_of(rank: RankScene, scene: Scene) -> Answer:
-    lock = Claim("Python's interpreter lock")
+    lock = Proof("Python's interpreter lock", scene)
     ran = lock.known(rank.demand) - lock.known(rank.waiting)
     main = lock.known(rank.main)
     lock.doubt(main.looks < LEAST_SAMPLES, "too few samples of the main thread")
     share = measure_share(main.timed_lock, main.looks)
     shares_core = lock.known(rank.demand) >= ONE_THREAD_LOW and ran <= ONE_CORE
-    in_lock = f"main thread in a lock {format_pct(100 * share.ratio)} %"
-    lock.clear(not shares_core or share.ratio < LOCK_WAIT, in_lock)
-    others = lock.known(others_demand(rank, scene))
-    lock.clear(others < OTHERS_RUN, in_lock)
+    lock.clear(not shares_core, f"its threads run {ran:.1f} together")
+    lock.at_least(Figure.MAIN_IN_TIMED_LOCK, share.ratio, LOCK_WAIT)
+    lock.add(Figure.THREADS_RUNNING, ran)
+    lock.at_least(Figure.OTHERS_WANT, others_demand(rank, scene), OTHERS_RUN)
     lock.doubt(see_pins(rank), "behind a pin thread the wait for a batch looks the same")
     plain = _find_plain_wait(rank, share)
     lock.clear(bool(plain), plain)
     lock.clear(lock.known(_is_gpu_busy(rank, scene), "GPU: "), "the GPU is busy all the same")
     # Without stacks any timed wait beside a busy thread looks like this.
-    told = _sees_stacks(rank)
-    return Suspicion(
-        kind=Kind.PYTHON_BOUND,
-        cause="gil",
-        weight=share.ratio,
-        margin=share.ratio / LOCK_WAIT if told else min(share.ratio / LOCK_WAIT, CROWDED_MARGIN),
-        origins=frozenset((Origin.PROC, Origin.STACKS) if told else (Origin.PROC,)),
-        summary=f"the main thread waits {100 * share.ratio:.0f} % of its time for Python's interpreter lock",
-        evidence=(
-            reading(Figure.MAIN_IN_TIMED_LOCK, 100 * share.ratio, scene.frame),
-            reading(Figure.THREADS_RUNNING, ran, scene.frame),
-            reading(Figure.OTHERS_WANT, others, scene.frame),
-        ),
-        share=share.ratio,
-        share_low=share.low,
-        share_high=share.high,
-        observed=frozenset((Need.GIL_WAIT,)),
-        pid=rank.process.pid,
-        rank=rank.process.rank,
-    )
+    lock.margin = share.ratio / LOCK_WAIT
+    if is_known(rank.phases) and _sees_stacks(rank):
+        lock.add(Figure.AT_OWN_QUEUE, rank.phases.waits_ratio)
+    else:
+        lock.margin = min(lock.margin, CROWDED_MARGIN)
+    words = f"the main thread waits {100 * share.ratio:.0f} % of its time for Python's interpreter lock"
+    needs = frozenset((Need.GIL_WAIT,))
+    return lock.suspect_rank(Kind.PYTHON_BOUND, "gil", rank, share, words, observed=needs)
 
 
 def judge_gil(scene: Scene) -> Answer:
@@ -190,7 +169,7 @@ def _has_room(rank: RankScene, scene: Scene) -> bool:
 
 @by_conditions
 def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
-    single = Claim("a single Python thread")
+    single = Proof("a single Python thread", scene)
     demand, threads = single.known(rank.demand), single.known(rank.busy_threads)
     running = rank.main.running if is_known(rank.main) else rank.running_ratio
     if not ONE_THREAD_LOW <= demand <= ONE_THREAD_HIGH or threads >= 2 or running < RUNNING:
@@ -211,27 +190,20 @@ def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
     logging = is_known(rank.phases) and rank.phases.ratio(Phase.LOGGING) >= share.ratio / 2
     needs = (Need.ONE_THREAD_BUSY, Need.LOGGING_IN_STACK) if logging else (Need.ONE_THREAD_BUSY,)
     left = f"; {got}: {find_taker(scene).value}" if got else f", {say_free(free, had)}"
-    return Suspicion(
-        kind=Kind.PYTHON_BOUND,
-        cause="single-thread",
-        weight=gain,
-        margin=min(share.low / PYTHON_SHARE, CROWDED_MARGIN if got or unread or taken else math.inf),
-        origins=frozenset((Origin.STACKS, Origin.PROC)),
-        summary=f"{_say_single(rank, share, logs=logging)}{left}",
-        evidence=(
-            reading(Figure.PYTHON_OUTSIDE, 100 * share.ratio, scene.frame),
-            reading(Figure.THREADS_RUNNABLE, demand, scene.frame),
-            reading(Figure.CPUS_FREE, had, scene.frame),
-            *name_hot(rank.phases, Phase.LOGGING if logging else Phase.OTHER, scene),
-        ),
-        share=gain,
-        share_low=min(share.low, gain),
-        share_high=share.high,
+    single.margin = min(share.low / PYTHON_SHARE, CROWDED_MARGIN if got or unread or taken else math.inf)
+    single.add(Figure.PYTHON_OUTSIDE, share.ratio)
+    single.add(Figure.THREADS_RUNNABLE, demand)
+    single.add(Figure.CPUS_FREE, had)
+    single.shown += name_hot(rank.phases, Phase.LOGGING if logging else Phase.OTHER, scene)
+    return single.suspect_rank(
+        Kind.PYTHON_BOUND,
+        "single-thread",
+        rank,
+        Share(gain, min(share.low, gain), share.high, share.samples),
+        f"{_say_single(rank, share, logs=logging)}{left}",
         against=(read_waiting(scene),) if got else (),
         unread=unread,
         observed=frozenset(needs),
-        pid=rank.process.pid,
-        rank=rank.process.rank,
     )
 
 
@@ -242,13 +214,12 @@ def judge_single_thread(scene: Scene) -> Answer:
 
 @by_conditions
 def _judge_small_of(rank: RankScene, scene: Scene) -> Answer:
-    small = Claim("operators of microseconds")
+    small = Proof("operators of microseconds", scene)
     small.clear(not has_pool(rank), "no thread pool is at work")
     small.clear(bool(scene.cards), "the job computes on a GPU")
     running = small.known(rank.main).running
     small.clear(running < RUNNING, f"the main thread runs {format_pct(100 * running)} % of the time")
-    pool = small.known(find_pool_demand(rank, scene))
-    small.clear(pool < SPINNING_DEMAND, f"the pool wants {pool:.1f} CPUs")
+    pool = small.at_least(Figure.POOL_WANTS, find_pool_demand(rank, scene), SPINNING_DEMAND)
     count, share = small.known(count_calling(rank))
     percent = f"{format_pct(100 * share)} % of the step in calls of operators"
     small.clear(share < SMALL_CALLING, percent)
@@ -256,20 +227,16 @@ def _judge_small_of(rank: RankScene, scene: Scene) -> Answer:
     demand = small.known(rank.demand)
     others = known_or(rank.busy_threads, POOL_THREADS) - 1
     spins = "the other thread of its pool spins" if others <= 1 else f"{others:.0f} threads of its pool spin"
-    return Suspicion(
-        kind=Kind.PYTHON_BOUND,
-        cause="small-operators",
-        weight=pool / max(demand, pool),
-        margin=share / SMALL_CALLING,
-        origins=frozenset((Origin.STACKS, Origin.PROC)),
-        summary="its operators take microseconds each and are called one by one from Python; "
+    small.margin = math.inf  # the pool only spins if the operators are small
+    small.add(Figure.CALLING_OPERATORS, share, share / SMALL_CALLING)
+    small.show(Figure.RANKS_DEMAND, demand)
+    small.shown += name_hot(rank.phases, Phase.FORWARD, scene)
+    return small.suspect(
+        Kind.PYTHON_BOUND,
+        "small-operators",
+        pool / max(demand, pool),
+        "its operators take microseconds each and are called one by one from Python; "
         f"{spins} between them: {pool:.1f} CPUs that compute next to nothing",
-        evidence=(
-            reading(Figure.CALLING_OPERATORS, 100 * share, scene.frame),
-            reading(Figure.POOL_WANTS, pool, scene.frame),
-            reading(Figure.RANKS_DEMAND, demand, scene.frame),
-            *name_hot(rank.phases, Phase.FORWARD, scene),
-        ),
         observed=frozenset((Need.POOL_SPINS,)),
         pid=rank.process.pid,
         rank=rank.process.rank,
@@ -307,8 +274,7 @@ _MAY_SLEEP = (
 """Phases in which a main thread may sleep, and not in one of the program's own calls."""
 _SLEEPS = {WaitReason.CHILD: "waits for a child process", WaitReason.SLEEP: "pauses (time.sleep or alike)"}
 """Kernel waits of a sleeping thread (``ProcessSample.waits_for``), as verbs."""
-_OWN = Claim("a loader of the program's own")
-_CALL = Claim("calls that block")
+_OWN_LOADER, _OWN_CALLS = "a loader of the program's own", "calls that block"
 
 
 def _find_sleep(main: MainThreadScene) -> float:
@@ -350,9 +316,10 @@ def _queued(rank: RankScene, phases: RankPhases) -> float:
 
 @by_conditions
 def _judge_own_of(rank: RankScene, scene: Scene) -> Answer:
-    phases = _stacks_of(rank, _OWN)
+    own = Proof(_OWN_LOADER, scene)
+    phases = _stacks_of(rank, own)
     behind = is_behind(rank.loader, [worker.idle_ratio for worker in rank.feeders])
-    _OWN.clear(behind, "a DataLoader fills the queue")
+    own.clear(behind, "a DataLoader fills the queue")
     main, handed = rank.main, phases.handed_ratio + _queued(rank, phases)
     looked = is_known(main) and main.looks >= LEAST_SAMPLES
     if is_known(main) and looked:
@@ -360,36 +327,22 @@ def _judge_own_of(rank: RankScene, scene: Scene) -> Answer:
         handed = min(handed, _find_sleep(main) + main.timed_lock)
     share = share_of(handed * phases.samples, phases.samples, phases.design)
     at_queue = f"at a queue {format_pct(100 * share.ratio)} %"
-    _OWN.clear(share.ratio < LEAST_WAIT, at_queue)
-    _OWN.doubt(share.low < LEAST_WAIT, f"{at_queue}: too close to call")
-    idle = _idle_cost(rank, scene, _OWN)
+    own.clear(share.ratio < LEAST_WAIT, at_queue)
+    own.doubt(share.low < LEAST_WAIT, f"{at_queue}: too close to call")
+    idle = _idle_cost(rank, scene, own)
     if is_known(idle):
         share = cap_share(share, idle)
-    others = others_demand(rank, scene)
-    return Suspicion(
-        kind=Kind.DATA_BOUND,
-        cause="own-loader",
-        weight=share.ratio,
-        margin=share.low / LEAST_WAIT,
-        origins=frozenset((Origin.STACKS, Origin.PROC) if looked else (Origin.STACKS,)),
-        summary=f"the loop waits {100 * share.ratio:.0f} % of its time for what other threads or processes "
-        f"hand over{_name_spot(phases)}",
-        evidence=(
-            reading(
-                Figure.AT_OWN_QUEUE,
-                100 * share.ratio,
-                scene.frame,
-                text=f"{100 * share.ratio:.0f} % ({100 * share.low:.0f} to {100 * share.high:.0f})",
-            ),
-            reading(Figure.OTHERS_OF_RANK_WANT, others, scene.frame),
-        ),
-        share=share.ratio,
-        share_low=share.low,
-        share_high=share.high,
-        observed=frozenset((Need.OWN_QUEUE_WAIT,)),
-        pid=rank.process.pid,
-        rank=rank.process.rank,
+    text = f"{100 * share.ratio:.0f} % ({100 * share.low:.0f} to {100 * share.high:.0f})"
+    own.add(Figure.AT_OWN_QUEUE, share.ratio, share.low / LEAST_WAIT, text=text)
+    if is_known(main) and looked:
+        own.add(Figure.MAIN_ASLEEP, _find_sleep(main) + main.timed_lock)
+    own.show(Figure.OTHERS_OF_RANK_WANT, others_demand(rank, scene))
+    words = (
+        f"the loop waits {100 * share.ratio:.0f} % of its time for what other threads or processes hand over"
     )
+    needs = frozenset((Need.OWN_QUEUE_WAIT,))
+    summary = f"{words}{_name_spot(phases)}"
+    return own.suspect_rank(Kind.DATA_BOUND, "own-loader", rank, share, summary, observed=needs)
 
 
 def _is_alone(scene: Scene) -> bool:
@@ -487,19 +440,20 @@ def find_pace(rank: RankScene, scene: Scene) -> Spot | None:
 
 @by_conditions
 def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
-    phases, main = _stacks_of(rank, _CALL), _CALL.known(rank.main)
-    _CALL.doubt(main.looks < LEAST_SAMPLES, "too few samples of the main thread")
+    call = Proof(_OWN_CALLS, scene)
+    phases, main = _stacks_of(rank, call), call.known(rank.main)
+    call.doubt(main.looks < LEAST_SAMPLES, "too few samples of the main thread")
     pace = find_pace(rank, scene)
-    _CALL.clear(pace is not None, f"a clock sets the pace{f': {pace.where}' if pace else ''}")
+    call.clear(pace is not None, f"a clock sets the pace{f': {pace.where}' if pace else ''}")
     outside = max(0.0, phases.ratio(*OUTSIDE) - _no_call(phases)) + phases.calls_in_step_ratio
     share = share_of(
         min(outside, _own_sleep(rank, main, phases, scene)) * phases.samples, phases.samples, phases.design
     )
     blocked = f"{format_pct(100 * share.ratio)} %"
-    _CALL.clear(share.ratio < LEAST_BLOCKED, blocked)
-    _CALL.doubt(share.low < LEAST_BLOCKED, f"{blocked}: too close to call")
-    idle = _idle_cost(rank, scene, _CALL)
-    certain = _CALL.known(_find_certain(share, main, phases, idle, scene))
+    call.clear(share.ratio < LEAST_BLOCKED, blocked)
+    call.doubt(share.low < LEAST_BLOCKED, f"{blocked}: too close to call")
+    idle = _idle_cost(rank, scene, call)
+    certain = call.known(_find_certain(share, main, phases, idle, scene))
     spot = _spot_of_call(phases, share)
     share = cap_share(share, min(certain, idle) if is_known(idle) else certain)
     where = f": {spot.where}" if is_known(spot) else ""
@@ -512,36 +466,22 @@ def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
     summary = f"the loop {does} {time} its time in a call of its own{where}"
     if is_loop:
         summary = f"the event loop has nothing to run {time} the time: all of its tasks await something"
-    return Suspicion(
-        kind=Kind.PYTHON_BOUND,
-        cause="blocking-call",
-        weight=share.ratio,
-        margin=share.low / LEAST_BLOCKED,
-        origins=frozenset((Origin.STACKS, Origin.PROC)),
-        summary=summary,
-        evidence=(
-            reading(Figure.PYTHON_OUTSIDE, 100 * outside, scene.frame),
-            reading(Figure.MAIN_ASLEEP, 100 * _find_sleep(main), scene.frame),
-            reading(Figure.MAIN_IN_IO, 100 * main.io, scene.frame),
-            *(name_spot(spot, scene) if is_known(spot) else ()),
-        ),
-        share=share.ratio,
-        share_low=share.low,
-        share_high=share.high,
-        observed=frozenset(needs),
-        pid=rank.process.pid,
-        rank=rank.process.rank,
-    )
+    call.add(Figure.PYTHON_OUTSIDE, outside, share.low / LEAST_BLOCKED)
+    call.add(Figure.MAIN_ASLEEP, _find_sleep(main))
+    call.add(Figure.MAIN_IN_IO, main.io)
+    call.shown += name_spot(spot, scene) if is_known(spot) else ()
+    seen = frozenset(needs)
+    return call.suspect_rank(Kind.PYTHON_BOUND, "blocking-call", rank, share, summary, observed=seen)
 
 
 def judge_own_loader(scene: Scene) -> Answer:
     """Suspect what fills a queue, a pipe or a pool of the program's own while the loop waits at its end."""
-    return take_heaviest([_judge_own_of(rank, scene) for rank in scene.ranks], _OWN.what)
+    return take_heaviest([_judge_own_of(rank, scene) for rank in scene.ranks], _OWN_LOADER)
 
 
 def judge_blocking_call(scene: Scene) -> Answer:
     """Suspect calls of the program itself in which the loop sleeps: a disk, a server, a child, a pause."""
-    return take_heaviest([_judge_call_of(rank, scene) for rank in scene.ranks], _CALL.what)
+    return take_heaviest([_judge_call_of(rank, scene) for rank in scene.ranks], _OWN_CALLS)
 
 
 @by_conditions
