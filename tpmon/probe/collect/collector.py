@@ -394,9 +394,7 @@ class Collector:
             torch_version=job.torch_version,
             python_version=job.python_version,
             ended=NOT_APPLICABLE,
-            outcome=self._tracker.ends.ranks_outcome
-            if self._had_ranks and not ranks
-            else NOT_APPLICABLE,
+            outcome=self._tracker.ends.ranks_outcome if self._had_ranks and not ranks else NOT_APPLICABLE,
             rank_source=job.rank_source,
             local_stacks=dumped,
         )
