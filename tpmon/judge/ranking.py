@@ -62,6 +62,12 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
             (Kind.DATA_BOUND, "one-slow-worker"),
             (Kind.DATA_BOUND, "uneven-workers"),
         ),
+        # Whatever waits for the card to decode waits less only where that decodes less.
+        (Kind.DATA_BOUND, "decode-engine"): (
+            *_LOADING,
+            (Kind.DATA_BOUND, "own-loader"),
+            (Kind.DATA_BOUND, "periodic"),
+        ),
         # More of them, or cheaper ones, would still share these few CPUs.
         (Kind.DATA_BOUND, "worker-affinity"): (*_LOADING, (Kind.DATA_BOUND, "periodic")),
         (Kind.DATA_BOUND, "one-slow-worker"): (*_LOADING, *_READING, (Kind.DATA_BOUND, "periodic")),

@@ -78,7 +78,7 @@ TABLE = (
         "the accelerator, or on CPU the compute, idles while the loop waits for a batch",
         "no-workers cpu-transform storage-bandwidth storage-latency network-store",
         "page-cache-thrash too-few-workers one-slow-worker uneven-workers worker-lock respawn",
-        "killed-workers worker-affinity periodic sampler collate pin drain own-loader",
+        "killed-workers worker-affinity periodic sampler collate pin drain own-loader decode-engine",
     ),
     _row(
         Kind.PYTHON_BOUND,
@@ -239,6 +239,7 @@ class Figure(Enum):
     GPU_BUSY = "GPU busy", "%", "gpu"
     GPU_IDLE = "GPU idle", "%", "gpu", "NVML"
     GPU_IDLE_BESIDE = "GPU idle beside them", "%", "gpu", "NVML utilisation"
+    DECODE_ENGINE = "{} busy", "%", "gpu", "NVML"
     SM_ACTIVITY = "SM activity", "%", "gpu", "GPM"
     TENSOR_ACTIVITY = "tensor activity", "%", "gpu", "GPM"
     DRAM_ACTIVITY = "DRAM activity", "%", "gpu", "GPM"

@@ -24,6 +24,7 @@ from tpmon.judge.rules import loader as rules_loader
 from tpmon.judge.rules.data import (
     find_period,
     judge_collate,
+    judge_decode_engine,
     judge_drain,
     judge_no_workers,
     judge_periodic,
@@ -414,3 +415,34 @@ def test_steps_that_are_not_counted_for_long_or_not_steady_are_not_told():
 def test_steps_are_rounded_to_what_a_period_of_whole_readings_can_tell(steps, period_s, rounded, words):
     assert rules_data.round_steps(steps, period_s, 1.0) == rounded
     assert rules_data.say_nth(rounded) == words
+
+
+def decode(video=97.0, jpeg=0.0, sm=30.0, wait=0.7, **more):
+    """See a rank that waits for its data while the engines of its card are in use like this."""
+    card = make_gpu(sm_pct=sm, decoder_pct=video, jpeg_pct=jpeg, pids=(RANK,))
+    return starve(wait, [IDLES] * 2, frame={"gpus": (card,), **more})
+
+
+def test_full_decoding_engines_hold_a_rank_whose_card_waits_for_data():
+    one = judge_decode_engine(decode())
+    assert one.cause == "decode-engine"
+    assert "the card decodes for it and is full with that (NVDEC 97 % busy), while its SMs idle" in one.summary
+    assert Origin.DRIVER in one.origins
+    assert Need.DECODE_ENGINE_BUSY in one.observed
+    assert "JPEG engine 92 % busy" in judge_decode_engine(decode(video=3.0, jpeg=92.0)).summary
+    assert advise(decode(), one)[0].remedy.id == "share-decoding"
+
+
+@pytest.mark.parametrize(
+    ("scene", "answer"),
+    [
+        (decode(video=40.0), Cleared),
+        (decode(sm=97.0), Cleared),  # the card computes meanwhile
+        (decode(wait=0.0), Cleared),
+        (decode(video=NO_STACKS, jpeg=NO_STACKS), Unsure),
+        (decode(video=NOT_APPLICABLE, jpeg=NOT_APPLICABLE), Unsure),  # a recording of before
+        (starve(0.7, [IDLES] * 2), Cleared),  # no card
+    ],
+)
+def test_engines_that_have_room_or_hold_nobody_are_no_cause(scene, answer):
+    assert type(judge_decode_engine(scene)) is answer

@@ -34,6 +34,7 @@ class Need(str, Enum):
     COLLATE_IN_STACK = "stack samples show batches being put together"
     TRANSFORM_MOVABLE = "the costly transform is deterministic and works on tensors"
     JPEG_DECODED = "the workers decode JPEGs"
+    DECODE_ENGINE_BUSY = "an engine of the card that decodes is busy all the time"
     SAMPLES_WIDE = "samples are stored in wider numbers than they need"
     DATASET_FITS_MEMORY = "the data set fits into the free memory"
     LOCAL_DISK_FREE = "the machine has a fast local disk with room for the data"

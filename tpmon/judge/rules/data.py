@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Claim, Cleared, by_conditions, reading
+from tpmon.judge.features.cards import cards_of
 from tpmon.judge.features.data_wait import LEAST_READINGS, DataWait, measure_share
+from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
 from tpmon.judge.features.starvation import (
     BUSY_PIN,
@@ -46,7 +48,7 @@ from tpmon.judge.features.workers import (
 )
 from tpmon.judge.stacks.profile import DataPart, Phase, Share
 from tpmon.judge.watch.tracker import find_pace
-from tpmon.model.known import Known, Missing, is_known, known_or
+from tpmon.model.known import Applicable, Known, Missing, NotApplicable, is_known, known_or
 from tpmon.model.text.job_words import is_evaluating, is_stalled
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Figure, Origin
@@ -244,6 +246,43 @@ def judge_pin(scene: Scene) -> Answer:
         ),
         observed=frozenset((Need.BATCHES_PINNED, Need.PIN_THREAD_BUSY)),
     )
+
+
+ENGINE_FULL_PCT = 85.0
+"""Use of a card's decoding engines from which they decode no faster: a mean over time and engines."""
+
+
+@by_conditions
+def judge_decode_engine(scene: Scene) -> Answer:
+    """Suspect the engines of the card that decode video or JPEGs: full while its SMs wait for data."""
+    found, engines = need_starved(scene), Claim("decoding engines of the card")
+    mine = {card.last.uuid for card in cards_of(found.rank.process.pid, scene.gpus)}
+    engines.clear(not mine, "the rank computes on no card")
+    samples = [one for frame in scene.frames for one in known_or(frame.gpus, ()) if one.uuid in mine]
+    video = median_known(_read_engine(one.decoder_pct) for one in samples)
+    jpeg = median_known(_read_engine(one.jpeg_pct) for one in samples)
+    both = {"NVDEC": video, "JPEG engine": jpeg}
+    read = {name: value for name, value in both.items() if is_known(value)}
+    engines.doubt(not read, "their use was not read")
+    name = max(read, key=lambda one: read[one])
+    used = f"{name} {format_pct(read[name])} % busy"
+    engines.clear(read[name] < ENGINE_FULL_PCT, used)
+    return suspect_loader(
+        found,
+        scene,
+        "decode-engine",
+        f"the card decodes for it and is full with that ({used}), while its SMs idle",
+        margin=read[name] / ENGINE_FULL_PCT * 1.25,
+        origins=(Origin.DRIVER,),
+        evidence=tuple(
+            reading(Figure.DECODE_ENGINE, value, scene.frame, of=one) for one, value in read.items()
+        ),
+        observed=frozenset((Need.DECODE_ENGINE_BUSY,)),
+    )
+
+
+def _read_engine(pct: Applicable[float]) -> Known[float]:
+    return pct if not isinstance(pct, NotApplicable) else Missing("an older recording does not have it")
 
 
 LEAST_PERIODS = 3
@@ -445,6 +484,7 @@ def judge_periodic(scene: Scene) -> Answer:
 
 RULES: tuple[Rule, ...] = (
     judge_no_workers,
+    judge_decode_engine,
     judge_sampler,
     judge_collate,
     judge_drain,

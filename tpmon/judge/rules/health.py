@@ -24,7 +24,7 @@ from tpmon.judge.rules.cards import answer_without_cards
 from tpmon.judge.rules.comms import ALL_WAIT_RATIO
 from tpmon.judge.rules.cpu import CROWDED_MARGIN, POOL_RATIO, read_waiting, say_got
 from tpmon.judge.rules.lifecycle import find_pause
-from tpmon.judge.rules.python import RUNNING, find_pace, may_be_one
+from tpmon.judge.rules.python import RUNNING, find_clock, may_be_one
 from tpmon.judge.stacks.phases import ELSEWHERE, OUTSIDE, TRAINING
 from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.tracker import list_hooks
@@ -282,7 +282,7 @@ def judge_pace(scene: Scene) -> Answer:
     rank = scene.ranks[0]
     phases = pace.known(rank.phases)
     pace.doubt(phases.ratio(*TRAINING) <= 0, "no part of a step in the stacks")
-    spot = find_pace(rank, scene)
+    spot = find_clock(rank, scene)
     if spot is None:
         return Cleared(f"{pace.what} (no plain sleep at one line)")
     asleep = 1 - known_or(map_known(lambda main: main.running, rank.main), 0.0)

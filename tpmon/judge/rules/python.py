@@ -465,7 +465,7 @@ def _say_sleep(rank: RankScene, share: Share, io: float, scene: Scene) -> str:
     return "sleeps"
 
 
-def find_pace(rank: RankScene, scene: Scene) -> Spot | None:
+def find_clock(rank: RankScene, scene: Scene) -> Spot | None:
     """Return where the loop of a job's only rank sleeps on purpose; None where it may wait for something.
 
     It is at one line, in a plain sleep or a timed wait, and nothing of the job works meanwhile: a clock sets
@@ -498,7 +498,7 @@ def find_pace(rank: RankScene, scene: Scene) -> Spot | None:
 def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
     phases, main = _stacks_of(rank, _CALL), _CALL.known(rank.main)
     _CALL.doubt(main.looks < LEAST_SAMPLES, "too few samples of the main thread")
-    pace = find_pace(rank, scene)
+    pace = find_clock(rank, scene)
     _CALL.clear(pace is not None, f"a clock sets the pace{f': {pace.where}' if pace else ''}")
     outside = max(0.0, phases.ratio(*OUTSIDE) - _no_call(phases)) + phases.calls_in_step_ratio
     share = share_of(
