@@ -83,6 +83,11 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
         ),
         # A thread of the worker hands a batch over, and waits there for the interpreter's lock.
         (Kind.DATA_BOUND, "collate"): ((Kind.DATA_BOUND, "drain"),),
+        # The stacks show what half of the wait goes into: what workers do meanwhile is not waited for.
+        (Kind.DATA_BOUND, "drain"): tuple(
+            (Kind.DATA_BOUND, cause) for cause in ("cpu-transform", "too-few-workers", "periodic")
+        ),
+        (Kind.DATA_BOUND, "sampler"): (*_LOADING, (Kind.DATA_BOUND, "periodic")),
         (Kind.DATA_BOUND, "periodic"): (
             (Kind.DATA_BOUND, "too-few-workers"),
             (Kind.DATA_BOUND, "cpu-transform"),
@@ -98,6 +103,12 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
             (Kind.PAUSED, f"{pause}-share"): ((Kind.PAUSED, pause), *_WAITING_FOR_ONE)
             for pause in ("validation", "checkpoint")
         },
+        # What a rank pickles longer, or sends in pieces, is a part of the same call.
+        (Kind.COMMS_BOUND, "objects"): (
+            (Kind.COMMS_BOUND, "small-messages"),
+            (Kind.COMMS_BOUND, "transfer"),
+            (Kind.COMMS_BOUND, "unknown"),
+        ),
         # Threads that hand on many small messages are as busy as those that hand on large ones.
         (Kind.COMMS_BOUND, "small-messages"): ((Kind.COMMS_BOUND, "transfer"), (Kind.COMMS_BOUND, "unknown")),
         (Kind.PYTHON_BOUND, "gil"): (

@@ -88,7 +88,9 @@ TABLE = (
     ),
     _row(Kind.LAUNCH_BOUND, 10, "launches do not keep the GPU busy", "tiny-kernels main-thread"),
     _row(Kind.SYNC_BOUND, 10, "the host waits for the GPU step by step", "explicit implicit allocator"),
-    _row(Kind.COMMS_BOUND, 10, "ranks wait for each other", "straggler small-messages transfer unknown"),
+    _row(
+        Kind.COMMS_BOUND, 10, "ranks wait for each other", "straggler objects small-messages transfer unknown"
+    ),
     _row(
         Kind.OVERSUBSCRIBED,
         10,
@@ -233,6 +235,7 @@ class Figure(Enum):
     POOL_WANTS = "its thread pool wants", "CPUs", "threads", "schedstat"
     RANK_IN_COLLECTIVES = "{} in collectives", "%", "stacks"
     OTHERS_IN_COLLECTIVES = "the others in collectives", "%", "stacks"
+    ALL_IN_OBJECTS = "every rank in collectives of objects, at least", "%", "stacks", "stack samples"
     ALL_IN_COLLECTIVES = "every rank in collectives, at least", "%", "stacks"
 
     # Cards and links

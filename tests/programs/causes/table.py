@@ -123,6 +123,7 @@ ROWS = (
     _row("straggler", Kind.COMMS_BOUND, ranks=2, remedy="equal work", advice="even-work"),
     _row("transfer", Kind.COMMS_BOUND, ranks=2, remedy="an exchange every eighth step", advice="exchange-less-often"),
     _row("small_messages", Kind.COMMS_BOUND, ranks=2, remedy="one large bucket", advice="fewer-messages"),
+    _row("object_collectives", Kind.COMMS_BOUND, "objects", ranks=2, remedy="one tensor", advice="tensors-not-objects"),
     _row("late_in_turn", Kind.COMMS_BOUND, "unknown", ranks=4),
     _row("rank_pool", Kind.OVERSUBSCRIBED, remedy="two threads", advice="cap-rank-threads"),
     _row("worker_pool", Kind.OVERSUBSCRIBED, remedy="one thread a worker", advice="cap-worker-threads"),

@@ -115,6 +115,7 @@ class Need(str, Enum):
     GRADIENTS_COMPLETE = "every parameter gets a gradient in every step"
     SMALL_BUCKETS = "gradients are reduced in many small buckets"
     RANKS_ELSEWHERE = "ranks of the job run on other machines too"
+    OBJECTS_IN_STACK = "Python objects go through collectives"
     SMALL_MESSAGES = "the ranks send each other many small messages"
     TRANSFER_SEEN = "collectives move data all the time"
     # Memory

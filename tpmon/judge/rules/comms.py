@@ -20,6 +20,7 @@ from tpmon.judge.answers.result import (
 from tpmon.judge.features.card_use import SLACK_RATIO, find_unseen_cards, gpu_figures, rank_slack
 from tpmon.judge.features.cards import BUSY_PCT, STARVED_PCT, CardScene, held_pct, see_cards
 from tpmon.judge.features.comms import (
+    LEAST_SAMPLES,
     RankWait,
     cards_unread,
     count_wakings,
@@ -34,10 +35,11 @@ from tpmon.judge.features.comms import (
 from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene, ranks_on
 from tpmon.judge.features.standstill import name_rank, say_elsewhere
+from tpmon.judge.features.starvation import name_spot
 from tpmon.judge.rules.cards import CAP_PCT, CAPPED_POWER_RATIO, find_odd_cap, is_braked, is_hot, is_loaded
 from tpmon.judge.rules.cpu import CROWDED_MARGIN
 from tpmon.judge.rules.lifecycle import find_pause
-from tpmon.judge.stacks.profile import Phase
+from tpmon.judge.stacks.profile import Phase, share_of
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, join_known, known_or
 from tpmon.model.units import format_bytes, format_pct
 from tpmon.model.verdict import Figure, Kind, Origin
@@ -71,6 +73,8 @@ RESTING_RATIO = 0.1
 """Share of samples with a running main thread below which its wait says more than its stack."""
 UNREAD = "how much moves was not read"
 CROWDED = "the ranks wait for CPUs, and so for each other"
+OBJECTS_RATIO = 0.25
+"""Share of its time that each rank must be in collectives of Python objects to be held by them."""
 MANY_WAKINGS = 2000.0
 """Times a second that a rank is put on a CPU above which its messages are many: 5,000 to 14,000 with a bucket
 for each gradient, on crowded CPUs; 200 to 700 with large ones, and in ranks that mostly compute."""
@@ -359,6 +363,44 @@ def judge_transfer(scene: Scene) -> Answer:
 
 
 @by_conditions
+def judge_object_collectives(scene: Scene) -> Answer:
+    """Suspect collectives of Python objects: every rank pickles and sends for a good part of its time.
+
+    A rank that is late in them is told by its stacks as well: pickling is a part of the call, and computes.
+    """
+    _need_ranks(scene)
+    objects, shares = Claim("collectives of Python objects"), []
+    for rank in scene.ranks:
+        phases = objects.known(rank.phases, f"{name_rank(rank)}: ")
+        objects.doubt(phases.samples < LEAST_SAMPLES, f"too few stack samples of {name_rank(rank)}")
+        count = round(phases.proven.get(Need.OBJECTS_IN_STACK, 0.0) * phases.samples)
+        shares.append((share_of(count, phases.samples, phases.design), rank, phases))
+    objects.clear(not shares, "no rank was read")
+    share, rank, phases = min(shares, key=lambda one: one[0].ratio)
+    percent = f"{format_pct(100 * share.ratio)} %"
+    objects.clear(share.ratio < OBJECTS_RATIO, percent)
+    spot = phases.spots.get(Phase.COMMS)
+    where = f" ({spot.where})" if spot is not None else ""
+    return Suspicion(
+        kind=Kind.COMMS_BOUND,
+        cause="objects",
+        weight=share.ratio,
+        margin=share.low / OBJECTS_RATIO,
+        origins=frozenset((Origin.STACKS,)),
+        summary=f"every rank spends {percent} of its time or more on sending Python objects: each pickles, "
+        f"waits and unpickles what all have{where}",
+        evidence=(
+            reading(Figure.ALL_IN_OBJECTS, 100 * share.ratio, scene.frame),
+            *(name_spot(spot, scene) if spot is not None else ()),
+        ),
+        share=share.ratio,
+        share_low=share.low,
+        share_high=share.high,
+        observed=frozenset((Need.OBJECTS_IN_STACK,)),
+    )
+
+
+@by_conditions
 def judge_small_messages(scene: Scene) -> Answer:
     """Suspect the number of messages: all ranks wait for each other, wake up all the time and move little.
 
@@ -404,4 +446,10 @@ def judge_comms_unknown(scene: Scene) -> Answer:
     return _suspect_all(scene, waits, "unknown", text)
 
 
-RULES: tuple[Rule, ...] = (judge_straggler, judge_small_messages, judge_transfer, judge_comms_unknown)
+RULES: tuple[Rule, ...] = (
+    judge_straggler,
+    judge_object_collectives,
+    judge_small_messages,
+    judge_transfer,
+    judge_comms_unknown,
+)

@@ -191,6 +191,8 @@ def judge_drain(scene: Scene) -> Answer:
     part = _part_of_loading(found, DataPart.COPY, Claim("unpacking of batches"))
     loader = found.rank.loader
     ready = loader is not None and is_known(loader.ready_batches) and loader.ready_batches > 0
+    always = name_state(found) is WorkerState.COMPUTE and is_known(found.idle) and found.idle < IDLE_AT_TIMES
+    Claim("unpacking of batches").doubt(always and not ready, "or it waits for busy workers to hand them over")
     return suspect_loader(
         found,
         scene,
