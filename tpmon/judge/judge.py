@@ -80,7 +80,7 @@ SETTLED_JUDGED_S = 1.5
 """A settled verdict stands this long: at one Frame a second, every second one is judged."""
 OTHER_WEIGHT = 0.1
 """Share of the time above which a second cause is worth a note."""
-NOTES = (cpu.note_single_threaded_workers, *card_faults.NOTES)
+NOTES = (cpu.note_single_threaded_workers, data.note_skipping, *card_faults.NOTES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,8 +179,8 @@ def weigh(track: Track) -> float:
     return _BESIDE * weight if key_of(track.suspicion) == OTHER_TENANTS else weight
 
 
-RIVAL_RATIO = 0.3
-"""Part of the last half minute in which a second cause must have been suspected to be as likely."""
+RIVAL_RATIO = 0.4
+"""How often a second cause must be suspected, over the stated one of late, to be as likely."""
 NOISE = 0.15
 """Difference of two shares of the time that a window does not tell apart, where no interval is known."""
 
@@ -202,13 +202,17 @@ def find_rivals(stated: Suspicion, presences: Iterable[Presence]) -> tuple[Suspi
     own, presences = key_of(stated), tuple(presences)
     if stated.kind in AT_ONCE or pick_code(*own) == 0:
         return ()
-    wavers = any(key_of(one.suspicion) == own and one.came_back for one in presences)
+    mine = next((one for one in presences if key_of(one.suspicion) == own), None)
+    wavers, least = (
+        mine is not None and mine.came_back,
+        RIVAL_RATIO * (mine.ratio if mine is not None else 1.0),
+    )
     return tuple(
         one.suspicion
         for one in presences
         if one.suspicion.kind is stated.kind
         and key_of(one.suspicion) != own
-        and one.ratio >= RIVAL_RATIO
+        and one.ratio >= least
         and (one.is_now or one.came_back)
         and _are_alike(stated, one.suspicion)
         and (wavers or key_of(one.suspicion) not in find_explained((own, key_of(one.suspicion))))

@@ -13,6 +13,7 @@ from tpmon.judge.features.cards import cards_of
 from tpmon.judge.features.data_wait import LEAST_READINGS, DataWait, measure_share
 from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
+from tpmon.judge.features.standstill import name_rank
 from tpmon.judge.features.starvation import (
     BUSY_PIN,
     IDLE_WORKERS,
@@ -46,6 +47,7 @@ from tpmon.judge.features.workers import (
     name_state,
     never_idle,
 )
+from tpmon.judge.stacks.phases import TRAINING
 from tpmon.judge.stacks.profile import DataPart, Phase, Share
 from tpmon.judge.watch.tracker import find_pace
 from tpmon.model.known import Applicable, Known, Missing, NotApplicable, is_known, known_or
@@ -191,8 +193,8 @@ def judge_drain(scene: Scene) -> Answer:
     part = _part_of_loading(found, DataPart.COPY, Claim("unpacking of batches"))
     loader = found.rank.loader
     ready = loader is not None and is_known(loader.ready_batches) and loader.ready_batches > 0
-    always = name_state(found) is WorkerState.COMPUTE and is_known(found.idle) and found.idle < IDLE_AT_TIMES
-    Claim("unpacking of batches").doubt(always and not ready, "or it waits for busy workers to hand them over")
+    works = name_state(found) is WorkerState.COMPUTE and known_or(found.idle, 1.0) < IDLE_AT_TIMES
+    Claim("unpacking of batches").doubt(works and not ready, "or it waits for busy workers to hand them over")
     return suspect_loader(
         found,
         scene,
@@ -299,6 +301,8 @@ LEAST_SWING = 0.2
 LULL = 0.1
 LEAST_LULLS = 0.2
 """Share of the seconds with hardly any wait: the loader is fast enough between the bursts."""
+UNTIMED_MARGIN = 1.2
+"""Margin of bursts that nothing times: workers that rest at times show them, or are within their noise."""
 OVER_PERIODS = 2.0
 """Periods after the last burst from which they are over: the run has changed."""
 
@@ -472,7 +476,7 @@ def judge_periodic(scene: Scene) -> Answer:
         margin = period[1] / CORRELATION * 1.25
     else:
         why = "batches come in bursts, too close together for tpmon to time; on average the loader keeps up"
-        margin = max(1.0, known_or(idle, 0.0) / IDLE_AT_TIMES)
+        margin = min(max(1.0, known_or(idle, 0.0) / IDLE_AT_TIMES), UNTIMED_MARGIN)
     return suspect_loader(
         found,
         scene,
@@ -482,6 +486,31 @@ def judge_periodic(scene: Scene) -> Answer:
         evidence=tuple(evidence),
         observed=frozenset((Need.PERIODIC_SEEN,)),
     )
+
+
+SKIPS_RATIO = 0.9
+"""Share of its time that a rank that skips batches waits for them."""
+LEAST_SKIPPED = 100
+"""Stack samples in which a step of a hundredth of the time would show."""
+SKIPS_S = 15.0
+"""How long no part of a step may have been seen: the longest that most programs take to one."""
+
+
+def note_skipping(scene: Scene) -> str:
+    """Return the note that batches are taken and no step is made of them, "" where steps are seen."""
+    for rank in scene.ranks:
+        phases = rank.phases
+        if not is_known(phases) or phases.span_s < SKIPS_S or phases.samples < LEAST_SKIPPED:
+            continue
+        taken = phases.parts.keys() & {DataPart.COPY, DataPart.COLLATE}
+        worked = phases.ratio(*TRAINING, Phase.VALIDATION, Phase.SYNC)
+        if taken and not worked and phases.ratio(Phase.DATA_WAIT) >= SKIPS_RATIO:
+            return (
+                f"skipping: {name_rank(rank)} takes batch after batch, and no step is seen in "
+                f"{phases.span_s:.0f} s; to resume within an epoch skip the indices, not the batches: "
+                "StatefulDataLoader of torchdata, or a sampler that begins there"
+            )
+    return ""
 
 
 RULES: tuple[Rule, ...] = (
