@@ -65,7 +65,7 @@ WITHOUT_A_PROGRAM = {
     Kind.COMPUTE_BOUND: {"gpu-compute", "gpu-memory-bandwidth", "gpu"},
     Kind.STARTING: {"autotune"},
     Kind.IDLE: {"ended"},
-    Kind.DATA_BOUND: {"pin"},
+    Kind.DATA_BOUND: {"pin", "decode-engine"},
     Kind.LAUNCH_BOUND: {"tiny-kernels", "main-thread"},
     Kind.SYNC_BOUND: {"explicit", "implicit", "allocator"},
     Kind.GPU_THROTTLED: {"thermal", "brake", "odd-cap", "pcie"},
