@@ -72,8 +72,10 @@ WITHOUT_A_PROGRAM = {
     Kind.MEMORY_PRESSURE: {"gpu"},
     Kind.OVERSUBSCRIBED: {"affinity"},
     Kind.FAILED: {"restarts"},
+    Kind.LIMITS: {"threads"},
+    Kind.PAUSED: {"checkpoint-share", "validation-share"},
 }
-"""What needs a card; a job whose exit status nobody sees, as on kernels before 6.13 (pidfd_info); and what needs a
+"""What needs a card; a limit of processes, which root has not; minutes of a rhythm; a job whose exit status nobody sees, as on kernels before 6.13 (pidfd_info); and what needs a
 launcher, of which tests/recordings has jobs (bound_ranks, elastic_loop)."""
 
 

@@ -35,11 +35,11 @@ from tpmon.judge.rules import (
     lifecycle,
     loader,
     memory,
-    pauses,
     python,
     storage,
 )
 from tpmon.judge.rules.hook import with_hooks
+from tpmon.judge.rules.job import limits, pauses
 from tpmon.judge.stacks.profile import RankPhases, add_up_phases, read_slices
 from tpmon.judge.watch.stints import follow_stints
 from tpmon.judge.watch.tracker import observe
@@ -66,6 +66,7 @@ RULES: tuple[Rule, ...] = with_hooks(
         *comms.RULES,
         *python.RULES,
         *memory.RULES,
+        *limits.RULES,
         *health.RULES,
         *lifecycle.RULES,
         *pauses.RULES,

@@ -32,6 +32,7 @@ class Kind(str, Enum):
     GPU_THROTTLED = "gpu-throttled"
     GPU_UNHEALTHY = "gpu-unhealthy"
     MEMORY_PRESSURE = "memory-pressure"
+    LIMITS = "limits"
     FAILED = "failed"
     NOT_ENOUGH_EVIDENCE = "not-enough-evidence"
     HUNG = "hung"
@@ -101,6 +102,12 @@ TABLE = (
     _row(Kind.GPU_THROTTLED, 10, "a card is held below its clocks", "thermal brake odd-cap pcie"),
     _row(Kind.GPU_UNHEALTHY, 10, "a card reports errors that want a reset or a replacement"),
     _row(Kind.MEMORY_PRESSURE, 10, "memory runs out, or is about to", "leak copy-on-write swap shm gpu"),
+    _row(
+        Kind.LIMITS,
+        10,
+        "something other than memory runs out, or will soon",
+        "descriptors threads disk inodes",
+    ),
     _row(Kind.FAILED, 10, "ranks end with an error, and the job goes on without its work", "restarts"),
     _row(Kind.NOT_ENOUGH_EVIDENCE, 11, "what could be read does not decide"),
     _row(
@@ -278,6 +285,11 @@ class Figure(Enum):
     MEMORY_STALLS = "stalled for memory", "%", "memory", "PSI"
     SHM_USED = "used of it", "%", "memory", "statvfs"
     SHM_GROWTH = "largest growth in a second", "MiB", "memory", "statvfs"
+
+    # Other limits
+    LIMIT_USED = "{}", "% of the limit", "", "/proc, statvfs"
+    LIMIT_GROWTH = "growth of {}", "1/s", "", "/proc, statvfs"
+    DESCRIPTOR_KINDS = "most of them", "", "", "/proc/PID/fd"
 
     # The hook
     HOST_DATA_WAIT = "data wait of the host", "%", "hook", "hook"

@@ -151,6 +151,22 @@ ROWS = (
     _row("copy_on_write", Kind.MEMORY_PRESSURE, watch_s=GROWTH_S),
     _row("swap", Kind.MEMORY_PRESSURE, remedy="no limit", advice="more-memory"),
     _row("shm", Kind.MEMORY_PRESSURE),
+    *(
+        Row(
+            f"{of}_run_out",
+            Label(Kind.LIMITS, of),
+            watch_s=GENERATIONS_S,
+            remedy="given back at once",
+            advice=advice,
+            file="fill_up",
+            options=("--of", of),
+        )
+        for of, advice in (
+            ("descriptors", "close-what-is-opened"),
+            ("disk", "free-the-disk"),
+            ("inodes", "fewer-files"),
+        )
+    ),
     _row("starting_import", Kind.STARTING, "import"),
     _row("starting_load", Kind.STARTING, "load"),
     _row("starting_compile", Kind.STARTING, "compile"),

@@ -132,6 +132,8 @@ def _more_workers_help(observed: frozenset[Need], facts: RunFacts) -> bool:
 _ALWAYS_SEEN = frozenset(
     (
         Need.GPU_PRESENT,
+        Need.DESCRIPTORS_SHARED,
+        Need.DESCRIPTORS_OWN,
         Need.NO_WORKERS,
         Need.WORKERS_PRESENT,
         Need.BATCHES_PINNED,

@@ -126,6 +126,13 @@ class Need(str, Enum):
     PAGES_COPIED = "workers make copies of memory that they shared"
     SWAP_USED = "the job uses swap"
     SHM_TIGHT = "shared memory (/dev/shm) is nearly full"
+    # Other limits
+    DESCRIPTORS_NEAR = "open descriptors come near their limit"
+    DESCRIPTORS_SHARED = "most of them are shared memory"
+    DESCRIPTORS_OWN = "most of them are files, sockets or pipes"
+    THREADS_NEAR = "threads and processes come near their limit"
+    DISK_NEAR = "a disk that the job writes to is nearly full"
+    INODES_NEAR = "a file system that the job writes to has few inodes left"
     # Start, pause, end
     IMPORT_IN_STACK = "the main thread is importing"
     LOAD_IN_STACK = "the main thread is reading a checkpoint"
