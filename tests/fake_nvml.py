@@ -202,6 +202,8 @@ ANSWERS: dict[str, Any] = {
     "nvmlDeviceGetPowerUsage": 412_500,
     "nvmlDeviceGetTotalEnergyConsumption": 5_000_000,
     "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=100, memory=33),
+    "nvmlDeviceGetDecoderUtilization": [7, 167_000],
+    "nvmlDeviceGetJpgUtilization": [3, 20_000],
     "nvmlDeviceGetRemappedRows": (1, 0, 1, 0),
     "nvmlDeviceGetMaxMigDeviceCount": 7,
     "nvmlGpmSampleFree": None,

@@ -287,10 +287,11 @@ REPORTS = (
     Reported(
         name="fd_leak",
         kind=14,
-        label=Label(Kind.MEMORY_PRESSURE, "descriptors"),
+        label=Label(Kind.LIMITS, "descriptors"),
         culprit="open descriptors grow towards their limit",
         place=r"descriptor",
         run="python fd_leak.py --limit 2048",
+        right=("copy-what-is-kept",),
         harmful=("bigger-shm",),
     ),
     Reported(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sqlite3
 import sys
 from collections.abc import Callable, Sequence
@@ -84,7 +85,7 @@ class Disguise:
             return value
         value = self._words.get(value, value)
         for place, other in self._places.items():
-            value = value.replace(place, other)
+            value = re.sub(rf"(?<![\w./-]){re.escape(place)}(?![\w.-])", other, value)  # a whole path, not a part
         return value
 
 

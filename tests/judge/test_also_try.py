@@ -44,7 +44,18 @@ NOT_YET = {
     Need.GRADIENTS_COMPLETE,
 }
 """No reading of a live run proves these."""
-NAMED = RunFacts(rank=2, pid=4211, card=0, ranks=1)
+NAMED = RunFacts(
+    rank=2,
+    pid=4211,
+    card=0,
+    ranks=1,
+    other_pid=4212,
+    tenant=4213,
+    launcher=4200,
+    lock_file="/tmp/lock",
+    alone_rank=0,
+    alone_place="train.py:14",
+)
 
 
 def suspect(kind: Kind, cause: Cause) -> Suspicion:

@@ -231,6 +231,7 @@ OF_DRIVERS = ("driver nvmlSystemGetDriverVersion block", "driver nvmlEventSetCre
 """Faults that no card has: one in each child."""
 RANGES = {
     **dict.fromkeys(("sm_pct", "memory_busy_pct", "sm_active_pct", "occupancy_pct"), (0, 100)),
+    **dict.fromkeys(("decoder_pct", "jpeg_pct"), (0, 100)),
     **dict.fromkeys(("tensor_pct", "dram_pct"), (0, 100)),
     **dict.fromkeys(("sm_idle_ratio", "sm_busy_ratio"), (0, 1)),
     **dict.fromkeys(("pcie_tx_bytes_s", "pcie_rx_bytes_s"), (0, 80e9)),

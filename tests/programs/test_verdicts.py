@@ -65,15 +65,17 @@ WITHOUT_A_PROGRAM = {
     Kind.COMPUTE_BOUND: {"gpu-compute", "gpu-memory-bandwidth", "gpu"},
     Kind.STARTING: {"autotune"},
     Kind.IDLE: {"ended"},
-    Kind.DATA_BOUND: {"pin"},
+    Kind.DATA_BOUND: {"pin", "decode-engine"},
     Kind.LAUNCH_BOUND: {"tiny-kernels", "main-thread"},
     Kind.SYNC_BOUND: {"explicit", "implicit", "allocator"},
     Kind.GPU_THROTTLED: {"thermal", "brake", "odd-cap", "pcie"},
     Kind.MEMORY_PRESSURE: {"gpu"},
     Kind.OVERSUBSCRIBED: {"affinity"},
     Kind.FAILED: {"restarts"},
+    Kind.LIMITS: {"threads"},
+    Kind.PAUSED: {"checkpoint-share", "validation-share"},
 }
-"""What needs a card; a job whose exit status nobody sees, as on kernels before 6.13 (pidfd_info); and what needs a
+"""What needs a card; a limit of processes, which root has not; minutes of a rhythm; a job whose exit status nobody sees, as on kernels before 6.13 (pidfd_info); and what needs a
 launcher, of which tests/recordings has jobs (bound_ranks, elastic_loop)."""
 
 

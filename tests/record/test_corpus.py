@@ -31,11 +31,8 @@ LONG_BYTES = 60_000
 KNOWN_WRONG: dict[str, str] = {
     "reports-map_num_proc.busy.0": "kind 2: a parent that polls its dead pool counts as moving",
     "reports-stale_baton.busy.0": "kind 8: a polled lock file is no lock",
-    "reports-bound_ranks.busy.1": "kind 10: a binding to one CPU is taken for large pools",
-    "reports-fd_leak.busy.1": "kind 14: open descriptors are not held against their limit",
     "reports-ok_sweep_parent.busy.1": "kind 19: a parent of trainings is taken for a rank",
     "reports-ok_eval_daemon.busy.1": "kind 21: a poll for a file is called a hang",
-    "reports-ok_realtime_robot.busy.0": "kind 21: a pace on purpose is called a blocking call",
     "reports-hang_asyncio.busy.0": "kind 24: a wait below asyncio is taken for one for input",
     "reports-hang_barrier_input.busy.0": "kind 24: a prompt in one rank is taken for the job's",
 }
@@ -190,21 +187,19 @@ def test_what_is_restated_is_judged_as_it_is_now(hung, tmp_path):
     assert judge_again(tmp_path / "new.tpmon").differs == 0
 
 
+SUBJECT = Subject(
+    "bignode", "ada", f"{ROOT}/tests/train.py", 7, 8, "some-boot", "1", 1.0, 0.0, 30.0, may_look=True, log_lines=True
+)
+
+
 def test_names_of_this_machine_are_hidden():
-    subject = Subject(
-        "bignode",
-        "ada",
-        f"{ROOT}/tests/train.py",
-        7,
-        8,
-        "some-boot",
-        "1",
-        1.0,
-        0.0,
-        30.0,
-        may_look=True,
-        log_lines=True,
-    )
-    hidden = json.loads(encode(Disguise(subject).hide(Subject, subject)))
+    hidden = json.loads(encode(Disguise(SUBJECT).hide(Subject, SUBJECT)))
     told = {name: hidden[name] for name in ("host", "user", "boot", "script")}
     assert told == {"host": "node1", "user": "user", "boot": NOBODY, "script": f"{HOME}/tpmon/tests/train.py"}
+
+
+def test_a_folder_is_hidden_as_a_whole_path_alone():
+    parent = str(ROOT.parent)
+    subject = replace(SUBJECT, script=f"{parent}/train.py /site-packages{parent}er.py")
+    hidden = Disguise(subject).hide(Subject, subject)
+    assert hidden.script == f"{HOME}/train.py /site-packages{parent}er.py"

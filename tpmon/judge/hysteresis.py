@@ -45,8 +45,11 @@ SETTLED_S = 60.0
 """A verdict that stood this long without contradiction needs fewer judgements."""
 
 URGENT = frozenset((Kind.STARTING, Kind.PAUSED, Kind.IDLE, Kind.HUNG))
-AT_ONCE = URGENT | {Kind.GPU_UNHEALTHY}
-"""Also what a driver states of a card: no median makes an error surer."""
+AT_ONCE = URGENT | {Kind.GPU_UNHEALTHY, Kind.LIMITS}
+"""Also what a driver states of a card, and counts that are exact: no median makes them surer."""
+
+SWITCHED_TO = frozenset((Kind.HUNG, Kind.GPU_UNHEALTHY, Kind.FAILED, Kind.LIMITS))
+"""What need not lead for some seconds: it was looked at for long enough, or seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +256,10 @@ def state(standing: Standing, ranked: Sequence[Track], weigh: Mapping[Key, float
         return replace(standing, stated=best, challenger=None)
     if best == standing.stated or weigh[best] <= INCUMBENT * weigh[standing.stated]:
         return replace(standing, challenger=None)
-    if best[0] in (Kind.HUNG, Kind.GPU_UNHEALTHY, Kind.FAILED) and standing.stated[0] is not best[0]:
+    if (
+        best[0] in (Kind.HUNG, Kind.GPU_UNHEALTHY, Kind.FAILED, Kind.LIMITS)
+        and standing.stated[0] is not best[0]
+    ):
         return replace(standing, stated=best, challenger=None)  # it was looked at for long enough, or seen
     if best != standing.challenger:
         return replace(standing, challenger=best, challenged_ns=now_ns)

@@ -37,10 +37,10 @@ from tpmon.judge.rules import (
     lifecycle,
     loader,
     memory,
-    pauses,
     python,
     storage,
 )
+from tpmon.judge.rules.job import limits, pauses
 from tpmon.judge.stacks.profile import RankPhases, add_up_phases, read_slices
 from tpmon.judge.watch.stints import follow_stints
 from tpmon.judge.watch.tracker import observe
@@ -71,6 +71,7 @@ RULES: tuple[Rule, ...] = hook.with_hooks(
         *python.RULES,
         *memory.RULES,
         *card_faults.MEMORY_RULES,
+        *limits.RULES,
         *health.RULES,
         *lifecycle.RULES,
         *pauses.RULES,
@@ -90,7 +91,7 @@ SETTLED_JUDGED_S = 1.5
 """A settled verdict stands this long: at one Frame a second, every second one is judged."""
 OTHER_WEIGHT = 0.1
 """Share of the time above which a second cause is worth a note."""
-NOTES = (cpu.note_single_threaded_workers, *card_faults.NOTES)
+NOTES = (cpu.note_single_threaded_workers, data.note_skipping, *card_faults.NOTES)
 
 
 @dataclass(frozen=True, slots=True)

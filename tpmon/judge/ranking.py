@@ -67,6 +67,12 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
             (Kind.DATA_BOUND, "one-slow-worker"),
             (Kind.DATA_BOUND, "uneven-workers"),
         ),
+        # Whatever waits for the card to decode waits less only where that decodes less.
+        (Kind.DATA_BOUND, "decode-engine"): (
+            *_LOADING,
+            (Kind.DATA_BOUND, "own-loader"),
+            (Kind.DATA_BOUND, "periodic"),
+        ),
         # More of them, or cheaper ones, would still share these few CPUs.
         (Kind.DATA_BOUND, "worker-affinity"): (*_LOADING, (Kind.DATA_BOUND, "periodic")),
         (Kind.DATA_BOUND, "one-slow-worker"): (*_LOADING, *_READING, (Kind.DATA_BOUND, "periodic")),
@@ -82,6 +88,11 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
         ),
         # A thread of the worker hands a batch over, and waits there for the interpreter's lock.
         (Kind.DATA_BOUND, "collate"): ((Kind.DATA_BOUND, "drain"),),
+        # The stacks show what half of the wait goes into: what workers do meanwhile is not waited for.
+        (Kind.DATA_BOUND, "drain"): tuple(
+            (Kind.DATA_BOUND, cause) for cause in ("cpu-transform", "too-few-workers", "periodic")
+        ),
+        (Kind.DATA_BOUND, "sampler"): (*_LOADING, (Kind.DATA_BOUND, "periodic")),
         (Kind.DATA_BOUND, "periodic"): (
             (Kind.DATA_BOUND, "too-few-workers"),
             (Kind.DATA_BOUND, "cpu-transform"),
@@ -97,6 +108,12 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
             (Kind.PAUSED, f"{pause}-share"): ((Kind.PAUSED, pause), *_WAITING_FOR_ONE)
             for pause in ("validation", "checkpoint")
         },
+        # What a rank pickles longer, or sends in pieces, is a part of the same call.
+        (Kind.COMMS_BOUND, "objects"): (
+            (Kind.COMMS_BOUND, "small-messages"),
+            (Kind.COMMS_BOUND, "transfer"),
+            (Kind.COMMS_BOUND, "unknown"),
+        ),
         # Threads that hand on many small messages are as busy as those that hand on large ones.
         (Kind.COMMS_BOUND, "small-messages"): ((Kind.COMMS_BOUND, "transfer"), (Kind.COMMS_BOUND, "unknown")),
         (Kind.PYTHON_BOUND, "gil"): (
@@ -167,8 +184,8 @@ def weigh(track: Track) -> float:
     return _BESIDE * weight if key_of(track.suspicion) == OTHER_TENANTS else weight
 
 
-RIVAL_RATIO = 0.3
-"""Part of the last half minute in which a second cause must have been suspected to be as likely."""
+RIVAL_RATIO = 0.4
+"""How often a second cause must be suspected, over the stated one of late, to be as likely."""
 NOISE = 0.15
 """Difference of two shares of the time that a window does not tell apart, where no interval is known."""
 
@@ -190,13 +207,17 @@ def find_rivals(stated: Suspicion, presences: Iterable[Presence]) -> tuple[Suspi
     own, presences = key_of(stated), tuple(presences)
     if stated.kind in AT_ONCE or pick_code(*own) == 0:
         return ()
-    wavers = any(key_of(one.suspicion) == own and one.came_back for one in presences)
+    mine = next((one for one in presences if key_of(one.suspicion) == own), None)
+    wavers, least = (
+        mine is not None and mine.came_back,
+        RIVAL_RATIO * (mine.ratio if mine is not None else 1.0),
+    )
     return tuple(
         one.suspicion
         for one in presences
         if one.suspicion.kind is stated.kind
         and key_of(one.suspicion) != own
-        and one.ratio >= RIVAL_RATIO
+        and one.ratio >= least
         and (one.is_now or one.came_back)
         and _are_alike(stated, one.suspicion)
         and (wavers or key_of(one.suspicion) not in find_explained((own, key_of(one.suspicion))))

@@ -187,10 +187,15 @@ class Figure(Enum):
     OTHERS_IN_COLLECTIVES = FigureRow("the others in collectives", "%", "stacks")
     ALL_IN_COLLECTIVES = FigureRow("every rank in collectives, at least", "%", "stacks")
 
+    ALL_IN_OBJECTS = FigureRow(
+        "every rank in collectives of objects, at least", "%", "stacks", "stack samples"
+    )
+
     # Cards and links
     GPU_BUSY = FigureRow("GPU busy", "%", "gpu", series=_gpu_busy, top=100.0)
     GPU_IDLE = FigureRow("GPU idle", "%", "gpu", "NVML", series=_gpu_idle, top=100.0)
     GPU_IDLE_BESIDE = FigureRow("GPU idle beside them", "%", "gpu", "NVML utilisation")
+    DECODE_ENGINE = FigureRow("{} busy", "%", "gpu", "NVML")
     SM_ACTIVITY = FigureRow("SM activity", "%", "gpu", "GPM")
     TENSOR_ACTIVITY = FigureRow("tensor activity", "%", "gpu", "GPM")
     DRAM_ACTIVITY = FigureRow("DRAM activity", "%", "gpu", "GPM")
@@ -234,6 +239,11 @@ class Figure(Enum):
         "used of it", "%", "memory", "statvfs", of=(Origin.FILES,), series=attrgetter("shm_ratio"), top=1.0
     )
     SHM_GROWTH = FigureRow("largest growth in a second", "MiB", "memory", "statvfs", of=(Origin.FILES,))
+
+    # Other limits
+    LIMIT_USED = FigureRow("{}", "% of the limit", "cpu", source="/proc, statvfs", of=(Origin.PROC,))
+    LIMIT_GROWTH = FigureRow("growth of {}", "1/s", "cpu", source="/proc, statvfs", of=(Origin.PROC,))
+    DESCRIPTOR_KINDS = FigureRow("most of them", "", "cpu", source="/proc/PID/fd", of=(Origin.PROC,))
 
     # The hook
     HOST_DATA_WAIT = FigureRow("data wait of the host", "%", "hook", "hook")

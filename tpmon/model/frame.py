@@ -21,6 +21,7 @@ from tpmon.model.host import (
     SocketSample,
 )
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, Why, is_known
+from tpmon.model.limits import LimitSample
 from tpmon.model.process import MainThreadSample, Outcome, ProcessEnd, ProcessSample, RankRow
 from tpmon.model.results.collectives import CollectivesReading
 from tpmon.model.stacks import StackSlice
@@ -182,6 +183,8 @@ class Frame:
     """Which open file of the ranks was written last, on local file systems."""
     unlisted_gpus: Applicable[tuple[str, ...]] = NOT_APPLICABLE
     """Device files of cards that the job holds open and NVML does not list; absent where there is none."""
+    limits: Applicable[tuple[LimitSample, ...]] = NOT_APPLICABLE
+    """How near the job is to limits besides memory: of descriptors those of the fullest processes."""
 
 
 def awaits_sources(frame: Frame) -> bool:

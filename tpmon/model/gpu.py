@@ -160,6 +160,10 @@ class GpuSample:
     """What the driver's list is limited to where that is not the machine: others may share the card."""
     unheard: Applicable[str] = NOT_APPLICABLE
     """Why NVML as a whole does not answer, or does not list the card: then it is not silent by itself."""
+    decoder_pct: Applicable[float] = NOT_APPLICABLE
+    """Use of the engines that decode video (NVDEC), a mean over all of the card's."""
+    jpeg_pct: Applicable[float] = NOT_APPLICABLE
+    """The same for JPEG engines; not applicable where a recording is older than these figures."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ class Kind(str, Enum):
     GPU_THROTTLED = "gpu-throttled"
     GPU_UNHEALTHY = "gpu-unhealthy"
     MEMORY_PRESSURE = "memory-pressure"
+    LIMITS = "limits"
     FAILED = "failed"
     NOT_ENOUGH_EVIDENCE = "not-enough-evidence"
     HUNG = "hung"
@@ -80,7 +81,7 @@ TABLE = (
         "the accelerator, or on CPU the compute, idles while the loop waits for a batch",
         "no-workers cpu-transform storage-bandwidth storage-latency network-store",
         "page-cache-thrash too-few-workers one-slow-worker uneven-workers worker-lock respawn",
-        "killed-workers worker-affinity periodic sampler collate pin drain own-loader",
+        "killed-workers worker-affinity periodic sampler collate pin drain own-loader decode-engine",
     ),
     _row(
         Kind.PYTHON_BOUND,
@@ -90,7 +91,9 @@ TABLE = (
     ),
     _row(Kind.LAUNCH_BOUND, 10, "launches do not keep the GPU busy", "tiny-kernels main-thread"),
     _row(Kind.SYNC_BOUND, 10, "the host waits for the GPU step by step", "explicit implicit allocator"),
-    _row(Kind.COMMS_BOUND, 10, "ranks wait for each other", "straggler small-messages transfer unknown"),
+    _row(
+        Kind.COMMS_BOUND, 10, "ranks wait for each other", "straggler objects small-messages transfer unknown"
+    ),
     _row(
         Kind.OVERSUBSCRIBED,
         10,
@@ -101,6 +104,12 @@ TABLE = (
     _row(Kind.GPU_THROTTLED, 10, "a card is held below its clocks", "thermal brake odd-cap pcie"),
     _row(Kind.GPU_UNHEALTHY, 10, "a card reports errors that want a reset or a replacement"),
     _row(Kind.MEMORY_PRESSURE, 10, "memory runs out, or is about to", "leak copy-on-write swap shm gpu"),
+    _row(
+        Kind.LIMITS,
+        10,
+        "something other than memory runs out, or will soon",
+        "descriptors threads disk inodes",
+    ),
     _row(Kind.FAILED, 10, "ranks end with an error, and the job goes on without its work", "restarts"),
     _row(Kind.NOT_ENOUGH_EVIDENCE, 11, "what could be read does not decide"),
     _row(

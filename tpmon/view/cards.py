@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from tpmon.model import gpu
-from tpmon.model.known import Known, Missing, is_known, known_or, map_known
+from tpmon.model.known import Applicable, Known, Missing, NotApplicable, is_known, known_or, map_known
 from tpmon.model.units import format_bytes, format_pct, format_seconds, say_pct
 from tpmon.view.layout import Cell, Column, Ink, explain, show, show_pair, spark
 
@@ -188,6 +188,7 @@ def describe_card(card: gpu.GpuSample, age_s: float) -> list[tuple[str, str]]:
         ("tensor cores", explain(card.tensor_pct, say_pct)),
         ("DRAM", explain(card.dram_pct, say_pct)),
         ("memory busy", explain(card.memory_busy_pct, say_pct)),
+        ("video and JPEG decoders", f"{_engine(card.decoder_pct)}, {_engine(card.jpeg_pct)}"),
         ("memory used", _pair(card.memory_used_bytes, card.memory_total_bytes, format_bytes)),
         ("power", f"{_pair(card.power_w, card.power_limit_w, _watts)}{source}"),
         ("SM clock", _pair(card.sm_clock_mhz, card.sm_clock_max_mhz, _mhz)),
@@ -207,6 +208,10 @@ def describe_card(card: gpu.GpuSample, age_s: float) -> list[tuple[str, str]]:
         ("job's PIDs", write_pids(card) if is_known(card.pids) else f"? {card.pids.reason}"),
         ("processes", explain(card.processes, lambda all_: ", ".join(map(_say_process, all_)) or "none")),
     ]
+
+
+def _engine(pct: Applicable[float]) -> str:
+    return "not read" if isinstance(pct, NotApplicable) else explain(pct, say_pct)
 
 
 def _busy(card: gpu.GpuSample) -> str:

@@ -390,7 +390,7 @@ def test_a_lock_on_a_file_is_held_by_a_process_that_is_named_also_outside_of_the
     assert "look at process 30656, which holds the lock on the file" in finding.try_
     nobody = hang(frames=IN_LOCK, waits_for="locks_lock_inode_wait", waits_on=replace(HELD, others=()))
     assert "which no process that can be seen from here holds" in nobody.summary
-    assert "ps -o pid,ppid,stat,etime,args -p OTHER" in nobody.try_
+    assert "find who holds the lock on the file: cat /proc/locks" in nobody.try_
     waits = make_rank(0, frames=IN_LOCK, waits_for="locks", waits_on=by(HELD, (4010, "rank 1")))
     holder = make_rank(1, frames=FEED, waits_for="sleep", wchan="hrtimer_nanosleep")
     beside = conclude(stand(waits, holder, log_age_s=None), asked_s=30.0)
@@ -406,7 +406,10 @@ def test_a_queue_that_nobody_feeds_is_no_matter_of_the_order_of_locks_and_a_sema
     fed = hang(thread(7, FEED, name="feeder", waits_for="sleep"), frames=GET)
     assert "nothing comes: thread feeder (7) is in fetch_from_store prefetch.py:30" in fed.summary
     semaphore = hang(frames=(MAIN, TRAIN, StackFrame("acquire", f"{LIB}/threading.py", 507)))
-    assert "lock.acquire" in semaphore.try_
+    assert "read the variables at the line where it stands" in semaphore.try_, "nobody else may hold it"
+    waits = (MAIN, TRAIN, StackFrame("acquire", f"{LIB}/threading.py", 507))
+    held = hang(thread(7, FEED, name="feeder", waits_for="sleep"), frames=waits)
+    assert "lock.acquire" in held.try_
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,8 @@ def test_of_two_collectives_the_smaller_part_is_named_and_of_equal_ones_none(apa
     finding = Job(ranks, {40: "missing-rank"}, rank=rank, fields={"world_size": 8}).check()
     assert finding.pid == (4000 + 10 * rank if is_known(rank) else NOT_APPLICABLE)
     assert len(named(finding)) == len(set(named(finding))) == 4
-    assert ("which the others wait for" in finding.try_) is is_known(rank)
+    assert ("which the others wait for" in finding.try_) is (is_known(rank) and apart > 1)
+    assert ("is reached by rank 7 alone" in finding.try_) is (apart == 1)
 
 
 # --- ranks that have ended ---

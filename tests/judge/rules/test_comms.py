@@ -8,19 +8,28 @@ from tests.frames import make_cpu, make_frame, make_gpu, make_process, make_targ
 from tests.judging import clears, hold, make_looks, make_phases, said, scene_of
 from tests.starving import line_up
 from tests.waits import wait_of
+from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.comms import find_waits, is_traffic_read
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.finding import rate_confidence
 from tpmon.judge.ranking import find_explained
 from tpmon.judge.rules import comms as rules_comms
-from tpmon.judge.rules.comms import judge_comms_unknown, judge_small_messages, judge_straggler, judge_transfer
+from tpmon.judge.rules.comms import (
+    judge_comms_unknown,
+    judge_object_collectives,
+    judge_small_messages,
+    judge_straggler,
+    judge_transfer,
+)
 from tpmon.judge.rules.health import judge_cpu_compute
-from tpmon.judge.stacks.profile import Phase
+from tpmon.judge.stacks.classify import read_stack
+from tpmon.judge.stacks.profile import Phase, Spot
 from tpmon.model.gpu import ThrottleShare
 from tpmon.model.host import NetworkSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
+from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Confidence, Kind, Origin
 
 UNREAD = Missing("not permitted")
@@ -426,3 +435,53 @@ NOT_SMALL = {
 def test_what_is_no_exchange_of_small_messages(name):
     scene, expected = NOT_SMALL[name]
     assert type(judge_small_messages(scene)) is expected
+
+
+def share_objects(*ratios, samples=100):
+    """See ranks that are in collectives of objects for these shares of their time."""
+    phases = [
+        make_phases(
+            {Phase.COMMS: ratio, Phase.FORWARD: round(1 - ratio, 4)},
+            pid=4211 + i,
+            rank=i,
+            samples=samples,
+            proven={Need.OBJECTS_IN_STACK: ratio},
+            spots={Phase.COMMS: Spot("all_gather_object metric.py:40", ratio, Phase.COMMS)},
+        )
+        for i, ratio in enumerate(ratios)
+    ]
+    return scene_of(make_frame(processes=make_ranks(len(ratios)), loader=()), phases)
+
+
+def test_ranks_that_send_python_objects_in_the_loop_are_held_by_that():
+    answer = judge_object_collectives(share_objects(0.6, 0.5))
+    assert said(answer) == (Kind.COMMS_BOUND, "objects")
+    assert answer.share == pytest.approx(0.5)
+    assert answer.summary.endswith("(all_gather_object metric.py:40)")
+    assert {Need.OBJECTS_IN_STACK} == answer.observed
+    others = [(Kind.COMMS_BOUND, one) for one in ("small-messages", "transfer", "unknown")]
+    assert find_explained([(Kind.COMMS_BOUND, "objects"), *others]) == set(others)
+
+
+@pytest.mark.parametrize(
+    ("scene", "kind"),
+    [
+        (share_objects(0.6, 0.1), Cleared),  # one rank hardly is
+        (share_objects(0.1, 0.1), Cleared),
+        (share_objects(0.6, 0.6, samples=6), Unsure),
+        (by_stacks(waiting(0.6), waiting(0.6)), Cleared),  # collectives of tensors
+        (by_stacks(waiting(0.9)), Cleared),
+    ],
+)
+def test_other_waits_between_ranks_send_no_objects(scene, kind):
+    assert type(judge_object_collectives(scene)) is kind
+
+
+def test_stacks_tell_collectives_of_objects_whoever_calls_them():
+    c10d = "/usr/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+    for mine in (("share_metrics", "/home/u/train.py"), ("f", "/srv/a/all_reduce.py")):
+        frames = [StackFrame(*mine, 7), StackFrame("all_gather_object", c10d, 3100)]
+        assert Need.OBJECTS_IN_STACK in read_stack((*frames, StackFrame("_object_to_tensor", c10d, 2900))).needs
+        plain = read_stack((frames[0], StackFrame("all_gather", c10d, 3700)))
+        assert plain.phase is Phase.COMMS
+        assert Need.OBJECTS_IN_STACK not in plain.needs

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.any_windows import make_slice, with_slice
 from tests.frames import make_frame, make_gpu, make_process, make_rank
-from tests.judging import advise, make_looks, make_phases
+from tests.judging import advise, doubts, make_looks, make_phases
 from tests.paces import make_hook, make_pace, with_hooks
 from tests.starving import ALL, COMPUTES, IDLES, RANK, SLEEPS, causes, line_up, load_itself, make_second, starve
 from tpmon.judge.answers.needs import Need
@@ -19,11 +19,13 @@ from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.data_wait import combine_wait, measure_share
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.features.starvation import Starved, find_starved, see_waits
+from tpmon.judge.ranking import find_explained
 from tpmon.judge.rules import data as rules_data
 from tpmon.judge.rules import loader as rules_loader
 from tpmon.judge.rules.data import (
     find_period,
     judge_collate,
+    judge_decode_engine,
     judge_drain,
     judge_no_workers,
     judge_periodic,
@@ -37,7 +39,7 @@ from tpmon.judge.watch.tracker import find_pace
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame
-from tpmon.model.verdict import Origin
+from tpmon.model.verdict import Kind, Origin
 
 NO_STACKS = Missing("stacks: not permitted")
 
@@ -414,3 +416,77 @@ def test_steps_that_are_not_counted_for_long_or_not_steady_are_not_told():
 def test_steps_are_rounded_to_what_a_period_of_whole_readings_can_tell(steps, period_s, rounded, words):
     assert rules_data.round_steps(steps, period_s, 1.0) == rounded
     assert rules_data.say_nth(rounded) == words
+
+
+def decode(video=97.0, jpeg=0.0, sm=30.0, wait=0.7, **more):
+    """See a rank that waits for its data while the engines of its card are in use like this."""
+    card = make_gpu(sm_pct=sm, decoder_pct=video, jpeg_pct=jpeg, pids=(RANK,))
+    return starve(wait, [IDLES] * 2, frame={"gpus": (card,), **more})
+
+
+def test_full_decoding_engines_hold_a_rank_whose_card_waits_for_data():
+    one = judge_decode_engine(decode())
+    assert one.cause == "decode-engine"
+    assert "the card decodes for it and is full with that (NVDEC 97 % busy), while its SMs idle" in one.summary
+    assert Origin.DRIVER in one.origins
+    assert Need.DECODE_ENGINE_BUSY in one.observed
+    assert "JPEG engine 92 % busy" in judge_decode_engine(decode(video=3.0, jpeg=92.0)).summary
+    assert advise(decode(), one)[0].remedy.id == "share-decoding"
+
+
+@pytest.mark.parametrize(
+    ("scene", "answer"),
+    [
+        (decode(video=40.0), Cleared),
+        (decode(sm=97.0), Cleared),  # the card computes meanwhile
+        (decode(wait=0.0), Cleared),
+        (decode(video=NO_STACKS, jpeg=NO_STACKS), Unsure),
+        (decode(video=NOT_APPLICABLE, jpeg=NOT_APPLICABLE), Unsure),  # a recording of before
+        (starve(0.7, [IDLES] * 2), Cleared),  # no card
+    ],
+)
+def test_engines_that_have_room_or_hold_nobody_are_no_cause(scene, answer):
+    assert type(judge_decode_engine(scene)) is answer
+
+
+def unpack(idle, ready=0.0):
+    """See a rank that takes batches out for most of its wait while its workers rest for so many of ten readings."""
+    phases = make_phases({Phase.DATA_WAIT: 0.7, Phase.FORWARD: 0.3}, parts={DataPart.COPY: 0.6, DataPart.QUEUE: 0.1})
+    seconds = [make_second(0.7, [IDLES if number % 10 < idle else COMPUTES] * 2) for number in range(20)]
+    seconds = [replace(one, loader=(replace(one.loader[0], ready_batches=ready),)) for one in seconds]
+    return see(line_up(seconds), {RANK: phases})
+
+
+def test_unpacking_is_the_cause_before_what_workers_do_but_not_while_they_never_rest():
+    assert judge_drain(unpack(4)).cause == "drain"
+    assert doubts(judge_drain(unpack(0)), "or it waits for busy workers to hand them over")
+    assert judge_drain(unpack(0, ready=2.0)).cause == "drain", "finished batches lie in the queue"
+    keys = [(Kind.DATA_BOUND, cause) for cause in ("drain", "cpu-transform", "too-few-workers", "periodic")]
+    assert find_explained(keys) == set(keys[1:])
+    keys[0] = (Kind.DATA_BOUND, "sampler")
+    assert find_explained(keys) == set(keys[1:])
+
+
+def skip(ratio=0.98, parts=None, samples=200, span_s=30.0, **ratios):
+    rest = {Phase[name.upper()]: share for name, share in ratios.items()}
+    phases = make_phases(
+        {Phase.DATA_WAIT: ratio, **rest}, parts=parts or {DataPart.COPY: 0.1}, samples=samples, span_s=span_s
+    )
+    return see(line_up([make_second(0.9, [COMPUTES])] * 20), {RANK: phases})
+
+
+@pytest.mark.parametrize(
+    ("scene", "skips"),
+    [
+        (skip(), True),
+        (skip(parts={DataPart.FETCH: 0.8, DataPart.COLLATE: 0.1}), True),
+        (skip(0.95, forward=0.05), False),  # it makes steps
+        (skip(0.95, validation=0.05), False),
+        (skip(0.5, other=0.5), False),  # it does something with them
+        (skip(parts={DataPart.QUEUE: 0.98}), False),  # the first batch has not come
+        (skip(span_s=9.0), False),
+        (skip(samples=40), False),
+    ],
+)
+def test_batches_of_which_no_step_is_made_are_skipped_says_a_note(scene, skips):
+    assert bool(rules_data.note_skipping(scene)) is skips

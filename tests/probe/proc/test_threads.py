@@ -428,9 +428,7 @@ class Clocked(Rested):
         return super().tick(main_s, others_s)
 
 
-def test_the_files_of_resting_threads_are_not_read_while_the_clock_of_the_process_says_that_they_rest(
-    watch, tmp_path
-):
+def test_the_files_of_resting_threads_are_not_read_while_the_clock_of_the_process_says_that_they_rest(watch, tmp_path):
     job = Clocked(watch, tmp_path)
     for _ in range(QUIET_TICKS):
         job.tick()  # in one of them the clock is read for the first time

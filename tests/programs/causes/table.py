@@ -113,6 +113,7 @@ ROWS = (
         "killed_workers", Kind.DATA_BOUND, watch_s=GENERATIONS_S, remedy="no deadly sample", advice="find-dead-worker"
     ),
     _row("periodic", Kind.DATA_BOUND, watch_s=GENERATIONS_S, remedy="a longer queue", advice="prefetch-factor"),
+    Row("skip_batches", Label(Kind.DATA_BOUND)),
     _row("sampler", Kind.DATA_BOUND, remedy="an order made at once", advice="choose-at-once"),
     _row("collate", Kind.DATA_BOUND, remedy="tensors instead of lists", advice="collate-arrays"),
     _row("drain", Kind.DATA_BOUND, remedy="one tensor a batch", advice="fewer-tensors"),
@@ -123,6 +124,7 @@ ROWS = (
     _row("straggler", Kind.COMMS_BOUND, ranks=2, remedy="equal work", advice="even-work"),
     _row("transfer", Kind.COMMS_BOUND, ranks=2, remedy="an exchange every eighth step", advice="exchange-less-often"),
     _row("small_messages", Kind.COMMS_BOUND, ranks=2, remedy="one large bucket", advice="fewer-messages"),
+    _row("object_collectives", Kind.COMMS_BOUND, "objects", ranks=2, remedy="one tensor", advice="tensors-not-objects"),
     _row("late_in_turn", Kind.COMMS_BOUND, "unknown", ranks=4),
     _row("rank_pool", Kind.OVERSUBSCRIBED, remedy="two threads", advice="cap-rank-threads"),
     _row("worker_pool", Kind.OVERSUBSCRIBED, remedy="one thread a worker", advice="cap-worker-threads"),
@@ -149,6 +151,22 @@ ROWS = (
     _row("copy_on_write", Kind.MEMORY_PRESSURE, watch_s=GROWTH_S),
     _row("swap", Kind.MEMORY_PRESSURE, remedy="no limit", advice="more-memory"),
     _row("shm", Kind.MEMORY_PRESSURE),
+    *(
+        Row(
+            f"{of}_run_out",
+            Label(Kind.LIMITS, of),
+            watch_s=GENERATIONS_S,
+            remedy="given back at once",
+            advice=advice,
+            file="fill_up",
+            options=("--of", of),
+        )
+        for of, advice in (
+            ("descriptors", "close-what-is-opened"),
+            ("disk", "free-the-disk"),
+            ("inodes", "fewer-files"),
+        )
+    ),
     _row("starting_import", Kind.STARTING, "import"),
     _row("starting_load", Kind.STARTING, "load"),
     _row("starting_compile", Kind.STARTING, "compile"),

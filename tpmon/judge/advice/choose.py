@@ -14,8 +14,8 @@ from tpmon.judge.advice.facts import (
     count_threads_in_free,
     fill,
     fill_paste,
-    list_fields,
     may_exceed_quota,
+    names_all,
     size_loader,
 )
 from tpmon.judge.answers.needs import Need
@@ -132,6 +132,8 @@ def _more_workers_help(observed: frozenset[Need], facts: RunFacts) -> bool:
 _ALWAYS_SEEN = frozenset(
     (
         Need.GPU_PRESENT,
+        Need.DESCRIPTORS_SHARED,
+        Need.DESCRIPTORS_OWN,
         Need.NO_WORKERS,
         Need.WORKERS_PRESENT,
         Need.BATCHES_PINNED,
@@ -162,6 +164,8 @@ _WRAPPERS = frozenset((Need.DDP_IN_STACK, Need.FSDP_IN_STACK))
 
 def _tells(need: Need, observed: frozenset[Need]) -> bool:
     """Tell whether a need that was not observed is known not to be so."""
+    if need is Need.HOLDER_SEEN:
+        return Need.STACKS_TOLD in observed
     if need in _WRAPPERS:
         return bool(observed & _WRAPPERS)
     return need in _ALWAYS_SEEN or (need in _SEEN_IN_STACKS and Need.STACKS_READ in observed)
@@ -172,7 +176,7 @@ def _fits(remedy: Remedy, observed: frozenset[Need], facts: RunFacts) -> bool:
         return False
     if any(need not in observed and _tells(need, observed) for need in remedy.needs):
         return False
-    if "rank" in list_fields(remedy.title) and not is_known(facts.rank):
+    if not names_all(remedy.title, facts) or not names_all(remedy.paste, facts):
         return False  # nobody is to be sent to look at "rank R"
     if remedy.caps_workers and not may_exceed_quota(facts):
         return False

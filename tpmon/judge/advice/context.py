@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Iterator
 
 from tpmon.judge.advice.facts import RunFacts
+from tpmon.judge.advice.standing import find_alone, find_pool, name_lock_file, name_place, observe_standing
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features import comms as rank_waits
@@ -266,6 +267,7 @@ def observe(scene: Scene, suspicion: Suspicion) -> frozenset[Need]:
     """Return every need of the catalogue that was seen: by the rule, in stacks, in readings."""
     seen = {*_observe_loader(scene), *_observe_cpus(scene, suspicion), *_observe_cards(scene)}
     seen |= {*_observe_memory(scene), *_observe_stacks(scene), *_observe_taxes(scene)}
+    seen |= {*observe_standing(scene, suspicion)}
     seen |= observe_done(scene) | observe_settings(scene) | suspicion.observed
     if Need.DEBUG_TAX_SET in seen:
         seen.discard(Need.NO_DEBUG_TAX)  # anomaly detection is set by the program, not by its environment
@@ -392,6 +394,10 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> RunFacts:
     loads = suspicion.kind is Kind.DATA_BOUND
     pool = frame.cpu.pool
     awaited = _awaited(scene, suspicion)
+    alone, pool_of_fork = (
+        find_alone(scene, suspicion),
+        (find_pool(scene, suspicion) if suspicion.kind is Kind.HUNG else NOT_APPLICABLE),
+    )
     named = next((one for one in frame.processes if one.pid == suspicion.pid), None)
     return RunFacts(
         ranks=ranks or Missing("no rank was read"),
@@ -422,4 +428,10 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> RunFacts:
         pools=len(find_pools(scene)),
         frozen=named.frozen if named is not None else NOT_APPLICABLE,
         tracer=named.tracer if named is not None else NOT_APPLICABLE,
+        mount=awaited.mount if is_known(awaited) else NOT_APPLICABLE,
+        lock_file=name_lock_file(awaited),
+        alone_rank=alone.thread.rank if alone is not None else NOT_APPLICABLE,
+        alone_place=name_place(alone.frames) if alone is not None else NOT_APPLICABLE,
+        lacking=pool_of_fork.words if is_known(pool_of_fork) else NOT_APPLICABLE,
+        fork_switch=pool_of_fork.switch if is_known(pool_of_fork) else NOT_APPLICABLE,
     )

@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.host import PoolLibrary
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
+from tpmon.model.known import Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Freezer, Tracer
 from tpmon.model.text.dump_words import TO_FILES, write_step
 from tpmon.model.units import format_bytes
@@ -142,6 +142,8 @@ _GIB = 1 << 30
 _LEAST_SHM_BYTES = 8 * _GIB
 
 _UNREAD = Missing("not measured")
+_ANY = "..."
+"""Stands for a number that was not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,16 @@ class RunFacts:
     """The process of others that uses most of the job's CPUs."""
     frozen: Applicable[Freezer] = _UNREAD
     tracer: Applicable[Tracer] = _UNREAD
+    mount: Applicable[str] = _UNREAD
+    """Where the file system is mounted that it waits for."""
+    lock_file: Applicable[str] = _UNREAD
+    alone_rank: Applicable[int] = _UNREAD
+    alone_place: Applicable[str] = _UNREAD
+    """The one rank in a collective that the others do not reach, and its line: "train.py:14"."""
+    lacking: Applicable[str] = _UNREAD
+    """The threads that a forked process has not: "the pool of tokenizers"."""
+    fork_switch: Applicable[str] = _UNREAD
+    """What makes that library do without them."""
 
 
 def size_loader(facts: RunFacts) -> Known[int]:
@@ -349,7 +361,7 @@ def _shm_note(facts: RunFacts) -> str:
 def _shm_fix(facts: RunFacts) -> str:
     """Return what to paste against a full /dev/shm: a small default, or a mount that something fills."""
     size = known_or(_shm_size(facts), f"{_LEAST_SHM_BYTES // _GIB}g")
-    start = f"docker run --shm-size={size} ...  # in Kubernetes: emptyDir of medium Memory at /dev/shm"
+    start = f"docker run --shm-size={size} ...  # in a container"
     if is_known(facts.shm_total_bytes) and facts.shm_total_bytes >= _GIB:
         return (
             "du -ah /dev/shm | sort -rh | head  # where the job runs: remove what no process has open\n"
@@ -367,80 +379,152 @@ def _dump_all_hosts(facts: RunFacts) -> str:
     job = facts.slurm_job
     return (
         "# in a folder that all hosts share and that holds no older dump\n"
-        f"{write_step(job)} {TO_FILES}\n"
-        f"# H: its hosts, as squeue -h -j {job} -o %D counts them"
+        f"H=$(squeue -h -j {job} -o %D)  # its hosts\n"
+        f"{write_step(job, '$H')} {TO_FILES}"
     )
+
+
+def _more_cores(facts: RunFacts) -> Known[int]:
+    return map_known(lambda cores: 2 * cores, _whole_cores(facts.budget_cores))
 
 
 def _ask_cores(facts: RunFacts) -> str:
-    """Return how the job gets more CPUs: from Slurm where it is there, or may be."""
-    others = "resources.limits.cpu and requests.cpu in Kubernetes; docker run --cpus=N; a larger machine"
-    slurm = (
-        "#SBATCH --cpus-per-task=N  # in Kubernetes: resources.limits.cpu and requests.cpu\n"
-        "export SRUN_CPUS_PER_TASK=N  # below it: srun of Slurm >= 22.05 does not inherit that line"
+    """Return how the job gets more CPUs: from Slurm only where that runs it."""
+    cores = known_or(_more_cores(facts), _ANY)
+    if not is_known(facts.slurm_job):
+        return f"docker run --cpus={cores} ...  # in a container; else a larger machine"
+    return (
+        f"#SBATCH --cpus-per-task={cores}\n"
+        f"export SRUN_CPUS_PER_TASK={cores}  # below it: srun of Slurm >= 22.05 does not inherit that line"
     )
-    return others if facts.slurm_job is NOT_APPLICABLE else slurm
+
+
+def _ask_memory(facts: RunFacts) -> str:
+    by_slurm = "#SBATCH --mem=...  # in place of the dots: twice as much"
+    by_hand = "docker run --memory=... ...  # in a container: twice as much; else a larger machine"
+    return by_slurm if is_known(facts.slurm_job) else by_hand
+
+
+def _last_words(facts: RunFacts) -> str:
+    """Return how its last output is read; one that is no file is where the job was started."""
+    if not is_known(facts.log_path):
+        return "# its output goes to no file that could be seen: read it where the job was started"
+    return f"tail -n 50 {shlex.quote(facts.log_path)}"
+
+
+def _thaw(facts: RunFacts) -> str:
+    """Return what thaws the group; one out of view is thawed outside."""
+    outside = "# a group above what can be seen here is frozen: thaw it outside of this container"
+    return known_or(write_thaw(facts.frozen), outside) if is_known(facts.frozen) else outside
+
+
+def _tracer_look(facts: RunFacts) -> str:
+    if is_known(facts.tracer):
+        return f"ps -o pid,ppid,user,tty,stat,etime,args -p {facts.tracer.pid}"
+    return f"grep TracerPid /proc/{known_or(facts.pid, 'self')}/status"
+
+
+def _lock_holder(facts: RunFacts) -> str:
+    known = is_known(facts.other_pid)
+    return f"look at process {facts.other_pid}, which holds" if known else "find who holds"
+
+
+def _lock_look(facts: RunFacts) -> str:
+    if is_known(facts.other_pid):
+        return f"ps -o pid,ppid,stat,etime,args -p {facts.other_pid}; cat /proc/locks"
+    return "cat /proc/locks  # who is not in it may hold it on another host, over NFS"
+
+
+def _mount_check(facts: RunFacts) -> str:
+    return f"; timeout 5 stat {shlex.quote(facts.mount)} || echo stuck" if is_known(facts.mount) else ""
+
+
+def _fork_switch(facts: RunFacts) -> str:
+    if not is_known(facts.fork_switch):
+        return "# or make what needs threads in each process, and use it nowhere before the fork"
+    return f"# or, for {known_or(facts.lacking, 'its threads')}: {facts.fork_switch}"
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Hold one field of the templates: its reading, and what stands there when it was not read."""
+    """Hold one field of the templates: its reading, and what stands there when it was not read.
+
+    ``is_name``: it names one thing of this run. Nobody is to guess it: unread, there is no remedy.
+    """
 
     read: Callable[[RunFacts], Applicable[object]]
     stand_in: str
     meaning: str
+    is_name: bool = False
 
 
 _POOL_SHARE = "CPU budget / ranks (or processes with a pool)"
 FIELDS = {
-    "workers": Field(size_loader, "N", "as many as free cores and memory allow"),
-    "workers_now": Field(attrgetter("workers_per_rank"), "NOW", "the workers that there are"),
+    "workers": Field(size_loader, _ANY, "as many as free cores and memory allow"),
+    "workers_now": Field(attrgetter("workers_per_rank"), _ANY, "the workers that there are"),
     "fewer_workers": Field(
         lambda facts: map_known(lambda count: max(1, count // 2), facts.workers_per_rank),
-        "N",
+        _ANY,
         "half of the workers",
     ),
-    "workers_in_quota": Field(_workers_in_quota, "N", "quota / ranks - 1"),
-    "threads_per_rank": Field(_threads_per_rank, "N", _POOL_SHARE),
-    "threads_in_free": Field(count_threads_in_free, "N", "1 + free cores / ranks"),
-    "cores": Field(lambda facts: _whole_cores(facts.budget_cores), "N", "the cores of the CPU budget"),
+    "more_cores": Field(_more_cores, _ANY, "twice the CPU budget"),
+    "workers_in_quota": Field(_workers_in_quota, _ANY, "quota / ranks - 1"),
+    "threads_per_rank": Field(_threads_per_rank, _ANY, _POOL_SHARE),
+    "threads_in_free": Field(count_threads_in_free, _ANY, "1 + free cores / ranks"),
+    "cores": Field(lambda facts: _whole_cores(facts.budget_cores), _ANY, "the cores of the CPU budget"),
     "gain": Field(_gain, "1 / (1 - share of the wait)", "what the run gains at best"),
-    "workers_gain": Field(_workers_gain, "1 / (share of the wait / N)", "what so many workers gain at best"),
+    "workers_gain": Field(
+        _workers_gain, "1 / (share of the wait / workers)", "what so many workers gain at best"
+    ),
     "growth_gain": Field(
         _growth_gain,
-        "the lesser of N / NOW and 1 / (1 - share of the wait)",
+        "the lesser of new / present workers and 1 / (1 - share of the wait)",
         "what more workers gain at best",
     ),
-    "pool_exports": Field(_pool_exports, "OMP_NUM_THREADS=N", _POOL_SHARE),
+    "pool_exports": Field(_pool_exports, "OMP_NUM_THREADS=...", _POOL_SHARE),
     "worker_cap": Field(_worker_cap, "    ...", "lines that leave a library one thread"),
     "memory_free": Field(
-        lambda facts: map_known(format_bytes, facts.memory_free_bytes), "FREE", "the free memory"
+        lambda facts: map_known(format_bytes, facts.memory_free_bytes), _ANY, "the free memory"
     ),
     "shm_size": Field(_shm_size, "8g", "twice the present size, 8 GiB at least"),
     "shm_note": Field(_shm_note, "", "a line where /dev/shm is small"),
     "shm_fix": Field(_shm_fix, "8g", "how to make room in /dev/shm"),
-    "pid": Field(attrgetter("pid"), "PID", "the process that the verdict names"),
-    "other": Field(attrgetter("other_pid"), "OTHER", "the process that it waits for"),
+    "pid": Field(attrgetter("pid"), "PID", "the process that the verdict names", is_name=True),
+    "other": Field(attrgetter("other_pid"), "OTHER", "the process that it waits for", is_name=True),
     "peer": Field(attrgetter("peer"), "the other end", "what its socket is connected to"),
-    "ranks": Field(attrgetter("ranks"), "N", "the ranks of one machine"),
-    "rank": Field(attrgetter("rank"), "R", "the rank that the verdict names"),
+    "ranks": Field(attrgetter("ranks"), _ANY, "the ranks of one machine"),
+    "rank": Field(attrgetter("rank"), "R", "the rank that the verdict names", is_name=True),
     "script": Field(lambda facts: map_known(shlex.quote, facts.script), "train.py", "the training script"),
-    "log": Field(lambda facts: map_known(shlex.quote, facts.log_path), "LOGFILE", "what the job wrote"),
+    "last_words": Field(_last_words, "", "how its last output is read"),
+    "mount_check": Field(_mount_check, "", "a look at the mount that it waits for"),
     "dump_all_hosts": Field(_dump_all_hosts, "", "how the stacks of all hosts come into one folder"),
+    "ask_memory": Field(_ask_memory, "", "how the job gets more memory"),
+    "lock_file": Field(
+        lambda facts: map_known(shlex.quote, facts.lock_file) if is_known(facts.lock_file) else _UNREAD,
+        "FILE",
+        "the lock file",
+        is_name=True,
+    ),
+    "alone_rank": Field(attrgetter("alone_rank"), "R", "the rank that is alone", is_name=True),
+    "alone_place": Field(attrgetter("alone_place"), "FILE:LINE", "its line", is_name=True),
+    "lacking": Field(attrgetter("lacking"), "a pool of it", "the threads that it has not"),
+    "fork_switch": Field(_fork_switch, "", "what does without these threads"),
     "ask_cores": Field(_ask_cores, "", "how the job gets more CPUs"),
     "reserve": Field(
         lambda facts: "; in Slurm: #SBATCH --exclusive" if is_known(facts.slurm_job) else "",
         "",
         "how Slurm reserves a machine",
     ),
-    "tenant": Field(attrgetter("tenant"), "OTHER", "the process that uses most of the CPUs"),
-    "launcher": Field(attrgetter("launcher"), "PID", "what started the ranks"),
+    "tenant": Field(attrgetter("tenant"), "OTHER", "the process that uses most of the CPUs", is_name=True),
+    "launcher": Field(attrgetter("launcher"), "PID", "what started the ranks", is_name=True),
     "last_host_cpu": Field(
-        lambda facts: map_known(lambda cores: cores - 1, facts.host_cores), "N", "the last CPU of the machine"
+        lambda facts: map_known(lambda cores: cores - 1, facts.host_cores),
+        _ANY,
+        "the last CPU of the machine",
     ),
     "last_cpu": Field(
         lambda facts: map_known(lambda cores: cores - 1, _whole_cores(facts.budget_cores)),
-        "N",
+        _ANY,
         "as many as its CPU budget",
     ),
     "ask_slurm": Field(
@@ -448,22 +532,16 @@ FIELDS = {
         "",
         "what Slurm says of the job",
     ),
-    "card": Field(attrgetter("card"), "INDEX", "the card that the verdict names"),
-    "thaw": Field(
-        lambda facts: write_thaw(facts.frozen) if is_known(facts.frozen) else _UNREAD,
-        "docker unpause CONTAINER",
-        "how the control group is thawed",
-    ),
+    "card": Field(attrgetter("card"), "INDEX", "the card that the verdict names", is_name=True),
+    "thaw": Field(_thaw, "", "how the control group is thawed"),
     "tracer": Field(
         lambda facts: f"{facts.tracer.name} ({facts.tracer.pid})" if is_known(facts.tracer) else _UNREAD,
         "the debugger",
         "who holds the process",
     ),
-    "tracer_pid": Field(
-        lambda facts: facts.tracer.pid if is_known(facts.tracer) else _UNREAD,
-        "TRACER",
-        "TracerPid of /proc/PID/status, read outside of here",
-    ),
+    "tracer_look": Field(_tracer_look, "", "a look at who holds the process"),
+    "lock_holder": Field(_lock_holder, "", "who holds the lock"),
+    "lock_look": Field(_lock_look, "", "a look at who holds the lock"),
 }
 
 
@@ -471,6 +549,12 @@ def list_fields(template: str) -> tuple[str, ...]:
     """Name the fields of a template, each once."""
     names = (name for _, name, _, _ in string.Formatter().parse(template) if name)
     return tuple(dict.fromkeys(names))
+
+
+def names_all(template: str, facts: RunFacts) -> bool:
+    """Tell whether every thing of the run that a template names was read."""
+    fields = (FIELDS[name] for name in list_fields(template))
+    return all(is_known(field.read(facts)) for field in fields if field.is_name)
 
 
 def fill(template: str, facts: RunFacts) -> str:
@@ -483,6 +567,10 @@ def fill(template: str, facts: RunFacts) -> str:
 
 def fill_paste(template: str, facts: RunFacts) -> str:
     """Fill what is pasted, and say in a comment below what each stand-in is for."""
-    unread = (FIELDS[name] for name in list_fields(template) if not is_known(FIELDS[name].read(facts)))
-    comments = dict.fromkeys(f"# {field.stand_in}: {field.meaning}" for field in unread)
+    unread = [FIELDS[name] for name in list_fields(template) if not is_known(FIELDS[name].read(facts))]
+    comments = dict.fromkeys(
+        f"# {field.stand_in}: {field.meaning}"
+        for field in unread
+        if field.stand_in in (_ANY, field.stand_in.upper())
+    )
     return "\n".join((fill(template, facts), *comments))

@@ -20,6 +20,7 @@ from tpmon.judge.features.cards import BUSY_PCT, STARVED_PCT, CardScene, held_pc
 from tpmon.judge.features.comms import (
     ALL_WAIT_RATIO,
     BEHIND_RATIO,
+    LEAST_SAMPLES,
     RankWait,
     cards_unread,
     count_wakings,
@@ -36,7 +37,8 @@ from tpmon.judge.features.engine import Proof
 from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene, ranks_on
 from tpmon.judge.features.standstill import find_pause, name_rank, say_elsewhere
-from tpmon.judge.stacks.profile import Phase
+from tpmon.judge.features.starvation import name_spot
+from tpmon.judge.stacks.profile import Phase, share_of
 from tpmon.model.figures import Figure, Origin
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, join_known, known_or
 from tpmon.model.units import format_bytes, format_pct
@@ -66,6 +68,8 @@ RESTING_RATIO = 0.1
 """Share of samples with a running main thread below which its wait says more than its stack."""
 UNREAD = "how much moves was not read"
 CROWDED = "the ranks wait for CPUs, and so for each other"
+OBJECTS_RATIO = 0.25
+"""Share of its time that each rank must be in collectives of Python objects to be held by them."""
 MANY_WAKINGS = 2000.0
 """Times a second that a rank is put on a CPU above which its messages are many: 5,000 to 14,000 with a bucket
 for each gradient, on crowded CPUs; 200 to 700 with large ones, and in ranks that mostly compute."""
@@ -334,6 +338,39 @@ def judge_transfer(scene: Scene) -> Answer:
 
 
 @by_conditions
+def judge_object_collectives(scene: Scene) -> Answer:
+    """Suspect collectives of Python objects: every rank pickles and sends for a good part of its time.
+
+    A rank that is late in them is told by its stacks as well: pickling is a part of the call, and computes.
+    """
+    _need_ranks(scene)
+    objects, shares = Proof("collectives of Python objects", scene), []
+    for rank in scene.ranks:
+        phases = objects.known(rank.phases, f"{name_rank(rank)}: ")
+        objects.doubt(phases.samples < LEAST_SAMPLES, f"too few stack samples of {name_rank(rank)}")
+        count = round(phases.proven.get(Need.OBJECTS_IN_STACK, 0.0) * phases.samples)
+        shares.append((share_of(count, phases.samples, phases.design), rank, phases))
+    objects.clear(not shares, "no rank was read")
+    share, _, phases = min(shares, key=lambda one: one[0].ratio)
+    objects.at_least(Figure.ALL_IN_OBJECTS, share.ratio, OBJECTS_RATIO)
+    objects.margin = share.low / OBJECTS_RATIO
+    spot = phases.spots.get(Phase.COMMS)
+    where = f" ({spot.where})" if spot is not None else ""
+    objects.shown += name_spot(spot, scene) if spot is not None else ()
+    return objects.suspect(
+        Kind.COMMS_BOUND,
+        "objects",
+        share.ratio,
+        f"every rank spends {format_pct(100 * share.ratio)} % of its time or more on sending Python objects: "
+        f"each pickles, waits and unpickles what all have{where}",
+        share=share.ratio,
+        share_low=share.low,
+        share_high=share.high,
+        observed=frozenset((Need.OBJECTS_IN_STACK,)),
+    )
+
+
+@by_conditions
 def judge_small_messages(scene: Scene) -> Answer:
     """Suspect the number of messages: all ranks wait for each other, wake up all the time and move little.
 
@@ -370,4 +407,10 @@ def judge_comms_unknown(scene: Scene) -> Answer:
     return _suspect_all(unknown, waits, "unknown", text)
 
 
-RULES: tuple[Rule, ...] = (judge_straggler, judge_small_messages, judge_transfer, judge_comms_unknown)
+RULES: tuple[Rule, ...] = (
+    judge_straggler,
+    judge_object_collectives,
+    judge_small_messages,
+    judge_transfer,
+    judge_comms_unknown,
+)

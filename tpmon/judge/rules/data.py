@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Claim, Cleared, by_conditions
+from tpmon.judge.features.cards import cards_of
 from tpmon.judge.features.data_wait import LEAST_READINGS, DataWait, measure_share
 from tpmon.judge.features.engine import Bound, Given, Proof
 from tpmon.judge.features.loader_figures import MainPart, name_hot_load, starves
+from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
+from tpmon.judge.features.standstill import name_rank
 from tpmon.judge.features.starvation import (
     BUSY_PIN,
     IDLE_WORKERS,
@@ -45,11 +48,13 @@ from tpmon.judge.features.workers import (
     name_state,
     never_idle,
 )
+from tpmon.judge.stacks.phases import TRAINING
 from tpmon.judge.stacks.profile import DataPart, Phase
 from tpmon.judge.watch.tracker import find_pace
 from tpmon.model.figures import Figure, Origin
-from tpmon.model.known import Known, Missing, is_known, known_or, map_known
+from tpmon.model.known import Applicable, Known, Missing, NotApplicable, is_known, known_or, map_known
 from tpmon.model.text.job_words import is_evaluating, is_stalled
+from tpmon.model.units import format_pct
 from tpmon.model.waits import READS
 
 READS_ITSELF = 0.4
@@ -171,6 +176,15 @@ judge_drain = starves(
     "drain",
     "unpacking of batches",
     _COPIES,
+    Given(
+        lambda found, scene: (
+            name_state(found) is not WorkerState.COMPUTE
+            or known_or(found.idle, 1.0) >= IDLE_AT_TIMES
+            or bool(_prove_ready(found, scene))
+        ),
+        "or it waits for busy workers to hand them over",
+        is_doubt=True,
+    ),
     Bound(Figure.BATCHES_READY, _count_ready, 1, must=False),
     says="unpacking and copying its batches takes the time",
     part=_COPIES.measure,
@@ -197,6 +211,34 @@ judge_pin = starves(
 )
 
 
+ENGINE_FULL_PCT = 85.0
+"""Use of a card's decoding engines from which they decode no faster: a mean over time and engines."""
+
+
+@by_conditions
+def judge_decode_engine(scene: Scene) -> Answer:
+    """Suspect the engines of the card that decode video or JPEGs: full while its SMs wait for data."""
+    found, engines = need_starved(scene), Proof("decoding engines of the card", scene)
+    mine = {card.last.uuid for card in cards_of(found.rank.process.pid, scene.gpus)}
+    engines.clear(not mine, "the rank computes on no card")
+    samples = [one for frame in scene.frames for one in known_or(frame.gpus, ()) if one.uuid in mine]
+    video = median_known(_read_engine(one.decoder_pct) for one in samples)
+    jpeg = median_known(_read_engine(one.jpeg_pct) for one in samples)
+    both = {"NVDEC": video, "JPEG engine": jpeg}
+    read = {name: value for name, value in both.items() if is_known(value)}
+    engines.doubt(not read, "their use was not read")
+    name = max(read, key=lambda one: read[one])
+    engines.at_least(Figure.DECODE_ENGINE, read[name] / 100, ENGINE_FULL_PCT / 100, sure=1.25, of=name)
+    used = f"{name} {format_pct(read[name])} % busy"
+    why = f"the card decodes for it and is full with that ({used}), while its SMs idle"
+    needs = frozenset((Need.DECODE_ENGINE_BUSY,))
+    return suspect_loader(found, engines, "decode-engine", why, observed=needs)
+
+
+def _read_engine(pct: Applicable[float]) -> Known[float]:
+    return pct if not isinstance(pct, NotApplicable) else Missing("an older recording does not have it")
+
+
 LEAST_PERIODS = 3
 LEAST_PERIOD = 3
 """In readings: shorter periods cannot be seen at one reading a second."""
@@ -209,6 +251,8 @@ LEAST_SWING = 0.2
 LULL = 0.1
 LEAST_LULLS = 0.2
 """Share of the seconds with hardly any wait: the loader is fast enough between the bursts."""
+UNTIMED_MARGIN = 1.2
+"""Margin of bursts that nothing times: workers that rest at times show them, or are within their noise."""
 OVER_PERIODS = 2.0
 """Periods after the last burst from which they are over: the run has changed."""
 
@@ -376,13 +420,39 @@ def judge_periodic(scene: Scene) -> Answer:
         bursts.doubt(empty >= ALWAYS_EMPTY, "the queue is always empty, and yet workers have no work")
         is_ahead = empty < QUEUE_AGREES * found.wait.share.ratio
         bursts.clear(is_ahead, f"batches are ready {100 - 100 * empty:.0f} % of the time")
-        bursts.margin = max(1.0, known_or(idle, 0.0) / IDLE_AT_TIMES)
+        bursts.margin = min(max(1.0, known_or(idle, 0.0) / IDLE_AT_TIMES), UNTIMED_MARGIN)
         why = "batches come in bursts, too close together for tpmon to time; on average the loader keeps up"
     return suspect_loader(found, bursts, "periodic", why, observed=frozenset((Need.PERIODIC_SEEN,)))
 
 
+SKIPS_RATIO = 0.9
+"""Share of its time that a rank that skips batches waits for them."""
+LEAST_SKIPPED = 100
+"""Stack samples in which a step of a hundredth of the time would show."""
+SKIPS_S = 15.0
+"""How long no part of a step may have been seen: the longest that most programs take to one."""
+
+
+def note_skipping(scene: Scene) -> str:
+    """Return the note that batches are taken and no step is made of them, "" where steps are seen."""
+    for rank in scene.ranks:
+        phases = rank.phases
+        if not is_known(phases) or phases.span_s < SKIPS_S or phases.samples < LEAST_SKIPPED:
+            continue
+        taken = phases.parts.keys() & {DataPart.COPY, DataPart.COLLATE}
+        worked = phases.ratio(*TRAINING, Phase.VALIDATION, Phase.SYNC)
+        if taken and not worked and phases.ratio(Phase.DATA_WAIT) >= SKIPS_RATIO:
+            return (
+                f"skipping: {name_rank(rank)} takes batch after batch, and no step is seen in "
+                f"{phases.span_s:.0f} s; to resume within an epoch skip the indices, not the batches: "
+                "StatefulDataLoader of torchdata, or a sampler that begins there"
+            )
+    return ""
+
+
 RULES: tuple[Rule, ...] = (
     judge_no_workers,
+    judge_decode_engine,
     judge_sampler,
     judge_collate,
     judge_drain,

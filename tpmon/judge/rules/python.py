@@ -409,7 +409,7 @@ def _say_sleep(rank: RankScene, share: Share, io: float, scene: Scene) -> str:
     return "sleeps"
 
 
-def find_pace(rank: RankScene, scene: Scene) -> Spot | None:
+def find_clock(rank: RankScene, scene: Scene) -> Spot | None:
     """Return where the loop of a job's only rank sleeps on purpose; None where it may wait for something.
 
     It is at one line, in a plain sleep or a timed wait, and nothing of the job works meanwhile: a clock sets
@@ -443,7 +443,7 @@ def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
     call = Proof(_OWN_CALLS, scene)
     phases, main = _stacks_of(rank, call), call.known(rank.main)
     call.doubt(main.looks < LEAST_SAMPLES, "too few samples of the main thread")
-    pace = find_pace(rank, scene)
+    pace = find_clock(rank, scene)
     call.clear(pace is not None, f"a clock sets the pace{f': {pace.where}' if pace else ''}")
     outside = max(0.0, phases.ratio(*OUTSIDE) - _no_call(phases)) + phases.calls_in_step_ratio
     share = share_of(
@@ -492,7 +492,7 @@ def judge_pace(scene: Scene) -> Answer:
     rank = scene.ranks[0]
     phases = pace.known(rank.phases)
     pace.doubt(phases.ratio(*TRAINING) <= 0, "no part of a step in the stacks")
-    spot = find_pace(rank, scene)
+    spot = find_clock(rank, scene)
     if spot is None:
         return Cleared(f"{pace.what} (no plain sleep at one line)")
     asleep = 1 - known_or(map_known(lambda main: main.running, rank.main), 0.0)

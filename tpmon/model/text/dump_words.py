@@ -30,9 +30,9 @@ LOCK_CALLS = frozenset(("flock", "fcntl"))
 _NETWORK_FILES = {"nfs": "NFS", "nfs4": "NFS", "lustre": "Lustre", "ceph": "Ceph", "cifs": "SMB"}
 
 
-def write_step(job: str) -> str:
-    """Write the start of a step of Slurm beside those that hold all of a job, a task on each of H hosts."""
-    return f"srun --jobid={job} --overlap -N H -n H"
+def write_step(job: str, hosts: str = "H") -> str:
+    """Write the start of a step of Slurm beside those that hold all of a job, a task on each of its hosts."""
+    return f"srun --jobid={job} --overlap -N {hosts} -n {hosts}"
 
 
 def name_rank(thread: DumpThread, *, with_host: bool = False) -> str:

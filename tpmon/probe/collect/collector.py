@@ -23,6 +23,7 @@ from tpmon.model.frame import (
 )
 from tpmon.model.host import NetworkSample, OutputSample, ShmSample, Tenant
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
+from tpmon.model.limits import LimitSample
 from tpmon.model.process import Identity, ProcessSample, Role
 from tpmon.model.results.collectives import CollectivesReading, DumpRecords, RecordSource, SourceNote
 from tpmon.model.results.doctor import LeftOver
@@ -47,6 +48,7 @@ from tpmon.probe.gpu.card_readings import GpuReading
 from tpmon.probe.gpu.child_link import GpuProbe
 from tpmon.probe.hooked.step_pace import CompileTracker, StepProbe, StepsRead
 from tpmon.probe.host.cgroup import CgroupReader, CpuBudget, read_cpu_budget
+from tpmon.probe.host.limits import LIMITS_EVERY_S, LimitReader
 from tpmon.probe.host.machine import HostReader, OwnCostMeter, read_shm
 from tpmon.probe.host.network import NetworkReader, SocketReader, SocketReading
 from tpmon.probe.host.output import OutputReader, watch_writes
@@ -74,6 +76,7 @@ NETWORK_EVERY_S = 1.0
 SOCKETS_EVERY_S = 5.0
 _NOT_JUDGED = Missing("not judged")  # until the session has judged the closed Frame
 _LOG_ROLES = (Role.LAUNCHER, Role.RANK)  # their output is the log of a job
+_LIMIT_ROLES = (Role.RANK, Role.WORKER)
 _NO_COST = OwnCost(Missing("not measured yet"), 0, 0, 0.0, 0, 0.0, shedding=False)
 """Stands for the cost of a Frame, which is known only when the Frame is closed."""
 
@@ -176,6 +179,8 @@ class Collector:
         others = TenantReader(lambda: pids_of(self._membership.members, *Role), lambda: self._crowded)
         self._tenants = Background[Applicable[tuple[Tenant, ...]]]("tenants", others.read, TENANTS_EVERY_S)
         self._left_over = Background[tuple[LeftOver, ...]]("left-overs", list_left_over, LEFT_OVER_EVERY_S)
+        limits = LimitReader(lambda: pids_of(self._membership.members, *_LIMIT_ROLES))
+        self._limits = Background[tuple[LimitSample, ...]]("limits", limits.read, LIMITS_EVERY_S)
         self._ticks = 0
         self._tracker = EventTracker(job.root)
         self._last: Frame | None = None
@@ -191,6 +196,7 @@ class Collector:
             self._socket_source,
             self._tenants,
             self._left_over,
+            self._limits,
         )
         self._gpu.start()
         for source in self._sources:
@@ -314,6 +320,7 @@ class Collector:
             self_=_NO_COST,
             written=self._written.latest()[0],
             unlisted_gpus=gpu.unlisted,
+            limits=self._limits.latest()[0],
         )
 
     def _tell_ages(self, readings: Sequence[Reading], gpu: GpuReading, steps: StepsRead, now_ns: int) -> Ages:
@@ -394,9 +401,7 @@ class Collector:
             torch_version=job.torch_version,
             python_version=job.python_version,
             ended=NOT_APPLICABLE,
-            outcome=self._tracker.ends.ranks_outcome
-            if self._had_ranks and not ranks
-            else NOT_APPLICABLE,
+            outcome=self._tracker.ends.ranks_outcome if self._had_ranks and not ranks else NOT_APPLICABLE,
             rank_source=job.rank_source,
             local_stacks=dumped,
         )

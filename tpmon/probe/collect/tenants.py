@@ -11,12 +11,13 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.probe.base.procread import (
     PROC,
     StatLine,
+    each_process,
     list_pids,
     parse_cmdline,
     read_file,
     read_or,
+    read_stat,
     read_status,
-    read_table,
 )
 from tpmon.probe.job.job import user_name
 from tpmon.probe.job.programs import identify
@@ -37,20 +38,17 @@ def is_crowded(cpu: CpuSample) -> bool:
 
 
 def _rank_users(
-    before: Mapping[int, StatLine], now: Mapping[int, StatLine], span_s: float, job: Collection[int]
+    before: Mapping[int, StatLine], now: Mapping[int, StatLine], span_s: float
 ) -> list[tuple[float, int]]:
     """Return the CPUs and the PID of each process that used some meanwhile, the largest first.
 
-    Neither the job nor tpmon, with what it started, is a tenant.
+    Neither tpmon nor what it started is a tenant.
     """
     own = os.getpid()
     used = [
         ((one.cpu_s - before[pid].cpu_s) / span_s, pid)
         for pid, one in now.items()
-        if pid in before
-        and before[pid].start_ticks == one.start_ticks
-        and pid not in job
-        and own not in (pid, one.parent)
+        if pid in before and before[pid].start_ticks == one.start_ticks and own not in (pid, one.parent)
     ]
     return sorted((one for one in used if one[0] >= LEAST_CORES), reverse=True)
 
@@ -72,13 +70,18 @@ class TenantReader:
         if not self._asks():
             self._before = None
             return NOT_APPLICABLE
-        if len(list_pids(self._proc)) > MOST_PROCESSES:
-            return Missing(f"more than {MOST_PROCESSES} processes run here")
-        before, now = self._before, (time.monotonic(), read_table(self._proc))
+        pids = set(list_pids(self._proc)).difference(self._own_pids())  # a large job is most of a machine
+        if len(pids) > MOST_PROCESSES:
+            return Missing(f"more than {MOST_PROCESSES} processes of others run here")
+        read = each_process(pids, lambda pid: read_stat(pid, self._proc))
+        before, now = (
+            self._before,
+            (time.monotonic(), {pid: one for pid, one in read.items() if is_known(one)}),
+        )
         self._before = now
         if before is None:
             return Missing("rates need a second reading")
-        largest = _rank_users(before[1], now[1], now[0] - before[0], self._own_pids())[: 4 * MOST_TENANTS]
+        largest = _rank_users(before[1], now[1], now[0] - before[0])[: 4 * MOST_TENANTS]
         return _join([self._name(pid, cores, now[1][pid].name) for cores, pid in largest])
 
     def _name(self, pid: int, cores: float, name: str) -> Tenant:

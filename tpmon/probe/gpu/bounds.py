@@ -45,6 +45,7 @@ LIMITS = (
 """Readings, their unit, their least and most; first those that bound others, or none."""
 READINGS = (
     (("sm_pct", "memory_busy_pct", "sm_active_pct", "occupancy_pct", "tensor_pct", "dram_pct"), "%", 0, 100),
+    (("decoder_pct", "jpeg_pct"), "%", 0, 100),
     (("sm_idle_ratio", "sm_busy_ratio"), "", 0, 1),
     (("pcie_tx_bytes_s", "pcie_rx_bytes_s"), "bytes/s", 0, 5e11),
     (("nvlink_tx_bytes_s", "nvlink_rx_bytes_s"), "bytes/s", 0, 4e12),

@@ -380,6 +380,10 @@ class CardReader:
         answer = self.calls.ask(name, self.handle, *args, kind=kind)
         return self._checked(answer, lambda value: to_float(value) * scale)
 
+    def _read_engine(self, name: str) -> Known[float]:
+        """Return the use of a decoding engine in percent; the answer is a pair with its sampling period."""
+        return self._checked(self.calls.ask(name, self.handle), lambda pair: to_float(pair[0]))
+
     def _whole(self, name: str, *args: Any) -> Known[int]:
         return self._checked(self.calls.ask(name, self.handle, *args), to_int)
 
@@ -403,6 +407,8 @@ class CardReader:
             blank_fast("not read yet"),
             busy=busy,
             memory_busy_pct=map_known(lambda value: value.mean_pct, memory_busy),
+            decoder_pct=self._read_engine("nvmlDeviceGetDecoderUtilization"),
+            jpeg_pct=self._read_engine("nvmlDeviceGetJpgUtilization"),
             power_w=self._number("nvmlDeviceGetPowerUsage", scale=1e-3),
             sm_clock_mhz=self._number("nvmlDeviceGetClockInfo", _CLOCK_SM, kind=_CLOCK_SM),
             # CUDA 14 drops the first call.

@@ -104,6 +104,8 @@ class Fast:
 
     busy: Known[Busy]
     memory_busy_pct: Known[float]
+    decoder_pct: Known[float]
+    jpeg_pct: Known[float]
     power_w: Known[float]
     sm_clock_mhz: Known[float]
     temperature_c: Known[float]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
 
 from tpmon.model.gpu import GpuSample, list_processes
 from tpmon.model.known import Known, Missing, is_known
@@ -109,7 +110,7 @@ def list_left_over(
     asked = None if pids is None else set(pids)
     groups: dict[tuple[str, tuple[str, ...]], list[Facts]] = {}
     for fact in found:
-        user = read_or("", lambda pid=fact.stat.pid: user_name(read_status(pid, proc).uid))  # type: ignore[misc]
+        user = read_or("", partial(_name_user, fact.stat.pid, proc))
         groups.setdefault((user, fact.argv), []).append(fact)
     return tuple(
         _describe(user, group, proc)
@@ -118,11 +119,15 @@ def list_left_over(
     )
 
 
+def _name_user(pid: int, proc: str) -> str:
+    return user_name(read_status(pid, proc).uid)
+
+
 def _describe(user: str, group: list[Facts], proc: str) -> LeftOver:
     oldest = group[0].stat
     command = parse_command(group[0].argv)
     words = " ".join(hide_words([command.name, *command.arguments][:8]))
-    stats = [read_or(fact.stat, lambda pid=fact.stat.pid: read_stat(pid, proc)) for fact in group]  # type: ignore[misc]
+    stats = [read_or(fact.stat, partial(read_stat, fact.stat.pid, proc)) for fact in group]
     return LeftOver(
         pids=tuple(fact.stat.pid for fact in group),
         user=user,

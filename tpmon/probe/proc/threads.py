@@ -115,7 +115,7 @@ class _Sums:
         self.demand_of[thread.kind] = self.demand_of.get(thread.kind, 0.0) + thread.demand
 
     def close(self, resting: tuple[ThreadGroup, ...], taken_ns: int, *, first: bool) -> ThreadReading:
-        """Return the reading; ``resting`` are all threads of the process, also unread ones, without demand."""
+        """Return the reading; ``resting`` are all threads of the process without demand, also unread ones."""
         if first or not self.filled:
             # A thread that ran was put on a CPU at least once: all zero means the kernel does not count.
             return leave_unread(taken_ns, _UNREAD if self.filled else _NOT_FILLED, resting)
@@ -345,7 +345,7 @@ class ThreadSet:
         self._latest = sums.close(self._resting, taken_ns, first=elapsed_ns <= 0)
 
     def _read_clock(self, cpu_s: float) -> int:
-        """Return the CPU clock of the process, -1 where it may be that of another one, or counts otherwise."""
+        """Return the CPU clock of the process, -1 where it may be of another one, or counts otherwise."""
         clock_ns = self.cpu_clock(self.pid)
         return clock_ns if abs(clock_ns / 1e9 - cpu_s) < CLOCK_APART_S else -1
 

@@ -9,7 +9,7 @@ from tests.frames import NOW, NOW_NS, make_frame, make_process
 from tests.judging import SECOND, said, scene_of
 from tests.stacks import BACKWARD, MAIN
 from tpmon.judge.answers.result import Answer, Suspicion
-from tpmon.judge.rules import pauses
+from tpmon.judge.rules.job import pauses
 from tpmon.judge.stacks.profile import read_slices
 from tpmon.judge.watch.stints import MOST_STINTS, Stint, follow_stints
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
