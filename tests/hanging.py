@@ -145,7 +145,7 @@ Change = Callable[[list[Frame]], list[Frame]]
 class Job:
     """Hold processes that stand, and what is said of them after so many seconds.
 
-    ``says`` has the cause of the hang by the seconds, "" for no hang, "idle" for a wait for input. ``words`` are in
+    ``says`` has the cause of the hang by the seconds, "" for no hang, "idle" for a wait for input, "polls". ``words`` are in
     the last summary, ``rank`` is whom it accuses. Main threads that run are sampled, or as ``stacks`` says by PID.
     """
 
@@ -170,7 +170,8 @@ class Job:
         for seconds, cause in self.says.items():
             finding = conclude(self.frames(seconds), **self.watch)
             told = finding.cause if finding.kind is Kind.HUNG else ""
-            told = "idle" if (finding.kind, finding.cause) == (Kind.IDLE, "waiting-for-input") else told
+            if finding.kind is Kind.IDLE:
+                told = {"waiting-for-input": "idle"}.get(finding.cause, finding.cause)
             assert told == cause, f"{told!r} after {seconds} s: {finding.summary}"
         assert all(word in finding.summary for word in self.words), finding.summary
         assert self.rank is ... or finding.rank == self.rank

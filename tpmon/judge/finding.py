@@ -12,8 +12,10 @@ from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, FigureReading, Suspicion, Unsure, reading, tell
 from tpmon.judge.features.snapshot import Scene
 from tpmon.judge.features.standstill import UNMOVED_S as STILL_S
-from tpmon.judge.features.standstill import find_silences, say_longer, say_open, say_still, still_s
-from tpmon.judge.hang.activity import (
+from tpmon.judge.features.standstill import find_silences, say_longer, say_open, still_s
+from tpmon.judge.hang.detection import find_need_s, logs_here, say_place
+from tpmon.judge.hysteresis import Standing, Track
+from tpmon.judge.watch.clock import (
     LAST_DATA,
     LAST_START,
     LAST_WRITE,
@@ -21,9 +23,7 @@ from tpmon.judge.hang.activity import (
     find_youngest_s,
     keeps_journal,
 )
-from tpmon.judge.hang.detection import find_need_s, logs_here
-from tpmon.judge.hang.devices import CAUSES, find_waited_s
-from tpmon.judge.hysteresis import Standing, Track
+from tpmon.judge.watch.records import CAUSES, find_waited_s
 from tpmon.model.figures import Figure, Origin
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
 from tpmon.model.units import format_clock, format_seconds
@@ -327,7 +327,7 @@ def find_nothing(answers: Sequence[Answer], scene: Scene, standing: Standing) ->
     elif looked_s < LOOKING_S:
         summary = f"looking: {format_seconds(looked_s)} of about {LOOKING_S:.0f} s that a verdict takes"
     elif still_s(scene) >= STILL_S:
-        summary = say_still(scene)
+        summary = say_place(scene)
     else:
         summary = "what could be read does not decide what holds the run"
     return Finding(

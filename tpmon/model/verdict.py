@@ -72,8 +72,8 @@ TABLE = (
     _row(
         Kind.IDLE,
         0,
-        "nothing is left to do, or a person is waited for",
-        "finished failed ended waiting-for-input",
+        "nothing is left to do, or a person, a request or a time is waited for",
+        "finished failed ended waiting-for-input polls",
     ),
     _row(
         Kind.DATA_BOUND,

@@ -20,7 +20,7 @@ from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features.hook_needs import observe_settings
 from tpmon.judge.features.snapshot import see
-from tpmon.judge.hang.causes import need_of_wait
+from tpmon.judge.hang.threads import need_of_wait
 from tpmon.judge.stacks.profile import Phase, RankPhases
 from tpmon.model.dump import DeadChild, OtherEnd, WaitKind, WaitTarget
 from tpmon.model.frame import Frame

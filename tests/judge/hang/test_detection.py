@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.dumps import FUTEX, make_rank, make_round, make_worker
 from tests.frames import NOW, later, make_cpu, make_frame, make_process, set_all
-from tests.hanging import conclude, expect, remember, run, sample, sample_of, stand
+from tests.hanging import conclude, expect, remember, run, sample, sample_all, sample_of, stand
 from tests.judging import SECOND, scene_of
 from tests.paces import make_hook, make_pace, with_hooks
 from tests.stacks import DECODE, IN_LOCK, MAIN, NEXT_BATCH, SITE, TRAIN
@@ -19,7 +19,7 @@ from tests.waits import wait_of
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import Scene
 from tpmon.judge.features.standstill import SPEEDS, hold_back, is_unmoved
-from tpmon.judge.hang.activity import see_quiet
+from tpmon.judge.watch.clock import see_quiet
 from tpmon.judge.watch.picture import choose_rounds, find_corner
 from tpmon.judge.watch.tracker import HANG_AFTER_S, WatchedTime, observe
 from tpmon.model.dump import Asker, DumpError, ErrorKind
@@ -473,3 +473,29 @@ def test_a_verdict_about_speed_does_not_outlast_the_movement():
     assert kinds[30] is Kind.OVERSUBSCRIBED
     assert not SPEEDS.intersection(kinds[37:])
     assert judged[-1].frame.verdict.summary == "nothing has moved for 24 s, too short to call it hung"
+
+
+@pytest.mark.parametrize(
+    ("looks", "seconds", "words"),
+    [
+        (
+            (make_rank(0, frames=IN_LOCK),),
+            12,
+            "rank 0 is in hold train.py:12, waits for: lock or queue (futex), frozen for at least",
+        ),
+        (
+            (make_rank(0), make_rank(1, frames=IN_LOCK)),
+            12,
+            "1 of 2 ranks waits in all_reduce train.py:40; rank 1 is in hold",
+        ),
+        ((make_rank(0), make_rank(1, frames=IN_LOCK)), 16, "called a hang from 30 s on"),
+    ],
+)
+def test_an_undecided_job_that_stands_says_where_for_whom_and_from_when_it_hangs(looks, seconds, words):
+    frames = stand(*looks, seconds=seconds, log_age_s=None)
+    if seconds < 15:
+        frames = blind(frames)
+    stacks = {one.pid: [one.threads[0].frames] for one in looks}
+    finding = conclude(sample_all(frames, stacks))
+    assert finding.kind is Kind.NOT_ENOUGH_EVIDENCE
+    assert words in finding.summary

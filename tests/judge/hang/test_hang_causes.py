@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.dumps import fold, make_rank, make_thread, make_worker
+from tests.dumps import fold, make_native, make_rank, make_thread, make_worker
 from tests.frames import make_gpu, make_loader
 from tests.hanging import Job, change_looks, conclude, died, job, read, run, said, stand, thread
 from tests.stacks import DECODE, IN_LOCK, LIB, MAIN, NEXT_BATCH, PIPE, READS, RUNNING, TRAIN, WORKER_READS, stack_of
-from tpmon.judge.hang.causes import Grace
 from tpmon.judge.hang.detection import need_s
+from tpmon.judge.hang.sinks import Grace
 from tpmon.judge.watch.tracker import RankMemory, WatchedTime
 from tpmon.model.dump import OtherEnd, ProcessToll, WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE, Missing
@@ -37,6 +37,14 @@ FLUSHER = thread(7, FLUSH)
 DENIED = Missing("permission denied")
 SAVES = make_rank(0, frames=SAVE, waits_for="pipe write (full)")
 NAPS = make_rank(0, frames=NAP, waits_for="sleep")
+WAITS_LONG = make_rank(
+    0, frames=(MAIN, TRAIN, StackFrame("wait", f"{LIB}/threading.py", 327)), waits_for="lock with a time-out (futex)"
+)
+BATON = stack_of("main > train > load torch/utils/cpp_extension.py:1900 > FileBaton.wait torch/utils/file_baton.py:50")
+SOFT_LOCK = stack_of("main > train > acquire filelock/_api.py:300")
+GETS = (*FLUSH, StackFrame("get", f"{LIB}/queue.py", 171))
+NAPS_AT_FILE = make_rank(0, frames=SOFT_LOCK, waits_for="sleep")
+AT_FILE = "is in lock file in train train.py:"
 
 
 def held_by(number: int) -> WaitTarget:
@@ -104,7 +112,7 @@ KEEPS = thread(7, FLUSH, waits_for="sleep", holds_gil=True)
         job(
             "only daemons are left after the end",
             make_rank(0, MONITOR, frames=EXIT),
-            says={60: "", 90: "lock"},
+            says={40: "", 60: "lock"},
             words="waits for threads that were not seen",
         ),
         job("a file of a dead server", make_rank(0, frames=DECODE, **READS), says={40: "blocked-io"}),
@@ -123,10 +131,46 @@ KEEPS = thread(7, FLUSH, waits_for="sleep", holds_gil=True)
         ),
         job("a save, its log minutes old", make_rank(1), SAVES, says={40: "", 310: "missing-rank"}, log_age_s=400.0),
         job("a save, its log half an hour old", make_rank(1), SAVES, says={40: "missing-rank"}, log_age_s=1900.0),
-        job("a sleep", NAPS, says={60: "", 80: "", 310: "no-progress"}),
+        # Nobody waits for it: a poll, or a pace.
+        job("a sleep", NAPS, says={60: "polls", 310: "polls"}),
+        job(
+            "a sleep in the store of ranks that have not come",
+            make_rank(0, make_native(9, "pt_tcpstore_uv"), frames=NAP, waits_for="sleep"),
+            says={60: "", 310: "no-progress"},
+        ),
+        job(
+            "a poll for a thread that stands at a lock",
+            make_rank(0, thread(7, IN_LOCK), frames=NAP, waits_for="sleep"),
+            says={40: "", 60: "no-progress"},
+            words="thread thread-7 (7) of it is in hold train.py:12, waiting for a lock",
+        ),
+        job(
+            "a sleep beside a thread without work",
+            make_rank(0, thread(7, GETS), frames=NAP, waits_for="sleep"),
+            says={60: "polls"},
+        ),
+        job("sleeps of all ranks", make_rank(1, frames=NAP, waits_for="sleep"), NAPS, says={60: "polls"}),
         job("a sleep that another rank waits for", make_rank(1), NAPS, says={60: "", 80: "missing-rank"}),
-        job("a sleep, as its user says", NAPS, says={200: "no-progress"}, watch={"asked_s": 60.0}),
+        job("a sleep, as its user says", NAPS, says={200: "polls"}, watch={"asked_s": 60.0}),
         job("a person is asked", make_rank(0, frames=ITEM, waits_for="terminal input"), says={40: "idle"}),
+        job(
+            "a person is asked while others wait",
+            make_rank(1),
+            make_rank(0, frames=ITEM, waits_for="terminal input"),
+            says={40: "", 60: "missing-rank"},
+            words="1 of 2 ranks waits in all_reduce train.py:40; rank 0 is in train train.py:77",
+            rank=0,
+        ),
+        job("an event of the program, with a time-out", WAITS_LONG, says={40: "", 60: "no-progress"}),
+        job("a lock file", make_rank(0, frames=BATON, waits_for="sleep"), says={200: "", 310: "lock"}, words=AT_FILE),
+        job(
+            "a lock file of another library",
+            make_rank(0, frames=SOFT_LOCK, waits_for="sleep"),
+            says={40: "lock"},
+            words=AT_FILE,
+            watch={"asked_s": 30.0},
+        ),
+        job("a lock file while others wait", make_rank(1), NAPS_AT_FILE, says={310: "missing-rank"}, rank=0),
         job(
             "a stop, which says more than the stacks",
             make_rank(0),

@@ -14,10 +14,10 @@ from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features.data_wait import DataWait, exact_wait, join_hook
 from tpmon.judge.features.snapshot import Scene, see
 from tpmon.judge.features.standstill import find_standstill
-from tpmon.judge.hang.activity import LAST_STEP, see_quiet
 from tpmon.judge.judge import RULES
 from tpmon.judge.rules.hook import find_late, weigh_in
 from tpmon.judge.stacks.profile import Phase
+from tpmon.judge.watch.clock import LAST_STEP, see_quiet
 from tpmon.judge.watch.tracker import NO_WATCH, WatchedTime, event_age_s, last_event_ns, longest_step_s, observe
 from tpmon.model.frame import Frame
 from tpmon.model.hook import HookSample, HookState, LoopPhase, StepRule

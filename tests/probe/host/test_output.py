@@ -17,7 +17,7 @@ from tests.dumps import make_rank, make_worker
 from tests.frames import NOW
 from tests.hanging import conclude, run, stand
 from tests.stacks import IN_LOCK
-from tpmon.judge.hang.activity import file_age_s
+from tpmon.judge.watch.clock import file_age_s
 from tpmon.model.frame import Frame
 from tpmon.model.host import FileWrite, SocketSample
 from tpmon.model.known import NOT_APPLICABLE, Missing

@@ -91,14 +91,18 @@ class LibraryCall(Enum):
 
     QUEUE_GET = ("queue.get", "multiprocessing/queues.py get", "queue.py get")
     QUEUE_PUT = ("queue.put", "multiprocessing/queues.py put", "queue.py put")
+    QUEUE_WRITE = ("queue feeder (pipe write)",)
+    """A feeder whose pipe is full."""
     QUEUE_FEEDER = ("queue feeder", "multiprocessing/queues.py _feed")
+    FILE_LOCK = ("lock file", "torch/utils/file_baton.py wait", "diskcache/recipes.py acquire")
     PROCESS_JOIN = ("process join", "multiprocessing/process.py join", "torch/multiprocessing/spawn.py join")
     POOL_RESULT = ("pool result", "multiprocessing/pool.py get wait")
     PROCESS_POOL = (
         "process pool",
         "multiprocessing/pool.py worker _handle_workers _handle_tasks _handle_results",
     )
-    MANAGER_CALL = ("manager call", "multiprocessing/managers.py _callmethod serve_forever")
+    MANAGER_CALL = ("manager call", "multiprocessing/managers.py _callmethod")
+    MANAGER = ("process of a manager", "multiprocessing/managers.py serve_forever")
     PROCESS_LOCK = ("process lock", "multiprocessing/synchronize.py acquire __enter__")
     PROCESS_EVENT = ("process condition or event", "multiprocessing/synchronize.py wait wait_for")
     PIPE_READ = ("pipe read", "multiprocessing/connection.py recv recv_bytes poll accept wait")
@@ -187,6 +191,13 @@ _DATA_WORDS = {
     DataPart.READ: "read",
     DataPart.SAMPLER: "sampler",
 }
+_TASK_FILES = (
+    _WORKER_LOOP,
+    "multiprocessing/pool.py",
+    "multiprocess/pool.py",
+    "concurrent/futures/process.py",
+)
+_TASK_LOOPS = ("_worker_loop", "worker", "_process_worker")
 _AROUND_TASKS = (
     ("concurrent/futures/thread.py", "run"),
     ("concurrent/futures/process.py", "_process_chunk"),
@@ -196,12 +207,16 @@ _AROUND_TASKS = (
 _IDLE = frozenset(
     (LibraryCall.QUEUE_FEEDER, LibraryCall.IDLE_THREAD, LibraryCall.IDLE_PROCESS, LibraryCall.CONNECTIONS)
 )
+_LOCKERS = frozenset(("filelock", "fasteners", "portalocker", "lockfile", "oslo_concurrency"))
+"""Packages of locks that are files: whoever is in one waits for it."""
+_COPIES = re.compile(r"(^|/)(?:multiprocess|billiard)/")
+"""Copies of the standard library's multiprocessing, file by file."""
 
 
 @lru_cache(maxsize=8192)
 def _call_at(function: str, file: str) -> LibraryCall | None:
     name = last_name(function)
-    parts = file.split("/")
+    parts = _COPIES.sub(r"\1multiprocessing/", file).split("/")
     for depth in range(1, min(len(parts), 6) + 1):
         call = _CALL_OF.get(("/".join(parts[-depth:]), name))
         if call is not None and is_library(file):
@@ -214,16 +229,41 @@ def _find_call(run: Sequence[StackFrame]) -> LibraryCall | None:
         call = _call_at(frame.function, frame.file)
         # The loop of a pool waits only between tasks.
         if call is not None and (not is_task_loop(frame) or waits_for_task(run, index)):
-            return call
+            # What feeds a queue is idle at its own condition, and not in a write that does not return.
+            writes = call is LibraryCall.QUEUE_FEEDER and LibraryCall.PIPE_WRITE in _calls(run[index:])
+            return LibraryCall.QUEUE_WRITE if writes else call
     return None
+
+
+def _calls(run: Sequence[StackFrame]) -> set[LibraryCall | None]:
+    return {_call_at(frame.function, frame.file) for frame in run}
 
 
 def own_frames(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
     """Drop what a forked process inherited: the stack in which its parent started it."""
     for index in range(len(frames) - 1, 0, -1):
-        if last_name(frames[index].function) == "_bootstrap" and frames[index].file.endswith(_FORKED):
+        file = _COPIES.sub(r"\1multiprocessing/", frames[index].file)
+        if last_name(frames[index].function) == "_bootstrap" and file.endswith(_FORKED):
             return frames[index:]
     return frames
+
+
+def was_forked(frames: Sequence[StackFrame]) -> bool:
+    """Tell whether a stack is of a forked process: it holds the one in which its parent started it."""
+    return any(
+        one.file.endswith("/popen_fork.py") and last_name(one.function) == "_launch" and is_library(one.file)
+        for one in frames
+    )
+
+
+def is_in_task(frames: Sequence[StackFrame]) -> bool:
+    """Tell whether a process of a pool, or of a loader, runs the program below the loop over its tasks."""
+    loops = [
+        index
+        for index, one in enumerate(frames)
+        if one.file.endswith(_TASK_FILES) and last_name(one.function) in _TASK_LOOPS
+    ]
+    return bool(loops) and any(map(is_users, frames[loops[-1] :]))
 
 
 def _is_boilerplate(frame: StackFrame) -> bool:
@@ -328,6 +368,18 @@ def _wait_in(call: LibraryCall | None) -> WaitReason:
     return WaitReason.OTHER if call is None else WaitReason.CALL
 
 
+def _describe_lock(frames: Sequence[StackFrame]) -> StackDoing | None:
+    """Describe a wait for a file that another process removes or unlocks; None where there is none."""
+    run = _last_run(frames)
+    if LibraryCall.FILE_LOCK not in _calls(run) and not any(package_of(one.file) in _LOCKERS for one in run):
+        return None
+    reading, index = read_stack(frames), find_users(frames)
+    where = f" in {say_frame(frames[index])}" if index >= 0 else ""
+    text = f"{LibraryCall.FILE_LOCK.words}{where}"
+    site = (text, *reading.site)
+    return StackDoing(text, WaitReason.FILE_LOCK, Phase.OTHER, reading.place, site, LibraryCall.FILE_LOCK)
+
+
 def _describe_worker(frames: Sequence[StackFrame]) -> StackDoing:
     reading = read_stack(frames)
     index, call = find_users(frames), _find_call(_last_run(frames))
@@ -393,6 +445,9 @@ def describe_stack(role: Role, kind: ThreadKind, frames: tuple[StackFrame, ...])
     own = [frame for frame in own_frames(frames) if not is_native(frame.file)]
     if not own:
         return StackDoing("no Python frames", WaitReason.OTHER, Phase.OTHER, ("", "", 0))
+    lock = _describe_lock(own)
+    if lock is not None:
+        return lock
     if kind is not ThreadKind.MAIN:
         return _describe_other(own)
     if role is Role.WORKER:

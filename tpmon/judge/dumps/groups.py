@@ -24,17 +24,16 @@ from tpmon.judge.dumps.merge import (
 )
 from tpmon.judge.dumps.outlier import (
     HANG_AFTER_S,
-    SLOW_PHASES,
     DumpScene,
     ThreadSeen,
     awaits_one,
     divide,
     find_odd,
     order_threads,
+    say_excuse,
     see_threads,
     set_scene,
 )
-from tpmon.judge.stacks.phases import Phase
 from tpmon.model.dump import (
     DUMP_SCHEMA,
     DeadChild,
@@ -53,7 +52,7 @@ from tpmon.model.stacks import StackFrame
 from tpmon.model.text.dump_words import list_numbers, name_rank, say_wait
 from tpmon.model.units import format_seconds
 from tpmon.model.verdict import IN_WORDS, Confidence, Evidence, Finding, Kind, SinceIs
-from tpmon.model.waits import WaitReason, is_wait
+from tpmon.model.waits import WaitReason
 
 
 def group_dumps(dumps: Iterable[Dump]) -> tuple[tuple[Dump, ...], ...]:
@@ -203,9 +202,10 @@ def _blame_odd(
     if first.motion in (Motion.MOVING, Motion.SLOW):
         return Missing(f"{name} moves between the looks while others wait: slow, and so far no hang")
     verb = "waits" if len(waiting) == 1 else "wait"
+    excuse = say_excuse(first) or ("they wait for what one rank does alone" if awaits_one(waiting) else "")
     others = f", {len(odd) - 1} more not there either" if len(odd) > 1 else ""
     text = f"{len(waiting)} of {scene.local} ranks {verb} for {name} in {first.doing.text}{others}"
-    return _Suspect("missing-rank", first, text, (first, *waiting), _excuse(first, waiting))
+    return _Suspect("missing-rank", first, text, (first, *waiting), excuse)
 
 
 def _find_dead(scene: DumpScene, *, with_host: bool) -> _Suspect | None:
@@ -216,20 +216,6 @@ def _find_dead(scene: DumpScene, *, with_host: bool) -> _Suspect | None:
             text = f"{name} waits for a batch, and its process {one.pid} ({one.name}) is dead: {one.how}"
             return _Suspect("dead-worker", seen, text, (seen,), "")
     return None
-
-
-def _excuse(culprit: ThreadSeen, waiting: Sequence[ThreadSeen]) -> str:
-    """Say why the wait may end by itself, "" where nothing speaks for it."""
-    phase, thread = culprit.doing.phase, culprit.thread
-    if phase in (*SLOW_PHASES, Phase.LOGGING):
-        return f"{phase.value} may take long"
-    if thread.state == "R" or is_wait(thread.waits_for, WaitReason.RUNNING):
-        return "it computes"
-    if culprit.doing.wait is WaitReason.DEVICE:
-        return "it waits for its card"
-    if is_wait(thread.waits_for, WaitReason.SLEEP):
-        return "a sleep ends by itself"
-    return "they wait for what one rank does alone" if awaits_one(waiting) else ""
 
 
 def _has_hosts(scene: DumpScene) -> bool:

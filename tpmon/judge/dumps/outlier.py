@@ -341,20 +341,38 @@ def divide(scene: DumpScene) -> tuple[Camp | None, tuple[ThreadSeen, ...]]:
         hosts = tuple(seen for seen in outside if seen.doing.wait is not WaitReason.DEVICE)
         still = all(seen.motion in (Motion.FROZEN, Motion.SLOW) for seen in hosts)
         if hosts and (still or 2 * len(hosts) <= total):
-            return waiting[0], _worst_first(hosts)
+            return waiting[0], worst_first(hosts)
         if outside and 2 * len(outside) <= total:
-            return waiting[0], _worst_first(outside)
+            return waiting[0], worst_first(outside)
         if not outside and scene.remote:
             return None, tuple(seen for camp in scene.camps[1:] for seen in camp.ranks)
     if 2 * len(first.ranks) > total and len(first.ranks) > len(second.ranks):
-        return first, _worst_first(tuple(seen for camp in scene.camps[1:] for seen in camp.ranks))
+        return first, worst_first(tuple(seen for camp in scene.camps[1:] for seen in camp.ranks))
     return None, tuple(seen for camp in scene.camps[1:] for seen in camp.ranks)
 
 
-def _worst_first(ranks: tuple[ThreadSeen, ...]) -> tuple[ThreadSeen, ...]:
-    """Put ranks that did not move first, and of these the uninterruptible ones."""
-    still = (Motion.FROZEN, Motion.ONCE, Motion.SLOW, Motion.MOVING)
-    return tuple(sorted(ranks, key=lambda seen: (still.index(seen.motion), seen.thread.state != "D")))
+_STILL = (Motion.FROZEN, Motion.ONCE, Motion.SLOW, Motion.MOVING)
+
+
+def worst_first(ranks: Sequence[ThreadSeen]) -> tuple[ThreadSeen, ...]:
+    """Put ranks that did not move first, of these those that nothing excuses, then uninterruptible ones."""
+
+    def order(seen: ThreadSeen) -> tuple[int, bool, bool]:
+        return _STILL.index(seen.motion), bool(say_excuse(seen)), seen.thread.state != "D"
+
+    return tuple(sorted(ranks, key=order))
+
+
+def say_excuse(seen: ThreadSeen) -> str:
+    """Say why what a rank does may end by itself, "" where nothing speaks for it."""
+    phase, thread = seen.doing.phase, seen.thread
+    if phase in (*SLOW_PHASES, Phase.LOGGING):
+        return f"{phase.value} may take long"
+    if thread.state == "R" or is_wait(thread.waits_for, WaitReason.RUNNING):
+        return "it computes"
+    if seen.doing.wait is WaitReason.DEVICE:
+        return "it waits for its card"
+    return "a sleep ends by itself" if is_wait(thread.waits_for, WaitReason.SLEEP) else ""
 
 
 def _name(seen: ThreadSeen, others: tuple[int, ...]) -> OddOne:
@@ -485,7 +503,7 @@ def _find_worker(rank: ThreadSeen, scene: DumpScene) -> tuple[ThreadSeen | None,
     if not workers:
         return None, "" if died else "no worker of it was seen"
     read = [seen for seen in workers if seen.is_read]
-    busy = _worst_first(tuple(seen for seen in read if seen.doing.wait is not WaitReason.WORK))
+    busy = worst_first(tuple(seen for seen in read if seen.doing.wait is not WaitReason.WORK))
     if not read:
         return None, "its workers could not be read"
     pin = next((one for one in scene.pinning if one.process == rank.process), None)

@@ -113,7 +113,8 @@ def _is_still(process: ProcessSample) -> Known[bool]:
         main = demand_of(process, MAIN)
         if not is_known(main):
             return main
-        return main < STILL_TICK_DEMAND and ran < QUIET_RANK_DEMAND
+        # What it waits for a CPU is no work: a poll does so on a crowded machine.
+        return min(main, ran) < STILL_TICK_DEMAND and ran < QUIET_RANK_DEMAND
     return ran < (QUIET_HELPER_DEMAND if process.role is Role.HELPER else QUIET_WORKER_DEMAND)
 
 
@@ -385,7 +386,7 @@ MORE_S = 10.0
 """How much longer than a hang takes the advised command watches: dumps need that time."""
 
 TIMED_FACTOR = 2.5
-"""How many times longer a wait that may end by itself, such as one with a time-out, must last."""
+"""How many times longer a wait that may end by itself, such as a sleep, must last."""
 UNMOVED_S = 10.0
 """How long nothing may move before that is said of a run of which nothing else is known."""
 

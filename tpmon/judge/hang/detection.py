@@ -6,6 +6,7 @@ the log and the connections say about the time before it came.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from tpmon.judge.answers.result import (
@@ -23,12 +24,22 @@ from tpmon.judge.features.standstill import (
     TIMED_FACTOR,
     are_ranks_unmoved,
     find_excuse,
+    fresh_phase,
     is_unmoved,
+    say_still,
     say_unmoved,
+    still_s,
     waits_for_batch,
     watched_s,
 )
-from tpmon.judge.hang.activity import (
+from tpmon.judge.hang.group import may_run_elsewhere
+from tpmon.judge.hang.ranks import find_end
+from tpmon.judge.hang.sinks import UNSURE, Blame, Goes, Grace, Sink
+from tpmon.judge.hang.threads import POLLS_RATIO, name_thread
+from tpmon.judge.hang.threads import say_place as say_place_of
+from tpmon.judge.stacks.classify import is_users, say_frame
+from tpmon.judge.stacks.phases import Phase
+from tpmon.judge.watch.clock import (
     LAST_DATA,
     LAST_FILE,
     LAST_WRITE,
@@ -40,21 +51,19 @@ from tpmon.judge.hang.activity import (
     find_youngest_s,
     see_quiet,
 )
-from tpmon.judge.hang.attribution import POLLS_RATIO, find_blame, grace_of_sleep, may_run_elsewhere
-from tpmon.judge.hang.causes import Blame, Grace, name_thread, say_place
-from tpmon.judge.hang.devices import CAUSES, find_waited_s, show_calls
-from tpmon.judge.stacks.classify import is_users, say_frame
-from tpmon.judge.stacks.phases import Phase
 from tpmon.judge.watch.picture import LEAST_ROUNDS, Picture, came_late
-from tpmon.judge.watch.tracker import WatchedTime, age_ns, log_age_s
+from tpmon.judge.watch.records import CAUSES, find_waited_s, show_calls
+from tpmon.judge.watch.tracker import WatchedTime, age_ns, asks_frozen, describe_still, log_age_s
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.figures import Figure, Origin
 from tpmon.model.frame import TargetState
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.text.dump_words import name_process, say_wait
+from tpmon.model.units import format_seconds
 from tpmon.model.verdict import IN_WORDS, Kind
-from tpmon.model.waits import SOCKETS, WaitReason, is_wait, is_wait_in
+from tpmon.model.waits import SOCKETS, WaitReason, is_wait_in
 
 LOOP_OWN_S = 8.0
 """How long tpmon itself must have seen a computing thread not get on, whatever older signs say."""
@@ -66,6 +75,8 @@ TRANSFER_S = 1800.0
 """The same where bytes flow or a thread pool computes: a large file or corpus takes as long."""
 LOOP_FACTOR = 4.0
 """How many times longer a loop in one place must last than a wait that cannot end."""
+MOST_MARGIN = 1.2
+"""Margin of a wait that a time-out may end: below that of a high confidence."""
 LEAD_S = 10.0
 """How long before the time is up the dumps begin."""
 ROUNDS = 3
@@ -80,6 +91,9 @@ STALE_S = 600.0
 ANSWER_S = 25.0
 """How long requested dumps may take before they are given up."""
 
+CLOSED_FACTOR = 1.5
+"""How many times longer a wait must last that nothing outside of the job can end, whatever its time-out."""
+_FACTORS = {Grace.CLOSED: CLOSED_FACTOR, Grace.TIMED: TIMED_FACTOR, Grace.LOOP: LOOP_FACTOR}
 _COMPUTES = (Grace.COMPUTE, Grace.TRANSFER)
 _SLOW = (Grace.REMOTE, Grace.SLOW)
 
@@ -100,7 +114,7 @@ def need_s(watch: WatchedTime, grace: Grace) -> float:
         return max(SLOW_S, least)
     if grace is Grace.LOOP and not watch.trained:
         return slow_s  # before the first step programs build their tables in a loop of Python
-    return max(least, min((LOOP_FACTOR if grace is Grace.LOOP else TIMED_FACTOR) * least, SLOW_S))
+    return max(least, min(_FACTORS[grace] * least, SLOW_S))
 
 
 def plan_look(watch: WatchedTime, scene: Scene) -> Applicable[DumpRequest]:
@@ -116,7 +130,8 @@ def plan_look(watch: WatchedTime, scene: Scene) -> Applicable[DumpRequest]:
     if waited_s < least_s or (picture is not None and now_ns - picture.last_ns < STALE_S * 1e9):
         return NOT_APPLICABLE
     quiet = see_quiet(watch, frame)
-    is_slow = any(find_excuse(rank) for rank in scene.ranks)
+    # What a rank has handed to processes that stand is not slow, whatever it is.
+    is_slow = any(find_excuse(one) and not asks_frozen(one.process, frame) for one in scene.ranks)
     least = need_s(watch, Grace.SLOW if is_slow else Grace.ENDLESS)
     if quiet.own_s >= max(SOON_S, least - LEAD_S) or (quiet.own_s >= SOON_S and quiet.outside_s >= least):
         return _ask(scene)
@@ -143,15 +158,39 @@ def is_looking(scene: Scene) -> bool:
     return asked and watch.picture is None and len(come) < LEAST_ROUNDS and not overdue
 
 
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """Hold a blame with how long it has lasted, and how long it must to be a hang, seconds."""
+
+    blame: Blame
+    quiet: Quiet
+    seconds: float
+    need: float
+
+
 @once
 def judge_hang(scene: Scene) -> Answer:
     """Suspect a hang whose cause the stacks of all processes show."""
+    if scene.watch.picture is None:
+        return _say_no_picture(scene)
+    found = weigh_blame(scene)
+    if isinstance(found, str):
+        return Cleared(f"hang ({found})")
+    if found.seconds < found.need:
+        text, seconds = found.blame.text, found.seconds
+        return Unsure(f"hang ({text}, for {seconds:.0f} s of the {found.need:.0f} s that it takes)")
+    return _suspect(found.blame, found.quiet, scene, found.seconds, found.need)
+
+
+@once
+def weigh_blame(scene: Scene) -> Weighed | str:
+    """Return whom the stacks of all processes blame, and for how long; or what shows that nobody hangs."""
     watch, picture = scene.watch, scene.watch.picture
     if picture is None:
-        return _say_no_picture(scene)
-    blame = find_blame(scene, picture)
-    if isinstance(blame, str):
-        return Cleared(f"hang ({blame})")
+        return ""
+    blame = find_end(scene, picture)
+    if isinstance(blame, Goes):
+        return blame.text
     quiet = see_quiet(watch, scene.frame)
     seconds = quiet.seconds
     if blame.grace in _SLOW:
@@ -167,10 +206,26 @@ def judge_hang(scene: Scene) -> Answer:
         recorded_s = _recorded_s(blame, quiet, scene)
         if recorded_s > seconds:
             seconds, blame = recorded_s, replace(blame, origins=(*blame.origins, Origin.RECORD))
-    need = need_s(watch, blame.grace)
-    if seconds < need:
-        return Unsure(f"hang ({blame.text}, for {seconds:.0f} s of the {need:.0f} s that it takes)")
-    return _suspect(blame, quiet, scene, seconds, need)
+    return Weighed(blame, quiet, seconds, need_s(watch, blame.grace))
+
+
+def say_place(scene: Scene) -> str:
+    """Say of a job that stands where it does, for whom, since when, and when that is called a hang."""
+    watch = scene.watch
+    found = weigh_blame(scene)
+    if isinstance(found, Weighed):
+        text, seconds, sign, need = found.blame.text, found.seconds, found.quiet.sign, found.need
+        seconds = max(seconds, found.quiet.own_s)
+    else:
+        quiet = see_quiet(watch, scene.frame)
+        text = found or describe_still(watch, scene.frame)
+        seconds, sign, need = quiet.seconds, quiet.sign, find_need_s(scene)
+    if not text:
+        return say_still(scene)
+    told = f" ({sign})" if sign and seconds > still_s(scene) else ""
+    until = f"; called a hang from {format_seconds(need)} on" if seconds < need and found != text else ""
+    still = f"; nothing has moved for {format_seconds(seconds)}" if found else ""
+    return f"{text}{still}{told}{until}"
 
 
 def _recorded_s(blame: Blame, quiet: Quiet, scene: Scene) -> float:
@@ -208,9 +263,9 @@ def guess_grace(rank: RankScene, scene: Scene) -> Grace:
 
     It may have asked a service, or wait for a rank elsewhere that saves alone, or for a thread that uploads.
     """
-    if is_wait(rank.process.waits_for, WaitReason.SLEEP):
-        return grace_of_sleep(scene)
     if has_ranks_elsewhere(scene) or (len(scene.ranks) > 1 and may_run_elsewhere(scene)):
+        return Grace.REMOTE
+    if is_known(rank.phases) and len(scene.ranks) == 1 and fresh_phase(rank.phases) is Phase.COMMS:
         return Grace.REMOTE
     waits = waits_for_batch(rank)
     if is_known(rank.phases) or (is_known(waits) and waits):
@@ -221,10 +276,9 @@ def guess_grace(rank: RankScene, scene: Scene) -> Grace:
 
 def find_need_s(scene: Scene) -> float:
     """Return how long a finding must last to be a hang; without a finding, the longest that may be needed."""
-    watch, picture = scene.watch, scene.watch.picture
-    blame = find_blame(scene, picture) if picture is not None else ""
-    if isinstance(blame, Blame):
-        return need_s(watch, blame.grace)
+    watch, found = scene.watch, weigh_blame(scene)
+    if isinstance(found, Weighed):
+        return found.need
     least = watch.hang_after_s
     return max((need_s(watch, guess_grace(rank, scene)) for rank in scene.ranks), default=least)
 
@@ -267,13 +321,15 @@ def _suspect(blame: Blame, quiet: Quiet, scene: Scene, seconds: float, need: flo
     seen = blame.seen
     process = next((one for one in scene.frame.processes if one.pid == seen.thread.pid), None)
     origins = {Origin.STACKS, Origin.PROC, *blame.origins}
+    is_sure = blame.grace not in UNSURE and blame.sink is not Sink.LOCK_FILE
     if quiet.sign and (quiet.sign != LAST_WRITE or logs_here(scene)):
         origins.add(ORIGIN_OF_SIGN[quiet.sign])
     return Suspicion(
         kind=Kind.HUNG,
         cause=blame.cause,
         weight=1.0 if blame.cause != "no-progress" else 0.5,
-        margin=1.0 + seconds / need,
+        # What a time-out may still end is no sure hang.
+        margin=min(1.0 + seconds / need, math.inf if is_sure else MOST_MARGIN),
         origins=frozenset(origins),
         summary=blame.text,
         evidence=_list_evidence(blame, quiet, seconds, scene),
@@ -335,7 +391,7 @@ def _show(seen: ThreadSeen, picture: Picture, age_s: float) -> FigureReading:
     used = f"{100 * trait.used_s / picture.seconds:.0f} % CPU" if trait is not None else ""
     if trait is not None and trait.kernel_ratio >= POLLS_RATIO:
         used += f", {100 * trait.kernel_ratio:.0f} % of it in the kernel"
-    words = (" < ".join(lines) or say_place(seen), say_wait(seen.thread), used)
+    words = (" < ".join(lines) or say_place_of(seen), say_wait(seen.thread), used)
     name = f"{name_process(seen.thread)} ({seen.thread.pid}){tail}"
     text = ", ".join(word for word in words if word)
     return reading_aged(Figure.THREAD_STANDS, IN_WORDS, age_s, of=name, text=text)

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 
-from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import FigureReading, reading_aged
-from tpmon.judge.dumps.collective_words import (
-    JUST_NOW_S,
-    Waits,
-    find_backend,
-    find_framework,
-    name_call,
-    say_abort,
-    say_assumed_abort,
-    say_why,
-    write_report,
-)
-from tpmon.judge.dumps.collectives import DEFAULT_TIMEOUTS_S
+from tpmon.judge.dumps.collective_words import find_backend
 from tpmon.judge.dumps.outlier import ThreadSeen
 from tpmon.judge.features.card_use import MEDIUM_POWER, full_power_ratio, judge_hollow
 from tpmon.judge.features.cards import BUSY_PCT, QUIET_LINK_BYTES_S, CardScene, cards_of, is_sliced
 from tpmon.judge.features.comms import nic_bytes_s
 from tpmon.judge.features.snapshot import Scene
 from tpmon.judge.features.standstill import IDLE_CARD_PCT, IDLE_SLICE_PCT, find_silence
-from tpmon.judge.hang.causes import Blame, Grace, find_camps, say_camps
+from tpmon.judge.hang.sinks import Blame, End, Goes, Grace, Sink, blame
+from tpmon.judge.hang.threads import find_camps, say_camps
 from tpmon.judge.stacks.classify import is_native, is_users, package_of
 from tpmon.judge.stacks.phases import TRAINING, Phase
-from tpmon.judge.watch.picture import Picture, find_wait
-from tpmon.model.figures import Figure, Origin
-from tpmon.model.frame import Frame
+from tpmon.judge.watch.picture import Picture
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
-from tpmon.model.process import ThreadKind
-from tpmon.model.results.collectives import CollectiveFinding, Collectives
 from tpmon.model.text.dump_words import name_rank
-from tpmon.model.waits import WaitReason
 
 _AT_CARD = (*TRAINING, Phase.SYNC, Phase.COMMS, Phase.OTHER)
 """Phases in which a host may wait for its card; loading and compiling run on the host."""
@@ -100,7 +82,7 @@ def _may_exchange(card: CardScene, scene: Scene, picture: Picture) -> bool:
     return is_network_busy(scene, picture) or not is_known(card.link_bytes_s)
 
 
-def blame_card(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | str:
+def expand_card(seen: ThreadSeen, scene: Scene, picture: Picture) -> End:
     """Say that a rank waits for its card; one that works may be in a kernel that does not end.
 
     A collective over a slow network is as hollow as a kernel that does not end; the bytes tell them apart.
@@ -111,7 +93,7 @@ def blame_card(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | str:
     for card, state in states:
         moves = known_or(card.link_bytes_s, 0.0) >= QUIET_LINK_BYTES_S
         if state == _HOLLOW and moves and not _is_alone(picture):
-            return f"{name} waits for card {card.index}, whose links move data"
+            return Goes(f"{name} waits for card {card.index}, whose links move data")
     text = f"{name} waits for its card in {seen.doing.text}; card"
     untold = [
         f"{card.index} may work ({state.reason})" for card, state in states if isinstance(state, Missing)
@@ -130,10 +112,10 @@ def blame_card(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | str:
     elif any(_may_exchange(one, scene, picture) for one in cards):
         grace = Grace.SLOW
     said = (*working, *untold, f"{cards[0].index} {states[0][1]}")[0]
-    return Blame("gpu-wait", seen, f"{text} {said}", grace, needs=(Need.GPU_WAIT,), origins=(Origin.DRIVER,))
+    return blame(Sink.CARD, seen, f"{text} {said}", grace)
 
 
-def blame_unseen_card(seen: ThreadSeen, picture: Picture) -> Blame | None:
+def expand_unseen_card(seen: ThreadSeen, picture: Picture) -> Blame | None:
     """Say that a rank may wait for a card that cannot be read; None where it does something else.
 
     NCCL's threads show that there is one: of AMD, or of another container. A host that waits for its card, or
@@ -146,7 +128,7 @@ def blame_unseen_card(seen: ThreadSeen, picture: Picture) -> Blame | None:
         return None
     text = f"{name_rank(seen.thread)} computes, or waits for its card, in {seen.doing.text}"
     text = f"{text}; what its card does cannot be read"
-    return Blame("gpu-wait", seen, text, Grace.COMPUTE, needs=(Need.GPU_WAIT,))
+    return blame(Sink.UNSEEN_CARD, seen, text)
 
 
 def _computes(seen: ThreadSeen, picture: Picture) -> bool:
@@ -162,88 +144,16 @@ def _computes(seen: ThreadSeen, picture: Picture) -> bool:
 
 def blame_cards(blames: Sequence[Blame]) -> Blame:
     """Join the blames of all ranks, each of which waits for its own card: none is the culprit."""
-    blame = max(blames, key=lambda one: one.grace)
+    found = max(blames, key=lambda one: one.grace)
     ranks = [one.seen for one in blames]
-    also = tuple(one for one in ranks if one is not blame.seen)
+    also = tuple(one for one in ranks if one is not found.seen)
     head = f"all {len(blames)} ranks wait for their cards"
-    if blame.grace is Grace.TRANSFER:
+    if found.grace is Grace.TRANSFER:
         several = sum(one.grace is Grace.TRANSFER for one in blames) > 1
-        return replace(blame, text=f"{head}; {blame.text}", also=also, is_of_all=several)
-    none = "is known to do" if blame.grace is Grace.COMPUTE else "does"
+        return replace(found, text=f"{head}; {found.text}", also=also, is_of_all=several)
+    none = "is known to do" if found.grace is Grace.COMPUTE else "does"
     text = f"{head}, none of which {none} anything: most likely in one collective"
     if len(find_camps(ranks)) > 1:
         # A host waits for its card at the line after the collective, perhaps another one in each rank.
         text = f"{text}, or in different ones: {say_camps(ranks)}"
-    return replace(blame, text=text, also=also, is_of_all=True)
-
-
-CAUSES = frozenset(("missing-rank", "remote-rank", "no-progress", "gpu-wait"))
-"""Causes in which ranks wait for others, or may."""
-BEFORE_S = 5.0
-"""How long before the standstill a record may have been written and still be of this hang."""
-
-
-def show_calls(
-    calls: Collectives | None, picture: Picture, frame: Frame, still_s: float, *, on_cards: bool = False
-) -> list[FigureReading]:
-    """Return the evidence of a hang in which ranks wait for others; ``still_s``: how long nothing moved.
-
-    ``on_cards``: they may wait in collectives of their cards, and the host only for the card.
-    """
-    mains = picture.scene.ranks
-    in_ranks = any(find_wait(seen, picture) is WaitReason.COLLECTIVE for seen in mains)
-    if not in_ranks and not (on_cards and (len(mains) > 1 or picture.scene.remote)):
-        return []
-    rows = list(_show_finding(calls, frame.taken, still_s)) if calls is not None else []
-    if calls is not None:
-        words = ", ".join(said for report in calls.ras if (said := write_report(report)))
-        rows += [reading_aged(Figure.NCCL_RAS, 0.0, 0.0, text=words)] if words else []
-    if calls is None or not calls.records:
-        rows += _show_assumed(picture, still_s, (frame.taken_ns - picture.last_ns) / 1e9)
-    return rows
-
-
-def _find_open(
-    calls: Collectives, now: datetime, still_s: float
-) -> tuple[CollectiveFinding, str, float] | None:
-    """Return the first open collective of this hang, where it was read and how long ago; None for none."""
-    finding = next((one for one in calls.findings if one.waited_s >= JUST_NOW_S), None)
-    if finding is None:
-        return None
-    taken, source = _find_record(calls, finding)
-    age_s = (now - taken).total_seconds()
-    return (finding, source, max(0.0, age_s)) if age_s <= still_s + BEFORE_S else None
-
-
-def find_waited_s(calls: Collectives | None, now: datetime, still_s: float) -> float:
-    """Return how long ranks have waited in a collective by the job's own records; 0 where none tells."""
-    found = _find_open(calls, now, still_s) if calls is not None else None
-    return found[0].waited_s + found[2] if found is not None else 0.0
-
-
-def _show_finding(calls: Collectives, now: datetime, still_s: float) -> Iterator[FigureReading]:
-    found = _find_open(calls, now, still_s)
-    if found is None:
-        return
-    finding, source, age_s = found
-    name, why = name_call(finding), say_why(finding)
-    yield reading_aged(Figure.COLLECTIVE, float(finding.sequence), age_s, of=name, text=why, source=source)
-    left_s = finding.abort_s - age_s if is_known(finding.abort_s) else 0.0
-    if left_s > 0:
-        text = say_abort(finding, left_s)
-        yield reading_aged(Figure.COLLECTIVE_LIMIT, left_s, age_s, text=text, source=source)
-
-
-def _find_record(calls: Collectives, finding: CollectiveFinding) -> tuple[datetime, str]:
-    """Return when the oldest record of a waiting rank was written, and where it was read."""
-    those = [one for one in calls.records if is_known(one.rank) and one.rank in finding.waiting]
-    first = min(those, key=lambda one: one.taken)
-    return first.taken, first.source.value
-
-
-def _show_assumed(picture: Picture, still_s: float, age_s: float) -> list[FigureReading]:
-    names = (one.thread.name for one in picture.threads if one.thread.kind is ThreadKind.COMM)
-    framework = find_framework(one.frames for one in picture.scene.ranks)
-    words = say_assumed_abort(Waits(find_backend(names), still_s, framework), DEFAULT_TIMEOUTS_S)
-    row = reading_aged(Figure.COLLECTIVE_LIMIT, still_s, age_s, text=words, source="stacks")
-    return [row] if words else []
+    return replace(found, text=text, also=also, is_of_all=True)

@@ -41,8 +41,8 @@ from tpmon.judge.features.standstill import (
     waits_for_batch,
     waits_for_workers,
 )
-from tpmon.judge.hang.causes import need_of_wait
 from tpmon.judge.hang.detection import SLOW_S, guess_grace, is_looking, judge_hang, need_s
+from tpmon.judge.hang.threads import need_of_wait
 from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.tracker import MOST_AGE_S, STOPPED_S, age_ns, is_stopped
 from tpmon.model.figures import Figure, Origin
@@ -411,6 +411,8 @@ def _excuse(scene: Scene) -> str:
         if _serves(rank, scene):
             return f"{name_rank(rank)} waits for requests"
         waited = rank.process.waits_unchanged_s
+        if all(is_wait(one.process.waits_for, WaitReason.SLEEP) for one in scene.ranks):
+            return f"{name_rank(rank)} sleeps, and nobody waits for it"
         need = need_s(scene.watch, guess_grace(rank, scene))
         if is_known(waited) and waited < need:
             verb = (

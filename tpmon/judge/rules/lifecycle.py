@@ -25,10 +25,12 @@ from tpmon.judge.features.standstill import (
     find_pause,
     fresh_phase,
     name_rank,
+    still_s,
     waits_for_batch,
 )
 from tpmon.judge.hang import rules as rules_hang
-from tpmon.judge.hang.causes import list_ends
+from tpmon.judge.hang.ends import list_ends
+from tpmon.judge.hang.ranks import find_poller
 from tpmon.judge.hang.rules import judge_no_progress
 from tpmon.judge.stacks.phases import TRAINING
 from tpmon.judge.stacks.profile import Phase
@@ -466,11 +468,44 @@ def _suspect_input(
     )
 
 
+def _await_one(scene: Scene) -> bool:
+    """Tell whether a rank waits for other ranks, or may: ranks that compute do not wait for a person."""
+    return any(not _waits_for_terminal(rank) and (_is_waiting(rank) or _rests(rank)) for rank in scene.ranks)
+
+
+def _rests(rank: RankScene) -> bool:
+    """Tell whether a rank stands, whatever it waits for."""
+    unchanged = rank.process.waits_unchanged_s
+    return is_known(unchanged) and unchanged >= INPUT_S
+
+
+def judge_polls(scene: Scene) -> Answer:
+    """Suspect that the job keeps to a pace, or asks now and then for what another job makes."""
+    seen, least_s = find_poller(scene), scene.watch.hang_after_s
+    if seen is None or still_s(scene) < least_s:
+        return Cleared("a poll (no rank sleeps, or somebody waits for it)")
+    rank = next((one for one in scene.ranks if one.process.pid == seen.thread.pid), None)
+    if rank is None:
+        return Cleared("a poll (its rank has ended)")
+    return Suspicion(
+        kind=Kind.IDLE,
+        cause="polls",
+        weight=1.0,
+        margin=1.0,
+        origins=frozenset((Origin.STACKS, Origin.PROC)),
+        summary=f"{name_rank(rank)} sleeps in {seen.doing.text}, again and again, and nobody waits for it",
+        evidence=(reading(Figure.NOTHING_MOVED, still_s(scene), scene.frame),),
+        pid=rank.process.pid,
+        rank=rank.process.rank,
+    )
+
+
 def judge_waiting_for_input(scene: Scene) -> Answer:
     """Suspect that a rank reads from a terminal, a prompt or a debugger, or from a pipe that it was given."""
-    for rank in scene.ranks:
-        origins = _waits_for_terminal(rank)
-        if origins:
+    asks = [(rank, _waits_for_terminal(rank)) for rank in scene.ranks]
+    for rank, origins in asks:
+        # Of a job, not of a rank: the others may wait in a collective for the one at the prompt.
+        if origins and (len(asks) == 1 or not _await_one(scene)):
             return _suspect_input(rank, scene, f"input {_say_input(rank)}", origins, Need.INPUT_WAIT)
     served = _judge_server(scene)
     if served is not None:
@@ -487,6 +522,7 @@ RULES: tuple[Rule, ...] = (
     judge_validation,
     judge_finished,
     judge_waiting_for_input,
+    judge_polls,
     *rules_hang.RULES,
     judge_no_progress,
 )

@@ -39,7 +39,7 @@ from tpmon.judge.features.workers import (
     name_state,
     wait_in_vain,
 )
-from tpmon.judge.hang.causes import list_ends
+from tpmon.judge.hang.ends import list_ends
 from tpmon.judge.stacks.profile import DataPart
 from tpmon.model.figures import Figure, Origin
 from tpmon.model.known import is_known, known_or

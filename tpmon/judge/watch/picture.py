@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 
-from tpmon.judge.dumps.describe import LibraryCall
+from tpmon.judge.dumps.describe import LibraryCall, is_in_task
 from tpmon.judge.dumps.merge import RESTS_RATIO, join_looks, looks_of_round
 from tpmon.judge.dumps.outlier import DumpScene, ThreadSeen, see_threads, set_scene
 from tpmon.judge.stacks.classify import find_users, is_library, is_native, is_users, last_name
@@ -21,7 +21,7 @@ from tpmon.model.dump import (
     WaitKind,
 )
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.waits import INPUTS, IO, PIPES, WaitReason, is_wait, is_wait_in
@@ -29,6 +29,12 @@ from tpmon.model.waits import INPUTS, IO, PIPES, WaitReason, is_wait, is_wait_in
 LEAST_ROUNDS = 3
 LEAST_SPAN_S = 4.0
 """Between the first and the last dump of a picture."""
+POLL_RATIO = 0.05
+"""Share of time on a CPU up to which a main thread at one line may poll: a step takes more."""
+FEW_BYTES_S = 1e6
+"""Bytes a second up to which a process reads and writes nothing that matters."""
+FEW_FAULTS_S = 100.0
+"""Page faults a second up to which the kernel's time is not spent on making memory."""
 LEAST_USED_S = 0.3
 """CPU that a thread must have used before its share in the kernel counts: ticks are 10 ms long."""
 
@@ -95,6 +101,41 @@ class Picture:
         if trait is None:
             return seen.thread.state not in ("R", "?")
         return trait.used_s <= RESTS_RATIO * self.seconds and not trait.ready
+
+    def gets_something(self, seen: ThreadSeen) -> bool:
+        """Tell whether a thread's process read, wrote or made memory between the dumps."""
+        toll = self.tolls.get(seen.thread.pid)
+        return toll is not None and (
+            toll.faults > FEW_FAULTS_S * self.seconds or toll.moved_bytes > FEW_BYTES_S * self.seconds
+        )
+
+    def polls(self, seen: ThreadSeen) -> bool:
+        """Tell whether nothing but its own clock moves a main thread: it asks at one line, and gets nothing.
+
+        What asks over a network is moved by answers that nobody counts.
+        """
+        trait = self.trait_of(seen)
+        if seen.motion is not Motion.SLOW or seen.thread.kind is not ThreadKind.MAIN or trait is None:
+            return False
+        if trait.ready or trait.used_s > POLL_RATIO * self.seconds or self.gets_something(seen):
+            return False
+        return self.asks_below(seen) or is_wait_in(seen.thread.waits_for, _TICKS)
+
+    def rank_or_main(self, pid: int) -> ThreadSeen | None:
+        """Return what keeps a rank, else the main thread of any other process."""
+        return next((one for one in self.scene.ranks if one.thread.pid == pid), None) or self.main_of(pid)
+
+    def asks_below(self, seen: ThreadSeen) -> bool:
+        """Tell whether only processes that a rank started have the other end of what it waits at."""
+        target = seen.thread.waits_on
+        others = known_or(target.others, ()) if is_known(target) else ()
+        return bool(others) and all(self.is_below(one.pid, seen.thread.pid) for one in others)
+
+    def is_below(self, pid: int, rank_pid: int) -> bool:
+        """Tell whether a process is one that a rank started."""
+        main = self.main_of(pid)
+        below = main is not None and main.thread.role is Role.HELPER and main.thread.rank_pid == rank_pid
+        return below and pid != rank_pid
 
     def goes_round(self, seen: ThreadSeen) -> bool:
         """Tell whether a thread loops in one function; long C calls of torch and numpy free the GIL."""
@@ -219,12 +260,15 @@ _IDLE_CALLS = (
     LibraryCall.PROCESS_POOL,
     LibraryCall.IDLE_THREAD,
     LibraryCall.IDLE_PROCESS,
+    LibraryCall.MANAGER,
 )
 _RAY_LOOP = "ray/_private/worker.py"
 
 
 TICKS_RATIO = 0.1
 """Share of time on a CPU up to which a thread does no more than ask for the GIL again."""
+_TICKS = frozenset((WaitReason.TIMED_LOCK, WaitReason.SLEEP))
+"""Waits that a poll repeats."""
 
 
 UNREAD = Missing("its looks do not tell what it waits for")
@@ -281,9 +325,10 @@ def find_wait(seen: ThreadSeen, picture: Picture) -> Known[WaitReason]:
         return UNREAD
     if waits_for_gil(seen, picture):
         return WaitReason.GIL
-    if seen.motion in (Motion.MOVING, Motion.SLOW):
+    polls = picture.polls(seen)
+    if seen.motion in (Motion.MOVING, Motion.SLOW) and not polls:
         return WaitReason.RUNNING if picture.goes_round(seen) else WaitReason.NOTHING
-    if seen.motion is not Motion.FROZEN:
+    if seen.motion is not Motion.FROZEN and not polls:
         return UNREAD
     if picture.rests(seen) and _reads_input(seen):
         return WaitReason.TERMINAL
@@ -291,7 +336,7 @@ def find_wait(seen: ThreadSeen, picture: Picture) -> Known[WaitReason]:
         return WaitReason.TASK
     if seen.doing.wait not in (WaitReason.CALL, WaitReason.OTHER):
         return seen.doing.wait
-    if is_running(seen, picture):
+    if is_running(seen, picture) and not polls:
         return WaitReason.RUNNING
     return _find_rest(seen)
 
@@ -329,4 +374,7 @@ def is_idle(seen: ThreadSeen, picture: Picture) -> bool:
     wait = find_wait(seen, picture)
     if wait in (WaitReason.WORK, WaitReason.BATCH):
         return True
-    return seen.thread.role is not Role.RANK and seen.doing.call in _IDLE_CALLS and picture.rests(seen)
+    # In a pool what a task waits for is no wait for a task.
+    if seen.thread.role is Role.RANK or is_in_task(seen.frames):
+        return False
+    return seen.doing.call in _IDLE_CALLS and picture.rests(seen)

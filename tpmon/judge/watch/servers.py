@@ -80,7 +80,7 @@ def find_server(frame: Frame, picture: Picture, *, trained: bool) -> ThreadSeen 
     frames = _frames(seen)
     if rests_in_notebook(frames) or _has_no_request(frames):
         return seen
-    if trained or shows_training(frames):
+    if trained or shows_training(frames) or waits_for_itself(seen):
         return None
     if _is_in_loop(frames):
         return seen
@@ -121,6 +121,15 @@ def _has_no_request(frames: Sequence[StackFrame]) -> bool:
 def _is_in_loop(frames: Sequence[StackFrame]) -> bool:
     loops = (is_at(one, *place) for one in _last_call(frames) for place in _LOOPS)
     return is_event_loop(frames) or _has_no_request(frames) or any(loops)
+
+
+def waits_for_itself(seen: ThreadSeen) -> bool:
+    """Tell whether an event loop waits for nothing but what its own process may send: nobody can ask it."""
+    target = seen.thread.waits_on
+    if not is_event_loop(_frames(seen)) or not is_known(target):
+        return False
+    others = target.others
+    return is_known(others) and bool(others) and all(one.pid == seen.thread.pid for one in others)
 
 
 def asks_another(seen: ThreadSeen) -> bool:

@@ -10,12 +10,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tpmon.judge.dumps.collectives import judge_collectives
-from tpmon.judge.dumps.outlier import HANG_AFTER_S
+from tpmon.judge.dumps.merge import Sighting
+from tpmon.judge.dumps.outlier import HANG_AFTER_S, find_odd, see_threads, set_scene
+from tpmon.judge.stacks.classify import find_users
 from tpmon.judge.stacks.profile import main_stacks
 from tpmon.judge.watch.picture import Corner, Picture, choose_rounds, draw_picture, find_corner
 from tpmon.judge.watch.servers import find_server, shows_training
 from tpmon.judge.watch.stints import Stint
-from tpmon.model.dump import DumpRound
+from tpmon.model.dump import DumpRound, DumpThread, Motion
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.hook import HookSample, HookState, StepPace
@@ -24,7 +26,7 @@ from tpmon.model.process import ProcessSample, Role, ThreadKind
 from tpmon.model.results.collectives import Collectives
 from tpmon.model.stacks import StackSlice
 from tpmon.model.text.job_words import say_stop
-from tpmon.model.waits import WaitReason, is_wait_in
+from tpmon.model.waits import FILES, QUEUES, SOCKETS, WaitReason, is_wait, is_wait_in
 
 MOST_AGE_S = 366 * 86_400.0
 """No job waits longer; a larger reading is not an age."""
@@ -131,9 +133,13 @@ KEPT_S = 60.0
 """Dumps further apart are not compared."""
 MOVED_DEMAND = 0.05
 """Share of a reading on a CPU above which a main thread that waits as before has worked in between."""
+WORKS_DEMAND = 0.3
+"""Demand, waits for a CPU included, above which a main thread does more than poll on a crowded machine."""
 MOVED_SINCE_S = 1.5
 """A rank that moved later than this after a picture's first dump is no longer where the picture has it."""
 
+_OUTSIDE = (SOCKETS - {WaitReason.UNIX_SOCKET}) | QUEUES | FILES
+"""Waits that no process which a rank started itself can end, other than a loader's."""
 _TICKING = frozenset((WaitReason.TIMED_LOCK, WaitReason.SLEEP, WaitReason.RUNNING))
 """Waits that a loop repeats: one that is younger than the newest stack belongs to the same loop."""
 
@@ -163,6 +169,8 @@ class RankMemory:
     """It runs, or asks for a lock or naps again and again: its waits say nothing."""
     begun_ns: int = 0
     """When it was first read."""
+    ran_ns: int = 0
+    """When its main thread last worked, beyond what a poll takes."""
     moved_ns: int = 0
     """When it was last seen in a new wait or another stack, 0 for never."""
     trained: bool = False
@@ -268,6 +276,9 @@ NO_WATCH = WatchedTime()
 
 def _note_stacks(one: RankMemory, stacks: Sequence[Corner], begun_ns: int, ended_ns: int) -> RankMemory:
     """Note what one slice or one dump saw of the main thread."""
+    if one.ticks and begun_ns > one.ran_ns and not any(map(shows_training, stacks)):
+        # A poll looks around below its line, and hardly runs: only its own clock moves it.
+        stacks = [taken[: find_users(taken) + 1] or taken for taken in stacks]
     only = stacks[0] if len(set(stacks)) == 1 else None
     corner = find_corner(stacks)
     stack_ns = one.stack_ns if only is not None and only == one.stack else begun_ns
@@ -328,6 +339,29 @@ def _ran_main(process: ProcessSample) -> float:
     return min(sum(known_or(one, 0.0) for one in mains), max(0.0, ran - waited))
 
 
+def _worked(process: ProcessSample) -> bool:
+    """Tell whether a main thread did more than poll, or wanted to: others may have the CPUs."""
+    mains = [known_or(one.runnable, 0.0) for one in process.thread_groups if one.kind is ThreadKind.MAIN]
+    return _ran_main(process) >= MOVED_DEMAND or sum(mains) >= WORKS_DEMAND
+
+
+def asks_frozen(process: ProcessSample, frame: Frame) -> bool:
+    """Tell whether a rank can get nothing from what it started: a process rests at a lock, and none runs.
+
+    It may ask them again and again, over a pipe of its own or of a manager: only its own clock moves it then.
+    """
+    if is_wait_in(process.waits_for, _OUTSIDE):
+        return False
+    started = (one for one in frame.processes if one.rank_pid == process.pid)
+    below = [one for one in started if one.role in (Role.HELPER, Role.WORKER)]
+    frozen = any(one.threads == 1 and is_wait(one.waits_for, WaitReason.LOCK) for one in below)
+    return frozen and all(_ran(one) < MOVED_DEMAND for one in below)
+
+
+def _ran(process: ProcessSample) -> float:
+    return known_or(process.runnable, 0.0) - known_or(process.waiting, 0.0)
+
+
 def _note_rank(
     before: RankMemory | None, process: ProcessSample, frame: Frame, slices: Sequence[StackSlice]
 ) -> RankMemory:
@@ -338,7 +372,7 @@ def _note_rank(
     wait = process.waits_for
     # "running" in state S: it woke up while it was read, like a thread that asks for a lock 200 times a
     # second. Its wait is not known then: it is no new wait, and no end of the pause before it.
-    ticks = not rests or is_wait_in(wait, _TICKING)
+    ticks = not rests or is_wait_in(wait, _TICKING) or asks_frozen(process, frame)
     wait_ns, moved_ns = 0, before.moved_ns
     # The first readings have no rates: a wait as old as they are was not seen to begin.
     first_ns = max(before.begun_ns, before.back_ns) + round(MOVED_SINCE_S * 1e9)
@@ -351,9 +385,50 @@ def _note_rank(
             # What changed while tpmon paused may have changed at once.
             moved_ns = max(moved_ns, wait_ns if wait_ns > first_ns else before.left_ns)
         wait_ns = max(wait_ns, moved_ns)
-    one = replace(before, wait_ns=wait_ns, ticks=ticks, moved_ns=moved_ns)
+    ran_ns = frame.taken_ns if _worked(process) else before.ran_ns
+    one = replace(before, wait_ns=wait_ns, ticks=ticks, moved_ns=moved_ns, ran_ns=ran_ns)
     one = _note_slices(one, slices)
     return _note_rounds(one, known_or(frame.rounds, ()))
+
+
+def describe_still(watch: WatchedTime, frame: Frame) -> str:
+    """Say where the ranks stand by the stacks that were sampled; "" where one has none, or moves."""
+    processes = {one.pid: one for one in frame.processes}
+    seen = [
+        _sight(processes[one.pid], one.stack, (frame.taken_ns - one.still_ns(frame.taken_ns)) / 1e9)
+        for one in watch.ranks
+        if one.stack is not None and one.pid in processes
+    ]
+    if not seen or len(seen) < len(watch.ranks):
+        return ""
+    return find_odd(set_scene(see_threads(seen), frame.target.world_size)).summary
+
+
+def _sight(process: ProcessSample, frames: Corner, since_s: float) -> Sighting:
+    """Make what a dump would show of a main thread that stood in all samples."""
+    unread = Missing("no dump was read")
+    thread = DumpThread(
+        host="",
+        pid=process.pid,
+        tid=process.pid,
+        role=process.role,
+        rank=process.rank,
+        worker=process.worker,
+        rank_pid=process.rank_pid,
+        name="MainThread",
+        kind=ThreadKind.MAIN,
+        state=process.state,
+        wchan=process.wchan,
+        call=process.syscall,
+        waits_for=process.waits_for,
+        waits_on=NOT_APPLICABLE,
+        cpu_s=unread,
+        delay_s=unread,
+        cpu_pct=unread,
+        delay_pct=unread,
+        frozen=process.frozen,
+    )
+    return Sighting(thread, frames, Motion.FROZEN, since_s)
 
 
 def log_age_s(frame: Frame) -> float | None:

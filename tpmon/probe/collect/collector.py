@@ -179,8 +179,11 @@ class Collector:
         others = TenantReader(lambda: pids_of(self._membership.members, *Role), lambda: self._crowded)
         self._tenants = Background[Applicable[tuple[Tenant, ...]]]("tenants", others.read, TENANTS_EVERY_S)
         self._left_over = Background[tuple[LeftOver, ...]]("left-overs", list_left_over, LEFT_OVER_EVERY_S)
-        limits = LimitReader(lambda: pids_of(self._membership.members, *_LIMIT_ROLES))
-        self._limits = Background[tuple[LimitSample, ...]]("limits", limits.read, LIMITS_EVERY_S)
+        self._limits = Background[tuple[LimitSample, ...]](
+            "limits",
+            LimitReader(lambda: pids_of(self._membership.members, *_LIMIT_ROLES)).read,
+            LIMITS_EVERY_S,
+        )
         self._ticks = 0
         self._tracker = EventTracker(job.root)
         self._last: Frame | None = None
