@@ -12,6 +12,7 @@ from tests.painted import texts_of
 from tests.starving import COMPUTES, line_up, make_second
 from tpmon.judge.advice.choose import CATALOGUE, EXPLANATIONS, Cause, choose
 from tpmon.judge.advice.facts import RunFacts
+from tpmon.judge.advice.hot import CALLS, HotSpot
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.finding import MOST_ALSO, MOST_IFS, list_others, list_worth
@@ -55,6 +56,7 @@ NAMED = RunFacts(
     lock_file="/tmp/lock",
     alone_rank=0,
     alone_place="train.py:14",
+    hot=HotSpot(CALLS["gc-collect"], "train.py:19"),
 )
 
 

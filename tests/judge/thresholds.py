@@ -10,6 +10,7 @@ import importlib
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -48,7 +49,7 @@ NO_THRESHOLDS = {
 
 
 def is_number(value: object) -> TypeGuard[Number]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool | Enum)
 
 
 def as_threshold(value: object) -> Threshold | None:

@@ -30,11 +30,7 @@ LONG_BYTES = 60_000
 """Larger ones take a second or more to be judged again."""
 KNOWN_WRONG: dict[str, str] = {
     "reports-map_num_proc.busy.0": "kind 2: a parent that polls its dead pool counts as moving",
-    "reports-stale_baton.busy.0": "kind 8: a polled lock file is no lock",
     "reports-ok_sweep_parent.busy.1": "kind 19: a parent of trainings is taken for a rank",
-    "reports-ok_eval_daemon.busy.1": "kind 21: a poll for a file is called a hang",
-    "reports-hang_asyncio.busy.0": "kind 24: a wait below asyncio is taken for one for input",
-    "reports-hang_barrier_input.busy.0": "kind 24: a prompt in one rank is taken for the job's",
 }
 """Recordings that are judged wrongly, by name, and why they are here."""
 FOREIGN = re.compile(r"/(?:root|work|mnt|srv)\b|/home/(?!user/)")

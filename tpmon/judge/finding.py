@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 
 from tpmon.judge.advice.choose import Chosen, Risk, choose
-from tpmon.judge.advice.context import gather_facts, observe
+from tpmon.judge.advice.context import SPEED, gather_facts, observe
 from tpmon.judge.advice.facts import RunFacts, fill, write_gain
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, FigureReading, Suspicion, Unsure, reading, tell
@@ -24,6 +24,7 @@ from tpmon.judge.watch.clock import (
     keeps_journal,
 )
 from tpmon.judge.watch.records import CAUSES, find_waited_s
+from tpmon.judge.watch.tracker import list_hooks
 from tpmon.model.figures import Figure, Origin
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
 from tpmon.model.units import format_clock, format_seconds
@@ -48,6 +49,10 @@ MOST_IFS = 8
 MOST_RIVALS = 1
 """Causes within the noise of the stated one that are named: more would tell nothing."""
 LOOKING_S = 10.0
+STEPLESS_S = 30.0
+"""Time without a step that the hook counts, above which a verdict about speed says so."""
+SILENT_LOG_S = 120.0
+"""The same for a log: many programs write a line a minute."""
 
 _RISKS = {
     Risk.NONE: "",
@@ -290,7 +295,7 @@ def find(track: Track, answers: Sequence[Answer], scene: Scene, rivals: Sequence
         since=since,
         since_is=since_is,
         since_source=since_source,
-        summary=_say_rivals(suspicion, rivals),
+        summary=f"{_say_rivals(suspicion, rivals)}{_say_stepless(suspicion, scene)}",
         try_=write_try(chosen) if chosen is not None else NOT_APPLICABLE,
         also_try=tuple(map(write_try, others)) or NOT_APPLICABLE,
         ceiling=write_ceiling(suspicion, chosen),
@@ -303,6 +308,27 @@ def find(track: Track, answers: Sequence[Answer], scene: Scene, rivals: Sequence
         card=suspicion.card,
         where=_place_of(suspicion, scene),
     )
+
+
+def _say_stepless(suspicion: Suspicion, scene: Scene) -> str:
+    """Say that no step was seen beside a verdict about speed: by every hook, else by a log that is silent."""
+    if suspicion.kind not in SPEED:
+        return ""
+    counted = {one.pid: one.counts.steps for one in list_hooks(scene.frame)}
+    if counted:
+        first = next((one for one in scene.history if list_hooks(one)), scene.frame)
+        before = {one.pid: one.counts.steps for one in list_hooks(first)}
+        watched_s = (scene.frame.taken_ns - first.taken_ns) / 1e9
+        return (
+            f"; no step was seen in {watched_s:.0f} s"
+            if watched_s >= STEPLESS_S and before == counted
+            else ""
+        )
+    ages = [one.last_write_age_s for one in scene.frame.output if is_known(one.last_write_age_s)]
+    silent_s = min(ages, default=0.0)
+    if silent_s < SILENT_LOG_S:
+        return ""
+    return f"; no step was seen: the log is silent for {format_seconds(silent_s)}"
 
 
 def _place_of(suspicion: Suspicion, scene: Scene) -> Applicable[str]:

@@ -14,6 +14,7 @@ from tpmon.model.hook import HookSample, StepPace
 from tpmon.model.host import (
     CpuSample,
     FileWrite,
+    LimitSample,
     LoaderSample,
     MemorySample,
     NetworkSample,
@@ -21,7 +22,6 @@ from tpmon.model.host import (
     SocketSample,
 )
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, Why, is_known
-from tpmon.model.limits import LimitSample
 from tpmon.model.process import MainThreadSample, Outcome, ProcessEnd, ProcessSample, RankRow
 from tpmon.model.results.collectives import CollectivesReading
 from tpmon.model.stacks import StackSlice

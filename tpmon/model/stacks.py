@@ -29,6 +29,15 @@ class StackCount:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceLine:
+    """Hold the text of one line of the program, cut, with secrets hidden."""
+
+    file: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class StackSlice:
     """Hold a slice of non-blocking samples of a process; ``samples`` are of its loop, also while idle."""
 
@@ -42,3 +51,5 @@ class StackSlice:
     stacks: tuple[StackCount, ...]
     loop_tid: Applicable[int] = NOT_APPLICABLE
     """The thread among them that runs the training loop, where that is not the main thread."""
+    source: Applicable[tuple[SourceLine, ...]] = NOT_APPLICABLE
+    """The busiest lines of the program's own files; absent where none could be read."""

@@ -17,6 +17,7 @@ from tpmon.judge.advice import facts as advice_facts
 from tpmon.judge.advice.choose import CATALOGUE, EXPLANATIONS, Chosen, Risk, choose, fill_remedy
 from tpmon.judge.advice.context import gather_facts, observe
 from tpmon.judge.advice.facts import RunFacts, fill_paste, propose_workers, write_thaw
+from tpmon.judge.advice.hot import CALLS, HotSpot
 from tpmon.judge.advice.verdict_page import write_page
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
@@ -39,6 +40,8 @@ texts = st.one_of(st.just(Missing("not read")), st.just(NOT_APPLICABLE), st.just
 
 def facts_of(draw_number, draw_text):
     draws = {"Applicable[str]": draw_text, "Known[str]": draw_text.filter(lambda one: one is not NOT_APPLICABLE)}
+    draws |= {f"Applicable[{name}]": st.just(NOT_APPLICABLE) for name in ("Freezer", "Tracer")}
+    draws["Applicable[HotSpot]"] = st.sampled_from([NOT_APPLICABLE, HotSpot(CALLS["sleep"], "")])
     draws["Applicable[tuple[PoolLibrary, ...]]"] = st.just((PoolLibrary.IOMP, PoolLibrary.OPENCV))
     return st.builds(RunFacts, **{f.name: draws.get(str(f.type), draw_number) for f in dataclasses.fields(RunFacts)})
 
@@ -58,7 +61,13 @@ def test_one_thread_of_python_is_not_told_to_use_more_threads_first_nor_on_the_c
     """Threads do not help Python; what torchrun sets comes after what is Python's own."""
     seen = {Need.ONE_THREAD_SET, Need.CORES_FREE, Need.ONE_THREAD_BUSY}
     row = (Kind.PYTHON_BOUND, "single-thread")
-    assert EXPLANATIONS[row].remedies == ("log-rarely", "profile-python", "start-workers", "use-all-cores")
+    assert EXPLANATIONS[row].remedies == (
+        "mend-hot-call",
+        "log-rarely",
+        "profile-python",
+        "start-workers",
+        "use-all-cores",
+    )
     free = RunFacts(cores_free=7.0, pid=4211)
     ids = [one.remedy.id for one in choose(*row, frozenset(seen | {Need.LOGGING_IN_STACK}), free)]
     assert ids == ["log-rarely", "profile-python", "use-all-cores"]

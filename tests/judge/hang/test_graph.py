@@ -44,6 +44,7 @@ ASKS = stack_of(
 JOIN = stack_of("main > train > join lib/multiprocessing/process.py:149 > wait lib/multiprocessing/popen_fork.py:43")
 ENDS = stack_of(f"{BOOT} > _finalize_join lib/multiprocessing/queues.py:199 > join lib/threading.py:1119")
 FEEDS = stack_of("_feed lib/multiprocessing/queues.py:250 > send_bytes lib/multiprocessing/connection.py:200")
+PUTS = stack_of(f"{BOOT} > fill /run/prep.py:9 > put lib/multiprocessing/queues.py:375")
 RESTS = stack_of("_feed lib/multiprocessing/queues.py:231 > wait lib/threading.py:327")
 STORE = (MAIN, replace(TRAIN, line=33))
 TIMED = "lock with a time-out (futex)"
@@ -161,6 +162,16 @@ LOOP = make_rank(0, frames=(MAIN, *SELECT), waits_for="epoll", waits_on=end_of(m
             ),
             says={40: "lock"},
             words="it does not end, and no other thread of it runs the program",
+            change=count(),
+        ),
+        job(
+            "one at the lock of a queue, which another has that writes into a full pipe",
+            JOINS,
+            child(PUTS),
+            child(PUTS, 4602, waits_for="pipe write (full)", waits_on=TO_RANK),
+            says={40: "lock"},
+            words=("rank 0 is in process join", "which is full: rank 0 reads nothing from it while it waits"),
+            rank=0,
             change=count(),
         ),
         job(

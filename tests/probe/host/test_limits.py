@@ -6,7 +6,7 @@ import tempfile
 
 import pytest
 
-from tpmon.model.limits import DescriptorGroup, Resource
+from tpmon.model.host import DescriptorGroup, Resource
 from tpmon.probe.host.limits import LimitReader, count_descriptors, group_descriptors, parse_limit, read_room
 
 LIMITS = "Limit                     Soft Limit           Hard Limit           Units     \nMax open files            1024   4096   files\nMax processes             unlimited   unlimited   processes\n"

@@ -155,7 +155,7 @@ ROWS = (
         Row(
             f"{of}_run_out",
             Label(Kind.LIMITS, of),
-            watch_s=GENERATIONS_S,
+            watch_s=GENERATIONS_S if of == "descriptors" else GROWTH_S,
             remedy="given back at once",
             advice=advice,
             file="fill_up",

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Iterator
 
 from tpmon.judge.advice.facts import RunFacts
+from tpmon.judge.advice.hot import HotSpot, find_hot
 from tpmon.judge.advice.standing import find_alone, find_pool, name_lock_file, name_place, observe_standing
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
@@ -263,11 +264,26 @@ def _observe_taxes(scene: Scene) -> Iterator[Need]:
         yield Need.NO_DEBUG_TAX
 
 
+SPEED = frozenset((Kind.DATA_BOUND, Kind.PYTHON_BOUND, Kind.LAUNCH_BOUND, Kind.SYNC_BOUND, Kind.COMMS_BOUND))
+"""Kinds whose time a call of the program may take."""
+
+
+def _find_hot(scene: Scene, suspicion: Suspicion) -> Applicable[HotSpot]:
+    return find_hot(scene, suspicion) if suspicion.kind in SPEED else NOT_APPLICABLE
+
+
+def _observe_hot(hot: Applicable[HotSpot]) -> Iterator[Need]:
+    if is_known(hot):
+        yield Need.HOT_CALL_SEEN
+        if hot.call.waste:
+            yield Need.HOT_CALL_WASTED
+
+
 def observe(scene: Scene, suspicion: Suspicion) -> frozenset[Need]:
     """Return every need of the catalogue that was seen: by the rule, in stacks, in readings."""
     seen = {*_observe_loader(scene), *_observe_cpus(scene, suspicion), *_observe_cards(scene)}
     seen |= {*_observe_memory(scene), *_observe_stacks(scene), *_observe_taxes(scene)}
-    seen |= {*observe_standing(scene, suspicion)}
+    seen |= {*observe_standing(scene, suspicion), *_observe_hot(_find_hot(scene, suspicion))}
     seen |= observe_done(scene) | observe_settings(scene) | suspicion.observed
     if Need.DEBUG_TAX_SET in seen:
         seen.discard(Need.NO_DEBUG_TAX)  # anomaly detection is set by the program, not by its environment
@@ -428,6 +444,7 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> RunFacts:
         pools=len(find_pools(scene)),
         frozen=named.frozen if named is not None else NOT_APPLICABLE,
         tracer=named.tracer if named is not None else NOT_APPLICABLE,
+        hot=_find_hot(scene, suspicion),
         mount=awaited.mount if is_known(awaited) else NOT_APPLICABLE,
         lock_file=name_lock_file(awaited),
         alone_rank=alone.thread.rank if alone is not None else NOT_APPLICABLE,

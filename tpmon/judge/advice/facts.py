@@ -9,6 +9,7 @@ import string
 from collections.abc import Callable
 from operator import attrgetter
 
+from tpmon.judge.advice.hot import HotSpot
 from tpmon.model.frozen import dataclass
 from tpmon.model.host import PoolLibrary
 from tpmon.model.known import Applicable, Known, Missing, is_known, known_or, map_known
@@ -193,6 +194,8 @@ class RunFacts:
     """The process of others that uses most of the job's CPUs."""
     frozen: Applicable[Freezer] = _UNREAD
     tracer: Applicable[Tracer] = _UNREAD
+    hot: Applicable[HotSpot] = _UNREAD
+    """The known call that takes most of the time."""
     mount: Applicable[str] = _UNREAD
     """Where the file system is mounted that it waits for."""
     lock_file: Applicable[str] = _UNREAD
@@ -435,6 +438,13 @@ def _lock_look(facts: RunFacts) -> str:
     return "cat /proc/locks  # who is not in it may hold it on another host, over NFS"
 
 
+def _hot_title(facts: RunFacts) -> Known[str]:
+    if not is_known(facts.hot):
+        return _UNREAD
+    place = f"{facts.hot.place} is in" if facts.hot.place else "most of the time is in"
+    return f"{facts.hot.call.title} ({place} {facts.hot.call.words})"
+
+
 def _mount_check(facts: RunFacts) -> str:
     return f"; timeout 5 stat {shlex.quote(facts.mount)} || echo stuck" if is_known(facts.mount) else ""
 
@@ -503,6 +513,15 @@ FIELDS = {
         lambda facts: map_known(shlex.quote, facts.lock_file) if is_known(facts.lock_file) else _UNREAD,
         "FILE",
         "the lock file",
+        is_name=True,
+    ),
+    "hot_title": Field(
+        _hot_title, "what the table below says of it", "what to do about that call", is_name=True
+    ),
+    "hot_paste": Field(
+        lambda facts: facts.hot.call.paste if is_known(facts.hot) else _UNREAD,
+        "# see the table of calls",
+        "what to paste",
         is_name=True,
     ),
     "alone_rank": Field(attrgetter("alone_rank"), "R", "the rank that is alone", is_name=True),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tpmon.judge.advice.choose import CATALOGUE, EXPLANATIONS, Cause, Explanation, Remedy
-from tpmon.judge.advice.facts import RunFacts, fill, fill_paste
+from tpmon.judge.advice.facts import RunFacts, fill, fill_paste, list_fields
+from tpmon.judge.advice.hot import CALLS
 from tpmon.model.figures import Figure
 from tpmon.model.known import is_known
 from tpmon.model.verdict import TABLE, Kind, KindRow, pick_code
@@ -101,6 +102,16 @@ def _entry(remedy: Remedy) -> Iterator[str]:
     yield f"```{remedy.language.value}"
     yield fill_paste(remedy.paste, RunFacts())
     yield "```"
+    yield ""
+    if "hot_title" in list_fields(remedy.title):
+        yield from _calls()
+
+
+def _calls() -> Iterator[str]:
+    yield "| most of the time is in | do this |"
+    yield "|---|---|"
+    for call in CALLS.values():
+        yield f"| {call.words} | {call.title} |"
     yield ""
 
 

@@ -101,6 +101,8 @@ class Need(str, Enum):
     CARD_BEHIND = "one card of the job is slower than the others"
     # Stacks
     STACKS_READ = "the stacks of every rank were read often enough"
+    HOT_CALL_SEEN = "one known call takes a fifth of the time or more"
+    HOT_CALL_WASTED = "a call that is needed once is made again and again"
     # Ranks
     RANK_BEHIND = "one rank works while the others wait for it"
     DDP_IN_STACK = "the model is wrapped in DistributedDataParallel"

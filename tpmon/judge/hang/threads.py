@@ -171,6 +171,9 @@ def _needs_of_lock(seen: ThreadSeen) -> tuple[Need, ...]:
 def _hold_lock(seen: ThreadSeen, text: str, picture: Picture) -> Step:
     """Lead to the threads that may hold what ``seen`` waits for, or feed its queue."""
     holders = _find_holders(seen, picture)
+    writers = () if holders or seen.doing.call is not LibraryCall.QUEUE_PUT else _find_writers(seen, picture)
+    if writers:
+        return Leads(tuple(map(key_of, writers)), lambda ends: ends[0])
     if seen.doing.wait is WaitReason.CALL:
         verb = "nothing comes" if seen.doing.call is LibraryCall.QUEUE_GET else "it does not end"
         text = f"{text}{_say_feeders(holders, verb)}"
@@ -180,6 +183,19 @@ def _hold_lock(seen: ThreadSeen, text: str, picture: Picture) -> Step:
     # A guess is shown, and not followed.
     sure = _find_awaited_tids(seen) or seen.doing.call in _JOINS
     return Leads(tuple(map(key_of, holders)), lambda _: found) if holders and sure else found
+
+
+def _find_writers(seen: ThreadSeen, picture: Picture) -> tuple[ThreadSeen, ...]:
+    """Return the process beside it that has the lock of a shared queue, and writes into its full pipe."""
+    owner, pid = seen.thread.rank_pid, seen.thread.pid
+    return tuple(
+        one
+        for one in picture.threads
+        if one.thread.rank_pid == owner
+        and one.thread.pid != pid
+        and one.doing.call is LibraryCall.QUEUE_PUT
+        and is_wait(one.thread.waits_for, WaitReason.PIPE_WRITE)
+    )[:1]
 
 
 def _say_feeders(feeders: Sequence[ThreadSeen], verb: str) -> str:

@@ -21,9 +21,8 @@ from tpmon.model.frame import (
     Target,
     TargetState,
 )
-from tpmon.model.host import NetworkSample, OutputSample, ShmSample, Tenant
+from tpmon.model.host import LimitSample, NetworkSample, OutputSample, ShmSample, Tenant
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
-from tpmon.model.limits import LimitSample
 from tpmon.model.process import Identity, ProcessSample, Role
 from tpmon.model.results.collectives import CollectivesReading, DumpRecords, RecordSource, SourceNote
 from tpmon.model.results.doctor import LeftOver
@@ -178,7 +177,10 @@ class Collector:
         self._crowded = False
         others = TenantReader(lambda: pids_of(self._membership.members, *Role), lambda: self._crowded)
         self._tenants = Background[Applicable[tuple[Tenant, ...]]]("tenants", others.read, TENANTS_EVERY_S)
-        self._left_over = Background[tuple[LeftOver, ...]]("left-overs", list_left_over, LEFT_OVER_EVERY_S)
+        # Not for the first picture: it reads all Pythons of the machine, in 20 ms.
+        self._left_over = Background[tuple[LeftOver, ...]](
+            "left-overs", lambda: list_left_over() if self._ticks > 1 else (), LEFT_OVER_EVERY_S
+        )
         self._limits = Background[tuple[LimitSample, ...]](
             "limits",
             LimitReader(lambda: pids_of(self._membership.members, *_LIMIT_ROLES)).read,

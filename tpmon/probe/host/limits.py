@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
+from tpmon.model.host import DescriptorGroup, LimitSample, Resource
 from tpmon.model.known import Missing
-from tpmon.model.limits import DescriptorGroup, LimitSample, Resource
 from tpmon.model.text.redaction import admit_text
 from tpmon.probe.base.cgroup_tree import Group, JobGroups
 from tpmon.probe.base.procread import PROC, list_pids, read_file, read_links, read_or, read_stat, read_text

@@ -25,6 +25,7 @@ from tpmon.probe.proc.access import parse_tracer
 from tpmon.probe.spy.failure import Failure, confirm, find_gone, find_spy
 from tpmon.probe.spy.plan import RETRY_S, SliceTurn, SpySubject, StackPlan
 from tpmon.probe.spy.pool import SpyAnswer, SpyPool, SpyRequest, dump_arguments, record_arguments
+from tpmon.probe.spy.source import SourceReader
 from tpmon.probe.spy.text import parse_dump, parse_raw
 
 OFF = Missing("stacks are off (--no-stacks)")
@@ -45,6 +46,7 @@ class StackSampler:
         self._loops = loops or LoopThreads()
         self._plan = StackPlan(time.monotonic_ns())
         self._pool = SpyPool()
+        self._source = SourceReader()
         self._worker = Worker[None]("stacks")
         self._slicing = False  # the current turn is a slice
         self._lock = threading.Lock()
@@ -184,6 +186,7 @@ class StackSampler:
             samples=samples,
             stacks=sampled.counts,
             loop_tid=loop_tid if loop_tid != pid else NOT_APPLICABLE,
+            source=self._source.read(pid, [one for one in sampled.stacks if one.tid == loop_tid]),
         )
         with self._lock:
             self._plan.settle(turn, cpu_ms, samples, sampled.frames, time.monotonic_ns())

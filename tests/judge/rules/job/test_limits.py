@@ -11,8 +11,8 @@ from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure
 from tpmon.judge.rules.job import limits
+from tpmon.model.host import DescriptorGroup, LimitSample, Resource
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.limits import DescriptorGroup, LimitSample, Resource
 from tpmon.model.verdict import Kind, pick_code
 
 RULES = dict(zip(Resource, limits.RULES, strict=True))
@@ -47,11 +47,13 @@ CASES = {
     "nearly full": (Resource.DESCRIPTORS, [1010.0] * 5, 1024, True),
     "threads that never end": (Resource.THREADS, ramp(400, 5, 20), 1000, True),
     "a pool": (Resource.THREADS, [700.0] * 60, 1000, False),
-    "checkpoints fill a disk": (Resource.DISK, ramp(50_000 * MB, 60 * MB, 60), 100_000 * MB, True),
+    "a cache fills a disk": (Resource.DISK, ramp(94_000 * MB, 60 * MB, 60), 100_000 * MB, True),
+    "a checkpoint that takes half a minute": (Resource.DISK, ramp(50_000 * MB, 1_000 * MB, 30), 100_000 * MB, False),
+    "a long checkpoint with room for it": (Resource.DISK, ramp(50_000 * MB, 1_000 * MB, 60), 1_000_000 * MB, False),
     "a disk that has been full for long": (Resource.DISK, [98_500.0 * MB] * 60, 100_000 * MB, False),
     "a disk without room": (Resource.DISK, [99_900.0 * MB] * 60, 100_000 * MB, True),
     "one checkpoint": (Resource.DISK, [9e9] * 30 + [15e9] * 30, 100_000 * MB, False),
-    "one file a sample": (Resource.INODES, ramp(400_000, 500, 60), 1_000_000, True),
+    "one file a sample": (Resource.INODES, ramp(900_000, 1_000, 60), 1_000_000, True),
 }
 
 

@@ -17,8 +17,8 @@ from tpmon.judge.features.snapshot import Rule, Scene
 from tpmon.model.figures import Figure, Origin
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
+from tpmon.model.host import LimitSample, Resource
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
-from tpmon.model.limits import LimitSample, Resource
 from tpmon.model.units import format_bytes, format_pct, say_bytes_s
 from tpmon.model.verdict import Kind
 
@@ -28,6 +28,8 @@ LONG_S = 45.0
 WINDOWS = 3
 TRUST = 40.0
 """Growth is believed to go on for so many times as long as it was seen: half an hour after 45 s."""
+DISK_TRUST = 4.0
+"""The same for files, of which a checkpoint writes many in a minute, and then none."""
 EARLY_RATIO = 0.2
 """Share of the limit below which descriptors may still be opened by a start."""
 FULL_RATIO = 0.97
@@ -89,13 +91,15 @@ def measure_course(points: Sequence[tuple[float, int]], span_s: float, least: fl
 def _find_course(scene: Scene, one: LimitSample) -> tuple[Course, float] | None:
     """Return the growth of one limit that ends soon enough to be told, with the seconds until then."""
     points = _list_points(scene.history, one)
-    for span_s in (SHORT_S, LONG_S):
+    files = one.resource in (Resource.DISK, Resource.INODES)
+    trust = DISK_TRUST if files else TRUST
+    for span_s in (LONG_S,) if files else (SHORT_S, LONG_S):
         course = measure_course(points, span_s, GROWS[one.resource])
         if course is None:
             continue
         eta_s = (one.limit - one.used) / course.per_s
         early = span_s == SHORT_S and one.used < EARLY_RATIO * one.limit
-        if not early and eta_s < min(ETA_S, TRUST * span_s):
+        if not early and eta_s < min(ETA_S, trust * span_s):
             return course, eta_s
     return None
 
