@@ -119,6 +119,31 @@ def test_evidence_is_made_by_a_row_of_the_registry_alone():
     assert makers == {"judge/answers/result.py"}
 
 
+BY_HAND = {
+    "judge/features/starvation.py": "one origin alone, where nothing tells whether the card works meanwhile",
+    "judge/hang/detection.py": "those of the look at all threads, and of the sign that dates the hang",
+    "judge/hang/rules.py": "those of the standstill, which shows other figures",
+    "judge/rules/gpu.py": "a card that shows no figure, whose host tells that it is waited for",
+    "judge/rules/hook.py": "those of the rule, and the hook's",
+    "judge/rules/lifecycle.py": "ends and starts, which show more than decides",
+    "judge/rules/loader.py": "one origin alone, where only one kernel reading tells for what workers wait",
+}
+"""Modules whose suspicions do not take their origins from the evidence, and why."""
+
+
+def test_origins_follow_from_the_figures_that_decide():
+    makers = {"Suspicion", "suspect", "suspect_rank"}
+    stated = {
+        str(path.relative_to(TPMON))
+        for path in (TPMON / "judge").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and "origins" in {one.arg for one in node.keywords}
+        if getattr(node.func, "id", getattr(node.func, "attr", "")) in makers
+        or (getattr(node.func, "id", "") == "replace" and ast.unparse(node.args[0]) in ("told", "suspicion"))
+    }
+    assert stated == set(BY_HAND)
+
+
 def test_each_row_of_the_registry_is_used_and_dated():
     used = {
         node.attr

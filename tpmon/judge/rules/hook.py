@@ -12,13 +12,13 @@ from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, FigureReading, Suspicion, reading
 from tpmon.judge.features.comms import BEHIND_RATIO
 from tpmon.judge.features.data_wait import exact_wait
-from tpmon.judge.features.snapshot import RankScene, Rule, Scene
+from tpmon.judge.features.snapshot import RankScene, Rule, Scene, once
 from tpmon.judge.features.standstill import name_rank
 from tpmon.judge.stacks.phases import COMPUTING_RATIO, HELD_RATIO, LIVELY_RATIO
 from tpmon.judge.watch.tracker import event_age_s, find_pace, hook_unread, last_stepped, list_hooks
 from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
-from tpmon.model.hook import StepPace
+from tpmon.model.hook import HookSample, StepPace
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.text.job_words import EVALUATES_PCT, format_ms, is_evaluating, is_stalled, say_rate
 from tpmon.model.units import format_pct, format_seconds
@@ -311,10 +311,15 @@ Alone = Callable[[Scene], Union[Suspicion, None]]
 """What the hook suspects by itself where a rule does not."""
 
 
+@once
+def _list_all(scene: Scene) -> tuple[HookSample, ...]:
+    return list_hooks(scene.frame)
+
+
 def _ask_hooks(rule: Rule, alone: Alone, scene: Scene) -> Answer:
     """Return the rule's answer with the hooks' word, or their own suspicion where the rule has none."""
     answer = rule(scene)
-    if not list_hooks(scene.frame):
+    if not _list_all(scene):
         unread = hook_unread(scene.frame)
         if unread and isinstance(answer, Suspicion) and _ask_of(answer) is not None:
             return replace(answer, unread=(*answer.unread, *unread))

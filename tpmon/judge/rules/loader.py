@@ -159,7 +159,7 @@ def _say_too_few(found: Starved, lock: LockWait) -> str:
 def judge_too_few_workers(scene: Scene) -> Answer:
     """Suspect the number of workers when each has work all the time and cores are free for more."""
     found, few = need_late_batches(scene), Proof("too few workers", scene)
-    load, lock = name_state(found), find_lock(found, scene)
+    load = name_state(found)
     few.clear(load is WorkerState.IDLE, "they have no work")
     few.doubt(load not in (WorkerState.COMPUTE, WorkerState.OTHER_WAIT), load.value)
     idle = known_or(found.idle, 0.0)
@@ -168,6 +168,7 @@ def judge_too_few_workers(scene: Scene) -> Answer:
     few.clear(free < FREE_CORES, f"{free:.1f} CPUs are free")
     few.add(Figure.CPUS_FREE, found.cores_had, free / FREE_CORES)
     few.doubt(wait_in_vain(found, scene), "they wait for CPUs that nobody uses: are they bound to a few?")
+    lock = find_lock(found, scene)
     few.clear(lock.is_lock, "they wait for a lock")
     few.doubt(lock.sign in (LockSign.OPEN, LockSign.HANDS), f"they wait {lock.sign.value}")
     few.clear(is_collating(found, scene), "most of their time goes into collate")
