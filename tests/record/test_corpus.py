@@ -29,7 +29,6 @@ PATHS = list_recordings([COMMITTED])
 LONG_BYTES = 60_000
 """Larger ones take a second or more to be judged again."""
 KNOWN_WRONG: dict[str, str] = {
-    "reports-map_num_proc.busy.0": "kind 2: a parent that polls its dead pool counts as moving",
     "reports-ok_sweep_parent.busy.1": "kind 19: a parent of trainings is taken for a rank",
 }
 """Recordings that are judged wrongly, by name, and why they are here."""
