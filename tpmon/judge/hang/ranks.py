@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -105,9 +106,17 @@ def _expand_other(seen: ThreadSeen, cast: _Cast) -> Step:
     who = name_of(seen) if is_main else f"{name_thread(seen)} of it"
     if wait is WaitReason.NOTHING:
         return blame(Sink.WORKER_MOVES, seen, f"{who} moves: {seen.doing.text}")
+    if wait is WaitReason.SLEEP and _keeps_pace(seen, cast):
+        return blame(Sink.WORKER_MOVES, seen, f"{who} sleeps again and again in {seen.doing.text}")
     step = expand_thread(seen, wait, who, cast.scene, cast.picture)
     pipes = expand_pipe(seen, cast.picture, step) if wait is WaitReason.READ_WRITE else None
     return pipes or (_map(step, lambda end: _weigh_other(end, seen, wait, cast)) if is_main else step)
+
+
+def _keeps_pace(seen: ThreadSeen, cast: _Cast) -> bool:
+    """Tell whether a process sleeps for short times: it tries again, or keeps to a pace."""
+    process = next((one for one in cast.scene.frame.processes if one.pid == seen.thread.pid), None)
+    return process is not None and known_or(process.waits_unchanged_s, math.inf) < cast.picture.seconds
 
 
 def _weigh_other(end: End, seen: ThreadSeen, wait: Known[WaitReason], cast: _Cast) -> End:
