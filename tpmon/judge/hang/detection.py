@@ -188,25 +188,31 @@ def weigh_blame(scene: Scene) -> Weighed | str:
     watch, picture = scene.watch, scene.watch.picture
     if picture is None:
         return ""
-    blame = find_end(scene, picture)
-    if isinstance(blame, Goes):
-        return blame.text
+    found = find_end(scene, picture)
+    if isinstance(found, Goes):
+        return found.text
     quiet = see_quiet(watch, scene.frame)
-    seconds = quiet.seconds
-    if blame.grace in _SLOW:
-        awaits = blame.cause == "remote-rank" and blame.grace is Grace.REMOTE
-        awaits = awaits and quiet.own_s >= watch.hang_after_s
-        # Then it is not even known which of the ranks is the first of all.
-        logs = logs_here(scene) and not (_waits_with_others(blame) and may_run_elsewhere(scene))
-        seconds = quiet.slow_s(logs=logs, awaits=awaits)
-    circles = _is_loop(blame, picture)
-    if blame.cause == "spin" or circles or blame.grace in _COMPUTES:
-        seconds = _running_s(quiet, blame.grace, circles=circles)
-    if blame.cause in CAUSES and quiet.own_s >= OWN_S:
-        recorded_s = _recorded_s(blame, quiet, scene)
+    seconds = still_s_at(found, quiet, scene)
+    if found.cause in CAUSES and quiet.own_s >= OWN_S:
+        recorded_s = _recorded_s(found, quiet, scene)
         if recorded_s > seconds:
-            seconds, blame = recorded_s, replace(blame, origins=(*blame.origins, Origin.RECORD))
-    return Weighed(blame, quiet, seconds, need_s(watch, blame.grace))
+            seconds, found = recorded_s, replace(found, origins=(*found.origins, Origin.RECORD))
+    return Weighed(found, quiet, seconds, need_s(watch, found.grace))
+
+
+def still_s_at(found: Blame, quiet: Quiet, scene: Scene) -> float:
+    """Return for how long the wait at a sink has lasted, by what tpmon saw and the signs that count there."""
+    picture = scene.watch.picture
+    circles = picture is not None and _is_loop(found, picture)
+    if found.cause == "spin" or circles or found.grace in _COMPUTES:
+        return _running_s(quiet, found.grace, circles=circles)
+    if found.grace not in _SLOW:
+        return quiet.seconds
+    awaits = found.cause == "remote-rank" and found.grace is Grace.REMOTE
+    awaits = awaits and quiet.own_s >= scene.watch.hang_after_s
+    # Then it is not even known which of the ranks is the first of all.
+    logs = logs_here(scene) and not (_waits_with_others(found) and may_run_elsewhere(scene))
+    return quiet.slow_s(logs=logs, awaits=awaits)
 
 
 def say_place(scene: Scene) -> str:
