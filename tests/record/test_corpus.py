@@ -28,9 +28,7 @@ from tpmon.record.recording import Recording
 PATHS = list_recordings([COMMITTED])
 LONG_BYTES = 60_000
 """Larger ones take a second or more to be judged again."""
-KNOWN_WRONG: dict[str, str] = {
-    "reports-ok_sweep_parent.busy.1": "kind 19: a parent of trainings is taken for a rank",
-}
+KNOWN_WRONG: dict[str, str] = {"reports-ok_sweep_parent.busy.1": "kind 19: a parent of trainings is taken for a rank"}
 """Recordings that are judged wrongly, by name, and why they are here."""
 FOREIGN = re.compile(r"/(?:root|work|mnt|srv)\b|/home/(?!user/)")
 """Paths and names of the machine that they were made on."""

@@ -93,7 +93,6 @@ ANSWER_S = 25.0
 
 CLOSED_FACTOR = 1.5
 """How many times longer a wait must last that nothing outside of the job can end, whatever its time-out."""
-_FACTORS = {Grace.CLOSED: CLOSED_FACTOR, Grace.TIMED: TIMED_FACTOR, Grace.LOOP: LOOP_FACTOR}
 _COMPUTES = (Grace.COMPUTE, Grace.TRANSFER)
 _SLOW = (Grace.REMOTE, Grace.SLOW)
 
@@ -114,7 +113,8 @@ def need_s(watch: WatchedTime, grace: Grace) -> float:
         return max(SLOW_S, least)
     if grace is Grace.LOOP and not watch.trained:
         return slow_s  # before the first step programs build their tables in a loop of Python
-    return max(least, min(_FACTORS[grace] * least, SLOW_S))
+    timed = CLOSED_FACTOR if grace is Grace.CLOSED else TIMED_FACTOR
+    return max(least, min((LOOP_FACTOR if grace is Grace.LOOP else timed) * least, SLOW_S))
 
 
 def plan_look(watch: WatchedTime, scene: Scene) -> Applicable[DumpRequest]:
