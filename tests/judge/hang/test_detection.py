@@ -481,7 +481,7 @@ def test_a_verdict_about_speed_does_not_outlast_the_movement():
         (
             (make_rank(0, frames=IN_LOCK),),
             12,
-            "rank 0 is in hold train.py:12, waits for: lock or queue (futex), frozen for at least",
+            "rank 0 is in hold train.py:12, waits for: lock or queue (futex), frozen; nothing has moved for",
         ),
         (
             (make_rank(0), make_rank(1, frames=IN_LOCK)),

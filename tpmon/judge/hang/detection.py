@@ -230,8 +230,7 @@ def say_place(scene: Scene) -> str:
         return say_still(scene)
     told = f" ({sign})" if sign and seconds > still_s(scene) else ""
     until = f"; called a hang from {format_seconds(need)} on" if seconds < need and found != text else ""
-    still = f"; nothing has moved for {format_seconds(seconds)}" if found else ""
-    return f"{text}{still}{told}{until}"
+    return f"{text}; nothing has moved for {format_seconds(seconds)}{told}{until}"
 
 
 def _recorded_s(blame: Blame, quiet: Quiet, scene: Scene) -> float:

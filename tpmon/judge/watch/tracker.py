@@ -395,7 +395,7 @@ def describe_still(watch: WatchedTime, frame: Frame) -> str:
     """Say where the ranks stand by the stacks that were sampled; "" where one has none, or moves."""
     processes = {one.pid: one for one in frame.processes}
     seen = [
-        _sight(processes[one.pid], one.stack, (frame.taken_ns - one.still_ns(frame.taken_ns)) / 1e9)
+        _sight(processes[one.pid], one.stack)
         for one in watch.ranks
         if one.stack is not None and one.pid in processes
     ]
@@ -404,7 +404,7 @@ def describe_still(watch: WatchedTime, frame: Frame) -> str:
     return find_odd(set_scene(see_threads(seen), frame.target.world_size)).summary
 
 
-def _sight(process: ProcessSample, frames: Corner, since_s: float) -> Sighting:
+def _sight(process: ProcessSample, frames: Corner) -> Sighting:
     """Make what a dump would show of a main thread that stood in all samples."""
     unread = Missing("no dump was read")
     thread = DumpThread(
@@ -428,7 +428,7 @@ def _sight(process: ProcessSample, frames: Corner, since_s: float) -> Sighting:
         delay_pct=unread,
         frozen=process.frozen,
     )
-    return Sighting(thread, frames, Motion.FROZEN, since_s)
+    return Sighting(thread, frames, Motion.FROZEN, unread)
 
 
 def log_age_s(frame: Frame) -> float | None:
