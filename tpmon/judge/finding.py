@@ -24,7 +24,6 @@ from tpmon.judge.watch.clock import (
     keeps_journal,
 )
 from tpmon.judge.watch.records import CAUSES, find_waited_s
-from tpmon.judge.watch.tracker import list_hooks
 from tpmon.model.figures import Figure, Origin
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
 from tpmon.model.units import format_clock, format_seconds
@@ -314,16 +313,10 @@ def _say_stepless(suspicion: Suspicion, scene: Scene) -> str:
     """Say that no step was seen beside a verdict about speed: by every hook, else by a log that is silent."""
     if suspicion.kind not in SPEED:
         return ""
-    counted = {one.pid: one.counts.steps for one in list_hooks(scene.frame)}
-    if counted:
-        first = next((one for one in scene.history if list_hooks(one)), scene.frame)
-        before = {one.pid: one.counts.steps for one in list_hooks(first)}
-        watched_s = (scene.frame.taken_ns - first.taken_ns) / 1e9
-        return (
-            f"; no step was seen in {watched_s:.0f} s"
-            if watched_s >= STEPLESS_S and before == counted
-            else ""
-        )
+    steps_s = [row.step_age_s for row in scene.frame.ranks if is_known(row.step_age_s)]
+    if steps_s:
+        stands_s = min(steps_s)
+        return f"; no step was seen for {format_seconds(stands_s)}" if stands_s >= STEPLESS_S else ""
     ages = [one.last_write_age_s for one in scene.frame.output if is_known(one.last_write_age_s)]
     silent_s = min(ages, default=0.0)
     if silent_s < SILENT_LOG_S:

@@ -445,6 +445,17 @@ def _hot_title(facts: RunFacts) -> Known[str]:
     return f"{facts.hot.call.title} ({place} {facts.hot.call.words})"
 
 
+def _tenant_look(facts: RunFacts) -> str:
+    """Return who else computes, and how the largest gives way; where none was named, the list of all."""
+    if not is_known(facts.tenant):
+        return "ps -eo pid,user,pcpu,etime,args --sort=-pcpu | head  # then renice -n 19 -p of those"
+    pid = facts.tenant
+    return (
+        f"ps -o pid,user,etime,args -p {pid}  # whose it is, and what\n"
+        f"renice -n 19 -p {pid}; echo 19 > /proc/{pid}/autogroup  # with sudo, where it is another user's"
+    )
+
+
 def _mount_check(facts: RunFacts) -> str:
     return f"; timeout 5 stat {shlex.quote(facts.mount)} || echo stuck" if is_known(facts.mount) else ""
 
@@ -534,7 +545,7 @@ FIELDS = {
         "",
         "how Slurm reserves a machine",
     ),
-    "tenant": Field(attrgetter("tenant"), "OTHER", "the process that uses most of the CPUs", is_name=True),
+    "tenant_look": Field(_tenant_look, "", "who else computes, and how it gives way"),
     "launcher": Field(attrgetter("launcher"), "PID", "what started the ranks", is_name=True),
     "last_host_cpu": Field(
         lambda facts: map_known(lambda cores: cores - 1, facts.host_cores),

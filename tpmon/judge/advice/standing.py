@@ -92,15 +92,17 @@ def _await_gradients(scene: Scene, suspicion: Suspicion) -> bool:
 def observe_standing(scene: Scene, suspicion: Suspicion) -> Iterator[Need]:
     """Yield what the newest picture of all stacks shows about the accused process of a hang."""
     accused = _accused(scene, suspicion)
-    if suspicion.kind is not Kind.HUNG or accused is None or not accused.frames:
+    if suspicion.kind is not Kind.HUNG or len(_mains(scene)) < max(len(scene.ranks), 1):
         return
     yield Need.STACKS_TOLD
+    if find_alone(scene, suspicion) is not None:
+        yield Need.ONE_RANK_ALONE
+    if accused is None or not accused.frames:
+        return
     picture = scene.watch.picture
     others = picture.threads_of(accused.thread.pid) if picture is not None else ()
     if any(one is not accused and find_users(one.frames) >= 0 for one in others):
         yield Need.HOLDER_SEEN
-    if find_alone(scene, suspicion) is not None:
-        yield Need.ONE_RANK_ALONE
     if _await_gradients(scene, suspicion):
         yield Need.GRADIENTS_AWAITED
     if Need.FILE_LOCK_WAIT in suspicion.observed and not _holds_kernel_lock(accused.thread.waits_on):
