@@ -41,7 +41,7 @@ SCALES: dict[str, Number] = {
     "GiB": 1 << 30,
 }
 NO_THRESHOLDS = {
-    "judge.advice.facts._GIB",
+    "judge.advice.fields._GIB",
     "judge.dumps.hot.TOP",
     *(f"model.gpu.{kind}_XIDS" for kind in ("HARMLESS", "RESTART", "APPLICATION")),
 }

@@ -7,7 +7,8 @@ from datetime import datetime, timedelta
 
 from tpmon.judge.advice.choose import Chosen, Risk, choose
 from tpmon.judge.advice.context import SPEED, gather_facts, observe
-from tpmon.judge.advice.facts import RunFacts, fill, write_gain
+from tpmon.judge.advice.facts import RunFacts
+from tpmon.judge.advice.fields import fill, write_gain
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, FigureReading, Suspicion, Unsure, reading, tell
 from tpmon.judge.features.snapshot import Scene

@@ -13,10 +13,11 @@ from tests.frames import make_cpu, make_frame, make_memory, make_process
 from tests.judging import scene_of
 from tests.starving import line_up
 from tpmon.errors import UsageError
-from tpmon.judge.advice import facts as advice_facts
+from tpmon.judge.advice import fields as advice_fields
 from tpmon.judge.advice.choose import CATALOGUE, EXPLANATIONS, Chosen, Risk, choose, fill_remedy
 from tpmon.judge.advice.context import gather_facts, observe
-from tpmon.judge.advice.facts import RunFacts, fill_paste, propose_workers, write_thaw
+from tpmon.judge.advice.facts import RunFacts, propose_workers
+from tpmon.judge.advice.fields import fill_paste, write_thaw
 from tpmon.judge.advice.hot import CALLS, HotSpot
 from tpmon.judge.advice.verdict_page import write_page
 from tpmon.judge.answers.needs import Need
@@ -438,11 +439,11 @@ MORE = RunFacts(
 def test_one_worker_takes_its_time_for_each_batch():
     """A share w in loading: n workers leave the longer of w / n and 1 - w."""
     facts = replace(MORE, workers_per_rank=0, needed_ratio=14.0, budget_cores=2.0, waiting_ratio=0.9)
-    assert advice_facts.fill("{workers}: {workers_gain} of {gain}", facts) == "2: 2.2x of 10.0x"
-    assert advice_facts.fill("{workers_gain}", replace(facts, cores_free=9.0, worker_busy_ratio=0.1)) == "10.0x"
+    assert advice_fields.fill("{workers}: {workers_gain} of {gain}", facts) == "2: 2.2x of 10.0x"
+    assert advice_fields.fill("{workers_gain}", replace(facts, cores_free=9.0, worker_busy_ratio=0.1)) == "10.0x"
     on_card = replace(facts, cores_free=0.0, loading_ratio=0.8, waiting_ratio=0.5)
-    assert advice_facts.fill("{workers}: {workers_gain}", on_card) == "1: 1.2x"
-    assert advice_facts.fill("{workers_gain}", RunFacts()) == "1 / (share of the wait / workers)"
+    assert advice_fields.fill("{workers}: {workers_gain}", on_card) == "1: 1.2x"
+    assert advice_fields.fill("{workers_gain}", RunFacts()) == "1 / (share of the wait / workers)"
 
 
 @pytest.mark.parametrize(
@@ -460,7 +461,7 @@ def test_one_worker_takes_its_time_for_each_batch():
 )
 def test_more_workers_gain_what_their_number_cores_and_the_need_allow(fields, said):
     """Two workers on cores that are nearly used up do not gain all that the wait costs."""
-    assert advice_facts.fill("{workers}: {growth_gain}", replace(MORE, **fields)) == said
+    assert advice_fields.fill("{workers}: {growth_gain}", replace(MORE, **fields)) == said
 
 
 def test_more_workers_say_in_their_ceiling_what_they_gain_themselves():

@@ -7,7 +7,8 @@ import pytest
 
 from tests.judge.test_also_try import NAMED
 from tpmon.judge.advice.choose import CATALOGUE, EXPLANATIONS, choose, fill_remedy
-from tpmon.judge.advice.facts import FIELDS, RunFacts, list_fields, names_all
+from tpmon.judge.advice.facts import RunFacts
+from tpmon.judge.advice.fields import FIELDS, list_fields, names_all
 from tpmon.judge.advice.standing import POOLS, name_lock_file
 from tpmon.judge.answers.needs import Need
 from tpmon.model.dump import WaitKind, WaitTarget

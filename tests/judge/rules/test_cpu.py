@@ -9,7 +9,7 @@ from tests.frames import GIB, make_cpu, make_frame, make_gpu, make_memory, make_
 from tests.judging import advise, make_phases
 from tests.starving import COMPUTES, IDLES, WORKER_WAIT, line_up, make_second, starve
 from tpmon.judge.advice.context import gather_facts, observe
-from tpmon.judge.advice.facts import fill
+from tpmon.judge.advice.fields import fill
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features import cpu as features_cpu

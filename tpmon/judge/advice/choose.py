@@ -9,15 +9,8 @@ from collections.abc import Mapping
 from enum import Enum
 from functools import partial
 
-from tpmon.judge.advice.facts import (
-    RunFacts,
-    count_threads_in_free,
-    fill,
-    fill_paste,
-    may_exceed_quota,
-    names_all,
-    size_loader,
-)
+from tpmon.judge.advice.facts import RunFacts, count_threads_in_free, may_exceed_quota, size_loader
+from tpmon.judge.advice.fields import fill, fill_paste, names_all
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.knowledge import LazyTable, Verbatim, make_row, read_table
 from tpmon.model.frozen import dataclass

@@ -23,7 +23,7 @@ from tpmon.model.waits import WaitReason
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadPool:
+class ForkedPool:
     """Name the threads that a library has, and what a program does where a fork would lose them."""
 
     words: str
@@ -32,7 +32,7 @@ class ThreadPool:
 
 _TABLE = "catalogue/pools.toml"
 POOLS = LazyTable(
-    (partial(read_table, __file__, _TABLE),), lambda name, row: make_row(ThreadPool, f"{_TABLE}: {name}", row)
+    (partial(read_table, __file__, _TABLE),), lambda name, row: make_row(ForkedPool, f"{_TABLE}: {name}", row)
 )
 """The libraries with threads of their own, by package."""
 
@@ -132,7 +132,7 @@ def name_place(frames: Sequence[StackFrame]) -> Applicable[str]:
     return f"{frames[index].file.rpartition('/')[2]}:{frames[index].line}"
 
 
-def find_pool(scene: Scene, suspicion: Suspicion) -> Applicable[ThreadPool]:
+def find_pool(scene: Scene, suspicion: Suspicion) -> Applicable[ForkedPool]:
     """Return the pool of the library that the accused process is in, by its innermost known frame."""
     accused = _accused(scene, suspicion)
     names = [package_of(frame.file) for frame in reversed(accused.frames)] if accused is not None else []

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tpmon.judge.advice.choose import CATALOGUE, EXPLANATIONS, Cause, Explanation, Remedy
-from tpmon.judge.advice.facts import RunFacts, fill, fill_paste, list_fields
+from tpmon.judge.advice.facts import RunFacts
+from tpmon.judge.advice.fields import fill, fill_paste, list_fields
 from tpmon.judge.advice.hot import CALLS
 from tpmon.model.figures import Figure
 from tpmon.model.known import is_known

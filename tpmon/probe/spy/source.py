@@ -27,7 +27,7 @@ _OTHERS = ("/site-packages/", "/dist-packages/", "/lib/python", "/lib64/python")
 _NO_TEXT = Missing("no text of the line could be read")
 
 
-class _Place(NamedTuple):
+class _LinePlace(NamedTuple):
     pid: int
     file: str
     line: int
@@ -39,16 +39,16 @@ class SourceReader:
     def __init__(self, proc: str = PROC) -> None:
         """Read nothing yet."""
         self._proc = proc
-        self._kept: dict[_Place, Known[str]] = {}
+        self._kept: dict[_LinePlace, Known[str]] = {}
         self._hangs = False
 
     def read(self, pid: int, stacks: Iterable[StackCount]) -> Applicable[tuple[SourceLine, ...]]:
         """Return the text of the lines that most of ``stacks`` are in; never raises."""
-        counts: Counter[_Place] = Counter()
+        counts: Counter[_LinePlace] = Counter()
         for stack in stacks:
             own = next((one for one in reversed(stack.frames) if _is_own(one.file)), None)
             if own is not None and own.line > 0:
-                counts[_Place(pid, own.file, own.line)] += stack.samples
+                counts[_LinePlace(pid, own.file, own.line)] += stack.samples
         busiest = [place for place, _ in counts.most_common(MOST_LINES)]
         texts = ((place, self._text_of(place)) for place in busiest)
         found = tuple(
@@ -58,7 +58,7 @@ class SourceReader:
         )
         return found or NOT_APPLICABLE
 
-    def _text_of(self, place: _Place) -> Known[str]:
+    def _text_of(self, place: _LinePlace) -> Known[str]:
         if place not in self._kept and not self._hangs:
             if len(self._kept) >= MOST_KEPT:
                 self._kept.clear()
@@ -72,7 +72,7 @@ def _is_own(file: str) -> bool:
     return file.endswith(".py") and not any(part in file for part in _OTHERS)
 
 
-def _read_line(place: _Place, proc: str) -> str:
+def _read_line(place: _LinePlace, proc: str) -> str:
     """Return the line, cleaned; "" where it cannot be read or is not there."""
     root = f"{proc}/{place.pid}/root" if place.file.startswith("/") else f"{proc}/{place.pid}/cwd/"
     path = f"{root}{place.file}"
