@@ -145,8 +145,8 @@ SETTINGS = (
         " program that just starts",
         "KINDS",
         words="balanced comms-bound compute-bound cpu-throttled data-bound failed gpu-throttled"
-        " gpu-unhealthy hung idle launch-bound memory-pressure oversubscribed paused python-bound starting"
-        f" sync-bound {ENDED}",
+        " gpu-unhealthy hung idle launch-bound limits memory-pressure oversubscribed paused python-bound"
+        f" starting sync-bound {ENDED}",
         refusal="is no kind of verdict",
     ),
     Setting(

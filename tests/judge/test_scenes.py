@@ -344,7 +344,7 @@ TEXTS |= {"budget_reason", "library", "limit_source", "rank_source"}
 """Attributes that hold words for eyes alone: of a stack, a wait, evidence, a reading."""
 NO_SENTENCES = {
     *("fetch.startswith('_Map')", "'torch' not in frame.file", "'collate' in name.lower()"),
-    *("'MainThread' in stack.thread", "'means' in rows", "'rank' in list_fields(remedy.title)"),
+    *("'MainThread' in stack.thread", "'means' in rows", "'barrier' in last_name(frame.function)"),
 }
 """Searches in names of the program, and in tables."""
 

@@ -87,7 +87,7 @@ def test_the_remedy_fits_what_the_descriptors_lead_to_and_a_higher_limit_comes_a
     answer = judge(Resource.DESCRIPTORS, ramp(400, 10, 20), 1000, groups)
     assert need in answer.observed
     assert f"most lead to {target}" in answer.summary
-    remedies = [one.remedy.id for one in choose(answer.kind, answer.cause, answer.observed, RunFacts())]
+    remedies = [one.remedy.id for one in choose(answer.kind, answer.cause, answer.observed, RunFacts(pid=4211))]
     assert remedies == [first, "raise-descriptor-limit"]
 
 
