@@ -64,7 +64,7 @@ def test_advice_is_found_by_its_title_whatever_the_numbers_in_it() -> None:
 WITHOUT_A_PROGRAM = {
     Kind.COMPUTE_BOUND: {"gpu-compute", "gpu-memory-bandwidth", "gpu"},
     Kind.STARTING: {"autotune"},
-    Kind.IDLE: {"ended"},
+    Kind.IDLE: {"ended", "polls"},
     Kind.DATA_BOUND: {"pin", "decode-engine"},
     Kind.LAUNCH_BOUND: {"tiny-kernels", "main-thread"},
     Kind.SYNC_BOUND: {"explicit", "implicit", "allocator"},
@@ -75,8 +75,9 @@ WITHOUT_A_PROGRAM = {
     Kind.LIMITS: {"threads"},
     Kind.PAUSED: {"checkpoint-share", "validation-share"},
 }
-"""What needs a card; a limit of processes, which root has not; minutes of a rhythm; a job whose exit status nobody sees, as on kernels before 6.13 (pidfd_info); and what needs a
-launcher, of which tests/recordings has jobs (bound_ranks, elastic_loop)."""
+"""What needs a card; a limit of processes, which root has not; minutes of a rhythm; a job whose exit status nobody
+sees, as on kernels before 6.13 (pidfd_info); and what tests/recordings has jobs of: a launcher's (bound_ranks,
+elastic_loop), and one that polls for files (ok_eval_daemon)."""
 
 
 def test_every_cause_that_a_cpu_can_make_has_a_program() -> None:
