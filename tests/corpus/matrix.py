@@ -28,8 +28,9 @@ from functools import partial
 from pathlib import Path
 
 from tests.budget.measure import say_neighbours
+from tests.corpus.own_reports import BY_NAME, list_own
 from tests.corpus.programs import Recorded, list_programs
-from tests.corpus.reports import BY_NAME, list_reports, list_unknown
+from tests.corpus.reports import list_reports, list_unknown
 from tests.corpus.truth import Truth, assess, parse_truth, read_spans
 from tests.hangs.programs import START_S
 from tests.programs.causes.running import ROOT, TPMON, CannotBeMadeError, Running, burner
@@ -249,7 +250,9 @@ def print_table(folder: Path) -> None:
 def main() -> int:
     """Record what is not there yet, print the table and pack the archive; exit 1 when something was not recorded."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="names of programs, or causes, hangs, alive, frameworks; by commas")
+    parser.add_argument(
+        "--only", default="", help="names of programs, or causes, hangs, alive, frameworks, own; by commas"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--machine", choices=("idle", "busy", "both"), default="both")
     parser.add_argument("--abreast", type=int, default=1, help="programs that only hang, recorded at once")
@@ -264,7 +267,7 @@ def main() -> int:
     Running.start_s = START_S
     options.out.mkdir(parents=True, exist_ok=True)
     failed = 0
-    programs = list_reports(options.programs) if options.programs else list_programs()
+    programs = list_reports(options.programs) if options.programs else [*list_programs(), *list_own()]
     if options.programs and list_unknown(options.programs):
         print(f"left out, their truth is not in reports.py: {', '.join(list_unknown(options.programs))}")
     if options.relabel:

@@ -2,7 +2,7 @@
 
 Run: ``make rejudge``, over tests/recordings; ``make rejudge RECORDINGS_IN=DIR`` also over a folder that
 ``make recordings`` wrote. Exit 1 where a verdict is wrong that was right as it was recorded, and where this very
-version of tpmon judges its own recording in another way. Of the programs of reports.py a table says more: whether the
+version of tpmon judges its own recording in another way. Of the programs of reports.py and own_reports.py a table says more: whether the
 culprit is named, and how the first remedy fits.
 """
 
@@ -18,6 +18,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tests.corpus.matrix import read_notes
+from tests.corpus.own_reports import BY_NAME
 from tests.corpus.reports import Advice, Fit, assess_advice
 from tests.corpus.truth import Outcome, Truth, assess, parse_truth, read_finding
 from tests.programs.causes.running import ROOT
@@ -74,7 +75,7 @@ def judge_again(path: Path) -> Again:
     )
     changes = tuple(map(_say_change, list_changes(iter(judged))))
     differs = sum(not one.is_equal for one in judged)
-    advice = assess_advice(read_notes(path)["program"], judged[-1].again.verdict)
+    advice = assess_advice(BY_NAME.get(read_notes(path)["program"]), judged[-1].again.verdict)
     return Again(path, truth, version, recorded, now, len(judged), differs, changes, advice)
 
 
@@ -103,15 +104,15 @@ def write_confusion(found: Iterable[Again]) -> list[str]:
 
 
 def write_advice(found: Iterable[Again]) -> list[str]:
-    """Return the table of the programs of reports.py as lines, and their counts below it; nothing without any."""
+    """Return the table of the programs after reports as lines, and their counts below it; nothing without any."""
     pairs = [(one, one.advice) for one in found if one.advice is not None]
     if not pairs:
         return []
     lines = [*ADVICE_HEAD]
-    for one, advice in sorted(pairs, key=lambda pair: (pair[1].row.kind, pair[1].row.name)):
+    for one, advice in sorted(pairs, key=lambda pair: (pair[1].row.kind, pair[1].row.full_name)):
         row, is_right, names = advice.row, _yes(one.now.right), _yes(advice.names_culprit) if advice.row.place else "-"
         label, said = str(one.truth).replace("|", "or"), one.now.last
-        cells = (row.name, row.kind, label, said, is_right, names, advice.remedy or "-", advice.fit.value)
+        cells = (row.full_name, row.kind, label, said, is_right, names, advice.remedy or "-", advice.fit.value)
         lines.append(f"| {' | '.join(map(str, cells))} |")
     fits = Counter(advice.fit for _, advice in pairs)
     named = sum(advice.names_culprit for _, advice in pairs if advice.row.place)

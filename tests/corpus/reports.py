@@ -1,7 +1,8 @@
 """What is true of programs that were made after public bug reports, and are kept outside of the project.
 
 A folder of them is recorded with ``make recordings RECORDINGS="--programs DIR"``. Their verdict, whom it blames and
-the first thing that it advises are known; ``make rejudge`` measures all three.
+the first thing that it advises are known; ``make rejudge`` measures all three. Those that are kept in the project are
+in own_reports.py.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -61,6 +62,7 @@ class Reported:
     (``attach_printed``), once its output has ``ready``. ``kind`` is the number of the kind of error that it stands
     for. ``culprit`` says whom a right verdict names; ``place`` is a pattern that its text then has, "" where nobody is
     to blame; ``rank`` is the one that it points at. ``right`` and ``harmful`` are remedies of the catalogue.
+    ``group`` stands before the name wherever programs of several groups are listed.
     """
 
     name: str
@@ -79,6 +81,11 @@ class Reported:
     attach_printed: bool = False
     flags: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    group: str = GROUP
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.group}/{self.name}"
 
     @property
     def command(self) -> str:
@@ -94,24 +101,24 @@ class Reported:
         return Fit.RIGHT if remedy in self.right else Fit.HARMFUL if remedy in self.harmful else Fit.BESIDE
 
 
-def _data(cause: str) -> Label:
+def data(cause: str) -> Label:
     return Label(Kind.DATA_BOUND, cause)
 
 
-def _hung(cause: str) -> Label:
+def hung(cause: str) -> Label:
     return Label(Kind.HUNG, cause)
 
 
-def _hang(name: str, kind: int, cause: str, culprit: str, place: str, **more: Any) -> Reported:
+def hang(name: str, kind: int, cause: str, culprit: str, place: str, **more: Any) -> Reported:
     options = {"computes": False, "ready": BEGUN, **more}
-    return Reported(name=name, kind=kind, label=_hung(cause), culprit=culprit, place=place, **options)
+    return Reported(name=name, kind=kind, label=hung(cause), culprit=culprit, place=place, **options)
 
 
 MORE_WORKERS = ("more-workers", "more-readers", "more-sleepers", "start-workers")
 LOST_BATCH = ("bigger-shm", "shorter-queue", "time-limit-for-batches")
 IDLE, UNDECIDED = Label(Kind.IDLE), Label(Kind.NOT_ENOUGH_EVIDENCE)
 REPORTS = (
-    _hang(
+    hang(
         "executor_fork",
         1,
         "lock",
@@ -120,7 +127,7 @@ REPORTS = (
         right=("no-fork-after-threads",),
         harmful=("one-order-of-locks", *LOST_BATCH),
     ),
-    _hang(
+    hang(
         "map_num_proc",
         2,
         "lock",
@@ -131,7 +138,7 @@ REPORTS = (
         seconds=120.0,
         needs=("datasets", "tokenizers"),
     ),
-    _hang(
+    hang(
         "rendezvous_missing",
         3,
         "remote-rank",
@@ -145,7 +152,7 @@ REPORTS = (
     Reported(
         name="slow_batch_sampler",
         kind=4,
-        label=_data("sampler"),
+        label=data("sampler"),
         culprit="the main thread in the batch sampler's __iter__; the workers have nothing to do",
         place=r"slow_batch_sampler\.py:3\d",
         run="python slow_batch_sampler.py --n 60000",
@@ -155,7 +162,7 @@ REPORTS = (
     Reported(
         name="one_shard",
         kind=5,
-        label=_data("uneven-workers"),
+        label=data("uneven-workers"),
         culprit="3 of 4 workers have ended, as there is one shard",
         place=r"1 of 4|(few|more) shards",
         right=("more-shards",),
@@ -165,7 +172,7 @@ REPORTS = (
     Reported(
         name="http_429",
         kind=6,
-        label=_data("network-store"),
+        label=data("network-store"),
         culprit="the workers sleep in urllib3's Retry.sleep: the server refuses",
         place=r"retry|refuse|http_429\.py:48",
         ready=r"step \d",
@@ -174,7 +181,7 @@ REPORTS = (
         harmful=(*MORE_WORKERS, "prefetch-factor", "fetch-many"),
         needs=("requests", "urllib3"),
     ),
-    _hang(
+    hang(
         "fsdp_rank0_save",
         7,
         "missing-rank",
@@ -185,7 +192,7 @@ REPORTS = (
         right=("call-on-all-ranks",),
         harmful=("restart-from-checkpoint", "check-mount"),
     ),
-    _hang(
+    hang(
         "uneven_ddp",
         7,
         "missing-rank",
@@ -197,7 +204,7 @@ REPORTS = (
         ready="step 350",
         seconds=120.0,
     ),
-    _hang(
+    hang(
         "stale_baton",
         8,
         "lock",
@@ -233,13 +240,13 @@ REPORTS = (
         right=("unbind-ranks", "widen-affinity"),
         harmful=("fewer-ranks", "cap-rank-threads", "cap-threads-in-script", "more-cores"),
     ),
-    _hang(
+    hang(
         "queue_join",
         11,
         "lock",
         "the main process in join() of a child, whose feeder thread writes a pipe that only the parent reads",
         r"join|queue_join\.py:31",
-        also=(_hung("blocked-io"),),
+        also=(hung("blocked-io"),),
         right=("read-before-join",),
         harmful=("end-left-thread", "look-for-producer", "one-order-of-locks"),
     ),
@@ -278,7 +285,7 @@ REPORTS = (
     Reported(
         name="spawn_pickle",
         kind=13,
-        label=_data("respawn"),
+        label=data("respawn"),
         culprit="the main thread in Process.start, which pickles the data set for each worker of each epoch",
         place=r"spawn_pickle\.py:29|pickle",
         right=("persistent-workers",),
@@ -339,19 +346,19 @@ REPORTS = (
         computes=False,
         harmful=("call-aside", "log-rarely"),
     ),
-    _hang(
+    hang(
         "hang_asyncio",
         24,
         "lost-batch",
         "the main thread in the event loop: a coroutine awaits a queue that nobody feeds",
         r"hang_asyncio\.py:(2[5-9])|await",
-        also=(_hung("lock"), _hung("no-progress")),
+        also=(hung("lock"), hung("no-progress")),
         right=("look-for-producer",),
         harmful=("no-breakpoint", "limit-the-request"),
         seconds=120.0,
         ready=BLAMED,
     ),
-    _hang(
+    hang(
         "hang_barrier_input",
         24,
         "missing-rank",
@@ -363,17 +370,14 @@ REPORTS = (
         ready=BLAMED,
     ),
 )
-BY_NAME = {f"{GROUP}/{row.name}": row for row in REPORTS}
 
 
-def list_reports(folder: Path) -> list[Recorded]:
+def list_reports(folder: Path, rows: Iterable[Reported] = REPORTS) -> list[Recorded]:
     """List the programs of a folder whose truth is known; whatever begins with "_" is no program."""
     names = {path.stem for path in folder.glob("*.py")}
     return [
-        Recorded(
-            f"{GROUP}/{row.name}", row.truth, row.seconds, row.computes, partial(start_report, row, folder), row.flags
-        )
-        for row in REPORTS
+        Recorded(row.full_name, row.truth, row.seconds, row.computes, partial(start_report, row, folder), row.flags)
+        for row in rows
         if row.name in names
     ]
 
@@ -467,11 +471,10 @@ class Advice:
         return Fit.BESIDE if lost and fit is Fit.RIGHT else fit
 
 
-def assess_advice(program: str, finding: object) -> Advice | None:
-    """Compare a verdict with what is known of the program; None where nothing is."""
-    if program not in BY_NAME or not isinstance(finding, Finding):
+def assess_advice(row: Reported | None, finding: object) -> Advice | None:
+    """Compare a verdict with what is known of a program; None where nothing is."""
+    if row is None or not isinstance(finding, Finding):
         return None
-    row = BY_NAME[program]
     return Advice(row, find_first_remedy(finding), names_culprit(row, finding))
 
 

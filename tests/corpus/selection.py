@@ -2,7 +2,7 @@
 the machine in them.
 
 Run: ``python -m tests.corpus.selection FOLDER``, over what ``make recordings`` wrote. ``--all`` takes each recording,
-right or wrong; those that are wrong, or of reports.py, as a whole, since what is right may come late. ``--restate``
+right or wrong; those that are wrong, or made after a report, as a whole, since what is right may come late. ``--restate``
 writes what this tpmon says into those of tests/recordings instead, once ``make rejudge`` has shown that it is meant.
 """
 

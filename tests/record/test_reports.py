@@ -1,4 +1,4 @@
-"""Programs kept outside of the project: the table of their truth, how they start, and what is measured of them."""
+"""Programs that were made after reports: the table of their truth, how they start, and what is measured of them."""
 
 import os
 import re
@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 
 from tests.corpus.matrix import read_notes, relabel, write_notes
+from tests.corpus.own_reports import BY_NAME
 from tests.corpus.reports import (
-    BY_NAME,
-    REPORTS,
     TORCHRUN,
     Fit,
     Reported,
@@ -39,15 +38,15 @@ time.sleep(300)
 """
 
 
-@pytest.mark.parametrize("row", REPORTS, ids=lambda row: row.name)
-def test_the_table_of_truth_holds_together(row):
+@pytest.mark.parametrize(("name", "row"), BY_NAME.items(), ids=BY_NAME)
+def test_the_table_of_truth_holds_together(name, row):
     assert {*row.right, *row.harmful} <= set(CATALOGUE)
     assert not set(row.right) & set(row.harmful)
     assert parse_truth(str(row.truth)) == row.truth
     assert row.culprit
     assert [re.compile(pattern) for pattern in (row.place, row.ready)]
     assert f"{row.name}.py" in row.command
-    assert BY_NAME[f"reports/{row.name}"] is row
+    assert row.full_name == name
 
 
 def test_a_folder_is_recorded_as_far_as_its_truth_is_known(tmp_path):
@@ -100,18 +99,15 @@ def finding():
     return replace(last.judged.verdict, try_="raise num_workers from 1 to 2: num_workers=2,")
 
 
-def test_what_a_verdict_advises_first_and_names_is_measured(finding, monkeypatch):
+def test_what_a_verdict_advises_first_and_names_is_measured(finding):
     row = replace(TINY, place="WORKERS?", right=("more-workers",))
-    monkeypatch.setitem(BY_NAME, "reports/tiny", row)
-    said = assess_advice("reports/tiny", finding)
+    said = assess_advice(row, finding)
     assert (said.remedy, said.fit, said.names_culprit) == ("more-workers", Fit.RIGHT, True)
-    assert assess_advice("causes/tiny", finding) is None
+    assert assess_advice(None, finding) is None
     other = replace(row, place="no such place", right=(), harmful=("more-workers",))
-    monkeypatch.setitem(BY_NAME, "reports/tiny", other)
-    said = assess_advice("reports/tiny", finding)
+    said = assess_advice(other, finding)
     assert (said.fit, said.names_culprit) == (Fit.HARMFUL, False)
-    monkeypatch.setitem(BY_NAME, "reports/tiny", replace(row, rank=finding.rank + 1))
-    said = assess_advice("reports/tiny", finding)
+    said = assess_advice(replace(row, rank=finding.rank + 1), finding)
     assert (said.fit, said.names_culprit) == (Fit.BESIDE, False)
     assert other.fits("more-cores") is Fit.BESIDE
     assert other.fits("") is Fit.NONE

@@ -13,7 +13,7 @@ from tpmon.model.verdict import Kind
 from tpmon.record.recording import Recording
 from tpmon.record.rejudge import rejudge
 
-HANGS = sorted(path for group in ("hangs", "reports") for path in COMMITTED.glob(f"{group}-*.tpmon"))
+HANGS = sorted(path for group in ("hangs", "reports", "own") for path in COMMITTED.glob(f"{group}-*.tpmon"))
 
 
 @pytest.mark.parametrize("path", HANGS, ids=lambda path: path.stem)
