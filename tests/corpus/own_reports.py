@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.corpus.programs import Recorded
-from tests.corpus.reports import LOST_BATCH, REPORTS, UNDECIDED, Reported, hang, hung, list_reports
+from tests.corpus.reports import LOST_BATCH, MORE_WORKERS, REPORTS, UNDECIDED, Reported, data, hang, hung, list_reports
 from tests.programs.causes.running import ROOT
 from tests.programs.causes.table import Label
 from tpmon.model.verdict import Kind
@@ -23,6 +23,10 @@ OF_THREADS = ("no-fork-after-threads", "one-order-of-locks", "end-left-thread")
 
 def _hang(name: str, kind: int, cause: str, culprit: str, place: str, **more: Any) -> Reported:
     return hang(name, kind, cause, culprit, place, group=GROUP, **more)
+
+
+def _slow(name: str, kind: int, label: Label, culprit: str, place: str, **more: Any) -> Reported:
+    return Reported(name=name, kind=kind, label=label, culprit=culprit, place=place, group=GROUP, **more)
 
 
 def _of_ranks(name: str, culprit: str, place: str, **more: Any) -> Reported:
@@ -138,7 +142,117 @@ HANGS = (
         group=GROUP,
     ),
 )
-ROWS = {"hangs": HANGS}
+SPEED = (
+    _slow(
+        "refused_store",
+        6,
+        data("network-store"),
+        "the workers sleep before they ask again a store that refuses",
+        r"refuse|retr(y|ies)|ask (it )?again|refused_store\.py:(30|31|33)",
+        right=("fewer-requests", "stage-on-nvme", "cache-in-ram", "shard-files"),
+        harmful=(*MORE_WORKERS, "prefetch-factor", "fetch-many"),
+        computes=False,
+        ready=r"step \d",
+    ),
+    _slow(
+        "few_groups_of_shards",
+        5,
+        data("uneven-workers"),
+        "4 of 6 workers have ended, as there are two groups of shards",
+        r"2 of 6|4 of 6|(few|more) shards",
+        right=("more-shards",),
+        harmful=MORE_WORKERS,
+        computes=False,
+    ),
+    _slow(
+        "kept_hardest",
+        14,
+        Label(Kind.LIMITS, "descriptors"),
+        "open descriptors grow towards their limit",
+        r"descriptor",
+        right=("copy-what-is-kept",),
+        harmful=("bigger-shm", "close-what-is-opened"),
+    ),
+    _slow(
+        "small_value_net",
+        17,
+        Label(Kind.PYTHON_BOUND, "small-operators"),
+        "operators of microseconds, called from Python; the pool's second thread spins",
+        r"operator|spin",
+        right=("one-thread",),
+        harmful=("more-cores", "use-all-cores"),
+        ready=r"step [1-9]\d*00 ",
+    ),
+    _slow(
+        "bound_workers",
+        10,
+        data("worker-affinity"),
+        "all workers may run on one CPU alone, while others are idle",
+        r"\bbound\b|binding|affinity|may run on",
+        right=("unbind-workers",),
+        harmful=(*MORE_WORKERS, "more-cores", "cap-worker-threads", "transform-once"),
+    ),
+    _slow(
+        "permuted_each_batch",
+        4,
+        data("sampler"),
+        "the main thread in the batch sampler's __iter__; the workers have nothing to do",
+        r"permuted_each_batch\.py:22\b",
+        right=("choose-at-once", "choose-before"),
+        harmful=(*MORE_WORKERS, "prefetch-factor", "gpu-transforms", "transform-once", "one-loader"),
+    ),
+    _slow(
+        "failing_start",
+        13,
+        Label(Kind.FAILED, "restarts"),
+        "rank 1 ends with an error at the start of each attempt",
+        r"rank 1\b.*(ended|error|exit)|restart",
+        run=f"{TWO_RANKS} --max-restarts 100 failing_start.py",
+        right=("read-last-words", "stop-at-first-error"),
+        harmful=("local-environment", "map-the-checkpoint", "stage-on-nvme"),
+        seconds=90.0,
+        ready="attempt 2 of rank 1",
+    ),
+    _slow(
+        "long_validation",
+        16,
+        Label(Kind.PAUSED, "validation-share"),
+        "evaluate() takes more time than the ten steps between two of them",
+        r"validation|evaluate|long_validation\.py:(20|21|37)",
+        right=("cheaper-validation", "part-of-validation"),
+        harmful=("more-cores", "use-all-cores", "async-checkpoint", "start-workers"),
+    ),
+    _slow(
+        "blas_in_workers",
+        18,
+        Label(Kind.OVERSUBSCRIBED, "worker-pool"),
+        "four workers, each with a BLAS thread for every CPU",
+        r"\bBLAS\b|pool|threads? (each|in each|of each)",
+        right=("cap-worker-threads",),
+        harmful=(*MORE_WORKERS, "free-the-lock"),
+    ),
+    _slow(
+        "reduced_one_by_one",
+        20,
+        Label(Kind.COMMS_BOUND, "small-messages"),
+        "all ranks in an all-reduce for each small parameter",
+        r"all_reduce|reduce_gradients|small messages|reduced_one_by_one\.py:(14|15)",
+        run=f"{TWO_RANKS} reduced_one_by_one.py",
+        right=("fewer-messages", "larger-steps"),
+        harmful=("find-unused-off", "ddp-buckets", "check-network-path", "look-at-late-rank"),
+    ),
+    _slow(
+        "zip_each_item",
+        12,
+        data("cpu-transform"),
+        "both workers open the archive, and parse its directory, for each item",
+        r"ZipFile|zip_each_item\.py:(23|24)",
+        also=(data("too-few-workers"),),  # by how many CPUs are free
+        right=("mend-hot-call",),
+        harmful=("gpu-transforms", "decode-on-gpu", "decode-smaller", "free-the-lock"),
+    ),
+)
+ROWS = {"hangs": HANGS, "speed": SPEED}
 """By the folder of their programs."""
 BY_NAME = {row.full_name: row for row in (*REPORTS, *(row for rows in ROWS.values() for row in rows))}
 
