@@ -159,7 +159,7 @@ SPEED = (
         5,
         data("uneven-workers"),
         "4 of 6 workers have ended, as there are two groups of shards",
-        r"2 of 6|4 of 6|(few|more) shards",
+        r"\b[24] of (its |the )?6\b|(few|fewer|more) shards",
         right=("more-shards",),
         harmful=MORE_WORKERS,
         computes=False,
