@@ -28,7 +28,11 @@ from tpmon.record.recording import Recording
 PATHS = list_recordings([COMMITTED])
 LONG_BYTES = 60_000
 """Larger ones take a second or more to be judged again."""
-KNOWN_WRONG: dict[str, str] = {"reports-ok_sweep_parent.busy.1": "kind 19: a parent of trainings is taken for a rank"}
+KNOWN_WRONG: dict[str, str] = {
+    "reports-ok_sweep_parent.busy.1": "kind 19: a parent of trainings is taken for a rank",
+    "own-checkpoint_watcher.idle.0": "kind 21: a poll by a wait with a time-out is called a hang",
+    "own-refused_store.idle.0": "kind 6: back-off in the own code of the program is no store that refuses",
+}
 """Recordings that are judged wrongly, by name, and why they are here."""
 FOREIGN = re.compile(r"/(?:root|work|mnt|srv)\b|/home/(?!user/)")
 """Paths and names of the machine that they were made on."""
