@@ -25,6 +25,8 @@ SLOW_EVERY = 5
 MOST_PROCESSES = 256
 MOST_SAMPLES = 4
 """Processes whose descriptors are told: the fullest."""
+MOST_WATCHED = 16
+"""Processes whose descriptors are counted each time: those that were fullest when all were."""
 MOST_LISTED = 4096
 MOST_FOLDERS = 8
 MOST_GROUPS = 3
@@ -83,6 +85,7 @@ class LimitReader:
         self._proc = proc
         self._turn = 0
         self._most: dict[int, int] = {}  # RLIMIT_NOFILE by PID
+        self._fullest: tuple[int, ...] = ()
         self._user: tuple[LimitSample, ...] = ()
         self._groups: tuple[Group, ...] = ()
         self._rooms: tuple[tuple[str, str], ...] = ()  # a folder on each local file system, its mount
@@ -106,12 +109,16 @@ class LimitReader:
         return parse_limit(limits, "Max open files") if limits else 0
 
     def _read_descriptors(self, pids: Sequence[int]) -> Iterator[LimitSample]:
-        counts = [
-            (count / self._most[pid], count, pid)
-            for pid in pids
-            if pid in self._most and (count := read_or(0, partial(count_descriptors, pid, self._proc)))
-        ]
-        for ratio, count, pid in sorted(counts, reverse=True)[:MOST_SAMPLES]:
+        counts = sorted(
+            (
+                (count / self._most[pid], count, pid)
+                for pid in (pids if self._turn % SLOW_EVERY == 1 else self._fullest)
+                if pid in self._most and (count := read_or(0, partial(count_descriptors, pid, self._proc)))
+            ),
+            reverse=True,
+        )
+        self._fullest = tuple(pid for _, _, pid in counts[:MOST_WATCHED])
+        for ratio, count, pid in counts[:MOST_SAMPLES]:
             told = ratio >= TOLD_RATIO
             links = read_or({}, partial(read_links, pid, self._proc, MOST_LISTED)) if told else {}
             yield LimitSample(

@@ -182,7 +182,11 @@ class Membership:
         if now_ns - then_ns < EFFORT_NS:
             return False
         starters = {one.parent for one in self._watched.values()} | self._waiting
-        asked = [pid for pid, one in self._watched.items() if one.facts.torch and one.facts.python]
+        asked = [
+            pid
+            for pid, one in self._watched.items()
+            if one.facts.torch and one.facts.python and not one.facts.stat.name.startswith(WORKER_NAME)
+        ]
         asked = asked if starters & set(asked) else []
         now = {pid: stat for pid in asked if (stat := self._read_stat(pid)) is not None}
         self._stats = (now_ns, now)

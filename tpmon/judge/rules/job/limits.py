@@ -13,9 +13,8 @@ from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure
 from tpmon.judge.features.card_use import ETA_S, find_urgency, say_about
 from tpmon.judge.features.engine import Proof
-from tpmon.judge.features.snapshot import Rule, Scene
+from tpmon.judge.features.snapshot import Rule, Scene, once
 from tpmon.model.figures import Figure, Origin
-from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.host import LimitSample, Resource
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
@@ -60,18 +59,18 @@ class Course:
     over_s: float
 
 
-def _key(one: LimitSample) -> tuple[Resource, str]:
-    return one.resource, one.of
+def _key(one: LimitSample) -> tuple[Resource, str, int]:
+    return one.resource, one.of, one.limit
 
 
-def _list_points(frames: Sequence[Frame], wanted: LimitSample) -> list[tuple[float, int]]:
-    """Return time and use of one limit in each Frame that has it, oldest first."""
-    return [
-        (frame.taken_ns / 1e9, one.used)
-        for frame in frames
-        for one in known_or(frame.limits, ())
-        if _key(one) == _key(wanted) and one.limit == wanted.limit
-    ]
+@once
+def _list_points(scene: Scene) -> dict[tuple[Resource, str, int], list[tuple[float, int]]]:
+    """Return time and use of each limit in each Frame that has it, oldest first."""
+    points: dict[tuple[Resource, str, int], list[tuple[float, int]]] = {}
+    for frame in scene.history:
+        for one in known_or(frame.limits, ()):
+            points.setdefault(_key(one), []).append((frame.taken_ns / 1e9, one.used))
+    return points
 
 
 def measure_course(points: Sequence[tuple[float, int]], span_s: float, least: float) -> Course | None:
@@ -90,7 +89,7 @@ def measure_course(points: Sequence[tuple[float, int]], span_s: float, least: fl
 
 def _find_course(scene: Scene, one: LimitSample) -> tuple[Course, float] | None:
     """Return the growth of one limit that ends soon enough to be told, with the seconds until then."""
-    points = _list_points(scene.history, one)
+    points = _list_points(scene).get(_key(one), [])
     files = one.resource in (Resource.DISK, Resource.INODES)
     trust = DISK_TRUST if files else TRUST
     for span_s in (LONG_S,) if files else (SHORT_S, LONG_S):
