@@ -2,17 +2,22 @@
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+# cpu, or any that pip finds. Where no NVIDIA driver is, the CPU build does all that the other one would.
+TORCH_BUILD ?= $(if $(wildcard /proc/driver/nvidia/version /dev/nvidiactl /dev/dxg),any,cpu)
 TORCH_INDEX ?=
 DEMO ?=
 VERDICTS ?=
 HANGS ?=
+FLEET_HANGS ?=
 SHARE ?=
 SWITCH ?=
 RECORDINGS ?=
 RECORDINGS_IN ?=
+DEMO_RECORDINGS ?=
 TRACE ?=
 AGAINST ?=
 HARM ?=
+FIRST_MINUTES ?=
 WHEELS ?=
 GPU_PART ?=
 GPU_DEVICE ?= cuda
@@ -21,43 +26,64 @@ GPU_PYTHONS ?= 3.10 3.11 3.12 3.13
 GPU_ARCH ?= x86_64
 FRAMEWORKS ?=
 PYTHONS ?=
+PYZ_PYTHON ?= /usr/bin/python3
 FRAMEWORKS_PYTHON ?=
 PYTEST ?=
+# What the one file does without: traces, and recordings but on Python 3.14.
+PYZ_LEAVES_OUT := tests/pty/test_trace_screen.py tests/pty/test_replay_screen.py tests/commands/recordings
 # Folders whose tests want the machine for themselves: ALONE of tests/conftest.py.
 ALONE := tests/budget tests/gpu tests/programs tests/pty
 
 BIN := .venv/bin
 READY := .venv/.ready
+RUNS := .venv/.runs
 HAS_TORCH := -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup torch-for-demo torch-of-python torch-for-tests demo test test-fast test-long check lint types docs-tests docs goldens news size \
-        bench-cost bench-record bench-judge bench-stacks bench-harm bench-hook bench-trace verdicts hangs recordings rejudge bench-share bench-switch wheels test-gpu test-frameworks test-faults test-pythons test-tensorboard
+.PHONY: help setup site torch-of-python torch-for-tests demo demo-live demo-recordings pictures test test-fast test-long pyz test-pyz bench-pyz check lint types docs-tests docs goldens news size \
+        bench-cost bench-fleet bench-record bench-judge bench-stacks bench-harm bench-hook bench-trace verdicts hangs fleet-hangs recordings rejudge bench-share bench-switch bench-first-minutes wheels test-gpu test-frameworks test-faults test-pythons late-hook test-torch test-tensorboard
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo '  variables: PYTHON=$(PYTHON)  TORCH=$(TORCH)  TORCH_INDEX=URL  DEMO="--ranks 2"  PYTEST="-k words"'
+	@echo '  variables: PYTHON=$(PYTHON)  TORCH=$(TORCH)  TORCH_BUILD=$(TORCH_BUILD)  TORCH_INDEX=URL  DEMO="--ranks 2"  PYTEST="-k words"'
 
 setup: $(READY) ## make .venv with tpmon and its tools in it; nothing to do when it stands
 
 # Compat mode is a plain path: the import hook of the other mode costs 12 ms of every start.
+define MAKE_VENV
+$(PYTHON) -c 'import sys; sys.exit("setup: tpmon needs Python 3.10 or newer, not " + sys.version.split()[0] + "; try make PYTHON=/path/to/python3.12" if sys.version_info < (3, 10) else 0)' || exit 1; \
+test -x $(BIN)/python || { \
+	echo "setup: making .venv with $$($(PYTHON) --version)"; \
+	$(PYTHON) -m venv .venv || { rm -rf .venv; echo "setup: no venv; Debian and Ubuntu have it in python3-venv"; exit 1; }; }
+endef
+# A terminal sees what pip fetches, with its progress; a log would hold each step of it.
+PIP := quiet=--quiet; test ! -t 1 || quiet=; $(BIN)/python -m pip install $$quiet --disable-pip-version-check
+EDITABLE := --config-settings editable_mode=compat -e
+
 $(READY): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit("setup: tpmon needs Python 3.10 or newer, not " + sys.version.split()[0] + "; try make PYTHON=/path/to/python3.12" if sys.version_info < (3, 10) else 0)'
-	@test -x $(BIN)/python || { \
-		echo "setup: making .venv with $$($(PYTHON) --version)"; \
-		$(PYTHON) -m venv .venv || { rm -rf .venv; echo "setup: no venv; Debian and Ubuntu have it in python3-venv"; exit 1; }; }
-	@echo "setup: installing tpmon and its development tools into .venv (a minute or two)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat -e '.[dev]'
+	@$(MAKE_VENV)
+	@echo "setup: fetching what tpmon and its development tools need into .venv: 70 MB, a minute or two"
+	@$(PIP) $(EDITABLE) '.[dev]'
 	@touch $@
 	@echo "setup: done"
 
-define INSTALL_TORCH
-echo "torch: none found, downloading $(TORCH) into .venv, 0.2 GB (CPU build) to 3 GB (CUDA build); to avoid it: PYTHON=/path/to/python-with-torch, or TORCH_INDEX=URL of an index of CPU builds"; \
-$(BIN)/python -m pip install $$(test -t 1 || echo --quiet) --disable-pip-version-check $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)' && echo "torch: done"
-endef
+# All that a demo takes: no development tools.
+$(RUNS): pyproject.toml
+	@$(MAKE_VENV)
+	@echo "setup: fetching what tpmon needs into .venv: 25 MB, half a minute"
+	@$(PIP) $(EDITABLE) .
+	@touch $@
 
-torch-for-demo: setup
-	@$(PYTHON) $(HAS_TORCH) || $(BIN)/python $(HAS_TORCH) || { $(INSTALL_TORCH); }
+# The CPU build is not where pip looks unless somebody said so; uv knows where it is.
+define INSTALL_TORCH
+echo "torch: none found, so $(TORCH) is fetched into .venv: $(TORCH_SIZE); instead of it: PYTHON=/path/to/python-with-torch, TORCH_BUILD=cpu or any, TORCH_INDEX=URL"; \
+$(if $(filter any,$(TORCH_BUILD))$(TORCH_INDEX),$(PIP) $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)',$(INSTALL_CPU_TORCH)) && echo "torch: done"
+endef
+define INSTALL_CPU_TORCH
+{ $(PIP) '$(TORCH)+cpu' 2>/dev/null || { $(PIP) uv && $(BIN)/python -m uv pip install --python $(BIN)/python --torch-backend cpu '$(TORCH)'; } || { \
+	echo "torch: no CPU build can be reached from here, so the one that pip finds is fetched: up to 3 GB"; $(PIP) '$(TORCH)'; }; }
+endef
+TORCH_SIZE := $(if $(filter any,$(TORCH_BUILD))$(TORCH_INDEX),0.2 GB of a CPU build to 3 GB of one for CUDA,0.2 GB of a CPU build)
 
 # The tests start their programs with .venv's Python. Where only PYTHON has torch, a path file lets
 # .venv see it, after .venv's own packages; it goes again if that torch does not load there.
@@ -71,23 +97,49 @@ torch-of-python: setup
 torch-for-tests: torch-of-python
 	@$(BIN)/python $(HAS_TORCH) || { $(INSTALL_TORCH); }
 
-demo: torch-for-demo ## start a small real training and watch it; three readings as text without a terminal
+# Who has the tools for development has what a demo takes.
+NEEDED := $(if $(wildcard $(READY)),$(READY),$(RUNS))
+ANY_TORCH := $(PYTHON) $(HAS_TORCH) || $(BIN)/python $(HAS_TORCH)
+
+demo: $(NEEDED) ## watch a small real training, of which something is wrong; where no torch is: a recording of it
+	@$(ANY_TORCH) || echo "demo: make demo-live fetches torch, which is not here ($(TORCH_SIZE)), and trains"
 	@PYTHON='$(PYTHON)' $(BIN)/tpmon demo $(DEMO)
 
+demo-live: $(NEEDED) ## the same, and torch is fetched where none is: 0.2 GB of a CPU build
+	@$(ANY_TORCH) || { $(INSTALL_TORCH); }
+	@PYTHON='$(PYTHON)' $(BIN)/tpmon demo $(DEMO)
+
+demo-recordings: torch-for-tests ## make the recordings of make demo anew, ten minutes on an idle machine; DEMO_RECORDINGS="--restate"
+	@$(BIN)/python -m tests.corpus.demo_recordings $(DEMO_RECORDINGS)
+
+pictures: setup ## film make demo anew for README.md and docs/index.md: asciinema, and svg-term or npx; half a minute
+	@$(BIN)/python -m tests.goldens.film
+
 # What only waits, for deadlines above all, does so in a process of its own, whose report comes last; it begins when no
-# test measures a cost any more. 5: none was chosen.
-test: torch-for-tests ## run the tests once: unit, screen, terminal, real programs, budget, GPU: up to twelve minutes
-	@export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 BUDGET_OVER=.venv/budget-over; rm -f $$BUDGET_OVER; \
+# test measures a cost any more. Its failures are told as they come, as are those of the others. 5: none was chosen.
+test: torch-for-tests ## run the tests once: unit, screen, terminal, real programs, budget, GPU: up to thirteen minutes
+	@export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 BUDGET_OVER=.venv/budget-over; rm -f $$BUDGET_OVER; exec 3>&1; \
+	export TEST_NOTES=.venv/notes.txt; : > $$TEST_NOTES; \
 	{ until test -e $$BUDGET_OVER; do sleep 1; done; \
+	  export TEST_PART=waits TEST_TELLS=3; \
 	  exec $(BIN)/python -m pytest -o cache_dir=.venv/waits -m 'waits and not long' $(PYTEST); } > .venv/waits.txt 2>&1 & beside=$$!; \
 	trap "kill $$beside" INT TERM HUP; \
-	$(BIN)/python -m pytest -m 'not (waits or long)' $(ALONE) $(PYTEST); alone=$$?; touch $$BUDGET_OVER; \
-	$(BIN)/python -m pytest -p xdist -n 2 -m 'not (waits or long)' $(ALONE:%=--ignore %) $(PYTEST); others=$$?; \
-	wait $$beside; waits=$$?; cat .venv/waits.txt; \
+	TEST_PART=alone $(BIN)/python -m pytest -m 'not (waits or long)' $(ALONE) $(PYTEST); alone=$$?; touch $$BUDGET_OVER; \
+	TEST_PART=others $(BIN)/python -m pytest -p xdist -n 2 -m 'not (waits or long)' $(ALONE:%=--ignore %) $(PYTEST); others=$$?; \
+	wait $$beside; waits=$$?; cat $$TEST_NOTES .venv/waits.txt; \
 	case $$alone in 0|5) ;; *) exit 1;; esac; case $$others in 0|5) ;; *) exit 1;; esac; case $$waits in 0|5) ;; *) exit 1;; esac
 
 test-fast: setup ## the tests that start no program, drive no terminal and measure nothing: up to two minutes
-	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -p xdist -n auto --maxprocesses 4 -q -rfE -p no:threadexception --fast -m 'not (long or torch or pty or budget)' $(ALONE:%=--ignore %) $(PYTEST)
+	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -p xdist -n auto --maxprocesses 4 -q -rfE -p no:threadexception --fast -m 'not (long or torch or pty or budget or pyz)' $(ALONE:%=--ignore %) $(PYTEST)
+
+pyz: setup ## build tpmon.pyz, the one file that a bare Python 3.10 or newer runs: scp it anywhere
+	@$(BIN)/python -m release.pyz tpmon.pyz
+
+bench-pyz: torch-for-tests ## what a start of tpmon.pyz costs, on each Python here (docs/measured/pyz.md)
+	@$(BIN)/python -m tests.release.bench_pyz
+
+test-pyz: torch-for-tests pyz ## the text and terminal tests against tpmon.pyz, on the system's own Python; PYZ_PYTHON=/usr/bin/python3
+	@TPMON_CALL='$(PYZ_PYTHON) -I $(CURDIR)/tpmon.pyz' PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -m 'not long' tests/pty tests/commands tests/test_cli.py $(PYZ_LEAVES_OUT:%=--ignore %) $(PYTEST)
 
 test-long: torch-for-tests ## the real programs and many hostile files that make test leaves out, a quarter of an hour
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -m long $(PYTEST)
@@ -146,9 +198,22 @@ docs-tests: setup
 
 docs: goldens ## write docs/keys.md, docs/screens.md, docs/verdicts.md, docs/thresholds.md and the pictures of README.md and docs anew
 	@$(BIN)/python -m tpmon.ui.monitor.keys > .venv/keys.md && mv .venv/keys.md docs/keys.md
-	@$(BIN)/python -c 'from tpmon.judge.advice.verdict_page import write_page; print(write_page(), end="")' > .venv/verdicts.md && mv .venv/verdicts.md docs/verdicts.md
+	@$(BIN)/python -m tests.judge.verdict_page > .venv/verdicts.md && mv .venv/verdicts.md docs/verdicts.md
 	@$(BIN)/python -m tests.judge.thresholds > .venv/thresholds.md && mv .venv/thresholds.md docs/thresholds.md
 	@$(BIN)/python -m tests.readme
+
+SITE_BIN := .venv-site/bin
+SITE_READY := .venv-site/.ready
+
+$(SITE_READY):
+	@test -x $(SITE_BIN)/python || $(PYTHON) -m venv .venv-site
+	@echo "site: installing mkdocs-material into .venv-site (a minute)"
+	@$(SITE_BIN)/python -m pip install --quiet --disable-pip-version-check 'mkdocs-material>=9.5,<10'
+	@touch $@
+
+site: $(SITE_READY) ## docs/ as a web site in build/site; a page left out or a dead link is an error
+	@NO_MKDOCS_2_WARNING=1 $(SITE_BIN)/python -m mkdocs build --strict
+	@echo "site: build/site/index.html"
 
 news: setup ## what the next release says: the fragments in news/
 	@$(BIN)/python -m towncrier build --draft --version next
@@ -162,6 +227,10 @@ size: setup ## files, lines, longest function and largest folder by package, bes
 bench-cost: torch-for-tests ## what tpmon costs on 137 processes and 3,000 threads (docs/overhead.md)
 	@$(BIN)/python -m tests.budget.bench_cost
 
+bench-fleet: setup ## what the head of tpmon fleet costs at 64 to 1,250 nodes, and over 64 slurmds as root (docs/measured/fleet-scale.md)
+	@$(BIN)/python -m tests.budget.bench_fleet
+	@$(BIN)/python -m tests.budget.bench_fleet_screen
+
 bench-record: torch-for-tests ## what a recording costs to make, to look at and to judge again (docs/overhead.md)
 	@$(BIN)/python -m tests.budget.bench_record
 
@@ -170,6 +239,9 @@ bench-judge: setup ## what one verdict costs, by the processes of the job (docs/
 
 bench-stacks: torch-for-tests ## what sampling stacks costs, with and without it
 	@$(BIN)/python -m tests.budget.bench_stacks
+
+bench-first-minutes: setup ## from a clone with nothing kept to the first verdict: uvx, pyz, make demo without torch and with it (docs/measured/first-minutes.md)
+	@$(BIN)/python -m tests.release.bench_first_minutes $(FIRST_MINUTES)
 
 bench-harm: torch-for-tests ## whether a watched training loses steps, half an hour on an idle machine; HARM="--mode screen"
 	@$(BIN)/python -m tests.budget.bench_harm $(HARM)
@@ -188,6 +260,9 @@ verdicts: torch-for-tests ## is the verdict right? each program 5 times idle, 5 
 hangs: torch-for-tests ## who hangs, where and why? each program 10 times; HANGS="--jobs 6", "--old 300 --jobs 6", "--help"
 	@$(BIN)/python -m tests.hangs.matrix $(HANGS)
 
+fleet-hangs: torch-for-tests ## who hangs on three hosts of Slurm and ssh? half an hour, as root; FLEET_HANGS="--only hung --lanes 3", "--help"
+	@$(BIN)/python -m tests.fleet.matrix $(FLEET_HANGS)
+
 recordings: torch-for-tests ## record every program for rejudge, two hours and more; RECORDINGS="--machine idle --limit-s 9000 --out DIR", "--help"
 	@$(BIN)/python -m tests.corpus.matrix $(RECORDINGS)
 
@@ -202,6 +277,28 @@ bench-switch: torch-for-tests ## how soon the verdict follows a change of cause;
 
 test-pythons: torch-for-tests ## the hook on Python 3.8 to 3.14, as far as they are here; PYTHONS="--install --only 3.12"
 	@$(BIN)/python -m tests.pythons.matrix --torch '$(TORCH)' $(PYTHONS)
+
+late-hook: torch-for-tests ## the hook into running trainings and out again, their losses held against a run without; LATE="--times 200 --python PATH"
+	@$(BIN)/python -m tests.inject.late_matrix $(LATE)
+	@$(BIN)/python -m tests.inject.killed
+
+# What of the tests reaches into torch itself: hook loops, kineto's daemon, flight recorder, debug server.
+TORCHES ?= 2.13.0 2.14.1
+OF_TORCH := tests/hook tests/probe/records $(foreach one,hook_real hook_callbacks hook_join exact_real capture_exact capture_ends kineto_real collectives_real settings_real numbers_real,tests/programs/test_$(one).py)
+TORCH_VENVS := $(TORCHES:%=.venv-torch-%/.ready)
+
+.venv-torch-%/.ready: pyproject.toml
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@echo "test-torch: installing torch $* into $(@D), 0.2 GB (CPU build) to 3 GB (CUDA build); TORCH_INDEX=URL of an index of CPU builds"
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') 'torch==$*'
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat -e '.[dev]'
+	@touch $@
+
+test-torch: $(TORCH_VENVS) ## the hook, kineto, flight recorder and debug server on several torches; TORCHES="2.13.0 2.14.1"
+	@failed=; for version in $(TORCHES); do \
+		echo "test-torch: torch $$version"; \
+		PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 .venv-torch-$$version/bin/python -m pytest -q -m 'not long' $(OF_TORCH) $(PYTEST) || failed="$$failed $$version"; \
+	done; test -z "$$failed" || { echo "test-torch: failed on$$failed"; exit 1; }
 
 FRAMEWORKS_BIN := .venv-frameworks/bin
 FRAMEWORKS_READY := .venv-frameworks/.ready

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +18,9 @@ Wanted = TypeVar("Wanted")
 
 SECONDS = 120.0
 """Longest wait for anything; nothing waits it out."""
+TPMON = shlex.split(os.environ.get("TPMON_CALL", "")) or [sys.executable, "-m", "tpmon"]
+"""How tpmon is called: TPMON_CALL="/usr/bin/python3 -I /path/tpmon.pyz" tries the one file (make test-pyz)."""
+ONE_FILE = TPMON[-1].endswith(".pyz")
 TRAINING = "import torch, sys; print('ready', flush=True); sys.stdin.read()"
 
 
@@ -23,6 +28,11 @@ def read(wanted: type[Wanted], environment: Any = (), tables: Any = (), **flags:
     """Read the options of a command; in the name of a flag "__" stands for a dot and "_" for a dash."""
     keys = {name.replace("__", ".").replace("_", "-"): value for name, value in flags.items()}
     return read_options(wanted, flags | keys, resolve(keys, dict(environment), "config", dict(tables)))
+
+
+def as_said(hint: str) -> str:
+    """Write the commands of a hint as the tpmon that is called says them: the one file by its Python and its path."""
+    return re.sub(r"\btpmon(?= |$)", f"{TPMON[0]} {TPMON[-1]}", hint) if ONE_FILE else hint
 
 
 def call(
@@ -33,7 +43,7 @@ def call(
     ``before`` is a command that runs it in another way.
     """
     done = subprocess.run(
-        [*before, sys.executable, "-m", "tpmon", *arguments],
+        [*before, *TPMON, *arguments],
         check=False,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -54,7 +64,7 @@ def call_behind(before: Sequence[str], *arguments: str) -> subprocess.CompletedP
 def start(*arguments: str, before: Sequence[str] = (), **options: Any) -> subprocess.Popen[str]:
     """Start tpmon and leave it running; ``before`` is a command that runs it in another way, as another user."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
-    return subprocess.Popen([*before, sys.executable, "-m", "tpmon", *arguments], text=True, **(pipes | options))
+    return subprocess.Popen([*before, *TPMON, *arguments], text=True, **(pipes | options))
 
 
 def start_training() -> subprocess.Popen[bytes]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.command_line import start_training
+from tests.progress import Progress
 
 if TYPE_CHECKING:
     from tests.hangs.beside import Beside
@@ -80,6 +81,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     ``HYPOTHESIS_PROFILE=default make test`` looks for others.
     """
+    if TEST_PART and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(TEST_PART, config))
     if importlib.util.find_spec("hypothesis") is not None:  # not in the environments of older Pythons
         from hypothesis import HealthCheck, settings
 
@@ -93,18 +96,20 @@ def pytest_configure(config: pytest.Config) -> None:
 ALONE = ("budget", "gpu", "programs", "pty")
 """Folders whose tests want the machine for themselves."""
 WAITS = {
-    "pty": ("hanging_mount", "replay_screen", "silent_card"),
+    "pty": ("demo_screen", "fleet_screen", "hanging_mount", "replay_screen", "silent_card"),
     "commands": ("bundle", "dump", "sample"),
     "commands/recordings": ("record", "switch"),
+    "fleet": ("agents", "bundle", "head", "launchers", "loop", "record"),
     "probe/gpu": ("child",),
     "probe/spy": ("denied", "dump_stops", "sample_probe"),
-    "programs": ("hangs",),
+    "programs": ("exact_real", "hangs", "harmless", "pace_real"),
     "": ("supervisor",),
 }
 """Tests that compute little and mostly wait, for deadlines and samples: make test runs them beside the others."""
 
 
 BUDGET_OVER = os.environ.get("BUDGET_OVER", "")
+TEST_PART = os.environ.pop("TEST_PART", "")  # not of a pytest that a test starts
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:

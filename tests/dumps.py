@@ -10,7 +10,7 @@ from typing import Any
 from tests.frames import NOW, NOW_NS
 from tests.stacks import ALL_REDUCE, IN_LOCK, SITE, WORKER_WAITS
 from tests.waits import read_words, wait_of
-from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
+from tpmon.judge.folds.groups import DumpOrigin, fold_rounds
 from tpmon.model.dump import Dump, DumpError, DumpRound, ProcessLook, ProcessToll, ThreadLook
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Role, ThreadKind

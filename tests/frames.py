@@ -16,7 +16,17 @@ from tests.waits import read_words
 from tpmon.model import frame as model
 from tpmon.model.frame import FRAME_SCHEMA, NO_STEPS, Event, EventKind, Frame, GroupTexts, Pulse, TargetState, pulse_of
 from tpmon.model.gpu import Driver, GpuSample, GpuState
-from tpmon.model.host import CpuSample, LoaderSample, MemorySample, OutputSample, ShmSample, SocketSample, WorkerQueue
+from tpmon.model.host import (
+    CpuSample,
+    LoaderSample,
+    LogPace,
+    MemorySample,
+    OutputSample,
+    PaceSource,
+    ShmSample,
+    SocketSample,
+    WorkerQueue,
+)
 from tpmon.model.known import NOT_APPLICABLE, Missing, Why, is_known
 from tpmon.model.process import EnvironmentSetting, ProcessSample, RankRow, Role, ThreadGroup, ThreadKind
 from tpmon.model.verdict import Confidence, Evidence, Finding, Kind, SinceIs
@@ -264,6 +274,24 @@ _OUTPUT = OutputSample(
 
 def make_output(pid: int = 4211, **fields: Any) -> OutputSample:
     return replace(_OUTPUT, **({"pid": pid} | fields))
+
+
+_PACE = LogPace(
+    pid=4211,
+    fd=1,
+    rank=0,
+    rate_hz=3.21,
+    unit="step",
+    source=PaceSource.COUNTED,
+    step=1230,
+    total=5000,
+    loss=2.151,
+    shape="epoch # step # loss #",
+    age_s=1.2,
+    every_s=0.3,
+)
+make_log_pace = partial(replace, _PACE)
+"""Build what the log of rank 0 tells: 3.21 steps/s, just now."""
 
 
 _TARGET = model.Target(

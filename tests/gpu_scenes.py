@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.frames import make_frame, make_process
 from tests.judging import make_phases, scene_of
-from tpmon.judge.stacks.profile import Phase
+from tpmon.judge.stacks.phases import Phase
 from tpmon.model.gpu import ThrottleShare
 from tpmon.model.known import Missing
 

@@ -13,12 +13,13 @@ from tests import any_windows
 from tests.dumps import add_run, make_round, make_thread
 from tests.frames import NOW, later, make_frame, make_output, make_process, make_target
 from tests.judging import follow
+from tpmon.judge.folds.groups import DumpOrigin, fold_rounds
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import Judgement
 from tpmon.judge.watch.tracker import WatchedTime, observe
 from tpmon.model.dump import DeadChild, DumpRound, ProcessLook, ThreadLook
 from tpmon.model.frame import Frame
-from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 from tpmon.model.process import ProcessSample, Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame, StackSlice
 from tpmon.model.verdict import Finding, Kind
@@ -51,6 +52,7 @@ def sample_of(look: ProcessLook, unchanged_s: float) -> ProcessSample:
         runnable=demand,
         waiting=0.0,
         busy_threads=int(runs),
+        switches_s=100.0 if runs else 0.0,
         thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, demand),),
         waits_for=RUNNING if runs else main.waits_for,
         waits_unchanged_s=0.0 if runs else unchanged_s,
@@ -138,6 +140,13 @@ def make_slice(frame: Frame, pid: int, stacks: Sequence[tuple[StackFrame, ...]],
     return replace(one, ended=frame.taken, ended_ns=frame.taken_ns, seconds=seconds)
 
 
+def accuse(rounds: Sequence[DumpRound], world_size: Applicable[int]) -> set[int]:
+    """Return the ranks that a dump of these looks names, as the odd one or in its verdict."""
+    dump = fold_rounds(rounds, DumpOrigin(1, "train.py", world_size))
+    found = (one.rank for one in (dump.odd_one_out, dump.verdict) if is_known(one))
+    return {rank for rank in found if is_known(rank)}
+
+
 Change = Callable[[list[Frame]], list[Frame]]
 
 
@@ -168,11 +177,15 @@ class Job:
 
     def check(self) -> Finding:
         for seconds, cause in self.says.items():
-            finding = conclude(self.frames(seconds), **self.watch)
+            frames = self.frames(seconds)
+            finding = conclude(frames, **self.watch)
             told = finding.cause if finding.kind is Kind.HUNG else ""
             if finding.kind is Kind.IDLE:
                 told = {"waiting-for-input": "idle"}.get(finding.cause, finding.cause)
             assert told == cause, f"{told!r} after {seconds} s: {finding.summary}"
+            looks = [look for frame in frames for look in known_or(frame.rounds, ())]
+            if looks and finding.kind is Kind.HUNG and is_known(finding.rank):
+                assert accuse(looks, frames[-1].target.world_size) <= {finding.rank}, "a dump accuses another one"
         assert all(word in finding.summary for word in self.words), finding.summary
         assert self.rank is ... or finding.rank == self.rank
         return finding
@@ -214,6 +227,11 @@ def number_here(frames: list[Frame]) -> list[Frame]:
     ]
 
 
+def number_threads(frames: list[Frame], count: int) -> list[Frame]:
+    """Let all processes have so many threads."""
+    return [replace(one, processes=tuple(replace(p, threads=count) for p in one.processes)) for one in frames]
+
+
 def beside(*processes: ProcessSample) -> Change:
     return lambda frames: [replace(one, processes=(*one.processes, *processes)) for one in frames]
 
@@ -240,6 +258,15 @@ def change_looks(change: Callable[[ProcessLook, DumpRound], ProcessLook]) -> Cha
     return lambda frames: [
         replace(one, rounds=tuple(map(take, one.rounds))) if is_known(one.rounds) else one for one in frames
     ]
+
+
+def _wake(process: ProcessLook, look: DumpRound) -> ProcessLook:
+    main = replace(process.threads[0], run_ns=look.taken_ns % 10**11 // 10**6)
+    return replace(process, threads=(main, *process.threads[1:])) if process.pid == 4000 else process
+
+
+wake = change_looks(_wake)
+"""Let the main thread of rank 0 have woken up between the looks, for a moment."""
 
 
 def see_moves(used_s: float, one: ProcessLook, two: ProcessLook, *others: ProcessLook) -> Change:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +13,12 @@ from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import Scene, see
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import Judgement, judge
-from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases, share_of
+from tpmon.judge.stacks.phases import DataPart, Phase
+from tpmon.judge.stacks.profile import RankPhases, add_up_phases, read_slices, share_of
 from tpmon.model.frame import Frame
 from tpmon.model.known import Applicable, Missing, is_known
 from tpmon.model.process import MainThreadSample, ProcessSample, ThreadGroup, ThreadKind
+from tpmon.model.stacks import StackSlice
 from tpmon.model.verdict import Finding, Kind
 
 SECOND = 1_000_000_000
@@ -82,6 +84,11 @@ def make_looks(pid: int = 4211, looks: int = 10, **parts: int) -> MainThreadSamp
     return MainThreadSample(pid=pid, rank=0, looks=looks, running=looks - sum(counts.values()), **counts)
 
 
+def read_phases(slices: Iterable[StackSlice], now_ns: int) -> dict[int, RankPhases]:
+    """Say by rank PID how the main thread spent the last minute of ``slices``, in any order."""
+    return add_up_phases(read_slices(slices), now_ns)
+
+
 def scene_of(frame: Frame, phases: Sequence[RankPhases] = (), seconds: int = 12) -> Scene:
     return see(hold(frame, seconds), {one.pid: one for one in phases})
 
@@ -119,6 +126,8 @@ def quiet_rank(**fields: Any) -> ProcessSample:
         "busy_threads": 0,
         "waits_for": LOCK,
         "waits_unchanged_s": 90.0,
+        "asked_read_bytes_s": 0.0,
+        "asked_write_bytes_s": 0.0,
         "thread_groups": (ThreadGroup(ThreadKind.MAIN, 1, 0.0), ThreadGroup(ThreadKind.COMM, 3, 0.01)),
     }
     return make_process(**{**plain, **fields})

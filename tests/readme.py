@@ -1,5 +1,7 @@
 """Write the pictures of README.md and docs anew: each is what the rules, reports and painters make of Frames.
 
+Those of real runs are of tests/recordings.
+
 A picture stands below a line ``<!-- picture: NAME -->``. Run as ``python -m tests.readme``; ``make docs`` does.
 """
 
@@ -11,8 +13,8 @@ from pathlib import Path
 
 from tests.goldens import pictures
 from tests.goldens.dump_views import hung_recorded
-from tests.goldens.judged_jobs import hung
 from tpmon.model.known import is_known
+from tpmon.record.recording import Recording
 from tpmon.report.once import write_verdict
 from tpmon.report.stacks import write_collectives
 
@@ -25,13 +27,6 @@ def read_golden(name: str) -> list[str]:
     return (pictures.PICTURES / f"{name}.txt").read_text(encoding="utf-8").splitlines()
 
 
-def cut_stacks() -> list[str]:
-    """Return the stacks of a job that hangs, without what is above and below them."""
-    lines = read_golden("stacks.80x24")
-    first = next(number for number, line in enumerate(lines) if "6 stacks" in line)
-    return lines[first : lines.index("", first) - 4]
-
-
 def write_record() -> list[str]:
     dump = hung_recorded().dump
     assert is_known(dump)
@@ -39,10 +34,18 @@ def write_record() -> list[str]:
     return write_collectives(dump.collectives)
 
 
+def write_recorded(name: str) -> list[str]:
+    """Return the verdict of a real run as text, and what to try."""
+    with Recording(str(ROOT / "tests" / "recordings" / f"{name}.tpmon")) as recording:
+        lines = write_verdict(recording.frame(recording.last.n), full=False)
+    return lines[: next(number for number, line in enumerate(lines) if line.startswith("evidence "))]
+
+
 PICTURES: dict[str, Callable[[], list[str]]] = {
     "a data-bound job": lambda: read_golden("data-bound.80x24"),
-    "the verdict of a hang": lambda: write_verdict(hung().frame, full=False)[:3],
-    "the stacks of a hang": cut_stacks,
+    "a slow run": lambda: write_recorded("causes-storage_latency.idle.0"),
+    "a hang": lambda: write_recorded("own-ddp_eval_rank0.idle.0"),
+    "a leak": lambda: write_recorded("causes-leak.busy.0"),
     "the records of a hang": write_record,
 }
 

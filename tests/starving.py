@@ -10,8 +10,8 @@ from tests.judging import line_up, make_looks, make_phases
 from tests.waits import wait_of
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features.snapshot import Rule, Scene, see
-from tpmon.judge.rules import data, loader, memory, python, storage
-from tpmon.judge.stacks.profile import DataPart, Phase
+from tpmon.judge.rules import data, limits, loader, python, storage
+from tpmon.judge.stacks.phases import DataPart, Phase
 from tpmon.model.frame import Frame
 from tpmon.model.host import WorkerQueue
 from tpmon.model.known import Applicable, known_or
@@ -100,7 +100,7 @@ def thrash(wait: float = 0.9, **memory: Any) -> Scene:
 
 
 LOADER = (*data.RULES, *loader.RULES, *storage.RULES)
-ALL = (*LOADER, *memory.RULES, *python.RULES)
+ALL = (*LOADER, *limits.RULES, *python.RULES)
 """Rules that a wait for data may come of."""
 
 

@@ -13,26 +13,32 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import SECONDS, call, start, start_training
+from tests.command_line import ONE_FILE, SECONDS, as_said, call, start, start_training
+from tests.frames import make_finding, make_frame
 from tests.trace.reading.test_trace_read import small_trace
 from tpmon import __version__, cli
+from tpmon.commands import attach
 from tpmon.commands.demo import BOTTLENECKS
-from tpmon.errors import ExitCode
+from tpmon.errors import ExitCode, find_behind
 from tpmon.model.codec import decode
 from tpmon.model.frame import EventKind, Frame
 from tpmon.model.results.doctor import JobList
+from tpmon.model.verdict import Kind
 from tpmon.settings import BY_KEY
 
 pytestmark = pytest.mark.usefixtures("small_environment")
 
 TEXT = "json ascii"
-WATCH = f"{TEXT} interval no-stacks readonly hang-after"
+WATCH = f"{TEXT} interval no-stacks readonly hang-after log"
 OWN_FLAGS = {
     "sample": {"--rank", "--all", "--out"},
     "dump": {"--block", "--native", "--locals", "--rank", "--pid", "--fr-pipe", "--tree"},
     "fold": {"--tree"},
     "bundle": {"--out", "--tar"},
     "attach": {"--record"},
+    "demo": {"--recorded"},
+    "fleet": {"--slurm", "--hosts", "--pods", "--exec", "--agent", "--until", "--record"},
+    "agent": {"--node"},
 }
 """Flags that belong to one call and are no settings."""
 
@@ -59,7 +65,9 @@ def test_help_names_each_command_and_each_exit_code():
         ("fold", f"{TEXT} dump.format"),
         ("sample", f"{TEXT} job no-stacks sample.seconds sample.rate sample.only sample.format"),
         ("doctor", f"{TEXT} no-stacks"),
-        ("bundle", "ascii interval job no-stacks bundle.seconds"),
+        ("fleet", f"{TEXT} once plain check no-stacks readonly hang-after"),
+        ("agent", "ascii log no-stacks readonly hang-after"),
+        ("bundle", "ascii interval job log no-stacks bundle.seconds"),
         ("demo", f"{WATCH} once plain demo.ranks demo.workers demo.bottleneck demo.seconds"),
     ],
 )
@@ -112,7 +120,7 @@ def test_the_file_is_read_and_print_config_says_so(tmp_path):
     file.write_text("interval = 50\n")
     done = call("ps", code=2)
     assert done.stderr.startswith(f"tpmon: {file}: interval: expected a number from 0.5 to 10, found 50")
-    assert "Try: tpmon --print-config" in done.stderr
+    assert as_said("Try: tpmon --print-config") in done.stderr
     file.write_text("interval = 50\nintervall = 3\nbell = true\njson = true\nplain = true\n")
     done = call("--print-config", env={**os.environ, "TPMON_READONLY": "perhaps"})
     assert (done.returncode, done.stderr) == (2, "")
@@ -131,6 +139,20 @@ def test_the_file_is_read_and_print_config_says_so(tmp_path):
     assert f"{'bell = true':<24} # {file}" in lines
 
 
+def test_a_key_that_is_no_setting_is_told_and_left_out_unless_it_may_forbid_something(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    file = tmp_path / "tpmon" / "config.toml"
+    file.parent.mkdir()
+    file.write_text("intervall = 3\nzzz = 1\n")
+    told = call("ps").stderr.splitlines()
+    assert told == [
+        f"tpmon: {file}: intervall: no such setting, and is left out; write interval",
+        f"tpmon: {file}: zzz: no such setting, and is left out; tpmon --print-config lists every setting and its value",
+    ]
+    file.write_text("read-only = true\n")
+    assert call("ps", code=2).stderr == f"tpmon: {file}: read-only: no such setting\nTry: write readonly\n"
+
+
 CALLS = [
     (["frobnicate"], {}, "frobnicate is no command", "tpmon --help"),
     (["atach", "1"], {}, "atach is no command", "tpmon attach 1"),
@@ -141,9 +163,17 @@ CALLS = [
     (["ps"], {"TPMON_JSON": "perhaps"}, "TPMON_JSON: expected true or false", "tpmon"),
     (["diagnose", "1", "--plain"], {}, "diagnose has no --plain", "tpmon diagnose --help"),
     (["dump", "1", "--rounds"], {}, "argument --rounds: expected one", "tpmon dump --help"),
-    (["attach"], {}, "which job? PID is missing", "tpmon ps lists the training jobs"),
+    (["train.py"], {}, "train.py is no command", "tpmon attach train.py"),
     (["attach", "-5"], {}, "a PID is a number, found '-5'", "tpmon ps"),
     (["attach", "1", "--on"], {}, "attach has no --on", "tpmon attach --help"),
+    (["attach", "1", "--onse"], {}, "attach has no --onse; did you mean --once?", "tpmon attach 1 --once"),
+    (
+        ["diagnose", "1", "--unitl=hung"],
+        {},
+        "diagnose has no --unitl; did you mean --until?",
+        "tpmon diagnose 1 --until=h",
+    ),
+    (["run", "--atach", "--", "x"], {}, "tpmon run has no option --atach; did you mean --attach?", "tpmon run --help"),
     (["attach", "1", "-i", "0.1"], {}, "--interval: expected a number from 0.5 to 10", "tpmon"),
     (["attach", "1", "--json", "--plain"], {}, "json and plain exclude each other", "leave one"),
     (["attach", "1", "--json", "--every", "0.5"], {}, "--every: 0.5 s is less than the interval, 1 s", "--every 1"),
@@ -179,12 +209,12 @@ CALLS = [
     (["doctor", "1", "2"], {}, "doctor has no 2", "tpmon"),
     (["doctor", "--job"], {}, "doctor has no --job", "tpmon"),
 ]
-JOBS = [
-    (["attach", "1", "--once", "--every", "0.5"], {}, "process 1", ""),
-    (["dump", "1", "--json"], {"TPMON_DUMP_FORMAT": "collapsed"}, "process 1", ""),
-    (["dump", "1", "--format", "collapsed"], {"TPMON_JSON": "1"}, "process 1", ""),
-    (["dump", "1"], {"TPMON_DUMP_BLOCK": "1"}, "process 1", ""),
-    (["sample", "1", "--stacks"], {"TPMON_NO_STACKS": "1"}, "process 1", ""),
+JOBLESS = [
+    (["attach", "--once", "--every", "0.5"], {}),
+    (["dump", "--json"], {"TPMON_DUMP_FORMAT": "collapsed"}),
+    (["dump", "--format", "collapsed"], {"TPMON_JSON": "1"}),
+    (["dump"], {"TPMON_DUMP_BLOCK": "1"}),
+    (["sample", "--stacks"], {"TPMON_NO_STACKS": "1"}),
 ]
 GONE = [
     (["attach", "99999999"], {}, "no process 99999999", "tpmon ps"),
@@ -196,7 +226,7 @@ GONE = [
 
 @pytest.mark.parametrize(
     ("codes", "arguments", "environment", "what", "hint"),
-    [*(((2,), *row) for row in CALLS), *(((3, 4), *row) for row in JOBS), *(((3,), *row) for row in GONE)],
+    [*(((2,), *row) for row in CALLS), *(((3,), *row) for row in GONE)],
 )
 def test_wrong_calls_say_what_and_what_to_try(codes, arguments, environment, what, hint):
     done = call(*arguments, env={**os.environ, **environment})
@@ -204,7 +234,18 @@ def test_wrong_calls_say_what_and_what_to_try(codes, arguments, environment, wha
     assert done.stdout == ""
     first, second = done.stderr.splitlines()
     assert first.startswith(f"tpmon: {what}")
-    assert second.startswith(f"Try: {hint}")
+    assert second.startswith(f"Try: {as_said(hint)}")
+
+
+@pytest.mark.parametrize(("arguments", "environment"), JOBLESS)
+def test_settings_agree_and_a_process_that_is_no_training_is_refused(arguments, environment):
+    with subprocess.Popen(["sleep", "120"]) as asleep:
+        done = call(*arguments, str(asleep.pid), env={**os.environ, **environment})
+        asleep.kill()
+    assert (done.returncode, done.stdout) == (3, "")
+    first, second = done.stderr.splitlines()
+    assert first.startswith(f"tpmon: process {asleep.pid}")
+    assert second.startswith("Try: ")
 
 
 def test_no_standard_input_is_an_empty_one():
@@ -243,6 +284,25 @@ def test_signal_handlers_are_put_back():
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_a_signal_is_the_end_also_where_it_is_raised_as_another_error(monkeypatch):
+    def run(_arguments):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except BaseException as error:
+            raise RuntimeError("Error calling __set_name__") from error
+
+    monkeypatch.setattr("tpmon.cli._run", run)
+    assert cli.main([]) == 143
+
+
+def test_what_an_error_was_made_of_is_found_and_a_ring_of_errors_ends():
+    errors = [RuntimeError(), OSError(), SystemExit(143)]
+    errors[0].__context__, errors[1].__cause__ = errors[1], errors[2]
+    assert find_behind(errors[0], SystemExit) is errors[2]
+    errors[1].__cause__ = errors[0]
+    assert find_behind(errors[0], SystemExit) is None
+
+
 def test_an_inherited_trap_of_sigchld_does_not_keep_the_end_of_children_from_tpmon():
     """Else the kernel would reap them, the process that works among them, and its exit code were lost."""
     call("--bogus", preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN), code=2)
@@ -260,14 +320,23 @@ def test_one_reading_in_each_form(job):
     frame = decode(Frame, done.stdout)
     assert (frame.target.pid, frame.target.asked_pid) == (job, job)
     assert isinstance(frame.cpu.used_cores, float), "the second reading has rates"
+    assert done.stderr == ""
 
     done = call("attach", str(job), "--once", "-i", "0.5", "--ascii", code=0)
     assert done.stdout.startswith("verdict  ")
     assert f"\njob      {job} " in done.stdout
     assert done.stdout.isascii()
+    where = f"tpmon: no verdict after two readings; {as_said(f'tpmon diagnose {job}')} gives one within 15 s\n"
+    assert done.stderr == (where if done.stdout.startswith("verdict  NOT-ENOUGH-EVIDENCE") else "")
 
     done = call("attach", str(job), "--once", "--plain", "-i", "0.5", code=0)
     assert len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("kind", "said"), [(Kind.NOT_ENOUGH_EVIDENCE, True), (Kind.DATA_BOUND, False)])
+def test_two_readings_without_a_verdict_say_where_one_is(kind, said, capfd):
+    attach._say_where_a_verdict_is(make_frame(verdict=make_finding(kind=kind)))
+    assert ("tpmon diagnose 4211 gives one within 15 s" in capfd.readouterr().err) == said
 
 
 @pytest.mark.torch
@@ -354,9 +423,11 @@ def test_a_verdict_has_its_exit_code_also_where_nobody_reads_it(command):
 
 
 @pytest.mark.torch
-@pytest.mark.long
 def test_demo_without_a_terminal_prints_its_verdict_once_and_leaves_nothing():
-    done = call("demo", "--workers", "1", "-i", "0.5", code=0)
+    done = call("demo", "--workers", "1", "-i", "0.5", code=0, env={**os.environ, "PYTHON": sys.executable})
+    assert "watching it until there is a verdict, at most 15 s" in done.stderr
+    undecided = done.stdout.startswith(("verdict  NOT-ENOUGH", "verdict  STARTING"))
+    assert ("no verdict within 15 s" in done.stderr) == undecided
     assert len(re.findall(r"(?m)^job  ", done.stdout)) == len(re.findall(r"(?m)^verdict  ", done.stdout)) == 1
     found = re.search(r"demo training (\d+) runs; its log, until it ends: (\S+)", done.stderr)
     assert found
@@ -381,6 +452,7 @@ def test_a_refused_argument_is_not_repeated_whole_and_breaks_no_line(arguments):
     assert try_this.startswith("Try: ")
 
 
+@pytest.mark.skipif(ONE_FILE, reason="the one file reads no traces")
 def test_absurd_numbers_of_a_trace_bring_no_warning(tmp_path):
     trace = small_trace()
     trace.memory(500, -(2**63), 1)

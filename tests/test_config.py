@@ -263,9 +263,10 @@ def test_what_is_no_flag_of_a_command_comes_from_variable_and_file_all_the_same(
 @pytest.mark.parametrize(
     ("flags", "what"),
     [
-        ({}, "which job. PID is missing"),
         ({"pid": "7", "job": True}, "PID and --job exclude each other"),
-        ({"pid": "x"}, "a PID is a number"),
+        ({"pid": "train.py", "job": True}, "PID and --job exclude each other"),
+        ({"pid": ""}, "a PID is a number"),
+        ({"pid": "-5"}, "a PID is a number"),
         ({"pid": "9" * 5000}, "a PID is a number, found '999"),
     ],
     ids=lambda one: one if isinstance(one, str) else "",

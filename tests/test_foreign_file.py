@@ -26,7 +26,7 @@ from tpmon.errors import UsageError
 from tpmon.foreign_file import Owner, open_foreign, read_owner
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Identity
-from tpmon.model.results.capture import CaptureAsked, CaptureKind, CaptureState
+from tpmon.model.results.capture import CaptureAsked, CaptureKind, CaptureState, RankCapture
 from tpmon.model.stacks import StackFrame
 from tpmon.own_command import call_as_owner
 from tpmon.probe.base.procread import read_file, read_stat
@@ -223,7 +223,10 @@ def test_a_trace_that_the_user_swapped_is_neither_read_nor_packed(tmp_path, make
     make(tmp_path / NAME)
     make(tmp_path / "host-1-rank0-step3.pickle")
     before = sorted(os.listdir(tmp_path))
-    for look in (lambda: verify_trace(place, "host-1", 0, 3, ()), lambda: describe_snapshot(place, "host-1", 0, 3)):
+    for look in (
+        lambda: verify_trace(place, "host-1", 0, 3, (), steps={}),
+        lambda: describe_snapshot(place, "host-1", 0, 3),
+    ):
         with pytest.raises(OSError, match=r"no plain file|not a file of the user"):
             look()
     assert sorted(os.listdir(tmp_path)) == before
@@ -233,7 +236,7 @@ def test_a_trace_that_the_user_swapped_is_neither_read_nor_packed(tmp_path, make
 def test_what_root_packed_is_its_users(tmp_path):
     TraceBuilder().step(0, 0, 900).write(tmp_path / NAME)
     give(tmp_path / NAME)
-    file, _, _ = verify_trace(CapturePlace("/x", str(tmp_path), THEIRS), "host-1", 0, 3, ())
+    file, _, _ = verify_trace(CapturePlace("/x", str(tmp_path), THEIRS), "host-1", 0, 3, (), steps={})
     packed = os.stat(file.host_path)
     assert (packed.st_uid, packed.st_gid, packed.st_mode & 0o777) == (NOBODY, NOBODY, 0o600)
 
@@ -258,6 +261,9 @@ def make_window(pid: int, folder: Path, out: Path) -> KinetoWindow:
     return KinetoWindow(client, asked, CaptureAsker(print), memory_left=lambda: 1 << 40)
 
 
+RANK = RankCapture(1, 0, CaptureState.VERIFIED, "", 0, 0, 0.0, 1.0, Missing("x"), 1.0)
+
+
 @needs_root
 def test_what_kineto_wrote_for_root_is_its_users(tmp_path):
     (tmp_path / "asks").mkdir()
@@ -271,7 +277,7 @@ def test_what_kineto_wrote_for_root_is_its_users(tmp_path):
         try:
             window._make_folder()
             recorded = Recorded(CaptureState.VERIFIED, "", source.fileno())
-            kept = kineto_capture._keep(window, recorded, 0, "h-1", kineto_capture.KnownBeside({}))
+            kept = kineto_capture._keep(window, recorded, "h-1", kineto_capture.KnownBeside({}), RANK)
             assert kept.file.steps == 2, STEP
             found = os.stat(kept.file.host_path)
             assert (found.st_uid, found.st_mode & 0o777) == (NOBODY, 0o600)
@@ -295,7 +301,7 @@ def test_ctrl_c_while_steps_are_marked_leaves_no_half_file(tmp_path, monkeypatch
             window._make_folder()
             recorded = Recorded(CaptureState.VERIFIED, "", source.fileno())
             with pytest.raises(KeyboardInterrupt):
-                kineto_capture._keep(window, recorded, 0, "h-1", kineto_capture.KnownBeside({}))
+                kineto_capture._keep(window, recorded, "h-1", kineto_capture.KnownBeside({}), RANK)
         finally:
             window.close()
     assert list((tmp_path / "out").rglob("*.part")) == []

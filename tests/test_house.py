@@ -45,7 +45,9 @@ def test_a_file_holds_one_idea_of_at_most_600_lines():
 
 
 def test_tables_go_with_the_package():
-    assert '[tool.setuptools.package-data]\n"*" = ["*.toml", "*.txt"]' in (ROOT / "pyproject.toml").read_text()
+    assert (
+        '[tool.setuptools.package-data]\n"*" = ["*.toml", "*.txt", "py.typed"]' in (ROOT / "pyproject.toml").read_text()
+    )
 
 
 def test_a_class_has_a_name_of_its_own():
@@ -93,7 +95,7 @@ def test_a_small_wait_would_be_found(source, found):
 def test_tests_lie_where_the_code_that_they_try_lies():
     mirrored = {path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
     rooms = {relative(folder) for folder in FOLDERS}
-    own = {"budget", "goldens", "gpu", "programs", "pty", "verdicts", "hangs", "frameworks", "pythons"}
+    own = {"budget", "goldens", "gpu", "programs", "pty", "verdicts", "hangs", "frameworks", "pythons", "release"}
     lost = {str(path) for path in mirrored if str(path.parent) not in rooms and path.parts[0] not in own}
     assert {path for path in lost if "/" in path} == set()
 

@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import re
+import textwrap
 import types
+from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -16,6 +18,7 @@ from tpmon.model.dump import Dump
 from tpmon.model.frame import Frame, Pulse
 from tpmon.model.known import Missing, NotApplicable
 from tpmon.model.results.doctor import Checkup, JobList
+from tpmon.model.results.fleet import FleetReport
 from tpmon.model.results.sample import HotSample
 from tpmon.model.waits import Wait, WaitReason
 
@@ -50,22 +53,44 @@ def _reachable(root: type) -> dict[str, type]:
     return found
 
 
-ROOTS = (Frame, JobList, Dump, HotSample, Checkup, Pulse)
+ROOTS = (Frame, JobList, Dump, HotSample, Checkup, Pulse, FleetReport)
 KINDS = {name: kind for root in ROOTS for name, kind in _reachable(root).items()}
 SECTIONS = dict(re.findall(r"(?ms)^### `(\w+)`\n(.*?)(?=^##|\Z)", TEXT))
-WORDS = dict(re.findall(r"(?m)^\| `([A-Z]\w+)` \| (`.*`) \|$", TEXT))
+WORDS = dict(re.findall(r"(?m)^\* `([A-Z]\w+)`: (`.*`)$", TEXT))
+NAMES = {int: "int", float: "num", str: "str", bool: "bool", datetime: "time", Wait: "str"}
+UNITS = re.compile(r"_(s|ms|ns|pct|ratio|hz|bytes|w|mhz|c|cores)$")
 
 
-def _rows(section: str) -> list[list[str]]:
-    lines = [line for line in section.splitlines() if line.startswith("| `")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+def _write_type(hint: Any) -> str:
+    if get_origin(hint) is tuple:
+        return f"[{_write_type(get_args(hint)[0])}]"
+    if get_origin(hint) in (Union, types.UnionType):
+        (one,) = {_write_type(arg) for arg in get_args(hint) if arg not in (Missing, NotApplicable)}
+        return one + "?" * (Missing in get_args(hint)) + "*" * (NotApplicable in get_args(hint))
+    return NAMES.get(hint, hint.__name__)
 
 
-def _may_be_unread(hint: Any) -> str:
-    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    if NotApplicable in options:
-        return "missing or absent"
-    return "missing" if Missing in options else ""
+def list_keys(kind: type) -> list[str]:
+    """List the keys of a dataclass as its section does: ``rank:int?*``."""
+    hints = get_type_hints(kind)
+    keys = []
+    for field in dataclasses.fields(kind):
+        keys.append(f"{field.name.rstrip('_')}:{_write_type(hints[field.name])}")
+        if Wait in get_args(hints[field.name]):
+            keys.append(f"{WAIT_REASON}:{WaitReason.__name__}*")
+    return keys
+
+
+def write_keys(kind: type) -> str:
+    return "```\n" + textwrap.fill(" ".join(list_keys(kind)), 125, break_on_hyphens=False) + "\n```"
+
+
+def _read_keys(section: str) -> set[str]:
+    return {key.partition(":")[0] for key in section.split("```")[1].split()}
+
+
+def _find_explained(section: str) -> set[str]:
+    return set(re.findall(r"`(\w+)`", "\n".join(line for line in section.splitlines() if line.startswith("* `"))))
 
 
 def test_there_is_a_section_for_each_dataclass_and_no_other():
@@ -73,27 +98,23 @@ def test_there_is_a_section_for_each_dataclass_and_no_other():
 
 
 @pytest.mark.parametrize("name", sorted(SECTIONS))
-def test_the_table_has_every_key_and_says_what_may_be_unread(name):
-    kind = KINDS[name]
-    hints = get_type_hints(kind)
-    expected = []
-    for field in dataclasses.fields(kind):
-        expected.append((f"`{field.name.rstrip('_')}`", _may_be_unread(hints[field.name])))
-        if Wait in get_args(hints[field.name]):
-            expected.append((f"`{WAIT_REASON}`", "absent"))
-    assert [(row[0], row[3]) for row in _rows(SECTIONS[name])] == expected
+def test_a_section_has_every_key_with_its_type_and_says_what_may_be_unread(name):
+    assert write_keys(KINDS[name]) in SECTIONS[name]
 
 
 @pytest.mark.parametrize("name", sorted(SECTIONS))
-def test_every_row_says_unit_meaning_and_source(name):
-    for key, kind, unit, _, meaning, source in _rows(SECTIONS[name]):
-        assert kind, key
-        assert meaning, key
-        assert source, key
-        suffixes = {"_bytes": "bytes", "_ratio": "ratio", "_pct": "%", "_w": "W", "_mhz": "MHz", "_c": "C"}
-        for suffix, expected in suffixes.items():
-            if key.strip("`").endswith(suffix):
-                assert unit.startswith(expected), key
+def test_what_a_line_explains_is_a_key(name):
+    named = re.findall(r"(?m)^\* `(\w+)`", SECTIONS[name])
+    assert set(named) <= _read_keys(SECTIONS[name])
+    assert len(set(named)) == len(named)
+
+
+@pytest.mark.parametrize("name", sorted(SECTIONS))
+def test_a_number_says_its_unit_in_its_name_or_has_a_line(name):
+    numbers = [key.partition(":")[0] for key in list_keys(KINDS[name]) if key.partition(":")[2].startswith("num")]
+    intro = SECTIONS[name].split("```")[0]
+    bare = {key for key in numbers if not UNITS.search(key) and "seconds" not in intro}
+    assert bare <= _find_explained(SECTIONS[name]) | {"seconds", "asked_seconds", "cores", "pct"}
 
 
 def test_the_words_of_each_key_with_few_values_are_listed():
@@ -105,7 +126,7 @@ def test_the_words_of_each_key_with_few_values_are_listed():
 
 def test_a_frame_has_no_key_that_is_not_documented():
     raw = json.loads(encode(make_frame()))
-    keys = {row[0].strip("`") for section in SECTIONS.values() for row in _rows(section)} | {"missing"}
+    keys = set().union(*map(_read_keys, SECTIONS.values())) | {"missing"}
 
     def check(value):
         if isinstance(value, dict):

@@ -158,3 +158,12 @@ def test_a_frame_a_dump_its_fold_and_samples_import_neither_screen_nor_driver(jo
 def test_the_doctor_imports_neither_screen_nor_driver():
     output = call_without_screen_and_driver("doctor", "--json", "--no-stacks")
     assert json.loads(output)["schema"] == "tpmon.doctor/1"
+
+
+def test_a_screen_that_captures_nothing_loads_no_hook_for_it_and_no_openssl():
+    """OpenSSL, behind hashlib and secrets, takes 4 MB."""
+    names = read_imports(
+        "import tpmon.commands.screen; names = {n for n in sys.modules if 'inject' in n}; assert not names, names"
+    )
+    assert "tpmon" in names
+    assert not names & {"_hashlib", "_ssl", "secrets"}

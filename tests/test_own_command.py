@@ -65,3 +65,17 @@ def test_an_environment_that_uv_made_is_known_by_its_file(tmp_path, monkeypatch)
     assert install_command("py-spy") == f"uv pip install --python {tmp_path}/bin/python -U py-spy"
     (tmp_path / "pyvenv.cfg").write_text("home = /usr/bin\n")
     assert "-m ensurepip && " in install_command("py-spy")
+
+
+def test_what_runs_as_a_module_is_called_so_where_no_tpmon_is_on_the_path(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["/env/tpmon/__main__.py"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    own_command.called_program.cache_clear()
+    try:
+        told = own_command.as_called("dump it: tpmon dump 7 --rounds 3; tpmon.pyz stays, as tpmon does")
+        assert told == f"dump it: {sys.executable} -m tpmon dump 7 --rounds 3; tpmon.pyz stays, as tpmon does"
+        monkeypatch.setattr(sys, "argv", ["/env/bin/tpmon"])
+        own_command.called_program.cache_clear()
+        assert own_command.as_called("tpmon dump 7") == "tpmon dump 7"
+    finally:
+        own_command.called_program.cache_clear()

@@ -20,7 +20,7 @@ from tests.samples import make_reading, make_sampled
 from tests.stacks import IN_LOCK
 from tests.waiting import wait_until
 from tpmon.commands.command import WatchOptions, open_session
-from tpmon.judge.dumps.hot import whole_rounds
+from tpmon.judge.folds.hot import whole_rounds
 from tpmon.judge.judge import Judgement, judge
 from tpmon.model.dump import Asker, DumpRequest, DumpState, ProcessLook
 from tpmon.model.frame import Frame, TargetState

@@ -41,6 +41,13 @@ class TraceBuilder:
         self.events.append({**event, "ts": self.base_us + start, "dur": length, "args": args})
         return self
 
+    def update(self, number: int, optimizer: str, length: float) -> float:
+        """Write a step of 10 ms with one kernel of 1.9 ms, then the optimizer; return when the step begins."""
+        at = number * 10_000.0
+        self.step(number, at, 10_000).op("aten::linear", at + 10, 80).kernel(at + 100, 1900, launch=at + 50)
+        self.add("user_annotation", f"Optimizer.step#{optimizer}.step", at + 2000, length)
+        return at
+
     def step(self, number: int, start: float, length: float) -> TraceBuilder:
         return self.add("user_annotation", f"ProfilerStep#{number}", start, length)
 

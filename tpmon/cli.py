@@ -17,15 +17,23 @@ from importlib import import_module
 from types import FrameType
 from typing import Any
 
+import tpmon
 from tpmon import __version__
-from tpmon.commands.command import VERDICT_CODES, CommandParser, Subcommand, describe_failure, read_choices
-from tpmon.errors import ExitCode, TpmonError, UsageError
+from tpmon.commands.command import (
+    VERDICT_CODES,
+    CommandParser,
+    Subcommand,
+    describe_failure,
+    find_near_flag,
+    read_choices,
+)
+from tpmon.errors import ExitCode, TpmonError, UsageError, find_behind
 from tpmon.report.text import Output, ReaderGone, complain
 from tpmon.settings import BY_KEY
 
 COMMANDS = """\
-  ps             list the training jobs of this machine (so does tpmon alone)
-  attach PID     watch the job around a process: launcher, rank, worker, any of them
+  ps             list the training jobs of this machine; tpmon alone: the same, live, to choose from
+  attach [PID]   watch the job around a process, or that of a script: attach train.py
   diagnose PID   watch for a while and print the verdict: what holds the run back, what to do
   dump PID       where every rank, worker and thread is right now, and which one is elsewhere
   fold FILE...   join the dumps of several hosts
@@ -33,21 +41,28 @@ COMMANDS = """\
   capture PID    a profile of some steps of a run with the hook; its price first
   record PID     the same second by second in a file, also in the background, for replay
   replay FILE    a recording on the same screen, or one second of it as text
+  fleet          a job on many nodes, one verdict: by srun, ssh or kubectl, with tpmon on each node
+  agent          what fleet starts on each node; not typed by hand
   bundle PID     evidence for a ticket in a folder or tar file: stacks, Frames, verdict, logs, versions
   doctor [PID]   what may be read of a job and what not, why, and the command that changes it
   run -- PROGRAM start a training with the hook in it: exact steps; --attach watches it
-  hook export F  the hook as one file, for containers and machines without tpmon
+  hook PID       put the hook into a running training that has none; hook export FILE: as one file
   trace FILE...  what a profiler trace shows: steps, idle gaps and their causes, operators, kernels
   demo           start a small real training and watch it
+  completion S   what lets the shell S complete commands and flags: bash, zsh, fish
 """
 """The table: a line a command, as the help shows it."""
+_SUMMARY_AT = 17
+"""Where in a line the words begin that say what the command does."""
 PLACES = {line.split()[0]: f"{line.split()[0]}.COMMAND" for line in COMMANDS.splitlines()} | {
     "fold": "dump.FOLD",
+    "fleet": "nodes.fleet.COMMAND",
+    "agent": "nodes.agent.COMMAND",
     "record": "recordings.record.COMMAND",
     "replay": "recordings.replay.COMMAND",
 }
 """Where each command stands below ``tpmon.commands``: its file, and the name in it."""
-OWN_PARSERS = ("run", "hook")
+OWN_PARSERS = ("run", "completion")
 """What follows these is a program's, or nearly nothing."""
 DESCRIPTION = "A live monitor that attaches to a running PyTorch training job and changes nothing in it."
 SEE = """\
@@ -85,6 +100,10 @@ def _signals_end() -> Iterator[None]:
             signal.signal(number, on_signal)
     try:
         yield
+    except Exception as error:
+        if (end := find_behind(error, Ended)) is not None:
+            raise end from None
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -96,11 +115,21 @@ def _find_command(name: str) -> Subcommand[Any]:
     return found
 
 
+def _name_archive() -> str:
+    """Say what stands for ``tpmon`` in the help where a tpmon.pyz runs that is not called so."""
+    if not tpmon.archive:
+        return ""
+    from tpmon.own_command import typed_program
+
+    called = typed_program()
+    return "" if called == "tpmon" else f"\ntpmon here is: {called}"
+
+
 def _build_parser() -> CommandParser:
     parser = CommandParser(
         prog="tpmon",
         usage="tpmon [COMMAND] [PID | FILE...] [options]",
-        description=f"{DESCRIPTION}\n\ncommands:\n{COMMANDS}\n{SEE}",
+        description=f"{DESCRIPTION}\n\ncommands:\n{COMMANDS}\n{SEE}{_name_archive()}",
         epilog=VERDICT_CODES,
     )
     parser.add_argument("-V", "--version", action="store_true", help="print the version and end")
@@ -109,8 +138,31 @@ def _build_parser() -> CommandParser:
     return parser
 
 
+def build_whole_parser() -> CommandParser:
+    """Return the parser of all commands at once, of which completions and pages are made."""
+    from tpmon import completion
+
+    parser = _build_parser()
+    parser.description = DESCRIPTION
+    commands = parser.add_subparsers(title="commands", prog="tpmon", dest="command", metavar="COMMAND")
+    for line in COMMANDS.splitlines():
+        name, summary = line.split()[0], line[_SUMMARY_AT:]
+        if name not in OWN_PARSERS:
+            _find_command(name).add_to(commands, name, summary)
+            continue
+        room = completion if name == "completion" else import_module(f"tpmon.commands.{name}")
+        written = completion.add_written(commands, name, room.HELP, summary)
+        if name == "completion":
+            written.add_argument("shell", choices=completion.SHELLS)
+    return parser
+
+
 def _run(arguments: Sequence[str]) -> int:
     words = [*arguments[1:2], "--help"] if list(arguments[:1]) == ["help"] else list(arguments)
+    if words[:1] == ["completion"]:
+        from tpmon.completion import run
+
+        return run(words[1:], build_whole_parser())
     if words and words[0] in OWN_PARSERS:
         own = import_module(f"tpmon.commands.{words[0]}")
         return int(own.run(words[1:]))
@@ -124,15 +176,25 @@ def _run(arguments: Sequence[str]) -> int:
     given, unknown = parser.parse_known_args(words)
     flags = vars(given)
     if unknown:
-        called = flags.get("command") or ""
-        help_of = " ".join(f"tpmon {called} --help".split())
-        raise UsageError(f"{called or 'tpmon'} has no {' '.join(unknown)}", help_of)
+        raise _refuse_flags(unknown, flags.get("command") or "", commands.choices.get(name, parser), words)
     if "version" in flags:
         Output(1, ascii_only=False).write_lines(f"tpmon {__version__}")
         return ExitCode.OK
     if "print_config" in flags:
         return _print_config(flags)
-    return command.run(flags, read_choices(flags)[1])
+    choices = read_choices(flags)[1]
+    if flags.get("command") is None and not choices.read("json") and _has_terminal():
+        from tpmon.commands.attach import browse_jobs
+        from tpmon.commands.command import WatchOptions, read_options
+
+        return browse_jobs(read_options(WatchOptions, flags, choices))
+    return command.run(flags, choices)
+
+
+def _has_terminal() -> bool:
+    from tpmon.ui.terminal_io.terminal import has_terminal
+
+    return has_terminal()
 
 
 def _print_config(flags: Mapping[str, object]) -> int:
@@ -152,9 +214,27 @@ def _refuse_command(word: str, words: Sequence[str]) -> UsageError:
     from difflib import get_close_matches
 
     rest = [one for one in words if one is not word]
-    near = ["attach", word] if word.isdecimal() else get_close_matches(word, PLACES, 1)
+    near = (
+        ["attach", word] if word.isdecimal() or word.endswith(".py") else get_close_matches(word, PLACES, 1)
+    )
     try_this = shlex.join(("tpmon", *near, *rest)) if near else "tpmon --help"
     return UsageError(f"{word} is no command", try_this)
+
+
+def _refuse_flags(
+    unknown: Sequence[str], called: str, parser: CommandParser, words: Sequence[str]
+) -> UsageError:
+    """Refuse what a command has not, and name the flag that may be meant."""
+    import shlex  # needed for a mistake alone
+
+    what, flag = f"{called or 'tpmon'} has no {' '.join(unknown)}", unknown[0].partition("=")[0]
+    near = find_near_flag(flag, parser.list_flags())
+    if not near:
+        return UsageError(what, " ".join(f"tpmon {called} --help".split()))
+    mended = [near + word[len(flag) :] if word.partition("=")[0] == flag else word for word in words]
+    return UsageError(
+        f"{called or 'tpmon'} has no {flag}; did you mean {near}?", f"tpmon {shlex.join(mended)}"
+    )
 
 
 def tell_failure(error: Exception) -> ExitCode:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
 
-from tpmon.errors import UsageError, exclude
+from tpmon.errors import TpmonError, UsageError, exclude
 from tpmon.model.frozen import dataclass
 from tpmon.model.units import clean_text
 from tpmon.settings import BY_KEY, CATALOGUE, SETTINGS, Value, check_value, parse_text
@@ -36,6 +36,8 @@ class SettingChoice:
     where: str
 
 
+FORBIDDING = ("readonly", "no-stacks")
+"""Settings that forbid something: a key like one of them is never left out."""
 _MOST_BYTES = 256 << 10
 _DEEPEST = 8
 """Tables in tables; what lies deeper is no setting."""
@@ -110,6 +112,18 @@ def state_folder(environment: Mapping[str, str]) -> str:
     return os.path.join(state, "tpmon")
 
 
+def make_state_folder(environment: Mapping[str, str], try_this: str) -> str:
+    """Make the folder for recordings, and return it; UsageError where that cannot be."""
+    folder = state_folder(environment)
+    try:
+        if not os.path.isabs(folder):
+            raise OSError(0, "no home folder is known", folder)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror or error}", try_this) from error
+    return folder
+
+
 def read_file(path: str) -> dict[str, Any]:
     """Read the configuration file: empty where there is none or no home; UsageError where it is no TOML."""
     if not os.path.isabs(path):
@@ -171,16 +185,26 @@ def _kept(bad: list[str] | None) -> Iterator[None]:
         bad.append(error.what)
 
 
+def _find_close(key: str) -> str:
+    """Return the setting whose name is most like a key, "" where none is like it."""
+    import difflib  # noqa: PLC0415  # only when there is an error to explain
+
+    return next(iter(difflib.get_close_matches(key, list(BY_KEY), 1)), "")
+
+
 def resolve(
     flags: Mapping[str, object],
     environment: Mapping[str, str],
     path: str,
     tables: Mapping[str, Any],
     bad: list[str] | None = None,
+    *,
+    unknown: list[TpmonError] | None = None,
 ) -> Choices:
     """Decide every setting. ``flags`` holds the given flags by setting key, ``tables`` the file at ``path``.
 
-    Where a list ``bad`` is given, what cannot be used is left out and named there.
+    Where a list ``bad`` is given, what cannot be used is left out and named there; ``unknown`` takes keys of
+    the file that are no setting, but none that is like one of ``FORBIDDING``: who wrote it counts on it.
 
     Raises:
         UsageError: naming file and key, variable, or flag of a value that cannot be used.
@@ -191,12 +215,14 @@ def resolve(
     for key, value in _flatten(tables).items():
         with _kept(bad):
             if key not in BY_KEY:
-                import difflib  # noqa: PLC0415  # only when there is an error to explain
-
-                close = difflib.get_close_matches(key, list(BY_KEY), 1)
-                raise UsageError(
-                    f"{path}: {key}: no such setting", f"write {close[0]}" if close else CATALOGUE
+                close = _find_close(key)
+                error = UsageError(
+                    f"{path}: {key}: no such setting", f"write {close}" if close else CATALOGUE
                 )
+                if unknown is None or close in FORBIDDING:
+                    raise error
+                unknown.append(error)
+                continue
             checked = check_value(BY_KEY[key], value, f"{path}: {key}")
             choices[key] = SettingChoice(checked, SettingSource.FILE, path)
     for setting in SETTINGS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import TypeVar
 
 
 class ExitCode(IntEnum):
@@ -68,6 +69,10 @@ class LateStartError(NoTargetError):
         self.process = process
 
 
+class SeveralJobsError(UsageError):
+    """Refuse to choose one of several jobs that are meant as well."""
+
+
 class StartingError(LateStartError):
     """Refuse a process that is no training job yet, and may become one: its imports are not done."""
 
@@ -82,3 +87,22 @@ class NoTerminalError(TpmonError):
     """Refuse to draw a screen where there is no terminal."""
 
     exit_code = ExitCode.NO_TERMINAL
+
+
+Raised = TypeVar("Raised", bound=BaseException)
+
+
+def find_behind(error: BaseException, kind: type[Raised]) -> Raised | None:
+    """Find what an error was made of, as by code that a signal's exception interrupts; None for nothing.
+
+    Before Python 3.12 each ``__set_name__`` of a class makes a RuntimeError of whatever is raised in it
+    (type_new_set_names of Objects/typeobject.c).
+    """
+    behind: BaseException | None = error
+    seen: set[int] = set()
+    while behind is not None and id(behind) not in seen:
+        if isinstance(behind, kind):
+            return behind
+        seen.add(id(behind))
+        behind = behind.__cause__ or behind.__context__
+    return None

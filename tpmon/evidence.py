@@ -18,8 +18,8 @@ from tempfile import TemporaryDirectory
 from tpmon.errors import TpmonError, UsageError, exclude
 from tpmon.judge.dumps.collectives import add_collectives
 from tpmon.judge.dumps.describe import shorten_stack
-from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
-from tpmon.judge.dumps.hot import date_log
+from tpmon.judge.folds.groups import DumpOrigin, fold_rounds
+from tpmon.judge.folds.hot import date_log
 from tpmon.model.codec import encode
 from tpmon.model.dump import Asker, Dump, DumpRequest, DumpRound
 from tpmon.model.frame import Pulse, TargetState
@@ -41,22 +41,23 @@ from tpmon.probe.doctor.checks import make_subject, read_checkup
 from tpmon.probe.job.job import Job
 from tpmon.record.step import JudgedFrame
 from tpmon.report.bundle import (
-    README,
+    PART_S,
     Contents,
     FolderSink,
     Sink,
     TarSink,
+    add_part,
     check_written,
+    close_bundle,
     describe_pulses,
     describe_steps,
     say_result,
     say_verdict,
-    to_text,
-    write_readme,
     write_versions,
 )
 from tpmon.report.doctor import write_checkup
 from tpmon.report.once import write_once, write_verdict
+from tpmon.report.own_log import read_own_log
 from tpmon.report.stacks import write_dump
 from tpmon.session import Session, collect_rarely
 
@@ -64,7 +65,6 @@ ROUNDS = 3
 ROUND_LIMIT_S = 40.0
 """A round of looks is given up after 30 s."""
 _WAIT_S = 0.1
-PART_S = 10.0
 OPEN_S = 10.0
 CARDS_S = 25.0
 RECORDING = "recording.tpmon"
@@ -197,9 +197,16 @@ class Bundler:
     """Write the parts of one bundle into a sink, each for itself."""
 
     def __init__(
-        self, job: Job, sink: Sink, look: SharedLook, hurries: Callable[[], bool] = lambda: False
+        self,
+        job: Job,
+        sink: Sink,
+        look: SharedLook,
+        hurries: Callable[[], bool] = lambda: False,
+        *,
+        own_log: str = "",
     ) -> None:
-        """Write nothing until ``run``; once it ``hurries``, only what is short."""
+        """Write nothing until ``run``; once it ``hurries``, only what is short. ``own_log`` goes along."""
+        self._own_log = own_log
         self._job = job
         self._sink = sink
         self._look = look
@@ -233,6 +240,8 @@ class Bundler:
         self._add("log.txt", "last lines that the job wrote, redacted", lambda: list(read_logs(pids)))
         self._add("kernel.txt", "what the kernel's log says of GPUs, memory, storage", read_kernel_lines)
         self._add("nvidia-smi.txt", "nvidia-smi -q", read_cards, CARDS_S)
+        if self._own_log:
+            self._add("tpmon.log", "what tpmon itself did", lambda: read_own_log(self._own_log))
         found: list[Checkup] = []
 
         def check() -> list[str]:
@@ -252,7 +261,7 @@ class Bundler:
             self._add("verdict.json", "the same", lambda: [encode(last.verdict)], short=True)
             self._add("once.txt", "the last Frame in words", lambda: write_once(last), short=True)
             self._add("once.json", "the same, with all that was read", lambda: [encode(last)], short=True)
-            self._head.append(("verdict", say_verdict(last)))
+            self._head.append(("verdict", say_verdict(last.verdict)))
         else:
             self.contents.failures.append((RECORDING, self._look.failed or "no Frame came in time"))
         pulses = self._look.pulses()
@@ -325,18 +334,7 @@ class Bundler:
         if self._hurries() and not short:
             self.contents.failures.append((name, _LEFT))
             return
-        try:
-            found = read_within(limit_s, write)
-            if isinstance(found, Missing):
-                self.contents.failures.append((name, found.reason))
-                return
-            data = found if isinstance(found, bytes) else to_text(found)
-            self._sink.add(name, data)
-        except Exception as error:  # noqa: BLE001  # one part fails alone, and README says why
-            reason = getattr(error, "strerror", "") or f"{type(error).__name__}: {error}"
-            self.contents.failures.append((name, reason))
-        else:
-            self.contents.files.append((name, len(data), what))
+        add_part(self._sink, self.contents, name, what, write, limit_s=limit_s)
 
     def _close(self) -> None:
         job = self._job
@@ -348,12 +346,7 @@ class Bundler:
             ("made", f"{self._begun.isoformat(timespec='seconds')}, over {format_seconds(took_s)}"),
             *self._head,
         ]
-        try:
-            self._sink.add(README, to_text(write_readme(head, self.contents)))
-        except OSError as error:
-            self.contents.failures.append((README, error.strerror or str(error)))
-        finally:
-            self._sink.close()
+        close_bundle(self._sink, self.contents, head)
 
 
 def default_name(job: Job, now: datetime) -> str:
@@ -384,6 +377,8 @@ def start_bundle(
     look: SharedLook,
     told: Callable[[str], None],
     hurries: Callable[[], bool] = lambda: False,
+    *,
+    own_log: str = "",
 ) -> None:
     """Write a bundle in a daemon thread and tell in a line where it is, or why there is none.
 
@@ -395,7 +390,7 @@ def start_bundle(
         try:
             job = find()
             sink = place(job)
-            contents = Bundler(job, sink, look, hurries).run()
+            contents = Bundler(job, sink, look, hurries, own_log=own_log).run()
             check_written(sink.path, contents)
         except TpmonError as error:
             other = "; tpmon bundle PID --out FOLDER takes another" if isinstance(error, UsageError) else ""

@@ -218,6 +218,10 @@ class Session:
         """Return the main figures of the last ten minutes, oldest first; in any thread."""
         return self._pulses
 
+    def recent(self) -> tuple[tuple[Frame, ...], Standing | None]:
+        """Return the Frames of the last minute and what the judge remembers of them; for sinks alone."""
+        return tuple(self._window), self._standing
+
     def stop(self) -> None:
         """End the loop after the reading it is in; never waits for it."""
         self._stopped.set()
@@ -239,7 +243,7 @@ class Session:
         """Fold what a dump has read, when that is more than last time, and hand it to the dump sinks."""
         state = self._source.dumps.state
         if state is not self._dump_state and is_known(state):
-            from tpmon.judge.dumps.hot import fold_state
+            from tpmon.judge.folds.hot import fold_state
 
             self._dump_state = state
             # Where nobody looks on, the end alone counts: the hang watch hears of the job's own records.
@@ -252,7 +256,7 @@ class Session:
 
     def _add_records(self, bare: DumpUpdate) -> None:
         """Have the records of a finished dump read, and hand it out again once they are there."""
-        from tpmon.judge.dumps.hot import add_records
+        from tpmon.judge.folds.hot import add_records
 
         dump_ns = bare.state.rounds[-1].taken_ns
         records = self._source.records.state
@@ -270,8 +274,8 @@ class Session:
         self._sample_state = state
         if not self._sample_sinks:
             return
-        from tpmon.judge.dumps.groups import DumpOrigin
-        from tpmon.judge.dumps.hot import hot_functions
+        from tpmon.judge.folds.groups import DumpOrigin
+        from tpmon.judge.folds.hot import hot_functions
 
         target = self._window.last().target
         origin = DumpOrigin(target.pid, target.script, target.world_size)

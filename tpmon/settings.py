@@ -116,6 +116,7 @@ SETTINGS = (
         "TIME",
         HANG_AFTER_LOW_S,
     ),
+    Setting("log", NAME, None, "log to FILE what tpmon itself does, for a report of a bug in it", "FILE"),
     _switch("show", "keep long random words readable (hashes), where no name hides them"),
     _switch("job", "attach to your only training job on this machine"),
     _switch("check", "print the verdict in one line and end with its exit code (docs/verdicts.md)"),
@@ -184,8 +185,8 @@ SETTINGS = (
     Setting(
         "demo.bottleneck",
         NAME,
-        "none",
-        "what is wrong with the training (default: none)",
+        "slow-storage",
+        "what is wrong with the training (default: slow-storage)",
         "NAME",
         words="none slow-transform no-workers slow-storage oversubscribed straggler python-bound memory-leak"
         " hang",

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.budget.measure import (
@@ -31,6 +31,9 @@ from tests.cards import build_library
 HERE = Path(__file__).parent
 PROCESSES, THREADS, WAKING = 137, 3000, 100
 TPMON = [str(Path(sys.executable).with_name("tpmon"))]
+JOBS, PER_JOB = 10, 30
+LISTED_S = 20.0
+"""So long the list of jobs runs before it is measured: by then its first turns are paid for."""
 NO_LOOKS = ("--hang-after", "1h")
 """The tree only sleeps, which is a hang: the looks at all of it that follow once are measured by themselves."""
 NO_CARDS: Mapping[str, str] = {}
@@ -54,11 +57,54 @@ def start_tree() -> subprocess.Popen[bytes]:
     return tree
 
 
+def start_jobs(folder: str, *, torch: bool = True) -> list[subprocess.Popen[bytes]]:
+    """Start ``JOBS`` jobs of ``PER_JOB`` processes each, whose output goes to a log; without ``torch`` at once."""
+    command = [
+        sys.executable,
+        str(HERE / "tree_program.py"),
+        "--processes",
+        str(PER_JOB),
+        "--threads",
+        str(4 * PER_JOB),
+    ]
+    command += ["--waking", "10", *(["--torch"] if torch else [])]
+    logs = [Path(folder, f"job{at}.log") for at in range(JOBS)]
+    jobs = []
+    for log in logs:
+        with log.open("wb") as file:
+            jobs.append(subprocess.Popen(command, stdout=file))
+    for log in logs:
+        while not log.read_bytes().startswith(b"ready"):
+            time.sleep(0.1)
+    return jobs
+
+
+def end_jobs(jobs: Sequence[subprocess.Popen[bytes]]) -> None:
+    for one in jobs:
+        one.terminate()
+    for one in jobs:
+        one.wait()
+
+
 def print_cost(name: str, cost: Cost) -> None:
     print(
         f"{name:<34} {cost.cpu_pct:6.2f} {cost.children_cpu_pct:6.2f} {cost.rss_mb:7.1f} "
         f"{cost.children_rss_mb:7.1f} {cost.descriptors:6d} {cost.bytes_s / 1000:7.1f}"
     )
+
+
+def print_list_cost(seconds: float) -> None:
+    """Print what the live list of all jobs costs."""
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = start_jobs(folder)
+        try:
+            screen = Screen(TPMON, 120, 40, NO_CARDS)
+            screen.until(b"JUDGED", 30.0)
+            screen.drain(LISTED_S)
+            print_cost(f"tpmon, {JOBS} jobs, {JOBS * PER_JOB} processes", screen.cost_over(seconds))
+            screen.close()
+        finally:
+            end_jobs(jobs)
 
 
 def main() -> None:
@@ -80,7 +126,7 @@ def main() -> None:
         for _ in range(7):
             imports.append(measure_import())
             screen = Screen([*TPMON, "attach", pid, *NO_LOOKS], 200, 50, {})
-            firsts.append(screen.until(b"runnable", 20.0))
+            firsts.append(screen.until(b"machine", 20.0))
             loaded.append(screen.until(KEYS_ANSWERED, 20.0))
             screen.close()
         print(
@@ -99,7 +145,7 @@ def main() -> None:
             ("tpmon 40x50, 8 cards", 40, 50, cards),
         ):
             screen = Screen([*TPMON, "attach", pid, *NO_LOOKS], width, height, env)
-            screen.until(b"runnable", 20.0)
+            screen.until(KEYS_ANSWERED, 20.0)
             screen.drain(15.0)
             print_cost(name, screen.cost_over(options.seconds))
             screen.close()
@@ -128,6 +174,7 @@ def main() -> None:
         library.cleanup()
         tree.terminate()
         tree.wait()
+    print_list_cost(3 * options.seconds)
 
 
 if __name__ == "__main__":

@@ -191,7 +191,7 @@ def placebo() -> Iterator[int]:
 def watching(mode: str, pid: int, folder: Path) -> Iterator[Watcher]:
     if mode == "screen":
         screen = Screen([TPMON, "attach", str(pid)], 120, 40, {})
-        screen.until(b"runnable", STARTED_S)
+        screen.until(b"machine", STARTED_S)
         try:
             yield Watcher(screen.pid, screen.drain, lambda: f"{screen.received} bytes drawn")
         finally:

@@ -20,7 +20,7 @@ from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import LARGE_JOB_S, judge
 
 SECONDS = 60
-WORKERS = (2, 8, 16, 24, 32, 63, 128)
+WORKERS = (2, 8, 19, 32, 63, 128)
 JUDGEMENTS = 40
 
 

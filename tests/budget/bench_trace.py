@@ -3,7 +3,9 @@
 Tiles a training trace of a GPU (or ``--trace FILE``) to 5 MB, 100 MB and, with ``--big``, 1 GB; with
 ``--stacks`` torch records a real trace with Python stacks. With ``--beside PYTHON`` also runs
 torch-tb-profiler and HolisticTraceAnalysis of that Python on the same files, each with its default tables;
-one that takes more CPU time or memory than it may is stopped, and the table says so.
+one that takes more CPU time or memory than it may is stopped, and the table says so. With ``--turns N``
+tpmon and ``orjson.loads`` of that Python take turns N times, and so do one job and ``--jobs``: the ratios of
+pairs hold on a machine that others use.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 from tests.frameworks.matrix import read_versions
 from tests.traces import A100, HOST
@@ -54,6 +57,7 @@ found.get_idle_time_breakdown(visualize=False)
 found.get_comm_comp_overlap(visualize=False)
 found.get_cuda_kernel_launch_stats(visualize=False)
 """
+ORJSON = "import orjson, sys; orjson.loads(open(sys.argv[1], 'rb').read())"
 BESIDE = ("torch-tb-profiler", "HolisticTraceAnalysis", "pandas", "numpy")
 RECORD = """
 import sys, torch
@@ -144,23 +148,32 @@ class Stopped(Exception):  # noqa: N818  # said in the table
     """Say why a program has no figures."""
 
 
-def measure(
-    command: list[str], directory: str, limit_s: int = LIMIT_S, limit_mb: int = LIMIT_MB
-) -> tuple[float, float]:
-    """Run a command and return its CPU seconds and its peak of resident memory in MB.
+class Taken(NamedTuple):
+    """Hold what a run took; the memory is that of its largest process."""
+
+    cpu_s: float
+    memory_mb: float
+    wall_s: float
+
+
+def measure(command: list[str], directory: str, limit_s: int = LIMIT_S, limit_mb: int = LIMIT_MB) -> Taken:
+    """Run a command, with compiled modules as an installed one has them, and return what it took.
 
     Raises:
         Stopped: where it fails, or takes more CPU time or memory than it may.
     """
+    given = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    begun = time.monotonic()
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=errors, cwd=directory, start_new_session=True
+            command, stdout=subprocess.DEVNULL, stderr=errors, cwd=directory, env=given, start_new_session=True
         ) as child,
     ):
         resource.prlimit(child.pid, resource.RLIMIT_CPU, (limit_s, limit_s + 5))
         resource.prlimit(child.pid, resource.RLIMIT_AS, (limit_mb << 20, limit_mb << 20))
         _pid, status, usage = os.wait4(child.pid, 0)
+        wall_s = time.monotonic() - begun
         child.returncode = os.waitstatus_to_exitcode(status)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)  # helpers of one that was stopped wait for ever
@@ -172,7 +185,7 @@ def measure(
         raise Stopped(f"stopped at {limit_mb} MB")
     if child.returncode:
         raise Stopped(f"failed: {said.splitlines()[-1][:100] if said else child.returncode}")
-    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+    return Taken(usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, wall_s)
 
 
 def compare(path: Path, label: str, promise: tuple[float, int | None], runs: int, beside: str) -> Iterator[str]:
@@ -188,23 +201,46 @@ def compare(path: Path, label: str, promise: tuple[float, int | None], runs: int
         except Stopped as error:
             yield f"| {label} | {name} | {error} | | |"
             continue
-        cpu_s, memory = taken[len(taken) // 2]
+        cpu_s, memory, _wall_s = taken[len(taken) // 2]
         if own is None:
             own = (cpu_s, memory)
             limit_s, limit_mb = promise
-            held = cpu_s <= limit_s and (limit_mb is None or memory <= limit_mb)
-            said = f"{limit_s:g} s{f', {limit_mb} MB' if limit_mb else ''}: {'held' if held else 'NOT HELD'}"
+            kept = cpu_s <= limit_s and (limit_mb is None or memory <= limit_mb)
+            said = f"{limit_s:g} s{f', {limit_mb} MB' if limit_mb else ''}: {'kept' if kept else 'NOT KEPT'}"
         else:
             said = f"{cpu_s / own[0]:.1f} x the CPU, {memory / own[1]:.1f} x the memory"
         yield f"| {label} | {name} | {cpu_s:.2f} | {memory:.0f} | {said} |"
 
 
-def rows(sizes: list[int], runs: int, given: str, beside: str) -> Iterator[str]:
+def take_turns(path: Path, label: str, turns: int, beside: str, jobs: int) -> Iterator[str]:
+    """Let tpmon and others take turns on one file: medians, and those of the ratios of pairs."""
+    own = [sys.executable, "-m", "tpmon", "trace", str(path), "--jobs"]
+    others = {f"tpmon trace --jobs {jobs}": [*own, str(jobs)]} if jobs > 1 else {}
+    if beside:
+        others["orjson.loads"] = [beside, "-c", ORJSON, str(path)]
+    measure([*own, "1"], str(ROOT))
+    for name, command in others.items():
+        pairs = [(measure([*own, "1"], str(ROOT)), measure(command, str(ROOT))) for _turn in range(turns)]
+        for said, at in (("tpmon trace", 0), (name, 1)):
+            cpu_s, memory_mb, wall_s = map(median, zip(*(pair[at] for pair in pairs), strict=True))
+            yield f"| {label} | {said} | {cpu_s:.2f} | {memory_mb:.0f} | wall {wall_s:.2f} s |"
+        cpu = sorted(one.cpu_s / other.cpu_s for one, other in pairs)
+        wall = sorted(other.wall_s / one.wall_s for one, other in pairs)
+        yield (
+            f"| {label} | of {turns} pairs | {median(cpu):.2f} ({cpu[0]:.2f} to {cpu[-1]:.2f}) of its CPU | | "
+            f"{name} takes {median(wall):.2f} ({wall[0]:.2f} to {wall[-1]:.2f}) of the wall |"
+        )
+
+
+def rows(sizes: list[int], runs: int, given: str, beside: str, *, turns: int = 0, jobs: int = 1) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as directory:
         for size in sizes:
             path = Path(directory) / f"rank0_{size}.pt.trace.json"
             tile(path, size, given)
-            yield from compare(path, f"{size} MB", PROMISES[size], runs, beside)
+            if turns:
+                yield from take_turns(path, f"{size} MB", turns, beside, jobs)
+            else:
+                yield from compare(path, f"{size} MB", PROMISES[size], runs, beside)
             path.unlink()
 
 
@@ -239,12 +275,14 @@ if __name__ == "__main__":
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--trace", default="", help="tile this trace instead")
     parser.add_argument("--beside", default="", help="a Python with torch-tb-profiler and HTA")
+    parser.add_argument("--turns", type=int, default=0, help="in pairs with orjson.loads and --jobs instead")
+    parser.add_argument("--jobs", type=int, default=1, help="with --turns: also one job beside so many")
     given = parser.parse_args()
     started = time.monotonic()
     sizes = [given.only] if given.only else [5, 100, *([1000] if given.big else [])]
     for row in describe(given.beside):
         print(row, flush=True)
-    for row in rows(sizes, given.runs, given.trace, given.beside):
+    for row in rows(sizes, given.runs, given.trace, given.beside, turns=given.turns, jobs=given.jobs):
         print(row, flush=True)
     for row in rows_with_stacks(given.runs, given.beside) if given.stacks else ():
         print(row, flush=True)

@@ -17,9 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fcntl import ioctl
+from itertools import pairwise
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
+_ALL_THREADS = 2  # CPUCLOCK_SCHED of a whole process
 IMPORT_CPU_S = 0.23
 """What importing textual takes where the first picture of ``bench_cost`` takes its promise of 0.45 s."""
 BUSY_BESIDE_PCT = 20.0
@@ -80,17 +82,11 @@ def list_with_children(pid: int) -> list[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds of a process: to the nanosecond for threads that live, else in ticks of stat."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()
-    living_ns = 0
-    for tid in os.listdir(f"/proc/{pid}/task"):
-        try:
-            with open(f"/proc/{pid}/task/{tid}/schedstat") as file:
-                living_ns += int(file.read().split()[0])
-        except OSError:  # it has just ended; stat has its ticks
-            continue
-    return max((int(fields[11]) + int(fields[12])) / TICKS, living_ns / 1e9)
+    """Return the CPU seconds of a process to the nanosecond, of threads that ended, too; OSError when it is gone.
+
+    stat counts the same in ticks of 10 ms (clock_getcpuclockid(3)).
+    """
+    return time.clock_gettime_ns(~pid << 3 | _ALL_THREADS) / 1e9
 
 
 def rss_bytes(pid: int) -> int:
@@ -189,6 +185,18 @@ def run_cpu_seconds(command: Sequence[str], env: Mapping[str, str] | None = None
 def measure_import() -> float:
     """Return the CPU seconds of starting Python and importing textual: how fast this machine is now."""
     return run_cpu_seconds([sys.executable, "-c", "import textual.app"])
+
+
+def cost_in_turns(screen: Screen, seconds: float, turns: int) -> list[tuple[float, Cost]]:
+    """Measure a command again and again, each time with the import of textual before and after it, as a mean.
+
+    Neighbours of a machine come and go within seconds.
+    """
+    imports, costs = [measure_import()], []
+    for _ in range(turns):
+        costs.append(screen.cost_over(seconds))
+        imports.append(measure_import())
+    return [(statistics.fmean(pair), cost) for pair, cost in zip(pairwise(imports), costs, strict=True)]
 
 
 def slowness(imports: Sequence[float]) -> float:

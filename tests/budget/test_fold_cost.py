@@ -1,4 +1,4 @@
-"""Hold what folding 512 ranks costs, as CPU time at the promise itself."""
+"""Hold what folding 512 ranks costs, as CPU time at the promise itself, on a machine as fast as that of the promise."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.budget.measure import measure_import, slowness
 from tests.dumps import make_native, make_rank, make_round, make_thread, make_worker
 from tests.stacks import ALL_REDUCE, IN_LOCK, MAIN
-from tpmon.judge.dumps.groups import DumpOrigin, fold_dumps, fold_rounds
-from tpmon.judge.dumps.hot import build_tree
+from tpmon.judge.folds.groups import DumpOrigin, fold_dumps, fold_rounds
+from tpmon.judge.folds.hot import build_tree
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump, DumpRound, ProcessLook
 from tpmon.model.known import is_known
@@ -53,12 +54,16 @@ def ranks() -> list[ProcessLook]:
 
 
 def cheapest(work: Callable[[], object]) -> float:
-    """Return the CPU seconds of the cheapest of five runs: what else runs only adds to it."""
+    """Return the CPU seconds of the cheapest of five runs: what else runs only adds to it.
+
+    Each is held against an import beside it, as ``slowness`` says.
+    """
     took = []
     for _ in range(5):
+        slower = slowness([measure_import()])
         began = time.process_time()
         work()
-        took.append(time.process_time() - began)
+        took.append((time.process_time() - began) / slower)
     return min(took)
 
 

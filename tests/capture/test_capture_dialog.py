@@ -170,6 +170,8 @@ def test_all_ranks_need_hooks_that_count_alike():
     assert every(hook(0)) == "it is the only rank on this machine"
     assert every(hook(0), hook(1, "process 4201 has no hook")) == "process 4201 has no hook"
     assert every(hook(0), hook(1, steps=900)) == COUNT_APART
+    late = replace(hook(1), pace=Missing(dialog.COUNTS_LATE))
+    assert every(hook(0, steps=900), late) == "", "they begin by their count of collectives"
 
 
 def test_without_a_hook_nothing_but_a_trace_of_kineto_can_be():
@@ -209,7 +211,7 @@ def test_a_refused_trace_says_that_advice_and_a_range_that_can_end_the_run_is_ne
     monkeypatch.setattr(dialog, "read_hook", lambda process, rank: hook(0))
     monkeypatch.setattr(capture_command, "choose_ranks", lambda *_, **_more: [member(os.getpid())])
     with pytest.raises(UsageError) as refused:
-        capture_command.capture_job(None, asked(tmp_path, kind), None)
+        capture_command.capture_job(None, asked(tmp_path, kind), None, None)
     assert (said[0] in refused.value.what, said[1] in refused.value.try_this) == (True, True), refused.value
 
 
@@ -335,6 +337,32 @@ def test_a_dear_price_takes_a_second_yes(talk, told):
     talk.answer(CaptureAnswer(dear, goes=True))
     assert talk.agreed(dear, ())
     assert told[-1].stage is RECORDING
+
+
+def test_a_hook_is_put_in_after_two_yeses_of_its_own_and_another_choice_asks_anew(talk, told):
+    hookless, hooking = CaptureStage.HOOKLESS, CaptureStage.HOOKING
+    agree(talk, hookless, "384 bytes", "can go wrong")
+    assert told[-1].plan == ("384 bytes", "can go wrong")
+    assert not talk.agreed(hooking, ())
+    talk.answer(CaptureAnswer(hookless, goes=True))
+    assert not talk.agreed(hooking, ()), "a key that was pressed twice says one yes"
+    assert (told[-1].stage, told[-1].plan) == (hooking, ("384 bytes", "can go wrong"))
+    talk.choose(TEN)
+    with pytest.raises(ChosenAnewError):
+        talk.agreed(hooking, ())
+    talk.begin()
+    for stage in (hookless, hooking):
+        agree(talk, stage, choice=TEN)
+    assert (told[-1].stage, told[-1].line) == (SIZING, "puts the hook in")
+    agree(talk, PLANNED, "10 steps", choice=TEN)
+
+
+def test_a_hook_that_stayed_in_is_said_to_who_left_too(talk, told):
+    talk.agreed(PLANNED, ("5 steps",))
+    talk.answer(CaptureAnswer(PLANNED, goes=False))
+    talk.warn("the hook is still in pid 7")
+    talk.end("capture cancelled")
+    assert told[-1].line == "the hook is still in pid 7"
 
 
 def test_a_window_that_begins_anew_asks_anew(talk, told):

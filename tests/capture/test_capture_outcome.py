@@ -23,8 +23,8 @@ from tpmon.hook.bus import wire, wire_capture
 from tpmon.hook.capture import conditions
 from tpmon.hook.capture.mailbox import Mailbox
 from tpmon.hook.counters import Counts
-from tpmon.model.known import Known, Missing, is_known
-from tpmon.model.results.capture import CapturedFile, CaptureKind, CaptureState, RankCapture
+from tpmon.model.known import Known, Missing, is_known, map_known
+from tpmon.model.results.capture import CapturedFile, CaptureKind, CaptureState, RankCapture, StepTime
 
 RANK = RankCapture(1, 0, CaptureState.VERIFIED, "", 100, 5, 20.0, 10.0, 12.0, 10.0)
 FILE = CapturedFile("/a", "/a", 0, 100, 5, 900, 0, 1000, CaptureKind.TRACE)
@@ -98,7 +98,7 @@ class Loop:
 
 
 def ended(loop: Any, before: Known[float]) -> EndedWindow:
-    return EndedWindow(loop, int((BEGAN_S + 0.5) * 1e9), before)
+    return EndedWindow(loop, int((BEGAN_S + 0.5) * 1e9), map_known(lambda ms: StepTime(ms, 9), before))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_steps_after_are_waited_for_as_long_as_they_took_before(monkeypatch, ste
     await_steps_after([window], said.append, lambda: False)
     assert loop.now_s - BEGAN_S == pytest.approx(waited_s, abs=0.5)
     told = window.measure_after()
-    assert told == (pytest.approx(after) if is_known(after) else after)
+    assert told == (StepTime(pytest.approx(after), told.steps) if is_known(after) else after)
     assert len(said) == (is_known(before) and before >= 800.0)
 
 

@@ -18,6 +18,8 @@ from tpmon.capture.kineto_daemon import KinetoClient
 from tpmon.capture.plan import (
     MOST_EVENTS,
     MeasuredPace,
+    StepPlace,
+    choose_collectives,
     choose_options,
     choose_start,
     count_alike,
@@ -25,7 +27,9 @@ from tpmon.capture.plan import (
     fit_steps,
     mean_call,
     mean_step,
-    mean_step_of,
+    median_before,
+    median_step,
+    median_step_of,
     parse_pace,
     say_price,
     size_window,
@@ -41,9 +45,10 @@ from tpmon.hook import tensors as models
 from tpmon.hook.bus import wire, wire_capture
 from tpmon.hook.bus.headroom import read_memory_left
 from tpmon.hook.capture.conditions import read_conditions
+from tpmon.inject.refusal import RefusalReason, RefusedError
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Identity
-from tpmon.model.results.capture import CaptureAsked, CaptureKind
+from tpmon.model.results.capture import CaptureAsked, CaptureKind, StepTime
 from tpmon.probe.base.procread import read_stat
 from tpmon.probe.job import discovery
 from tpmon.probe.job.discovery import can_start_again, is_armed, write_restart
@@ -165,6 +170,18 @@ def test_the_mean_step_is_of_the_time_asked_for():
     assert mean_step(records, int(85e6), 10**12) == Missing("too few steps to tell")
 
 
+def test_the_median_step_is_of_steps_and_not_of_records_and_no_stall_moves_it():
+    ends = [0.0, 10.0, 20.0, 520.0, 530.0, 540.0]
+    stalled = [record(at, end) for at, end in enumerate(ends)]
+    assert median_step(stalled, 0, 10**12) == StepTime(10.0, 4), "the first record has none before it"
+    short = [record(0, 0.0), record(1, 1.0), record(9, 5.0), record(11, 25.0)]
+    assert median_step(short, 0, 10**12) == StepTime(0.5, 10), "eight of 0.5 ms share a record"
+    drift = [record(at, 100.0 * at) for at in range(100)] + [record(100 + at, 1e4 + 200.0 * at) for at in range(20)]
+    assert median_before(drift, int(14e9)) == StepTime(200.0, 29), "what was longer ago tells less"
+    assert median_before(drift[:5], int(14e9)) == StepTime(100.0, 3)
+    assert median_step(short, 0, 0) == median_step([], 0, 0) == Missing("too few steps to tell")
+
+
 def test_a_validation_is_no_part_of_the_mean_step():
     records = [record(at, at * 50) for at in range(5)]
     for at in range(1, 4):
@@ -174,8 +191,9 @@ def test_a_validation_is_no_part_of_the_mean_step():
         records.append(record(at, at * 50 + 120, 3))
         records[-1][wire.REC_FORWARD_NS] = int(at * 50 * 1e6)
     assert mean_step(records, 0, 10**12) == 50.0
-    assert mean_step_of(records, 3, 4) == 50.0
-    assert mean_step_of(records, 8, 4) == Missing("too few steps to tell")
+    assert median_step(records, 0, 10**12) == StepTime(50.0, 7)
+    assert median_step_of(records, 3, 4) == StepTime(50.0, 4)
+    assert median_step_of(records, 8, 4) == Missing("too few steps to tell")
     within = record(8, 999, 3)  # in the middle of a step, as a slow loop publishes
     assert mean_step([*records, within], 0, 10**12) == 50.0
     evals = [record(0, at * 30, at, wire.RULE_BATCH) for at in range(4)]
@@ -310,6 +328,27 @@ def test_who_needs_a_hook_where_kineto_asks_is_told_what_kineto_can(monkeypatch,
     assert ("--at, --all-ranks, --snapshot" in told.what) is asks
     assert ("tpmon capture 12, which records by kineto" in told.try_this) is asks
     assert told.try_this.endswith("start it again: tpmon run -- of 11")
+    refused = RefusedError(RefusalReason.TURNED_OFF)
+    told = capture_command._offer(NoHookError("process 12 has no hook", ""), job, TWELVE, refused)
+    assert f"none is put in: {refused.what}" in told.what
+    assert (refused.try_this in told.try_this) is not asks
+    assert told.try_this.endswith("start it again: tpmon run -- of 11")
+
+
+@pytest.mark.parametrize(
+    ("places", "rate_hz", "place"),
+    [
+        ([(10, 40), (7, 40), (12, 44)], 1.0, (14, 48)),  # two steps ahead
+        ([(10, 40), (7, 48), (11, 42)], 1.0, (16, 52)),  # of the rank that is furthest
+        ([(10, 40), (7, 40), (20, 60)], 100.0, (45, 110)),  # a quarter of a second ahead
+        ([(10, 40), (7, 41), (13, 50)], 1.0, (15, 57)),  # three steps and ten collectives
+        ([(10, 40), (7, 40), (12, 40)], 1.0, None),
+        ([(10, 40), (7, 40), (10, 44)], 1.0, None),
+    ],
+)
+def test_ranks_that_count_from_different_steps_begin_by_collectives(places, rate_hz, place):
+    found = choose_collectives([StepPlace(*one) for one in places], rate_hz)
+    assert (found == StepPlace(*place)) if place else isinstance(found, Missing)
 
 
 def test_a_program_that_was_started_with_the_hook_is_known_by_its_path(tmp_path):

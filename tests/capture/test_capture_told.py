@@ -16,9 +16,9 @@ from tests.capture.test_kineto_told import settings
 from tests.frames import make_gpu
 from tests.goldens.capture_views import PATH, result, summary
 from tests.traces import TraceBuilder
-from tpmon.capture.files import CapturePlace, find_block, pack, read_summary, verify_trace
+from tpmon.capture.files import CapturePlace, find_block, pack, read_summary, tell_steps, verify_trace
 from tpmon.capture.outcome import CaptureOutcome, describe_rank
-from tpmon.commands.capture import choose_ranks
+from tpmon.commands.command import choose_ranks
 from tpmon.errors import UsageError
 from tpmon.foreign_file import Owner
 from tpmon.hook.bus import wire, wire_capture, wire_settings
@@ -28,7 +28,7 @@ from tpmon.hook.settings import describe_batch
 from tpmon.model.gpu import GpuProcess
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Role
-from tpmon.model.results.capture import CapturedFile, CaptureKind, CaptureState, GpuClocks
+from tpmon.model.results.capture import CapturedFile, CaptureKind, CaptureState, GpuClocks, RankCapture
 from tpmon.probe.gpu.child_link import NO_GPU, ClockWatch, GpuReading
 from tpmon.report.capture import write_capture, write_capture_line
 
@@ -98,7 +98,9 @@ def test_a_batch_is_told_by_its_plain_tensors(torch, batch, told):
 @pytest.mark.parametrize(("told", "at_first", "rank"), [(3, -1, 2), (3, 0, 2), (0, 5, 5), (0, -1, NOT_APPLICABLE)])
 def test_a_file_is_looked_for_by_the_rank_that_names_it(told, at_first, rank):
     """The pages may be older than the process group, by which the hook names the file in the end."""
-    bus = SimpleNamespace(process=SimpleNamespace(pid=7), header=SimpleNamespace(rank=at_first), read_records=list)
+    bus = SimpleNamespace(
+        process=SimpleNamespace(pid=7), header=SimpleNamespace(rank=at_first), read_records=lambda _: []
+    )
     outcome = CaptureOutcome(CaptureState.VERIFIED, "", wire_capture.Progress(rank=told))
     assert describe_rank(bus, outcome, Missing("no"), 0.0).rank == rank
 
@@ -143,7 +145,7 @@ def test_clocks_go_into_the_block_of_the_hook_wherever_it_stands(tmp_path, quote
     path = tmp_path / "host-1-step3.pt.trace.json"
     text = f'{{"a": "{"é" * before}", "tpmon":\n {block}, "traceEvents": [], "b": "{"é" * after}"}}'
     path.write_text(text, encoding="utf-8")
-    file, _, conditions = verify_trace(CapturePlace("/x", str(tmp_path)), "host-1", -1, 3, Missing("no GPU"))
+    file, _, conditions = verify_trace(CapturePlace("/x", str(tmp_path)), "host-1", -1, 3, Missing("no GPU"), steps={})
     assert (conditions.model, conditions.clocks) == ("Nét", Missing("no GPU"))
     with gzip.open(file.host_path) as packed:
         whole = json.load(packed)
@@ -159,7 +161,7 @@ def test_what_is_no_block_is_left_as_it_is(tmp_path):
     path = tmp_path / "host-1-step0.pt.trace.json"
     trace.write(path)
     before = path.read_bytes()
-    file, _, conditions = verify_trace(CapturePlace("/x", str(tmp_path)), "host-1", -1, 0, ())
+    file, _, conditions = verify_trace(CapturePlace("/x", str(tmp_path)), "host-1", -1, 0, (), steps={})
     assert conditions == Missing("the trace does not say it")
     with gzip.open(file.host_path) as packed:
         assert packed.read() == before
@@ -177,6 +179,20 @@ def test_a_window_by_time_is_told_by_its_length(tmp_path):
     timed = replace(result(), files=(file,), ranks=())
     assert "a window of 1010.60 ms, 2 events" in "\n".join(write_capture(timed, (summary,), "host"))
     assert "a window of 1010.60 ms" in write_capture_line(timed, (summary,))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "5 steps of 13.10 ms, 7,612 events"),
+        ({"judged_steps": 4, "left_out_us": 1.2e6}, "4 of 5 steps of 13.10 ms, 1,200.0 ms of start-up left out, "),
+        ({"steps": 0, "repeats": 40}, "no step is marked; 40 repeats of 13.10 ms, 7,612 events"),
+        ({"steps": 0, "left_out_us": 300.0}, "a window of 13.10 ms, 0.3 ms of start-up left out, 7,612 events"),
+    ],
+)
+def test_it_says_what_its_figures_are_of(changes, said):
+    lines = write_capture(result(), (replace(summary(), **changes),), "node7")
+    assert any(f"rank 0: {said}" in line for line in lines), lines
 
 
 class Cards:
@@ -218,6 +234,9 @@ def test_a_card_is_busy_for_whom_the_driver_says_or_who_is_alone_on_it(listed, b
     assert watch.busy == (frozenset((7,)) if busy else frozenset())
 
 
+AROUND = RankCapture(1, 0, CaptureState.VERIFIED, "", 0, 5, 20.0, 4.9, 11.8, 5.0, steps_before=200)
+
+
 def test_a_child_reads_the_trace_and_says_why_where_it_cannot(tmp_path):
     trace = TraceBuilder()
     for step in range(3):
@@ -230,6 +249,7 @@ def test_a_child_reads_the_trace_and_says_why_where_it_cannot(tmp_path):
         0,
         0,
         (GpuClocks(0, "H100", 1755.0, 1980.0, Missing("x")),),
+        steps=tell_steps(replace(AROUND, step_after_ms=Missing("it ended"))),
     )
     assert (summary.steps, file.steps, summary.operators[0].name) == (3, 3, "aten::mm")
     assert is_known(conditions)
@@ -242,6 +262,12 @@ def test_a_child_reads_the_trace_and_says_why_where_it_cannot(tmp_path):
         "clocks": [
             {"index": 0, "name": "H100", "sm_mhz": 1755.0, "sm_max_mhz": 1980.0, "memory_mhz": {"missing": "x"}}
         ],
+        "step_before_ms": 4.9,
+        "steps_before": 200,
+        "step_during_ms": 11.8,
+        "steps_during": 5,
+        "step_after_ms": {"missing": "it ended"},
+        "steps_after": 0,
     }
     assert whole["traceEvents"] == trace.events
     written = write_capture(replace(result(), files=(file,), ranks=(), conditions=conditions), (summary,), "host")

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from tpmon.capture.kineto_window import Recorded
 from tpmon.capture.outcome import CaptureOutcome, LoopTurn, find_end, judge_turn
 from tpmon.capture.window import CaptureWindow, FirstStep
 from tpmon.commands import capture as capture_command
+from tpmon.commands import command
 from tpmon.commands.capture import CaptureOptions, parse_asked
 from tpmon.errors import UsageError
 from tpmon.hook import steps as ends
@@ -491,8 +493,8 @@ def test_a_capture_of_kineto_is_cancelled_as_any_and_leaves_no_empty_folder(tmp_
     asked = parse_asked(CaptureOptions(out=str(tmp_path / "out")))
     job = SimpleNamespace(root=SimpleNamespace(pid=here.pid))
     with pytest.raises(UsageError, match="is no folder"):
-        capture_command.capture_job(job, replace(asked, folder=str(tmp_path / "a" / "b")), CaptureAsker(print))
-    result, _ = capture_command.capture_job(job, asked, CaptureAsker(print, lambda: True))
+        capture_command.capture_job(job, replace(asked, folder=str(tmp_path / "a" / "b")), CaptureAsker(print), None)
+    result, _ = capture_command.capture_job(job, asked, CaptureAsker(print, lambda: True), None)
     assert (result.state, os.listdir(tmp_path)) == (CaptureState.CANCELLED, [])
 
 
@@ -632,9 +634,9 @@ def test_more_than_two_seconds_of_standstill_need_a_yes(
     kinds,
 ) :  # fmt: skip
     found = price(hook, monkeypatch, pause_ms)
-    monkeypatch.setattr(capture_command.sys, "stdin", SimpleNamespace(readline=lambda: typed))
-    monkeypatch.setattr(capture_command.os, "isatty", lambda _: typed is not None)
-    agreed = Answers(yes=True) if yes else capture_command.ask_where_dear
+    monkeypatch.setattr(command.sys, "stdin", SimpleNamespace(readline=lambda: typed))
+    monkeypatch.setattr(command.os, "isatty", lambda _: typed is not None)
+    agreed = partial(capture_command.agree, yes=yes)
     if kinds[-1] == w.KIND_PROBE:
         with pytest.raises(UsageError, match=r"pause for about 2.0 s, more than 2.0 s") as refused:
             hook.lead(agreed=agreed)

@@ -162,7 +162,7 @@ def test_the_child_that_marks_writes_the_conditions_beside_the_events(tmp_path):
     assert isinstance(marked.first, Missing)
     with gzip.open(target) as file:
         whole = json.load(file)
-    assert whole["tpmon"] == told
+    assert whole["tpmon"] == {**told, "step_during_ms": 0.1, "steps_during": 3}
     assert len(whole["traceEvents"]) == 3 + len(json.loads(source.read_text())["traceEvents"])
     assert [(one.name, one.value) for one in read_conditions(read_trace(str(target))).told] == [("batch size", "8")]
     assert write_marked(str(source), str(tmp_path / "bare.gz"), 3).marks == 3
@@ -222,7 +222,7 @@ def test_the_child_numbers_marks_and_conditions_as_the_loop_does(tmp_path):
     assert (marked.marks, marked.first) == (3, 40)
     with gzip.open(target) as file:
         written = json.load(file)
-    assert written["tpmon"] == {"torch": "2", "first_step": 40}
+    assert written["tpmon"] == {"torch": "2", "first_step": 40, "step_during_ms": 0.1, "steps_during": 3}
     names = [one["name"] for one in written["traceEvents"] if one["name"].startswith("ProfilerStep#")]
     assert names == ["ProfilerStep#40", "ProfilerStep#41", "ProfilerStep#42"]
 

@@ -1,6 +1,8 @@
 """The starter of the demo: its options, its choice of Python, and how it says that a start failed."""
 
 import ast
+import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -9,12 +11,19 @@ from pathlib import Path
 import pytest
 
 import tpmon
+from tests.corpus.demo_recordings import EXPECTED, read_last
+from tests.corpus.truth import parse_truth
 from tests.frames import make_finding
 from tests.waiting import wait_until
-from tpmon.commands.demo import BOTTLENECKS, DemoOptions, find_python, shows, start_demo
+from tpmon.commands import demo
+from tpmon.commands.demo import BOTTLENECKS, RECORDINGS, DemoOptions, find_next, find_python, shows, start_demo
 from tpmon.errors import NoTargetError, UsageError
+from tpmon.model.codec import encode
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.verdict import Kind
+from tpmon.record import line
+from tpmon.record.recording import Recording
+from tpmon.record.rejudge import rejudge
 
 PACKAGE = Path(tpmon.__file__).parent
 
@@ -61,7 +70,7 @@ def test_text_is_written_once_the_verdict_is_there_that_the_demo_is_for(kind, ca
     ("options", "what"),
     [
         (DemoOptions(bottleneck="hang", ranks=1), "bottleneck hang cannot run with 1 ranks"),
-        (DemoOptions(ranks=0), "bottleneck none cannot run with 0 ranks"),
+        (DemoOptions(ranks=0), "bottleneck slow-storage cannot run with 0 ranks"),
         (DemoOptions(bottleneck="no-workers", workers=2), "bottleneck no-workers cannot run with 2 workers"),
     ],
 )
@@ -135,3 +144,106 @@ def test_a_temporary_folder_too_long_for_sockets_is_not_used(directory, monkeypa
     assert log.parent.parent == Path("/tmp")
     log.unlink()
     log.parent.rmdir()
+
+
+MOST_BYTES = 150_000
+RECORDED = demo.list_recorded()
+PLACES = ("/home/user/", "/proc/", "/dev/", "/job/", "/tmp/tpmon-demo-", "/tmp/data/", "/usr/", "/sys/")
+"""Where the paths of a recorded training may lie: none names a person or a machine."""
+
+
+def recording_of(name: str) -> Path:
+    return Path(RECORDINGS, f"{name}.tpmon")
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_recorded_bottleneck_has_a_small_recording_that_every_python_reads(name, monkeypatch):
+    monkeypatch.setattr(line, "zstd", None)
+    path = recording_of(name)
+    assert path.stat().st_size <= MOST_BYTES
+    last = read_last(path)
+    assert parse_truth(EXPECTED[name]).accepts(last.kind, last.cause), last
+    with Recording(str(path)) as recording:
+        assert shows(recording.frame(recording.last.n).verdict, name)
+        assert recording.find(demo.find_begin(recording).wall_ns).n < recording.last.n
+
+
+@pytest.mark.parametrize("name", ["slow-storage", "hang"])
+def test_a_recording_says_what_this_tpmon_says(name):
+    with Recording(str(recording_of(name))) as recording:
+        last = list(rejudge(recording))[-1]
+        assert last.is_same_verdict, "make demo-recordings DEMO_RECORDINGS=--restate"
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_recording_names_no_machine_and_nobody(name):
+    with Recording(str(recording_of(name))) as recording:
+        subject = recording.subject
+        assert (subject.host, subject.user, subject.script) == ("node1", "user", "train.py")
+        texts = [encode(frame) for frame in recording.frames(recording.first.n, recording.last.n)]
+    for text in texts:
+        assert str(PACKAGE.parent) not in text
+        words = re.findall(r"(?<![\w.*/)-])/[\w./*-]+", json.dumps(json.loads(text), ensure_ascii=False))
+        assert not [word for word in words if not word.startswith(PLACES) and word.count("/") > 1]
+
+
+def without_torch(monkeypatch) -> None:
+    def refuse() -> str:
+        raise NoTargetError("no Python with torch for the demo (tried /usr/bin/python3)", "pip install torch")
+
+    monkeypatch.setattr(demo, "find_python", refuse)
+
+
+@pytest.mark.parametrize(("form", "begins"), [({}, "verdict  DATA-BOUND"), ({"once": True, "json": True}, "{")])
+def test_without_torch_and_without_a_terminal_a_recording_ends_with_its_verdict(form, begins, monkeypatch, capfd):
+    without_torch(monkeypatch)
+    assert demo.run(DemoOptions(**form)) == 0
+    said = capfd.readouterr()
+    assert said.out.startswith(begins)
+    assert len(said.out.splitlines()) > 1 or json.loads(said.out)["verdict"]["kind"] == "data-bound"
+    assert said.err.splitlines() == [
+        "tpmon: no Python with torch, so a recording is shown; live: pip install torch",
+        "tpmon: the demo training (slow-storage), recorded, not live",
+    ]
+
+
+def test_a_stream_of_a_recording_has_all_its_frames(monkeypatch, capfd):
+    assert demo.run(DemoOptions(recorded=True, json=True, bottleneck="hang")) == 0
+    frames = [json.loads(one) for one in capfd.readouterr().out.splitlines()]
+    assert len(frames) > 30
+    assert frames[-1]["verdict"]["kind"] == "hung"
+
+
+def test_what_only_a_training_can_do_is_not_answered_with_a_recording(monkeypatch):
+    with pytest.raises(UsageError, match="--recorded and --ranks"):
+        demo.run(DemoOptions(recorded=True, ranks=2))
+    without_torch(monkeypatch)
+    with pytest.raises(NoTargetError, match="no Python with torch"):
+        demo.run(DemoOptions(workers=3))
+
+
+def test_the_next_bottleneck_comes_round_to_the_first():
+    names = demo.NAMES
+    assert [find_next(names, one) for one in names] == [*names[1:], names[0]]
+    assert set(RECORDED) <= set(names)
+    assert len(RECORDED) > 5
+    (unrecorded, *_) = {*names} - {*RECORDED} or {""}
+    if unrecorded:
+        with pytest.raises(UsageError, match=f"there is no recording of {unrecorded}"):
+            demo.run(DemoOptions(recorded=True, bottleneck=unrecorded))
+
+
+def test_on_a_screen_n_goes_on_to_the_next_and_its_own_ranks(monkeypatch):
+    from tpmon.ui.terminal_io import terminal
+
+    shown = []
+
+    def show(_python, options, **_how):
+        shown.append((options.bottleneck, options.ranks, options.workers))
+        return terminal.ScreenResult(0, "", "", asks_next=find_next(demo.NAMES, options.bottleneck) * (len(shown) < 3))
+
+    monkeypatch.setattr(terminal, "has_terminal", lambda: True)
+    monkeypatch.setattr(demo, "find_python", lambda: "python")
+    monkeypatch.setattr(demo, "show_training", show)
+    assert demo.run(DemoOptions(bottleneck="memory-leak", ranks=2)) == 0
+    assert shown == [("memory-leak", 2, None), ("hang", None, None), ("none", None, None)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.children import child
-from tests.command_line import SECONDS, call_behind
+from tests.command_line import SECONDS, as_said, call_behind
 from tests.nobody import AS_NOBODY, WITHOUT_PTRACE, needs_setpriv
 from tests.permissions import fix_of
 from tests.spying import BROKEN_SPIES, may_sample
@@ -25,7 +25,7 @@ from tpmon.report.doctor import ALL_WELL, write_checkup
 pytestmark = pytest.mark.usefixtures("small_environment")
 
 NAP = "say('up')\ntime.sleep(50)\n"
-ON_THE_HOST = r"(docker exec -it --privileged -u 0 CONTAINER .*tpmon attach {}  # on the host)?"
+ON_THE_HOST = rf"(docker exec -it --privileged -u 0 CONTAINER .*{as_said('tpmon attach')} {{}}  # on the host)?"
 """Where no engine is around, nothing that could be printed would give root the capability."""
 LIFT = "sudo sysctl kernel.yama.ptrace_scope=0"
 
@@ -164,7 +164,7 @@ def test_another_users_process_is_4_with_what_permits_it():
     assert checks["cgroup"].access is not Access.DENIED
     for name in ("io", "smaps_rollup", "environ", "fd", "wchan", "syscall", "memory"):
         assert checks[name].access is Access.DENIED, name
-        assert f"tpmon attach {one.pid}" in fix_of(checks[name])
+        assert as_said(f"tpmon attach {one.pid}") in fix_of(checks[name])
         assert "uid 0" in checks[name].why
     assert "stacks" in {check.name for check in list_obstacles(checkup)}
 

@@ -17,7 +17,7 @@ from tpmon.commands.dump import pick_exit_code
 from tpmon.config import resolve
 from tpmon.errors import UsageError
 from tpmon.judge.dumps.describe import shorten_stack
-from tpmon.judge.dumps.groups import DumpOrigin, fold_dumps, fold_rounds
+from tpmon.judge.folds.groups import DumpOrigin, fold_dumps, fold_rounds
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump, DumpError, ErrorKind, Motion
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -56,7 +56,7 @@ def dump():
 
 def test_the_odd_one_comes_first_and_the_others_as_ranges(dump):
     lines = text(dump).splitlines()
-    assert lines[0].startswith("dump     6 of 8 ranks wait in all_reduce train.py:40; rank 3 is in its wait for")
+    assert lines[0].startswith("dump     6 of 8 ranks wait in all_reduce train.py:40; rank 3 waits for a batch; worker")
     heads = [line for line in lines if re.match(r"(\d+x )?(rank|worker)", line)]
     assert heads == [
         "worker 0 of rank 3: decode data.py:88",

@@ -20,6 +20,7 @@ from tests.hook.test_hook_install import LOOP, ROOT, python, torch_like
 from tpmon.commands import attach as attach_command
 from tpmon.commands import hook as hook_file
 from tpmon.commands import run
+from tpmon.commands.hook import HookOptions
 from tpmon.errors import NoTerminalError, UsageError
 from tpmon.hook import __main__ as hook_main
 from tpmon.probe.job import resolve as target
@@ -117,11 +118,11 @@ def test_the_exported_file_does_the_same_without_tpmon(python, torch_like, scrip
 
 def test_the_command_that_uses_the_file_can_be_pasted(tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert hook_file.run(["export", "sp ace.zip"]) == 0
+    assert hook_file.run(HookOptions(hook_file.EXPORT, "sp ace.zip")) == 0
     assert f"Use: PYTHONPATH='{tmp_path}/sp ace.zip' python train.py\n" in capfd.readouterr().out
     for name in ("a:b.zip", "a\x1b[31m.zip"):
         with pytest.raises(UsageError, match="PYTHONPATH cannot hold"):
-            hook_file.run(["export", name])
+            hook_file.run(HookOptions(hook_file.EXPORT, name))
     assert [path.name for path in tmp_path.iterdir()] == ["sp ace.zip"]
 
 

@@ -20,8 +20,8 @@ from tests.waiting import wait_until
 from tpmon.commands import sample
 from tpmon.commands.sample import explain_errors, save_samples
 from tpmon.errors import ExitCode, NoTargetError, NotPermittedError, UsageError
-from tpmon.judge.dumps.groups import DumpOrigin
-from tpmon.judge.dumps.hot import fold_stacks, hot_functions
+from tpmon.judge.folds.groups import DumpOrigin
+from tpmon.judge.folds.hot import fold_stacks, hot_functions
 from tpmon.model.codec import decode
 from tpmon.model.dump import DumpError, ErrorKind
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known

@@ -11,6 +11,7 @@ import pytest
 
 from tests.frames import make_frame, make_process, make_target
 from tests.goldens import dump_views, sample_views
+from tests.paces import make_hook
 from tests.recordings import judge_steps, pass_by, run_seconds
 from tests.waiting import wait_until
 from tpmon import evidence
@@ -21,6 +22,7 @@ from tpmon.commands.screen import BUNDLING, CAPTURING, Wiring, trace_command
 from tpmon.errors import NoTargetError, UsageError
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.frame import TargetState
+from tpmon.model.hook import PutIn
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Identity
 from tpmon.model.results.capture import CaptureAnswer, CaptureChoice, CaptureRequest, CaptureStage
@@ -31,7 +33,7 @@ from tpmon.record.writer import RecordingWriter, StoppedError
 from tpmon.report.readings import write_reading
 from tpmon.ui.monitor.controls import Errand, Notice
 
-JOB = SimpleNamespace(root=Identity(4200, 1), user="user", script="train.py")
+JOB = SimpleNamespace(root=Identity(4200, 1), user="user", script="train.py", remark="")
 
 
 class EndedError(Exception):
@@ -90,7 +92,7 @@ def state(tmp_path, monkeypatch):
 def begun(monkeypatch):
     """Return what was given to each bundle and capture that was to begin."""
     given = []
-    monkeypatch.setattr(evidence, "start_bundle", lambda *arguments: given.append(arguments))
+    monkeypatch.setattr(evidence, "start_bundle", lambda *arguments, own_log: given.append(arguments))
     monkeypatch.setattr(screen, "start_capture", lambda *arguments: given.append(arguments))
     return given
 
@@ -250,6 +252,10 @@ def test_who_leaves_is_told_what_became_of_what_was_begun(wired, begun, monkeypa
     unfinished = wired.wiring.leave()
     assert "the bundle in the folder where tpmon was started is not whole" in unfinished[0]
     assert unfinished[1].startswith("the capture is cancelled, or ends by itself as asked")
+    assert len(unfinished) == 2
+    by_hand = make_frame(hook=(make_hook(pid=4211, put_in=PutIn(make_frame().taken, "1.0")),))
+    monkeypatch.setattr(wired.session, "recall", lambda: pass_by([by_hand]))
+    assert wired.wiring.leave()[2].startswith("the hook that was put in by hand may still be in pid 4211: tpmon hook")
     assert hurries()
     assert talk.stopped(), "a window cancels what it asked for"
     look.wait()  # at once: no further look is waited for

@@ -35,6 +35,7 @@ from tests.corpus.truth import Truth, assess, parse_truth, read_spans
 from tests.hangs.programs import START_S
 from tests.programs.causes.running import ROOT, TPMON, CannotBeMadeError, Running, burner
 from tests.programs.causes.table import Label
+from tests.verdicts.results import share
 from tpmon.model.known import is_known
 from tpmon.model.verdict import Kind
 from tpmon.record.recording import Recording
@@ -47,7 +48,8 @@ DELAY, OTHERS_CORES = 0.25, 0.5
 OTHER_TENANTS = Label(Kind.OVERSUBSCRIBED, "other-tenants")
 SKIPPED = ".skipped"
 """Of a file that says why a program cannot be made here."""
-HEAD = ("| program | machine | label | recorded | right | onset s | other CPUs used |", "|---|---|---|---|---|---|---|")
+HEAD = ("group | idle | busy", "---|---|---")
+WRONG_HEAD = ("not right | machine | label | recorded | other CPUs used", "---|---|---|---|---")
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Hold one recording in a line of the table.
+    """Hold what one recording shows.
 
     ``others_cores`` are CPUs that other processes used meanwhile; ``delay`` is the share of its time that the job
     waited for a CPU.
@@ -86,10 +88,7 @@ class Summary:
     size: int
 
     def write_row(self) -> str:
-        onset = f"{self.onset_s:.0f}" if self.right else "-"
-        right = "yes" if self.right else "no"
-        cells = (self.program, self.machine, self.label, self.said, right, onset, f"{self.others_cores:.1f}")
-        return f"| {' | '.join(cells)} |"
+        return " | ".join((self.program, self.machine, self.label, self.said, f"{self.others_cores:.1f}"))
 
 
 def read_notes(path: Path) -> dict[str, str]:
@@ -238,9 +237,19 @@ def relabel(folder: Path, programs: Iterable[Recorded]) -> None:
             print(f"{path.name}: {notes['label']} -> {label}")
 
 
+def write_groups(found: Iterable[Summary]) -> list[str]:
+    """Return a line for each group of programs: right of all recordings, idle and busy."""
+    groups: dict[str, dict[str, list[Summary]]] = {}
+    for one in found:
+        group = groups.setdefault(one.program.partition("/")[0], {"idle": [], "busy": []})
+        group[one.machine].append(one)
+    return [*HEAD, *(f"{name} | {share(each['idle'])} | {share(each['busy'])}" for name, each in groups.items())]
+
+
 def print_table(folder: Path) -> None:
     found = [summarize(path) for path in list_files(folder)]
-    print("\n".join(["", *HEAD, *(one.write_row() for one in found)]))
+    wrong = [one.write_row() for one in found if not one.right]
+    print("\n".join(["", *write_groups(found), *(("", *WRONG_HEAD, *wrong) if wrong else ())]))
     right, frames, size = sum(one.right for one in found), sum(one.frames for one in found), sum(x.size for x in found)
     print(f"\n{right} of {len(found)} right, {frames} Frames, {size / 1e6:.1f} MB")
     for path in sorted(folder.glob(f"*{SKIPPED}")):

@@ -198,7 +198,7 @@ SPEED = (
         data("sampler"),
         "the main thread in the batch sampler's __iter__; the workers have nothing to do",
         r"permuted_each_batch\.py:22\b",
-        right=("choose-at-once", "choose-before"),
+        right=("choose-at-once",),
         harmful=(*MORE_WORKERS, "prefetch-factor", "gpu-transforms", "transform-once", "one-loader"),
     ),
     _slow(

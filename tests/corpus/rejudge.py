@@ -28,11 +28,7 @@ from tpmon.record.rejudge import Rejudged, list_changes, rejudge
 from tpmon.record.schema import SUFFIX
 
 COMMITTED = ROOT / "tests/recordings"
-HEAD = "true \\ said"
-ADVICE_HEAD = (
-    "| program | kind | label | said | right | culprit named | first remedy | which is |",
-    "|---|---|---|---|---|---|---|---|",
-)
+ADVICE_HEAD = ("program | said | first remedy | not right", "---|---|---|---")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +86,11 @@ def _name(finding: object) -> str:
 
 
 def write_confusion(found: Iterable[Again]) -> list[str]:
-    """Return the matrix as lines: each true kind, then how often which kind was said in the end."""
+    """Return a line for each true kind: how often which kind was said in the end."""
     counts: dict[str, Counter[str]] = {}
     for one in found:
         counts.setdefault(one.truth.kind, Counter())[one.now.last.kind] += 1
-    said = sorted({kind for counter in counts.values() for kind in counter})
-    width = max(map(len, (*counts, HEAD)))
-    lines = [f"{HEAD:<{width}}  {'  '.join(said)}"]
-    for kind in sorted(counts):
-        cells = (f"{counts[kind][one] or '.':>{len(one)}}" for one in said)
-        lines.append(f"{kind:<{width}}  {'  '.join(cells)}")
-    return lines
+    return [f"{kind}: {', '.join(f'{said} {n}' for said, n in counts[kind].most_common())}" for kind in sorted(counts)]
 
 
 def write_advice(found: Iterable[Again]) -> list[str]:
@@ -110,10 +100,11 @@ def write_advice(found: Iterable[Again]) -> list[str]:
         return []
     lines = [*ADVICE_HEAD]
     for one, advice in sorted(pairs, key=lambda pair: (pair[1].row.kind, pair[1].row.full_name)):
-        row, is_right, names = advice.row, _yes(one.now.right), _yes(advice.names_culprit) if advice.row.place else "-"
-        label, said = str(one.truth).replace("|", "or"), one.now.last
-        cells = (row.full_name, row.kind, label, said, is_right, names, advice.remedy or "-", advice.fit.value)
-        lines.append(f"| {' | '.join(map(str, cells))} |")
+        row, faults = advice.row, [] if one.now.right else [f"it is {str(one.truth).replace('|', 'or')}"]
+        faults += ["culprit not named"] if row.place and not advice.names_culprit else []
+        faults += [advice.fit.value] if advice.fit not in (Fit.RIGHT, Fit.NONE) else []
+        cells = (row.full_name, str(one.now.last), advice.remedy or "-", ", ".join(faults))
+        lines.append(" | ".join(cells).rstrip())
     fits = Counter(advice.fit for _, advice in pairs)
     named = sum(advice.names_culprit for _, advice in pairs if advice.row.place)
     right = sum(one.now.right for one, _ in pairs)
@@ -123,10 +114,6 @@ def write_advice(found: Iterable[Again]) -> list[str]:
         "",
         f"{len(pairs)} reports: {right} verdicts right, {named} name the culprit; first remedy: {remedies}",
     ]
-
-
-def _yes(value: object) -> str:
-    return "yes" if value else "no"
 
 
 def list_recordings(folders: Sequence[Path]) -> list[Path]:

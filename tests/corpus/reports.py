@@ -156,7 +156,7 @@ REPORTS = (
         culprit="the main thread in the batch sampler's __iter__; the workers have nothing to do",
         place=r"slow_batch_sampler\.py:3\d",
         run="python slow_batch_sampler.py --n 60000",
-        right=("choose-at-once", "choose-before"),
+        right=("choose-at-once",),
         harmful=(*MORE_WORKERS, "prefetch-factor", "gpu-transforms", "transform-once", "one-loader"),
     ),
     Reported(
@@ -164,7 +164,7 @@ REPORTS = (
         kind=5,
         label=data("uneven-workers"),
         culprit="3 of 4 workers have ended, as there is one shard",
-        place=r"1 of 4|(few|more) shards",
+        place=r"\b[13] of (its |the )?4\b|(few|fewer|more) shards",
         right=("more-shards",),
         harmful=MORE_WORKERS,
         needs=("datasets",),
@@ -321,6 +321,7 @@ REPORTS = (
         culprit="nobody: the parent waits for a trial that computes",
         place="",
         ready=r"2\.\d",
+        right=("more-cores",),  # the trial keeps all of them busy
         harmful=("dump-stacks",),
     ),
     Reported(
@@ -486,7 +487,9 @@ def find_first_remedy(finding: Finding) -> str:
 
 
 def _title(text: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"\\\{\w+\\\}", ".*", re.escape(text)))
+    """Match the title of a remedy, which may say between its words and its paste what it changes."""
+    words = re.sub(r"\\\{\w+\\\}", ".*", re.escape(text))
+    return re.compile(words.replace(":", r"(?: \(changes the \w+\))?:", 1))
 
 
 def names_culprit(row: Reported, finding: Finding) -> bool:

@@ -14,12 +14,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.frameworks.faults import Fault
-from tests.frameworks.table import FRAMEWORKS, ROWS, Row
+from tests.frameworks.table import EXPECTED, FRAMEWORKS, ROWS, Row
 from tests.programs.causes.running import CannotBeMadeError, Running, diagnose, start_program
 from tpmon.probe.base.procread import read_table
 from tpmon.probe.job.job import find_descendants
@@ -39,7 +39,6 @@ for name in sys.argv[1:]:
         continue
 print(json.dumps(found))
 """
-HEAD = ["| program | fault | expected | verdict | hit |", "|---|---|---|---|---|"]
 
 
 def read_versions(python: str, names: Sequence[str]) -> dict[str, str]:
@@ -76,18 +75,17 @@ def stop_worker(pid: int) -> None:
 
 
 def run_once(row: Row, python: str) -> str:
-    expected = " or ".join(map(str, row.expected))
+    """Run a program with its fault and say how that went: ``yes``, or why not."""
     try:
         with run_row(row, python) as running:
             before = running.read_truth()
             verdict = diagnose(running.pid, row.look_s)
             after = running.read_truth()
     except CannotBeMadeError as error:
-        return f"| {row.framework.program} | {row.fault.value} | {expected} | not made here: {error} | - |"
+        return f"not made here: {error}"
     except RuntimeError as error:
         print(error, flush=True)
-        said = f"error: {str(error).splitlines()[0]}"
-        return f"| {row.framework.program} | {row.fault.value} | {expected} | {said} | no |"
+        return f"no: error: {str(error).splitlines()[0]}"
     document = verdict.document
     steps = (after.steps - before.steps) / max(1e-9, (after.taken_ns - before.taken_ns) / 1e9)
     print(f"{row}: {verdict} ({document.get('confidence')}), {steps:.1f} steps/s", flush=True)
@@ -95,8 +93,18 @@ def run_once(row: Row, python: str) -> str:
         print(f"  {name}: {document.get(name)}", flush=True)
     for name in ("evidence", "against"):
         print(f"  {name}: {json.dumps(document.get(name))}", flush=True)
-    hit = "yes" if row.accepts(verdict.kind, verdict.cause) else "no"
-    return f"| {row.framework.program} | {row.fault.value} | {expected} | {verdict} | {hit} |"
+    return "yes" if row.accepts(verdict.kind, verdict.cause) else f"no: {verdict}"
+
+
+def write_table(said: Mapping[Row, str]) -> list[str]:
+    """Return a line for each fault, with a cell for each program."""
+    programs = list(dict.fromkeys(row.framework.program for row in said))
+    lines = [f"fault | expected | {' | '.join(programs)}", "---|---" + "|---" * len(programs)]
+    for fault in dict.fromkeys(row.fault for row in said):
+        cells = {row.framework.program: one for row, one in said.items() if row.fault is fault}
+        expected = " or ".join(map(str, EXPECTED[fault]))
+        lines.append(f"{fault.value} | {expected} | {' | '.join(cells.get(one, '-') for one in programs)}")
+    return lines
 
 
 def choose(rows: Sequence[Row], only: str) -> list[Row]:
@@ -121,13 +129,12 @@ def main() -> int:
             print(f"{framework.program} left out; it needs: pip install {' '.join(lacking)}", flush=True)
             left_out.append(framework)
     rows = [row for row in ROWS if row.framework not in left_out]
-    lines = list(HEAD)
+    said: dict[Row, str] = {}
     for row in choose(rows, options.only):
-        line = run_once(row, options.python)
-        lines.append(line)
-        print(line, flush=True)  # the table is lost where somebody ends this, what was found is not
-    print("\n".join(["", ", ".join(f"{name} {version}" for name, version in versions.items()), "", *lines]))
-    hits, misses = (sum(line.endswith(f"| {word} |") for line in lines) for word in ("yes", "no"))
+        said[row] = run_once(row, options.python)
+        print(f"{row}: {said[row]}", flush=True)  # the table is lost where somebody ends this, what was found is not
+    print("\n".join(["", ", ".join(f"{name} {version}" for name, version in versions.items()), "", *write_table(said)]))
+    hits, misses = (sum(one.startswith(word) for one in said.values()) for word in ("yes", "no:"))
     print(f"\n{hits} hits, {misses} misses")
     return 0 if rows else 2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tpmon.capture.dialog import COUNT_APART, NO_CUDA
+from tpmon.capture.dialog import COUNT_APART, NO_CUDA, NOT_YET
 from tpmon.capture.plan import say_dear, say_price
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.results.capture import (
@@ -22,7 +22,9 @@ from tpmon.model.results.capture import (
     CaptureUpdate,
     RankCapture,
 )
+from tpmon.model.results.late import LatePlan, LateWay
 from tpmon.model.results.trace import Breakdown, Lost, OperatorRow, TraceSummary
+from tpmon.model.text.late_words import describe_plan
 from tpmon.report.capture import write_capture, write_capture_line
 
 ASKED = CaptureAsked(CaptureKind.TRACE, 5, 60.0, False, False, False, NOT_APPLICABLE, "/runs/a")
@@ -61,6 +63,9 @@ def summary() -> TraceSummary:
         world_size=1,
         events=7_612,
         steps=5,
+        repeats=0,
+        judged_steps=5,
+        left_out_us=0.0,
         step_ms=13.1,
         step_p50_ms=13.0,
         step_p95_ms=13.9,
@@ -101,6 +106,17 @@ def offered(*, cuda: bool = False, choice: CaptureChoice | None = None) -> Captu
     refused = [(CaptureKind.SNAPSHOT, NO_CUDA)] if not cuda else []
     offers = CaptureOffers("rank 0", 2, (*refused, (CaptureKind.NSYS_RANGE, nsys)))
     return replace(planned(), offers=offers, choice=choice or CaptureChoice())
+
+
+def hookless() -> CaptureUpdate:
+    """Return it on a run without a hook: what it takes to put one in, for the first yes."""
+    plan = describe_plan([LatePlan(4211, "3.11.7", LateWay.PENDING_CALL)], lent=True)
+    return replace(offered(), stage=CaptureStage.HOOKLESS, line=NOT_YET[CaptureStage.HOOKLESS], plan=plan)
+
+
+def hooking() -> CaptureUpdate:
+    """Return it at the second yes."""
+    return replace(hookless(), stage=CaptureStage.HOOKING, line=NOT_YET[CaptureStage.HOOKING])
 
 
 def offered_snapshot() -> CaptureUpdate:

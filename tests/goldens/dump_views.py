@@ -10,8 +10,8 @@ from tests.collectives import make_call, make_group, make_record
 from tests.dumps import add_run, make_native, make_rank, make_round, make_thread, make_worker
 from tests.frames import NOW
 from tests.stacks import NFS, SITE, WORKER_READS
-from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
-from tpmon.judge.dumps.hot import add_records, build_tree, show_stacks
+from tpmon.judge.folds.groups import DumpOrigin, fold_rounds
+from tpmon.judge.folds.hot import add_records, build_tree, show_stacks
 from tpmon.model.dump import Asker, DumpError, DumpRequest, DumpRound, DumpState, ErrorKind, ProcessLook
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Role, ThreadKind

@@ -12,7 +12,17 @@ from pathlib import Path
 
 from tests.any_windows import make_slice
 from tests.dumps import add_run
-from tests.frames import GIB, NOW_NS, make_ages, make_event, make_loader, make_memory, make_output, make_worker
+from tests.frames import (
+    GIB,
+    NOW_NS,
+    make_ages,
+    make_event,
+    make_loader,
+    make_log_pace,
+    make_memory,
+    make_output,
+    make_worker,
+)
 from tests.goldens import dump_views
 from tests.goldens.gpu_node import eight_gpus
 from tests.goldens.playing import Played, hold, place, play, replay
@@ -313,9 +323,38 @@ def hooked() -> Played:
     return play([replace(one, facts=_state(one)) for one in frames])
 
 
+PACED_HZ, USUAL_HZ = (3.21, 3.20), 5.1
+"""What the log of each rank tells, and what it told before."""
+
+
+@cache
+def paced() -> Played:
+    """The same two ranks without a hook, each with a log of its own that tells how fast it is."""
+    slices = [make_slice(4211 + n, n, STARVES) for n in (0, 1)]
+    logs = tuple(
+        make_output(
+            4211 + rank,
+            path=f"/home/usr/runs/17/rank_{rank}.log",
+            pace=make_log_pace(pid=4211 + rank, rank=rank, rate_hz=rate_hz),
+        )
+        for rank, rate_hz in enumerate(PACED_HZ)
+    )
+    frame = replace(starved(), output=logs, pace=logs[0].pace)
+    return play([replace(one, facts=_state(one)) for one in hold(frame, HOOKED_S, slices)])
+
+
+def slow_down(pulses: tuple[Pulse, ...]) -> tuple[Pulse, ...]:
+    """Let the log have told a faster pace in the first half of the history, where it tells one."""
+    half = len(pulses) // 2
+    return tuple(
+        replace(one, log_hz=USUAL_HZ) if at < half and is_known(one.log_hz) else one for at, one in enumerate(pulses)
+    )
+
+
 def _state(frame: Frame) -> str:
     target = frame.target
-    return state_facts(target.local_ranks, target.local_workers, frame.cpu, frame.gpus, steps=frame.steps)
+    told = {"steps": frame.steps, "pace": frame.pace}
+    return state_facts(target.local_ranks, target.local_workers, frame.cpu, frame.gpus, **told)
 
 
 def hooked_events() -> tuple[Event, ...]:

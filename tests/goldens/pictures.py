@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+from rich.cells import cell_len
 
 from tests.frames import NOW_NS, make_view
 from tests.goldens import capture_views, dump_views, sample_views
@@ -17,20 +20,40 @@ from tests.playbacks import make_playback
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Asker
 from tpmon.model.frame import Frame
-from tpmon.model.known import Missing
+from tpmon.model.hook import PutIn
+from tpmon.model.known import Missing, known_or
 from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor.keys import keys_shown
 from tpmon.ui.monitor.layout import paint_screen
 from tpmon.ui.monitor.state import OTHER_THREADS, Pane, SortBy, StackRow, StacksView, ViewState
-from tpmon.view.layout import Line, Size
+from tpmon.view.layout import Ink, Line, Size
 from tpmon.view.moments import TIMES
 
 HERE = Path(__file__).parent
 FRAMES = HERE / "frames"
 PICTURES = HERE / "pictures"
+INKS = HERE / "inks"
 SCREENS_PAGE = HERE.parent.parent / "docs" / "screens.md"
 
 SIZES = (Size(200, 50), Size(120, 40), Size(80, 24), Size(40, 50), Size(20, 5))
+INKED_STATES = ("paced", "data-bound", "compute-bound", "hung", "gpu-throttled", "two-ranks")
+"""Their pictures have the ink of each cell beside them; one set of colours serves dark and light terminals."""
+INK_SIGNS = {
+    Ink.PLAIN: ".",
+    Ink.STRONG: "S",
+    Ink.DIM: "d",
+    Ink.TITLE: "T",
+    Ink.GOOD: "g",
+    Ink.NOTICE: "n",
+    Ink.WARN: "w",
+    Ink.BAD: "b",
+    Ink.CURSOR: "k",
+    Ink.BADGE: "?",
+    Ink.BADGE_GOOD: "G",
+    Ink.BADGE_NOTICE: "N",
+    Ink.BADGE_WARN: "W",
+    Ink.BADGE_BAD: "B",
+}
 ASCII_STATES = ("two-ranks", "oversubscribed", "data-bound", "hooked")
 WAITING = "waiting"
 
@@ -91,6 +114,15 @@ def _list_samples() -> Iterator[Picture]:
     yield _at_80("sample-refused", "two-ranks", **over, sample=sample_views.refused())
 
 
+def _list_by_hand() -> Iterator[Picture]:
+    frame = load_frame("hooked")
+    put_in = PutIn(frame.taken - timedelta(seconds=70), "1.0")
+    by_hand = replace(frame, hook=tuple(replace(one, put_in=put_in) for one in known_or(frame.hook, ())))
+    for size in SIZES:
+        yield Picture(f"by-hand.{_write_size(size)}", "hooked", size, {"frame": by_hand})
+    yield _at_80("by-hand-details", "hooked", frame=by_hand, overlay=Overlay.ENVIRONMENT, cursor_pid=4211)
+
+
 def _list_captures() -> Iterator[Picture]:
     over = {"overlay": Overlay.CAPTURE}
     for size in SIZES:
@@ -99,6 +131,9 @@ def _list_captures() -> Iterator[Picture]:
         yield Picture(f"capture-plan.{_write_size(size)}", "two-ranks", size, over | {"capture": plan})
         yield Picture(f"capture-price.{_write_size(size)}", "two-ranks", size, over | {"capture": priced})
         yield Picture(f"capture.{_write_size(size)}", "two-ranks", size, over | {"capture": done})
+        hookless = capture_views.hookless()
+        yield Picture(f"capture-hookless.{_write_size(size)}", "two-ranks", size, over | {"capture": hookless})
+    yield _at_80("capture-hooking", "two-ranks", **over, capture=capture_views.hooking())
     yield _at_80("capture-none", "two-ranks", **over)
     yield _at_80("capture-asked", "two-ranks", **over, capture=capture_views.asked())
     yield _at_80("capture-limit", "oversubscribed", **over, capture=capture_views.offered())
@@ -130,7 +165,7 @@ def list_pictures() -> Iterator[Picture]:
     for state in ASCII_STATES:
         for size in SIZES:
             yield Picture(f"{state}.{_write_size(size)}.ascii", state, size, {"ascii_only": True})
-    for state in ("data-bound", "hung"):
+    for state in ("data-bound", "hung", "paced"):
         yield Picture(f"{state}.40x30", state, Size(40, 30))
     yield _at_80("zoom-ranks", "eight-gpus", zoom=Pane.RANKS, focus=Pane.RANKS, cursor_pid=51_204)
     yield _at_80("zoom-cpu", "oversubscribed", zoom=Pane.CPU, focus=Pane.CPU)
@@ -152,6 +187,7 @@ def list_pictures() -> Iterator[Picture]:
     yield _at_80("paused", "two-ranks", paused_ns=NOW_NS + 10**8, now_ns=NOW_NS + 12 * 10**9)
     yield _at_80("late", "two-ranks", now_ns=NOW_NS + 41 * 10**9)
     yield _at_80("message", "two-ranks", message="facts copied to the terminal and tmux")
+    yield from _list_by_hand()
     yield from _list_stacks()
     yield from _list_samples()
     yield from _list_captures()
@@ -195,16 +231,41 @@ def write_text(lines: list[Line]) -> str:
     return "".join("".join(text for text, _ in line).rstrip() + "\n" for line in lines)
 
 
+def list_inked() -> list[Picture]:
+    names = {f"{state}.{_write_size(size)}" for state in INKED_STATES for size in SIZES}
+    return [picture for picture in list_pictures() if picture.name in names]
+
+
+def inks_path(picture: Picture) -> Path:
+    return INKS / f"{picture.name}.txt"
+
+
+def write_inks(lines: list[Line]) -> str:
+    """Write the ink of each cell as a sign, blanks in an ink without a background as blanks."""
+    rows = []
+    for line in lines:
+        signs = "".join(
+            " " * cell_len(text) if text.isspace() and ink is Ink.PLAIN else INK_SIGNS[ink] * cell_len(text)
+            for text, ink in line
+        )
+        rows.append(signs.rstrip() + "\n")
+    return "".join(rows)
+
+
+FOLDERS = {"Traces": "trace_pictures", "Fleets": "fleet_pictures"}
+"""Where the pictures below a heading of screens.txt lie."""
+
+
 def write_screens_page() -> str:
-    """Write docs/screens.md from the pictures that screens.txt lists, those of traces after their heading."""
+    """Write docs/screens.md from the pictures that screens.txt lists."""
     parts = [
         "# What the screen looks like\n",
         "Written by `make goldens` from the pictures that the tests compare (tests/goldens/pictures).\n",
     ]
     folder = PICTURES
     for line in (HERE / "screens.txt").read_text(encoding="utf-8").splitlines():
-        if line.startswith("# Traces"):
-            folder = HERE / "trace_pictures"
+        if line.startswith("# "):
+            folder = next((HERE / other for head, other in FOLDERS.items() if line.startswith(f"# {head}")), PICTURES)
         elif " | " in line:
             heading, name, words = line.split(" | ")
             text = (folder / f"{name}.txt").read_text(encoding="utf-8")
@@ -225,7 +286,7 @@ def _remove_others(folder: Path, kept: Iterable[Path]) -> None:
 
 
 def main() -> None:
-    from tests.goldens import trace_views
+    from tests.goldens import fleet_views, trace_views
 
     FRAMES.mkdir(exist_ok=True)
     PICTURES.mkdir(exist_ok=True)
@@ -234,13 +295,24 @@ def main() -> None:
     listed = list(list_pictures())
     for picture in listed:
         _write(picture_path(picture), write_text(paint_picture(picture)))
+    INKS.mkdir(exist_ok=True)
+    for picture in list_inked():
+        _write(inks_path(picture), write_inks(paint_picture(picture)))
+    _remove_others(INKS, map(inks_path, list_inked()))
     _remove_others(FRAMES, map(frame_path, STATES))
     _remove_others(PICTURES, map(picture_path, listed))
-    trace_views.FOLDER.mkdir(exist_ok=True)
-    traces = list(trace_views.list_pictures())
-    for one in traces:
-        _write(trace_views.picture_path(one), write_text(trace_views.paint_picture(one)))
-    _remove_others(trace_views.FOLDER, map(trace_views.picture_path, traces))
+    for views in (trace_views, fleet_views):
+        views.FOLDER.mkdir(exist_ok=True)
+        others = list(views.list_pictures())
+        for one in others:
+            _write(views.picture_path(one), write_text(views.paint_picture(one)))
+        kept = [*map(views.picture_path, others)]
+        if views is fleet_views:
+            inked = fleet_views.list_inked()
+            for one in inked:
+                _write(fleet_views.inks_path(one), write_inks(fleet_views.paint_picture(one)))
+            kept += map(fleet_views.inks_path, inked)
+        _remove_others(views.FOLDER, kept)
     _write(SCREENS_PAGE, write_screens_page())
 
 

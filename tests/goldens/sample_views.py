@@ -9,8 +9,8 @@ from tests.dumps import HOST
 from tests.frames import NOW
 from tests.samples import count, make_reading, make_sampled, make_sampled_worker
 from tests.stacks import ALL_REDUCE, BACKWARD, NEXT_BATCH, WORKER_READS, WORKER_WAITS
-from tpmon.judge.dumps.groups import DumpOrigin
-from tpmon.judge.dumps.hot import hot_functions
+from tpmon.judge.folds.groups import DumpOrigin
+from tpmon.judge.folds.hot import hot_functions
 from tpmon.model.dump import DumpError, ErrorKind
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role

@@ -32,11 +32,12 @@ STATES: dict[str, tuple[Callable[[], Frame], Callable[[], tuple[Event, ...]]]] =
     "undecided": (judged.undecided, attach_event),
     "starting": (judged.starting, attach_event),
     "hooked": (lambda: judged.hooked().frame, judged.hooked_events),
+    "paced": (lambda: judged.paced().frame, lambda: judged.paced().events),
     "gpu-throttled": (judged.gpu_throttled, eight_gpus_events),
     "straggler": (judged.straggler, attach_event),
     "memory-growth": (judged.memory_growth, attach_event),
 }
-NARROW = ("gpu-throttled", "straggler", "memory-growth")
+NARROW = ("straggler", "memory-growth")
 """Situations that are painted for a side pane only."""
 
 
@@ -63,7 +64,7 @@ def shape_history(frame: Frame) -> tuple[Pulse, ...]:
         )
         for second, pulse in enumerate(make_pulses(frame, 120))
     )
-    return judged.stall(waves)
+    return judged.slow_down(judged.stall(waves))
 
 
 def _scale(value: float | Missing, factor: float) -> float | Missing:

@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.jobs import Plan, Work
+from tests.jobs import run as run_job
 from tests.snapshots import MB, SnapshotBuilder, stack, training
 from tests.traces import TraceBuilder
 from tpmon.model.known import NOT_APPLICABLE, Applicable
@@ -105,6 +107,10 @@ def build_marked_run() -> TraceBuilder:
     return trace
 
 
+JOB = Plan(8, lambda rank, _step: Work(loader_us=20_000 if rank == 7 else 500))
+"""Eight ranks, of which the last loads for 20 ms in each step."""
+
+
 @dataclass(frozen=True)
 class Run:
     """Hold the analysis of a run, and what its timelines are drawn from: none for a snapshot."""
@@ -134,14 +140,16 @@ class Run:
 
 @cache
 def make_run(name: str) -> Run:
-    """Write, read and analyse a run: "one" rank, "ranks", "cpu", a "pair" or a "refused" one, or a snapshot."""
+    """Write, read and analyse a run: "one" rank, "ranks", a "job", "cpu", a "pair", a "refused" one, a snapshot."""
     if name in SNAPSHOTS:
         return _make_snapshot(SNAPSHOTS[name])
     if name in ("pair", "refused"):
         return _make_pair(refused=name == "refused")
-    ranks = 2 if name == "ranks" else 1
+    ranks = {"ranks": 2, "job": JOB.ranks}.get(name, 1)
     alone = {"cpu": build_cpu_run, "marked": build_marked_run}
     builders = [alone[name]()] if name in alone else [build_gpu_run(rank, ranks) for rank in range(ranks)]
+    if name == "job":
+        builders = run_job(JOB)
     with tempfile.TemporaryDirectory() as folder:
         paths = []
         for rank, builder in enumerate(builders):
@@ -155,7 +163,7 @@ def make_run(name: str) -> Run:
         report = analyze(paths, keep=kept.append)
     files = tuple(replace(file, path=Path(file.path).name) for file in report.files)
     table = report.ranks
-    if name == "ranks":
+    if ranks > 1:
         rows = tuple(replace(row, path=Path(row.path).name) for row in table.ranks)  # type: ignore[union-attr]
         table = replace(table, ranks=rows)  # type: ignore[type-var]
     timelines = tuple(lay_timelines(one) for one in kept)
@@ -223,6 +231,8 @@ def list_pictures() -> Iterator[TracePicture]:
     common = Size(80, 24)
     for tab in (Tab.OPS, Tab.KERNELS, Tab.MEMORY):
         yield TracePicture(f"{tab.name.lower()}.80x24", "one", common, {"tab": tab})
+    for size in (Size(120, 40), common):
+        yield TracePicture(f"job.{size.width}x{size.height}", "job", size, {"tab": Tab.RANKS})
     yield TracePicture("memory.120x40", "one", Size(120, 40), {"tab": Tab.MEMORY})
     yield TracePicture("memory.80x24.ascii", "one", common, {"tab": Tab.MEMORY, "ascii_only": True})
     by_line = {"tab": Tab.OPS, "grouping": Grouping.LINES}

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.programs.causes import running as causes
 from tests.programs.causes.running import TORCHRUN, Running, end_tree, start_program
@@ -48,8 +49,13 @@ class Culprit:
 
 def read_culprits(running: Running) -> tuple[Culprit, ...]:
     """Read whom a program blames so far; of several any is right."""
+    return read_truth(running.log.with_name(TRUTH_NAME))
+
+
+def read_truth(path: Path) -> tuple[Culprit, ...]:
+    """Read the file in which a program says whom it blames; nobody where there is none so far."""
     try:
-        text = running.log.with_name(TRUTH_NAME).read_text()
+        text = path.read_text()
     except FileNotFoundError:
         return ()
     records = [json.loads(line) for line in text.splitlines()]

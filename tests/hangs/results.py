@@ -38,20 +38,17 @@ class Result:
 
 
 def write_table(results: Iterable[Result]) -> list[str]:
-    """Return a line for each program that hangs: label, right of all fresh and old runs, what was said."""
+    """Return a line for each program that hangs: right of all fresh and old runs, what else was said or not right."""
     listed = list(results)
-    lines = [
-        "| program | label | fresh | s | old | s | verdicts seen | not right |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    lines = ["program | label | fresh | s (worst) | old | s (worst) | besides", "---|---|---|---|---|---|---"]
     for row in ROWS:
         mine = [one for one in listed if one.name == row.name]
         if mine:
-            lines.append(f"| {row.name} | {row.label} | {_describe(mine)} |")
+            lines.append(f"{row.name} | {row.label} | {_describe(str(row.label), mine)}")
     alive = [(row, [one for one in listed if one.name == row.name]) for row in ALIVE_ROWS]
     if any(mine for _, mine in alive):
-        lines += ["", "| slow, but alive | never called hung | last verdicts |", "|---|---|---|"]
-        lines += [f"| {row.name} | {_describe_alive(mine)} |" for row, mine in alive if mine]
+        lines += ["", "slow, but alive | never called hung | last verdicts", "---|---|---"]
+        lines += [f"{row.name} | {_describe_alive(mine)}" for row, mine in alive if mine]
     return lines
 
 
@@ -59,21 +56,22 @@ def _seconds(results: Sequence[Result]) -> str:
     times = [one.after_s for one in results if one.after_s >= 0]
     if not times:
         return "-"
-    return f"{statistics.median(times):.0f} (worst {max(times):.0f})"
+    median, worst = f"{statistics.median(times):.0f}", f"{max(times):.0f}"
+    return median if median == worst else f"{median} ({worst})"
 
 
 def _count(texts: Iterable[str]) -> str:
-    return ", ".join(f"{text} {count}" for text, count in Counter(texts).most_common()) or "-"
+    return ", ".join(f"{text} {count}" for text, count in Counter(texts).most_common())
 
 
-def _describe(mine: Sequence[Result]) -> str:
+def _describe(label: str, mine: Sequence[Result]) -> str:
     made = [one for one in mine if not one.skipped]
     if not made:
-        return f"- | - | - | - | not made here: {mine[0].skipped} | -"
+        return f"- | - | - | - | not made here: {mine[0].skipped}"
     fresh, old = ([one for one in made if (one.old_s > 0) is is_old] for is_old in (False, True))
-    cells = [share(fresh), _seconds(fresh), share(old), _seconds(old)]
-    cells += [_count(one.said for one in made), _count(miss for one in made for miss in one.misses)]
-    return " | ".join(cells)
+    besides = [*(one.said for one in made if one.said != label), *(miss for one in made for miss in one.misses)]
+    cells = [share(fresh), _seconds(fresh), share(old), _seconds(old), _count(besides)]
+    return " | ".join(cells).rstrip()
 
 
 def _describe_alive(mine: Sequence[Result]) -> str:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.hooks import ROOT, run_program
 
-VERSIONS = ["3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14"]
+VERSIONS = ["3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15"]
 
 TORCH = {
     "__init__.py": "__version__ = '9.9'\nfrom . import autograd, optim, utils\nfrom .amp import grad_scaler\n",

@@ -223,6 +223,7 @@ cuda.current_stream = lambda: STREAM[0]
 cuda.is_current_stream_capturing = lambda: False
 compiled._cuda_getDevice = lambda: 0
 compiled._cuda_getDeviceCount = lambda: 1
+compiled._cuda_hasPrimaryContext = lambda device: True  # builds for CPU have none
 kinds = {"all": {"current": 1 << 20, "peak": 1 << 20}}
 names = ("allocated_bytes", "reserved_bytes", "inactive_split_bytes")
 compiled._cuda_memoryStats = lambda device: {**{n: kinds for n in names}, "num_alloc_retries": 0, "num_ooms": 0}

@@ -62,7 +62,11 @@ def test_a_profile_is_bounded_tabled_and_written_once_per_rank(tmp_path):
     names = [os.path.basename(path) for path in told["paths"]]
     assert names == ["trace-rank3.json.gz", "trace-rank3-1.json.gz"]
     with gzip.open(told["paths"][0]) as file:
-        events = json.load(file)["traceEvents"]
+        whole = json.load(file)
+    events, steps_around = whole["traceEvents"], whole["tpmon"]
+    if "step_before_ms" in steps_around:
+        assert (steps_around["steps_before"], steps_around["step_before_ms"] > 0) == (1, True)
+        assert "missing" in steps_around["step_after_ms"]
     steps = {one["name"] for one in events if str(one.get("name", "")).startswith("ProfilerStep#")}
     assert len(steps) == 3
     assert set(told["tables"]) == {"cpu", "shapes"}

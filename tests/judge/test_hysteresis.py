@@ -8,14 +8,15 @@ import pytest
 
 from tests.starving import COMPUTES, IDLES, SOCKET, line_up, make_looks, make_second, starve
 from tpmon.judge import hysteresis
-from tpmon.judge.advice.choose import CATALOGUE, EXPLANATIONS
+from tpmon.judge.advice.choose import CATALOGUE, REMEDIES
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Key, Suspicion
 from tpmon.judge.finding import find
 from tpmon.judge.hysteresis import RISE_S, Standing, Track, follow, is_settled, is_shaken, leave_out_own, note_rules
 from tpmon.judge.ranking import EXPLAINS, find_explained, find_rivals, rank, weigh
+from tpmon.model.figures import Origin
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.verdict import TABLE, Confidence, Kind, Origin
+from tpmon.model.verdict import TABLE, Confidence, Kind
 
 SECOND = 1_000_000_000
 DATA: Key = (Kind.DATA_BOUND, "cpu-transform")
@@ -179,13 +180,13 @@ def test_nothing_explains_itself_or_in_a_circle_and_every_row_of_the_explanation
 
 def test_a_verdict_that_stands_longer_than_its_cause_is_not_shown_beside_the_word_against_it():
     here, gone, other = suspect(STARTING), Cleared("starting (steps go on)"), Cleared("swap (0 B)")
-    standing = note_rules(Standing(), [other, here])
+    standing = note_rules(Standing(), [other, here], 1)
     standing = replace(follow(standing, [here], 1), stated=STARTING)
-    later = note_rules(follow(standing, [], SECOND), [other, gone])
+    later = note_rules(follow(standing, [], SECOND), [other, gone], SECOND)
     assert leave_out_own(later, [other, gone]) == [other]
     assert leave_out_own(later, [other, here]) == [other, here]
     assert leave_out_own(replace(later, stated=DATA), [other, gone]) == [other, gone]
-    assert note_rules(replace(later, tracks=()), [other, gone]).rules == ()
+    assert note_rules(replace(later, tracks=()), [other, gone], SECOND).rules == ()
 
 
 def take_turns(seconds: int, *each: list[Suspicion], turns: int) -> list[list[Suspicion]]:
@@ -372,6 +373,6 @@ def test_a_verdict_with_a_rival_names_it_is_no_surer_than_medium_and_tries_first
     plain, both = find(standing, [], scene), find(standing, [], scene, (other,))
     assert (plain.confidence, both.confidence) == (Confidence.HIGH, Confidence.MEDIUM)
     assert both.summary == "late: its workers compute; as likely collate: they put batches together"
-    shared = set(EXPLANATIONS[DATA].remedies) & set(EXPLANATIONS[COLLATE].remedies)
+    shared = set(REMEDIES[DATA]) & set(REMEDIES[COLLATE])
     firsts = [one for one in CATALOGUE if one in shared and both.try_.startswith(CATALOGUE[one].title.split("{")[0])]
     assert firsts, both.try_

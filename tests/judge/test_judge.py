@@ -26,16 +26,17 @@ from tests.frames import (
     make_target,
     make_worker,
 )
+from tests.hanging import remember
 from tests.judging import SECOND, conclude, doubts, follow, hold, make_looks, make_phases, scene_of
 from tests.stacks import BACKWARD, LIB, MAIN, SITE, TRAIN, stack_of
 from tests.starving import BATCH_WAIT, COMPUTES, DISK, RANK, SOCKET, line_up, load_itself, make_second
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
-from tpmon.judge.hang.rules import judge_blocked_io, judge_dead_worker, judge_gpu_lost, judge_stopped
+from tpmon.judge.hang.detection import judge_gpu_lost, judge_waits
 from tpmon.judge.judge import Judgement, judge
 from tpmon.judge.rules.comms import judge_straggler
 from tpmon.judge.rules.data import judge_no_workers
-from tpmon.judge.stacks.profile import Phase
+from tpmon.judge.stacks.phases import Phase
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.gpu import GpuState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -146,14 +147,16 @@ def test_a_verdict_costs_few_milliseconds(workers, limit_ms):
     frames = starved(COMPUTES, workers=workers, seconds=60)
     standing = replace(run(frames)[-1].standing, judged_ns=0)  # so that no verdict stands for this Frame too
     gc.collect()
-    costs = []
-    for _ in range(30):
-        began = time.process_time_ns()
-        judged = judge(frames, standing)
-        costs.append((time.process_time_ns() - began) / 1e6)
-        assert judged.standing.judged_ns == frames[-1].taken_ns
+    costs, imports = [], []
+    for _ in range(3):  # in turns with what it is measured by: a machine is slow for seconds
+        imports.append(measure_import())
+        for _ in range(15):
+            began = time.process_time_ns()
+            judged = judge(frames, standing)
+            costs.append((time.process_time_ns() - began) / 1e6)
+            assert judged.standing.judged_ns == frames[-1].taken_ns
     # The least of them: what others do on the machine only adds to it.
-    assert min(costs) <= limit_ms * slowness([measure_import() for _ in range(3)])
+    assert min(costs) <= limit_ms * slowness(imports)
 
 
 def test_a_large_job_is_judged_every_third_second_and_its_end_at_once():
@@ -314,14 +317,14 @@ def pinned(worker, **rank):
 
 
 @pytest.mark.parametrize(
-    ("rule", "worker", "cause"),
+    ("worker", "cause"),
     [
-        (judge_stopped, {"state": "T"}, "stopped"),
-        (judge_blocked_io, {"state": "D", "waits_for": "NFS", "waits_unchanged_s": 40.0}, "blocked-io"),
+        ({"state": "T", "waits_unchanged_s": 5.0}, "stopped"),
+        ({"state": "D", "waits_for": "NFS", "waits_unchanged_s": 40.0}, "blocked-io"),
     ],
 )
-def test_behind_a_pin_thread_a_rank_waits_for_a_worker_that_cannot_work(rule, worker, cause):
-    answer = rule(pinned(worker))
+def test_behind_a_pin_thread_a_rank_waits_for_a_worker_that_cannot_work(worker, cause):
+    answer = judge_waits(pinned(worker))
     assert (answer.kind, answer.cause, answer.pid) == (Kind.HUNG, cause, 4222)
 
 
@@ -330,12 +333,13 @@ def test_a_checkpoint_that_goes_out_in_one_long_call_is_no_hang_until_it_takes_f
 
     def blocked_for(seconds, words="FUSE file system"):
         rank = make_process(state="D", waits_for=words, waits_unchanged_s=seconds)
-        return judge_blocked_io(scene_of(make_frame(processes=(rank,)), [saving], 40))
+        return judge_waits(scene_of(make_frame(processes=(rank,)), [saving], 40))
 
-    assert isinstance(blocked_for(60.0), Unsure)
+    assert not isinstance(blocked_for(60.0), Suspicion)
     assert isinstance(blocked_for(400.0), Suspicion)
     # To give back cards and memory takes a process that ended its time; one that was killed has none.
-    assert isinstance(blocked_for(60.0, "killed or ended, but thread 4290 is still in nvidia_close (D)"), Unsure)
+    ended = "killed or ended, but thread 4290 is still in nvidia_close (D)"
+    assert not isinstance(blocked_for(60.0, ended), Suspicion)
     assert isinstance(blocked_for(60.0, "killed, but thread 4290 is stuck in nvidia_close (D)"), Suspicion)
 
 
@@ -347,7 +351,8 @@ def test_workers_that_went_with_a_validation_are_not_dead_ones():
     frames += [make_frame(processes=(rank, *training))] * 32
     looks = (make_looks(RANK, 10, batch_wait=10),)
     frames = [replace(one, main_threads=looks) for one in frames]
-    assert isinstance(judge_dead_worker(see(line_up(frames))), Cleared)
+    answer = judge_waits(see(line_up(frames), {}, remember(line_up(frames))))
+    assert not isinstance(answer, Suspicion) or answer.cause != "dead-worker"
 
 
 def test_a_card_that_fell_off_the_bus_is_of_the_rank_that_alone_held_it():
@@ -390,6 +395,7 @@ def test_a_hang_has_no_ceiling_one_rank_elsewhere_is_one_and_a_wait_of_absurd_le
         waiting=0.0,
         waits_for="lock or queue (futex)",
         waits_unchanged_s=320.0,
+        asked_read_bytes_s=0.0,
         thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, 0.0),),
     )
     frame = make_frame(processes=(quiet,), loader=(), output=(), target=make_target(world_size=2))
@@ -451,7 +457,7 @@ def conclude_loop(
 def test_a_loader_with_threads_of_its_own_is_no_lack_of_workers(wait):
     found = conclude_loop({wait: 20, **STEP})
     assert (found.kind, found.cause) == (Kind.DATA_BOUND, "own-loader")
-    assert "what fills the queue that the main thread waits at (no loader worker does)" in found.unknown
+    assert "loading in the main thread (what fills the queue that it waits at is no loader worker)" in found.unknown
     assert "num_workers" not in str(found.try_)
 
 

@@ -11,22 +11,22 @@ from hypothesis import strategies as st
 
 from tests.any_windows import GONE, blank, fields_to_blank, likely_windows, make_slice, sample_stacks, values_of
 from tests.frames import make_cpu, make_frame, make_gpu, make_process, set_all
-from tests.judging import conclude, follow, make_looks
+from tests.judging import conclude, follow, make_looks, read_phases
 from tests.phase_stacks import stack
 from tests.starving import ALL, COMPUTES, line_up, make_second
 from tests.waits import wait_of
-from tpmon.judge.advice.choose import EXPLANATIONS
+from tpmon.judge.advice.choose import REMEDIES
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features.snapshot import Rule, Scene, see
 from tpmon.judge.finding import rate_confidence
 from tpmon.judge.judge import RULES
 from tpmon.judge.rules import cards, comms, cpu, data, gpu, health, lifecycle, loader, python
-from tpmon.judge.stacks.profile import read_phases
 from tpmon.model.codec import decode, encode
+from tpmon.model.figures import Origin
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import Applicable, Missing, is_known, known_or, map_known
 from tpmon.model.process import Outcome
-from tpmon.model.verdict import TABLE, Confidence, Finding, Kind, Origin
+from tpmon.model.verdict import TABLE, Confidence, Finding, Kind
 
 ROWS = {row.kind: row.causes for row in TABLE}
 FIELDS = fields_to_blank()
@@ -111,7 +111,7 @@ def test_each_rule_gives_an_answer_in_bounds_to_any_window(frames):
         if not isinstance(answer, Suspicion):
             assert answer.text
             continue
-        assert (answer.kind, answer.cause) in EXPLANATIONS
+        assert (answer.kind, answer.cause) in REMEDIES
         assert answer.summary
         assert answer.origins
         assert 0 <= answer.weight <= 1
@@ -205,7 +205,7 @@ def held(**cpu: object) -> list[Frame]:
     return sample_stacks(line_up([frame] * 16), [make_slice(4211, 0, counts)])
 
 
-@pytest.mark.parametrize("name", ["budget_cores", "used_cores", "runnable", "demand_ratio", "run_delay_ratio"])
+@pytest.mark.parametrize("name", ["budget_cores", "used_cores", "runnable", "oversubscription", "run_delay_ratio"])
 def test_a_healthy_run_is_no_surer_where_nobody_knows_who_has_its_cpus(name):
     whole, blind = conclude(held()), conclude([blank(one, "cpu", name) for one in held()])
     assert (whole.kind, whole.confidence) == (Kind.BALANCED, Confidence.LOW)
@@ -269,13 +269,12 @@ BY_SHARES: tuple[Rule, ...] = (
     *loader.RULES,
     *python.RULES,
     *cards.RULES,
-    *gpu.LAUNCH_RULES,
+    *gpu.RULES,
     *health.RULES,
     cpu.judge_quota,
     cpu.judge_oversubscription,
     comms.judge_straggler,
     cpu.judge_worker_affinity,
-    gpu.judge_gpu_compute,
     lifecycle.judge_checkpoint,
     lifecycle.judge_validation,
 )

@@ -9,31 +9,39 @@ from pathlib import Path
 import pytest
 
 from tests.judge.thresholds import PAGE, read_program, read_sections, write_page, write_value
-from tpmon.judge.advice.choose import Explanation, Remedy, Risk
+from tpmon.judge import knowledge
+from tpmon.judge.advice import choose
+from tpmon.judge.advice.choose import Remedy, Risk
+from tpmon.judge.advice.hot import HotCall
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.knowledge import LazyTable, TableError, make_row
-from tpmon.model.figures import HISTORIES
+from tpmon.model.figures import HISTORIES, Figure
 from tpmon.model.frame import Ages, GroupTexts
-from tpmon.model.verdict import TABLE, Figure
+from tpmon.model.verdict import TABLE
 
-EXPLAINED = {"means": "It waits.", "sees": "A stack.", "confused_with": "a pause."}
+CALL = {"text": "wait", "words": "a wait", "title": "wait less", "paste": "wait()"}
 REMEDY = {
     "id": "wait",
     "title": "wait",
-    "applies": "It waits.",
-    "not_when": "It runs.",
     "needs": ["LOCK_WAIT", "STOPPED"],
-    "paste": "first\n  second",
+    "paste": ["first\n  second"],
     "ceiling": "none",
-    "proof": "It runs.",
 }
 
 
 def test_lines_of_prose_are_joined_and_lines_to_paste_are_not():
-    remedy = make_row(Remedy, "x.toml: wait", {**REMEDY, "proof": "It\n  runs.", "risk": "NUMERICS"})
-    assert (remedy.proof, remedy.paste) == ("It runs.", "first\n  second")
+    remedy = make_row(Remedy, "x.toml: wait", {**REMEDY, "title": "wait\n  less", "risk": "NUMERICS"})
+    assert (remedy.title, remedy.paste) == ("wait less", ("first\n  second",))
     assert (remedy.needs, remedy.risk) == ((Need.LOCK_WAIT, Need.STOPPED), Risk.NUMERICS)
-    assert make_row(Explanation, "x.toml: idle", {**EXPLAINED, "remedies": []}).remedies == ()
+    assert make_row(HotCall, "x.toml: idle", {**CALL, "frames": []}).frames == ()
+
+
+def test_rows_parsed_one_by_one_are_those_of_the_whole_file():
+    """No text of a row may begin a line as the head of another one does."""
+    names = [f"catalogue/{area}.toml" for area in choose._AREAS]
+    wholes = [knowledge.read_table(choose.__file__, name) for name in names]
+    assert [dict(knowledge.read_sections(choose.__file__, name)) for name in names] == wholes
+    assert len(choose.CATALOGUE) == sum(map(len, wholes))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +54,7 @@ def test_lines_of_prose_are_joined_and_lines_to_paste_are_not():
         ({"risk": "LOW"}, "risk: LOW: no Risk of that name"),
         ({"adds_workers": 1}, "adds_workers: 1 is no bool"),
         ({"title": ["wait"]}, "title: ['wait'] is no str"),
-        ({"paste": 4}, "paste: 4 is no Verbatim"),
+        ({"paste": [4]}, "paste: 4 is no Verbatim"),
     ],
 )
 def test_a_row_that_does_not_fit_says_where_and_why(row, told):
@@ -58,18 +66,18 @@ def test_a_row_that_does_not_fit_says_where_and_why(row, told):
 def test_a_file_is_read_when_a_row_is_looked_for_a_row_made_once_and_what_it_lacks_said():
     done: list[str] = []
     table = LazyTable(
-        [lambda: done.append("one") or {"a": EXPLAINED}, lambda: done.append("two") or {"b": {}}],
-        lambda key, row: done.append(key) or make_row(Explanation, key, row),
+        [lambda: done.append("one") or {"a": CALL}, lambda: done.append("two") or {"b": {}}],
+        lambda key, row: done.append(key) or make_row(HotCall, key, row),
     )
     assert done == []
     assert table["a"] is table["a"]
     assert done == ["one", "a"]
     assert (len(table), list(table), "c" in table) == (2, ["a", "b"], False)
     assert done == ["one", "a", "two"]
-    with pytest.raises(TableError, match=r"^b: means, sees, confused_with: missing"):
+    with pytest.raises(TableError, match=r"^b: text, words, title, paste: missing"):
         table["b"]
-    with pytest.raises(TableError, match=r"x\.toml: idle: means, confused_with: missing"):
-        make_row(Explanation, "x.toml: idle", {"sees": "A stack."})
+    with pytest.raises(TableError, match=r"x\.toml: idle: text: missing"):
+        make_row(HotCall, "x.toml: idle", {name: text for name, text in CALL.items() if name != "text"})
 
 
 # causes and figures
@@ -121,18 +129,16 @@ def test_evidence_is_made_by_a_row_of_the_registry_alone():
 
 BY_HAND = {
     "judge/features/starvation.py": "one origin alone, where nothing tells whether the card works meanwhile",
-    "judge/hang/detection.py": "those of the look at all threads, and of the sign that dates the hang",
-    "judge/hang/rules.py": "those of the standstill, which shows other figures",
+    "judge/hang/detection.py": "of the look at all threads, the sign that dates the hang, a lost card's standstill",
     "judge/rules/gpu.py": "a card that shows no figure, whose host tells that it is waited for",
     "judge/rules/hook.py": "those of the rule, and the hook's",
-    "judge/rules/lifecycle.py": "ends and starts, which show more than decides",
     "judge/rules/loader.py": "one origin alone, where only one kernel reading tells for what workers wait",
 }
 """Modules whose suspicions do not take their origins from the evidence, and why."""
 
 
 def test_origins_follow_from_the_figures_that_decide():
-    makers = {"Suspicion", "suspect", "suspect_rank"}
+    makers = {"Suspicion", "suspect"}
     stated = {
         str(path.relative_to(TPMON))
         for path in (TPMON / "judge").rglob("*.py")

@@ -18,31 +18,32 @@ import pytest
 
 from tests import judging, stacks
 from tests.any_windows import make_slice
-from tests.dumps import make_rank, make_thread, make_worker
+from tests.dumps import make_native, make_rank, make_thread, make_worker
 from tests.frames import make_ages, make_frame, make_gpu, make_process
 from tests.goldens.gpu_node import eight_gpus
 from tests.goldens.playing import hold, place
 from tests.goldens.small_jobs import ended, no_workers, two_ranks, with_facts
-from tests.hanging import died, stand
+from tests.hanging import died, number_threads, stand, wake
 from tests.judging import make_looks
 from tests.phase_stacks import stack
 from tests.stacks import IN_LOCK, LIB, MAIN, NFS, TRAIN, stack_of
 from tests.starving import COMPUTES, DISK, IDLES, SMALL_FILES, SOCKET, line_up, make_second
 from tpmon.judge import judge
-from tpmon.judge.dumps import outlier
+from tpmon.judge.dumps import camps
 from tpmon.judge.dumps.describe import describe_stack
 from tpmon.judge.features.snapshot import Scene
 from tpmon.judge.hysteresis import Standing, key_of
 from tpmon.judge.stacks.classify import is_users, last_name, mark_frame
 from tpmon.judge.stacks.phases import read_frame_rules
 from tpmon.judge.watch.tracker import WatchedTime
-from tpmon.model.dump import DeadChild
+from tpmon.model.dump import DeadChild, OtherEnd, ProcessLook, WaitKind
+from tpmon.model.figures import Origin
 from tpmon.model.frame import Frame, Target
 from tpmon.model.gpu import ThrottleShare
-from tpmon.model.known import Known, is_known, known_or
+from tpmon.model.known import NOT_APPLICABLE, Known, is_known, known_or
 from tpmon.model.process import WORKER_NAME, ProcessSample, Role, ThreadKind
 from tpmon.model.stacks import StackFrame, StackSlice
-from tpmon.model.verdict import Confidence, Finding, Origin
+from tpmon.model.verdict import Confidence, Finding
 from tpmon.model.waits import Wait
 
 Build = Callable[[], list[Frame]]
@@ -57,9 +58,29 @@ EVENT_LOOP = stack_of(
 ANSWERS = (EVENT_LOOP[0], StackFrame("answer", "/run/serve.py", 30), *QUEUE_GET[2:])
 SERVES = stack_of("run lib/threading.py:980 > serve_forever lib/socketserver.py:233 > select lib/selectors.py:415")
 HTTP = make_thread(7, name="http", kind=ThreadKind.OTHER, frames=SERVES)
+TIMED = "lock with a time-out (futex)"
+POLLS = (MAIN, TRAIN, StackFrame("wait", f"{LIB}/threading.py", 331))
+GLOO = make_native(9001, "pt_gloo_runloop")
+BACKWARD = stacks.BACKWARD
+OTHER_END = replace(stacks.PIPE, kind=WaitKind.SOCKET, others=(OtherEnd(4000, NOT_APPLICABLE, "rank 0"),))
+AT_STORE = make_rank(1, frames=(MAIN, replace(TRAIN, line=61)), waits_for="poll", waits_on=OTHER_END)
+AT_END = replace(OTHER_END, call="wait4", kind=WaitKind.OTHER, others=(OtherEnd(4601, NOT_APPLICABLE, "python"),))
+AT_COPY = make_rank(0, frames=(MAIN, TRAIN), waits_for="child process", waits_on=AT_END)
+POOL_GET = stack_of("main > train > get lib/multiprocessing/pool.py:770 > wait lib/threading.py:331")
+REPLACES = stack_of(
+    "run lib/threading.py:982 > _maintain_pool lib/multiprocessing/pool.py:340 > _launch lib/multiprocessing/popen_fork.py:71"
+    " > _bootstrap lib/multiprocessing/process.py:314 > worker lib/multiprocessing/pool.py:114"
+    " > get lib/multiprocessing/queues.py:364"
+)
 AT_BATCH = make_rank(0, frames=stacks.NEXT_BATCH, waits_for="a batch (loader queue)")
 RESTS = make_worker(0, 0, waits_for="work from its rank (loader queue)")
 STEPS = {stack("main train step call linear"): 18, stack("main train backward engine"): 20}
+
+
+def make_copy(frames: tuple[StackFrame, ...]) -> ProcessLook:
+    """Make a process that rank 0 forked."""
+    look = make_rank(0, pid=4601, frames=frames)
+    return replace(look, role=Role.HELPER, rank=NOT_APPLICABLE, rank_pid=4000, label="multiprocessing child")
 
 
 def _hang(*looks: Any, **fields: Any) -> Build:
@@ -109,6 +130,11 @@ SCENES: dict[str, Build] = {
     "a rank reads a file": _hang(make_rank(0), make_rank(1, frames=IN_LOCK, state="D", waits_for="NFS", waits_on=NFS)),
     "a rank at a child": _hang(make_rank(0), make_rank(1, frames=AT_CHILD, waits_for="child process")),
     "a rank sleeps": _hang(make_rank(0), make_rank(1, frames=IN_LOCK, waits_for="sleep")),
+    "a rank polls": lambda: wake(stand(make_rank(0, frames=POLLS, waits_for=TIMED), seconds=60)),
+    "a rank alone in a collective": _hang(*(make_rank(n, GLOO, frames=s) for n, s in enumerate((BARRIER, BACKWARD)))),
+    "a rank at the store of one in backward": _hang(make_rank(0, GLOO, frames=BACKWARD), AT_STORE, seconds=60),
+    "a process by os.fork()": lambda: number_threads(stand(AT_COPY, make_copy(IN_LOCK)), 1),
+    "a process of a pool was replaced": _hang(make_rank(0, frames=POOL_GET), make_copy(REPLACES)),
     "a rank goes round": _hang(make_rank(0, frames=IN_LOCK, **stacks.RUNNING), seconds=130),
     "a rank is stopped": _hang(make_rank(0), make_rank(1, state="T", waits_for="stopped by a signal")),
     "both ranks are stopped": _hang(*(make_rank(n, state="t", waits_for="stopped by a debugger") for n in (0, 1))),
@@ -344,7 +370,7 @@ TEXTS |= {"budget_reason", "library", "limit_source", "rank_source"}
 """Attributes that hold words for eyes alone: of a stack, a wait, evidence, a reading."""
 NO_SENTENCES = {
     *("fetch.startswith('_Map')", "'torch' not in frame.file", "'collate' in name.lower()"),
-    *("'MainThread' in stack.thread", "'means' in rows", "'barrier' in last_name(frame.function)"),
+    *("'MainThread' in stack.thread", "'barrier' in last_name(frame.function)"),
 }
 """Searches in names of the program, and in tables."""
 
@@ -410,7 +436,7 @@ def test_the_words_of_a_stack_change_no_verdict(monkeypatch):
         said = words.choice(("queue.get", "barrier", "threads to end", "waits for it", "data wait: x"))
         return replace(describe_stack(role, kind, frames), text=f"{said} {words.random()}")
 
-    monkeypatch.setattr(outlier, "describe_stack", garble)
+    monkeypatch.setattr(camps, "describe_stack", garble)
     assert {name: decide(build()) for name, build in SCENES.items()} == decisions
 
 

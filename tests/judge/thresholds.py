@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from tpmon.judge.knowledge import read_table
-from tpmon.model.figures import Figure
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "thresholds.md"
@@ -42,7 +42,7 @@ SCALES: dict[str, Number] = {
 }
 NO_THRESHOLDS = {
     "judge.advice.fields._GIB",
-    "judge.dumps.hot.TOP",
+    "judge.folds.hot.TOP",
     *(f"model.gpu.{kind}_XIDS" for kind in ("HARMLESS", "RESTART", "APPLICATION")),
 }
 """Constants that only name a unit, a mark, or errors of a card by their number."""
@@ -108,47 +108,6 @@ def write_value(value: Threshold, unit: str) -> str:
     return write_number(value, unit)
 
 
-@dataclass(frozen=True)
-class Bounded:
-    """Hold a condition of a rule: a figure, the side of its threshold, and what that is called."""
-
-    rule: str
-    figure: Figure
-    side: str
-    limit: str
-    value: Number
-
-    def write(self) -> str:
-        unit = self.figure.unit
-        scale = 100 if unit.startswith("%") else 1
-        limit = f"{self.side} {scale * self.value:g} {unit.removesuffix(self.side)}".rstrip()
-        return f"| `{self.rule}` | {self.figure.label} | {limit} | `{self.limit}` |"
-
-
-SIDES = {"at_least": "at least", "below": "below", "Bound": "at least"}
-
-
-def find_bounds(rule: str, node: ast.AST, names: Mapping[str, Any]) -> Iterator[Bounded]:
-    """Find the figures that a rule holds against thresholds, in the order of the source."""
-    for call in ast.walk(node):
-        if not isinstance(call, ast.Call) or len(call.args) < 3 or not isinstance(call.args[0], ast.Attribute):
-            continue
-        told = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        figure, limit = call.args[0], ast.unparse(call.args[2])
-        if told in SIDES and getattr(figure.value, "id", "") == "Figure" and is_number(names.get(limit)):
-            yield Bounded(rule, Figure[figure.attr], SIDES[told], limit, names[limit])
-
-
-def list_bounds() -> Iterator[Bounded]:
-    """List the conditions of the rules, by the file and the order in which they stand there."""
-    for path in sorted((ROOT / "tpmon" / "judge" / "rules").glob("*.py")):
-        names = vars(importlib.import_module(f"tpmon.judge.rules.{path.stem}"))
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            target = node.targets[0] if isinstance(node, ast.Assign) else None
-            name = target.id if isinstance(target, ast.Name) else getattr(node, "name", "")
-            yield from find_bounds(name.lstrip("_").removeprefix("judge_"), node, names)
-
-
 def write_lines() -> Iterator[str]:
     yield read_table(str(PAGE), "thresholds.toml")["introduction"]
     program = read_program()
@@ -156,16 +115,18 @@ def write_lines() -> Iterator[str]:
         yield f"\n## {title}\n"
         if "about" in rows:
             yield rows["about"] + "\n"
-        yield "| name | value | decides | from |\n|---|---|---|---|"
+        bare = []
         for name, row in rows.items():
-            if name != "about":
-                unit, decides, origin = row
-                yield f"| `{name}` | {write_value(program[name], unit)} | {decides} | {origin} |"
-    yield "\n## The figures that rules hold against a threshold\n"
-    yield "Where a figure is not past it, the rule says so and clears its cause; where it was not read, the"
-    yield "cause stays unknown. Conditions that have no figure are not listed.\n"
-    yield "| rule | figure | it takes | threshold |\n|---|---|---|---|"
-    yield from (one.write() for one in list_bounds())
+            if name == "about":
+                continue
+            unit, decides, origin = row
+            one = f"`{name.removeprefix('judge.')}` {write_value(program[name], unit)}"
+            if re.match(r"(chosen|as)\b", origin):
+                bare.append(one)
+            else:
+                yield f"* {one}: {decides} ({origin.replace('`judge.', '`')})"
+        if bare:
+            yield "\n" + textwrap.fill(f"Chosen: {', '.join(bare)}.", 120, break_long_words=False)
 
 
 def write_page() -> str:

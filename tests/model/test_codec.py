@@ -193,3 +193,13 @@ def test_a_damaged_frame_is_refused_or_read_and_nothing_else(at, noise):
     for line in (whole[:at], whole[:at] + noise + whole[at + len(noise) :]):
         with contextlib.suppress(CodecError):
             assert isinstance(decode_fast(Frame, line), Frame)
+
+
+def test_without_msgspec_the_lines_say_the_same(monkeypatch):
+    frame = make_frame()
+    fast, exact = encode_fast(frame), encode_exact(frame)
+    read = decode_fast(Frame, exact)
+    monkeypatch.setattr(codec, "_find_fast", lambda: None)
+    assert encode_fast(frame) == fast
+    assert json.loads(encode_exact(frame)) == json.loads(exact)
+    assert decode_fast(Frame, encode_exact(frame)) == read

@@ -121,6 +121,23 @@ def test_an_instance_is_the_same(name, values):
         assert hash(ours) == hash(standard)
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("Empty", {}),
+        ("One", {"only": 3}),
+        ("Many", {"second": "c"}),
+        ("More", {"first": 5, "fourth": 2.0}),
+        ("More", {}),
+    ],
+)
+def test_a_copy_with_changes_is_that_of_the_standard_library(name, changes):
+    one = OURS[name](*range(len(dataclasses.fields(OURS[name]))))
+    assert frozen.replace(one, **changes) == dataclasses.replace(one, **changes)
+    with pytest.raises(KeyError):
+        frozen.replace(one, no_such_field=1)
+
+
 @pytest.mark.parametrize("name", list(OURS))
 def test_a_class_is_the_same(name):
     standard, ours = STANDARD[name], OURS[name]

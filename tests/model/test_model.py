@@ -140,6 +140,7 @@ def test_zero_is_known_and_missing_is_not_and_has_no_truth_value():
 BYTES = {0: "0B", 1023: "1023B", 1024: "1.0K", 1536: "1.5K", 44_238_000_000: "41.2G", -2048: "-2.0K", 102_400: "100K"}
 RATES = {0: "0", 433: "433", 1_000: "1.0k", 9_960: "10k", 91_000: "91k", 1_240_000: "1.2M"}
 SECONDS = {0.31: "0.3 s", 42: "42 s", 59.7: "1m00s", 250: "4m10s", 11_520: "3h12m", 183_600: "2d03h", -42: "-42 s"}
+NUMBERS = {0: "0", 0.0098: "0.01", 0.0004: "<0.01", 0.0331: "0.03", 1.94: "1.94", 2.0: "2", 12.34: "12.3", 250.4: "250"}
 SHARES = {0: "0", 7.26: "7.3", 9.96: "10", 41.2: "41"}
 
 
@@ -150,6 +151,7 @@ SHARES = {0: "0", 7.26: "7.3", 9.96: "10", 41.2: "41"}
         (units.format_rate, RATES),
         (units.format_seconds, SECONDS),
         (units.format_pct, SHARES),
+        (units.format_number, NUMBERS),
     ],
 )
 def test_numbers_as_a_person_reads_them(write, texts):

@@ -94,7 +94,7 @@ def hostile() -> dict[str, object]:
     def mislead(at: int) -> None:
         """Whole requests, as far as their checksum goes, of anything."""
         values = {name: source.choice((0, 1, 7, 1 << 40, 2**64 - 1)) for name in source.sample(words, 3)}
-        ask(1000 + at, kind=source.randrange(8), folder=source.choice(places), **values)
+        ask(1000 + at, kind=source.randrange(9), folder=source.choice(places), **values)
 
     before = HOOK.steps.steps
     train(100, scribble)

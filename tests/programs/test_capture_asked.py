@@ -136,9 +136,12 @@ def test_t_records_after_two_yeses_and_tells_what_the_command_prints(
 
     screen = Screen(hooked, YES)
     end = screen.wait()
-    assert screen.stages() == [one for one in CaptureStage if one is not CaptureStage.DEAR]
+    unasked = (CaptureStage.HOOKLESS, CaptureStage.HOOKING, CaptureStage.DEAR)
+    assert screen.stages() == [one for one in CaptureStage if one not in unasked]
     assert end.line.startswith("capture done: 5 steps of")
-    assert len(read_told(end.trace).marks) == 5
+    trace = read_told(end.trace)
+    assert len(trace.marks) == trace.conditions["steps_during"] == 5
+    assert all(trace.conditions[f"step_{when}_ms"] > 1.0 for when in ("before", "during", "after"))
     report = "\n".join(end.report)
     assert "done: torch.profiler from the step hook" in report
     assert "; step before " in report
@@ -236,16 +239,6 @@ def test_t_cancels_what_is_under_way_and_no_file_is_left(
     assert Path(f"/proc/{hooked}").exists()
 
 
-def test_t_says_how_a_run_without_a_hook_is_started_again(tmp_path: Path) -> None:
-    command = (sys.executable, "job_train.py", "--ready", "{ready}")
-    with run_program(command, tmp_path / "ready", 1) as program:
-        screen = Screen(program.pid, YES)
-        end = screen.wait()
-        assert end.line.startswith(f"no capture: process {program.pid} has no hook: no profile of it is possible")
-        assert "tpmon run -- " in end.line
-        assert (end.report, screen.stages()) == ((), [CaptureStage.ASKED, CaptureStage.ENDED])
-
-
 @pytest.mark.long
 def test_a_capture_begins_with_the_step_that_was_named(hooked: int, tmp_path: Path) -> None:
     first = capture(hooked, "--steps", "1", "--out", str(tmp_path / "first"))[1]["ranks"][0]["first_step"]
@@ -256,8 +249,13 @@ def test_a_capture_begins_with_the_step_that_was_named(hooked: int, tmp_path: Pa
     assert (rank["first_step"], rank["steps"], file["first_step"]) == (at, 2, at)
     assert f"-step{at}.pt.trace.json" in file["path"]
     assert len(read_told(file["path"]).marks) == 2
-    for name in ("step_before_ms", "step_during_ms", "step_after_ms"):
-        assert rank[name] > 1.0, "a step reads a batch of some milliseconds"
+    written = read_told(file["path"]).conditions
+    for when in ("before", "during", "after"):
+        name = f"step_{when}_ms"
+        assert rank[name] == written[name] > 1.0, "a step reads a batch of some milliseconds"
+    assert (written["steps_before"], written["steps_during"]) == (rank["steps_before"], 2)
+    assert written["steps_before"] > 100
+    assert rank["steps_after"] == written["steps_after"] > 0
 
 
 @pytest.mark.parametrize("after", [pytest.param("profiling one step", marks=pytest.mark.long), "recording step"])

@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.torch, needs_torch]
 
 TRAIN = str(Path(tpmon.__file__).parent / "demo" / "train.py")
 START = (
-    "from tpmon.commands.demo import *; import time; print(start_demo(DemoOptions()).pid, flush=True); time.sleep(99)"
+    "from tpmon.commands.demo import *; import time; demo = start_demo(DemoOptions(bottleneck='none'));"
+    " print(demo.pid, flush=True); time.sleep(99)"
 )
 
 
@@ -65,7 +66,7 @@ def start(directory: Path) -> Iterator[Callable[[DemoOptions], DemoJob]]:
 
 
 def test_it_trains_and_stop_leaves_nothing(start: Callable[[DemoOptions], DemoJob]) -> None:
-    job = start(DemoOptions(seconds=60))
+    job = start(DemoOptions(bottleneck="none", seconds=60))
     assert "libtorch" in Path(f"/proc/{job.pid}/maps").read_text()
     tree = read_tree(job.pid)
     assert [Path(f"/proc/{pid}/comm").read_text() for pid in tree[1:]] == ["pt_data_worker\n"] * 2

@@ -22,7 +22,7 @@ from tests.programs.test_harmless import sampling
 from tests.spying import may_sample
 from tests.torch_build import needs_torch
 from tests.waiting import wait_until
-from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
+from tpmon.judge.folds.groups import DumpOrigin, fold_rounds
 from tpmon.model.codec import decode
 from tpmon.model.dump import Asker, Dump, DumpRequest
 from tpmon.model.known import is_known

@@ -14,7 +14,7 @@ from tests.programs.conftest import TORCHRUN, Program, run_program
 from tests.programs.test_harmless import sampling
 from tests.torch_build import needs_torch
 from tests.waiting import wait_until
-from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
+from tpmon.judge.folds.groups import DumpOrigin, fold_rounds
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump, Motion, StackGroup
 from tpmon.model.known import is_known
@@ -70,7 +70,7 @@ def test_the_rank_that_sits_in_a_lock_is_named_and_looks_over_half_a_minute_call
         said = call(*once.try_.split()[1:])
         assert (said.returncode, said.stderr) == (0, "")
         assert "\nverdict  hung (missing-rank), confidence low: 1 of 2 ranks" in said.stdout
-        assert "waits for rank 1 in hold rank_hang.py:" in " ".join(said.stdout.split())
+        assert "rank 1 is in hold rank_hang.py:" in " ".join(said.stdout.split())
 
 
 @pytest.mark.long
@@ -91,4 +91,5 @@ def test_each_rank_is_named_by_a_fold_of_two_dumps_and_by_none_of_them(tmp_path)
         odd, verdict = folded.odd_one_out, folded.verdict
         assert (odd.rank, odd.host) == (2, "host-1")
         assert (verdict.kind, verdict.rank) == (Kind.NOT_ENOUGH_EVIDENCE, 2)
-        assert "if it stays so, hung (missing-rank): 2 of 3 ranks wait for rank 2 on host-1" in verdict.summary
+        assert verdict.summary.endswith("if it stays so, hung (missing-rank: rank 2)")
+        assert "(rank 2 is on host-1)" in folded.summary

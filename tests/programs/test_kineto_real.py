@@ -94,6 +94,8 @@ def test_kineto_records_whole_updates_and_says_which_back_end(tmp_path: Path, fl
             assert written["inputs"] == ["float32[32, 64]"]
         else:
             assert "no batch" in written["inputs"]["missing"]
+        assert all(written[f"step_{when}_ms"] > 10.0 for when in ("before", "during", "after")), "it sleeps 10 ms"
+        assert (written["steps_before"] > 2, written["steps_during"], written["steps_after"] > 0) == (True, 3, True)
         assert told["conditions"]["model"] == "Sequential"
         assert told["conditions"]["threads"] == 1
         assert written["clocks"] == told["conditions"]["clocks"]
@@ -153,7 +155,9 @@ def test_kineto_goes_first_in_a_hooked_run_that_asks_for_profiles_anyway(tmp_pat
             code, told, said = capture(job.pid, "--steps", "2", *flags, "--out", str(tmp_path / "out"))
             assert (code, told["backend"], told["files"][0]["steps"]) == (0, backend, 2), said
         job.kill()
-        assert len(job.stderr.readlines()) <= 1, "torch says once that it asks; a capture adds nothing"
+        # A CUDA build on a machine without a driver says so at each profile.
+        lines = [line for line in job.stderr if "gpuGetDeviceCount failed" not in line]
+        assert len(lines) <= 1, "torch says once that it asks; a capture adds nothing"
 
 
 @pytest.mark.long
@@ -171,7 +175,15 @@ def test_without_a_hook_kineto_is_enough_and_losses_are_the_same(tmp_path: Path)
             code, told, said = capture(job.pid, "--steps", "3", "--shapes", "--out", str(tmp_path / "out"))
             assert (code, told["backend"]) == (0, FROM_KINETO), said
             with gzip.open(told["files"][0]["path"]) as file:
-                assert b"Input Dims" in file.read()
+                whole = file.read()
+            assert b"Input Dims" in whole
+            around = json.loads(whole)["tpmon"]
+            assert around["step_during_ms"] > 10.0
+            assert (
+                around["step_before_ms"]
+                == around["step_after_ms"]
+                == {"missing": "no hook counts the steps of this run"}
+            )
             with_capture, noise = job.communicate(timeout=READY_S)
         assert noise == ""
         plain = run(command)

@@ -12,7 +12,7 @@ import pytest
 from tests.programs.causes.running import HERE, CannotBeMadeError, Verdict, diagnose, run_program, start_program, watch
 from tests.programs.causes.table import ATTACH_S, ROWS, Row, find_row
 from tests.verdicts.matrix import find_advice
-from tpmon.judge.advice.choose import EXPLANATIONS
+from tpmon.judge.advice.choose import REMEDIES
 from tpmon.model.verdict import TABLE, Kind
 
 pytestmark = [pytest.mark.torch]
@@ -48,7 +48,7 @@ def test_each_remedy_that_is_applied_is_one_that_tpmon_has_for_the_cause() -> No
     for row in ROWS:
         assert bool(row.remedy) == bool(row.advice), row.name
         if row.advice:
-            assert row.advice in EXPLANATIONS[row.label.kind, row.label.cause].remedies, row.name
+            assert row.advice in REMEDIES[row.label.kind, row.label.cause], row.name
 
 
 def test_advice_is_found_by_its_title_whatever_the_numbers_in_it() -> None:

@@ -4,6 +4,7 @@ import fcntl
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import termios
 import time
@@ -14,13 +15,38 @@ import pexpect
 import pyte
 import pytest
 
+from tests.command_line import TPMON
+
 ROOT = Path(__file__).parents[2]
 SECONDS = 60.0
 """Longest wait for anything: generous, because the machine may be busy; nothing waits it out."""
 END_S = 15.0
 """How long a program may take to end."""
 
-PROGRAM = [sys.executable, "-m", "tests.pty.screen_program"]
+CACHE = ROOT / ".venv" / "pyz-cache"
+"""Where the one file of make test-pyz is laid out, for all tests."""
+SCREEN = """\
+#!{python}
+import sys, runpy
+sys.path[:] = [{layout!r}, {root!r}, *sys.path[1:]]
+runpy.run_module("tests.pty.screen_program", run_name="__main__", alter_sys=True)
+"""
+
+
+def choose_program() -> list[str]:
+    """Return how the scripted screen is started; with TPMON_CALL by the Python and the modules of the one file."""
+    if os.environ.get("TPMON_CALL") is None:
+        return [sys.executable, "-m", "tests.pty.screen_program"]
+    environment = {"XDG_CACHE_HOME": str(CACHE), "PATH": os.environ["PATH"]}
+    subprocess.run([*TPMON, "--version"], env=environment, check=True, stdout=subprocess.DEVNULL)
+    layout = max((CACHE / "tpmon").iterdir(), key=lambda one: one.stat().st_mtime)
+    program = CACHE / "screen"
+    program.write_text(SCREEN.format(python=TPMON[0], layout=str(layout), root=str(ROOT)))
+    program.chmod(0o755)
+    return [str(program)]
+
+
+PROGRAM = choose_program()
 
 
 def environment(state: Path, **changes: str) -> dict[str, str]:
@@ -33,6 +59,8 @@ def environment(state: Path, **changes: str) -> dict[str, str]:
         "XDG_STATE_HOME": str(state),
         "PYTHONPATH": str(ROOT),
     }
+    if PROGRAM[0] != sys.executable:
+        plain["XDG_CACHE_HOME"] = str(CACHE)
     return plain | changes
 
 

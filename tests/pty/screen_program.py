@@ -142,6 +142,7 @@ def main() -> int:
     parser.add_argument("--block-at", type=int, default=0, help="the painter never returns from this painting")
     parser.add_argument("--crash-run", action="store_true", help="the loop of the app raises")
     parser.add_argument("--load-s", type=float, default=0.0, help="importing textual takes so much longer")
+    parser.add_argument("--wrap", action="store_true", help="what ends importing textual is raised as another error")
     parser.add_argument("--no-target", action="store_true", help="the job ends before it is read")
     parser.add_argument("--no-textual", action="store_true", help="textual cannot be imported")
     parser.add_argument("--ignore-hang-up", action="store_true", help="start as nohup does")
@@ -165,15 +166,20 @@ def main() -> int:
 class SlowTextual(MetaPathFinder):
     """Find textual as late as a slow file system does, or not at all."""
 
-    def __init__(self, seconds: float, *, broken: bool) -> None:
+    def __init__(self, seconds: float, *, broken: bool, wraps: bool) -> None:
         self.seconds = seconds
         self.broken = broken
+        self.wraps = wraps
 
     def find_spec(self, fullname, path, target=None):
         if fullname == "textual":
             end = time.monotonic() + self.seconds
-            while time.monotonic() < end:
-                time.sleep(0.02)
+            Path(os.environ["XDG_STATE_HOME"], "loads").touch()
+            try:
+                while time.monotonic() < end:
+                    time.sleep(0.02)
+            except SystemExit as error:
+                raise RuntimeError("Error calling __set_name__") if self.wraps else error from error
             if self.broken:
                 raise ImportError("injected: no textual here")
 
@@ -209,7 +215,7 @@ def draw(options: argparse.Namespace) -> int:
         raise RuntimeError("injected failure")
 
     if options.load_s or options.no_textual:
-        sys.meta_path.insert(0, SlowTextual(options.load_s, broken=options.no_textual))
+        sys.meta_path.insert(0, SlowTextual(options.load_s, broken=options.no_textual, wraps=options.wrap))
     if options.crash_input or options.crash_leave or options.crash_run:
         from tpmon.ui.monitor import app
     if options.crash_input:

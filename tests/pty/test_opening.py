@@ -81,11 +81,14 @@ def test_behind_another_job_of_the_shell_the_terminal_is_left_alone(open_termina
 @pytest.mark.parametrize(
     ("way", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130), ("\x03", 0)]
 )
-def test_a_signal_or_an_interrupt_key_while_it_loads_ends_it(open_terminal, way, code):
-    terminal = open_terminal("--load-s", "20")
+@pytest.mark.parametrize("wrapped", [(), ("--wrap",)], ids=["as it is", "as another error"])
+def test_a_signal_or_an_interrupt_key_while_it_loads_ends_it(open_terminal, state, way, code, wrapped):
+    terminal = open_terminal("--load-s", "20", *wrapped)
     terminal.until("second 0")
+    terminal.until((state / "loads").exists)
     terminal.leave(way, code)
     assert LOADING not in terminal.raw
+    assert not (state / "tpmon").exists(), "that is no crash"
 
 
 def test_a_hang_up_while_it_loads_leaves_no_process(open_terminal):

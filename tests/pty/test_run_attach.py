@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.command_line import TPMON
 from tests.pty.conftest import Terminal
 from tests.torch_build import needs_torch
 
@@ -50,9 +51,7 @@ def started(open_terminal, tmp_path):
     program, log, stop = tmp_path / "train.py", tmp_path / "run.log", tmp_path / "stop"
     program.write_text(TRAINING)
     train = [sys.executable, str(program), str(stop)]
-    terminal = open_terminal(
-        command=[sys.executable, "-m", "tpmon", "run", "--attach", "--log", str(log), "--", *train]
-    )
+    terminal = open_terminal(command=[*TPMON, "run", "--attach", "--log", str(log), "--", *train])
     one = Started(terminal, log, stop)
     terminal.until("steps/s")
     yield one

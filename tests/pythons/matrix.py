@@ -24,6 +24,7 @@ WITH_TORCH = [
     f"{ENDS}::test_captures_end_as_they_should_whatever_happens",
     f"{ENDS}::test_torch_writes_nothing_for_a_capture_and_for_the_programs_own_profiler_what_it_ever_wrote",
     f"{ENDS}::test_a_loop_without_steps_is_captured_by_time",
+    "tests/programs/test_late_capture.py",
 ]
 """Of the captures those that ask something of Python and its torch, not of tpmon beside them."""
 TORCH_FROM = (3, 10)

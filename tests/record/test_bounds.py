@@ -101,7 +101,7 @@ def test_a_real_disk_that_is_full_is_said_in_one_line(tmp_path):
         recorder = FrameRecorder(str(mount / "a.tpmon"), SUBJECT, ROOMY)
         steps = pass_by(_make_noise(500))
         for step in steps:
-            while recorder._waiting.full():
+            while recorder._waiting.full() and not recorder.state.stopped:
                 time.sleep(0.01)
             recorder.take(step)
         state = recorder.finish(10.0)

@@ -201,6 +201,15 @@ def test_the_shelf_lists_what_is_there_and_names_what_is_not_readable(tmp_path):
     assert list(list_recordings(str(tmp_path / "none"))) == []
 
 
+def test_the_shelf_lists_the_recordings_of_a_fleet_too(tmp_path):
+    (tmp_path / "tpmon-fleet-20260314T030741").mkdir()
+    (tmp_path / "other").mkdir()
+    path = write_recording(tmp_path / "tpmon-fleet-20260314T030741" / "n1.tpmon", pass_by([FRAME]), node="n1")
+    write_recording(tmp_path / "other" / "n1.tpmon", pass_by([FRAME]))
+    (one,) = list_recordings(str(tmp_path))
+    assert (one.path, one.subject.node) == (str(path), "n1")
+
+
 def test_a_recording_that_is_written_names_its_writer_and_is_not_moved(tmp_path):
     writer = RecordingWriter(str(tmp_path / "a.tpmon"), SUBJECT, ROOMY)
     writer.write(pass_by([FRAME])[0])

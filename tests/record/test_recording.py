@@ -1,26 +1,34 @@
 """A recording gives back what was written: Frames, figures, verdicts, events, holes; also while it is written."""
 
+import shutil
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
+from tests.corpus.demo_recordings import deflate_all
 from tests.dumps import make_rank as make_look
 from tests.dumps import make_round
-from tests.frames import later, make_event, make_evidence, make_finding, make_output
+from tests.frames import later, make_event, make_evidence, make_finding, make_log_pace, make_output
 from tests.goldens.gpu_node import eight_gpus
 from tests.goldens.judged_jobs import read_recording
 from tests.goldens.states import STATES
 from tests.recordings import FRAME, ROOMY, SUBJECT, judge_steps, pass_by, run_seconds, write_recording
-from tpmon.judge.dumps.hot import fold_state
+from tpmon.errors import UsageError
+from tpmon.judge.folds.hot import fold_state
 from tpmon.judge.hysteresis import Standing
+from tpmon.model.codec import from_plain, to_plain
 from tpmon.model.dump import Asker, DumpRequest, DumpState
-from tpmon.model.frame import EventKind, Window
-from tpmon.model.known import Missing, is_known
+from tpmon.model.figures import Figure
+from tpmon.model.frame import EventKind, Frame, Window
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.doctor import DumpUpdate
-from tpmon.model.verdict import Figure, Kind
+from tpmon.model.verdict import Kind
+from tpmon.record import line
 from tpmon.record.line import unpack_once
+from tpmon.record.pulses import NOT_KEPT
 from tpmon.record.recording import Recording
 from tpmon.record.step import JudgedFrame
 from tpmon.record.writer import HIDDEN_LINE, RecordingWriter, wall_ns
@@ -42,6 +50,56 @@ def test_a_frame_comes_back_as_it_was_judged_and_as_it_was_read(state, tmp_path)
 def test_a_frame_that_nobody_judged_is_one():
     (step,) = pass_by([FRAME])
     assert step.read is step.judged
+
+
+def test_a_python_without_zstandard_reads_a_deflated_recording_and_says_what_another_takes(tmp_path, monkeypatch):
+    steps = judge_steps(run_seconds(70))  # of two streams
+    path, deflated = write_recording(tmp_path / "a.tpmon", steps), tmp_path / "b.tpmon"
+    shutil.copy(path, deflated)
+    deflate_all(deflated)
+    monkeypatch.setattr(line, "zstd", None)
+    with Recording(str(deflated)) as recording:
+        assert [one.judged for one in recording.recorded()] == [step.judged for step in steps]
+    with Recording(str(path)) as recording, pytest.raises(UsageError, match="Zstandard"):
+        recording.frame(1)
+    with pytest.raises(UsageError, match="Zstandard"):
+        write_recording(tmp_path / "c.tpmon", steps[:1])
+    assert not (tmp_path / "c.tpmon").exists()
+    with closing(sqlite3.connect(deflated)) as base, base:
+        base.execute("UPDATE frame SET body = ? WHERE n = 1", (b"\x78\xda no stream",))
+    with Recording(str(deflated)) as recording, pytest.raises(UsageError, match="damaged"):
+        recording.frame(1)
+
+
+def without_pace(path):
+    """Make a recording one of before logs told a pace: the column of its history is not there."""
+    with closing(sqlite3.connect(path)) as base:
+        base.execute("DROP VIEW timeline")
+        base.execute("ALTER TABLE pulse DROP COLUMN log_hz")
+        base.commit()
+
+
+def test_the_pace_of_a_log_is_recorded_and_recordings_without_it_are_read_and_gone_on_with(tmp_path):
+    frames = [later(replace(FRAME, pace=make_log_pace(rate_hz=hz)), at) for at, hz in enumerate((5.1, 3.2))]
+    path = write_recording(tmp_path / "a.tpmon", pass_by(frames))
+    with Recording(str(path)) as recording:
+        assert recording.frame(2).pace == frames[1].pace
+        assert [one.log_hz for one in recording.pulses(2)] == [5.1, 3.2]
+    without_pace(path)
+    with Recording(str(path)) as recording:
+        assert recording.pulses(2)[1].log_hz == NOT_KEPT
+        assert is_known(recording.pulses(2)[1].used_cores)
+    write_recording(path, pass_by([later(frames[1], 2)]))
+    with Recording(str(path)) as recording:
+        assert [one.log_hz for one in recording.pulses(3)] == [NOT_KEPT, NOT_KEPT, 3.2]
+
+
+def test_a_frame_of_before_logs_told_a_pace_is_read():
+    frame = replace(FRAME, output=(make_output(pace=NOT_APPLICABLE),))
+    raw = to_plain(frame)
+    assert "pace" not in raw
+    assert "pace" not in raw["output"][0]
+    assert from_plain(Frame, raw) == frame
 
 
 def test_every_frame_is_found_by_time_number_and_step_in_any_order(tmp_path):
@@ -189,7 +247,9 @@ def test_a_recorder_that_was_restarted_goes_on_with_a_hole(tmp_path):
 def test_lines_of_the_log_are_left_out_wherever_the_frame_repeats_them(tmp_path):
     secret = "password of the day"
     evidence = make_evidence(Figure.LAST_WORDS.label, text=secret)
-    frame = replace(FRAME, output=(make_output(lines=(secret,)),), verdict=make_finding(evidence=(evidence,)))
+    pace = make_log_pace(shape=secret)
+    output = (make_output(lines=(secret,), pace=pace),)
+    frame = replace(FRAME, output=output, verdict=make_finding(evidence=(evidence,)), pace=pace)
     for name, kept in (("a", True), ("b", False)):
         path = write_recording(tmp_path / name, pass_by([frame]), log_lines=kept)
         with Recording(str(path)) as recording:

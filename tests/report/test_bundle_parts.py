@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import tarfile
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from tpmon import evidence
 from tpmon.errors import UsageError
 from tpmon.evidence import SharedLook
 from tpmon.judge.dumps.collectives import add_collectives
-from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
+from tpmon.judge.folds.groups import DumpOrigin, fold_rounds
 from tpmon.model.dump import Asker, DumpRequest, DumpState
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.results.collectives import CollectivesReading
@@ -27,7 +28,7 @@ from tpmon.model.results.doctor import DumpUpdate
 from tpmon.probe.collect import bundle as bundle_sources
 from tpmon.probe.collect.bundle import read_cards, read_logs
 from tpmon.report import bundle as report
-from tpmon.report.bundle import README, Contents, FolderSink, TarSink, check_written, say_result, write_readme
+from tpmon.report.bundle import README, Contents, FolderSink, TarSink, add_part, check_written, say_result, write_readme
 
 pytestmark = pytest.mark.usefixtures("small_environment")
 
@@ -236,3 +237,17 @@ def test_looks_that_do_not_come_are_given_up_and_said():
     assert refused.rounds() == Missing("no process to read")
     assert list(refused.dumps()) == []
     assert begin_look(lambda *_: None, 0.05).rounds() == Missing("no dump of the stacks was done in time")
+
+
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, OSError(28, "No space left on device")])
+def test_a_file_that_is_written_when_a_signal_comes_is_named(ends):
+    class Sink:
+        def add(self, name: str, data: bytes) -> None:
+            assert [one[0] for one in contents.files] == ["a.txt"], "named before it is there"
+            raise ends
+
+    contents = Contents()
+    with suppress(KeyboardInterrupt):
+        add_part(Sink(), contents, "a.txt", "a part", lambda: ["a line"])
+    why = "it was interrupted while this was written" if ends is KeyboardInterrupt else "No space left on device"
+    assert (contents.files, contents.failures) == ([], [("a.txt", why)])

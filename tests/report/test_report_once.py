@@ -5,13 +5,22 @@ from typing import Any
 
 import pytest
 
-from tests.frames import make_cpu, make_frame, make_gpu, make_loader, make_process, make_target
+from tests.frames import (
+    make_cpu,
+    make_frame,
+    make_gpu,
+    make_loader,
+    make_log_pace,
+    make_output,
+    make_process,
+    make_target,
+)
 from tests.goldens.unreadable_job import without_readings
 from tests.paces import make_hook, make_pace, with_hooks
 from tests.reports import at, full_frame, said
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.host import NetworkSample
-from tpmon.model.known import Missing
+from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import EnvironmentSetting, Role
 from tpmon.model.text import job_words
 from tpmon.report.blocks import write_unread
@@ -190,6 +199,26 @@ def test_the_facts_begin_with_the_steps():
         "no step for 14m00s · 2 workers"
     )
     assert "step" not in job_words.state_facts(1, 2, frame.cpu, frame.gpus)
+
+
+def test_without_a_hook_plain_follows_the_pace_of_the_log_while_it_is_fresh():
+    frames = [at(n, pace=make_log_pace(rate_hz=5.1 if n < 40 else 3.2)) for n in range(80)]
+    assert any("steps a second fell from 5.1 to 3.2" in line for line in said(frames))
+    (rate,) = [one for one in FIGURES if one.name == "steps a second"]
+    assert isinstance(rate.read(at(0, pace=make_log_pace(age_s=600.0))), Missing)
+    assert rate.read(at(0, pace=make_log_pace(), steps=make_pace(rate_hz=4.0))) == 4.0
+
+
+def test_once_says_of_each_log_how_its_steps_go():
+    logs = (
+        make_output(4211, pace=make_log_pace()),
+        make_output(4212, pace=make_log_pace(pid=4212, rank=1, total=NOT_APPLICABLE, loss=Missing("the log says nan"))),
+        make_output(4200, pace=Missing("no line of the log was seen to count steps")),
+    )
+    text = " ".join(" ".join(write_once(make_frame(output=logs))).split())
+    assert "log rank 0 3.21 steps/s (log), at 1,230 of 5,000, loss 2.151, counted by lines like: epoch #" in text
+    assert "rank 1 3.21 steps/s (log), at 1,230, loss ? the log says nan, counted" in text
+    assert "output pace (no line of the log was seen to count steps)" in text
 
 
 def test_plain_says_when_the_rate_of_steps_changes_and_without_a_hook_follows_none():

@@ -219,9 +219,12 @@ def test_once_begins_with_the_verdict_and_what_to_try_and_in_full_nothing_is_lef
                 since_is=SinceIs.LOWER_BOUND,
                 since_source="last log write 23:55:41",
                 summary="it waits",
-                try_="dump it:\npaste",
+                try_="dump it:\nfor one in all:\n    dump(one)\ntpmon fold",
             ),
-            "hung (lock), confidence high, at least 3h12m (last log write 23:55:41): it waits. Try: dump it:",
+            (
+                "hung (lock), confidence high, at least 3h12m (last log write 23:55:41): it waits. "
+                "Try: dump it: for one in all: dump(one); tpmon fold"
+            ),
         ),
         (
             make_finding(kind=Kind.NOT_ENOUGH_EVIDENCE, cause=NOT_APPLICABLE, summary="looking", try_=NOT_APPLICABLE),
@@ -381,3 +384,18 @@ def test_a_sparse_stream_in_words_says_each_event():
         "process: worker 3 ended",
         "process: worker 7 ended",
     ]
+
+
+@pytest.mark.parametrize(
+    ("cause", "summary", "words"),
+    [
+        ("failed", "the job has ended: killed by SIGKILL", "FAILED, confidence high"),
+        ("finished", "the job has ended: exit 0", "ENDED, finished"),
+        ("polls", "its ranks sleep", "IDLE, polls"),
+    ],
+)
+def test_what_is_over_is_not_called_idle(cause, summary, words):
+    finding = make_finding(kind=Kind.IDLE, cause=cause, summary=summary)
+    text = "\n".join(write_verdict(make_frame(verdict=finding)))
+    assert text.startswith(f"verdict  {words}")
+    assert summary in text

@@ -73,6 +73,12 @@ def test_a_fix_that_helps_is_said_with_its_noise(tmp_path):
     assert "phase,data_loader,1500.0,500.0" in lines
 
 
+def test_a_first_step_that_starts_up_is_in_neither_mean(tmp_path):
+    found = compare(tmp_path, [900_000, 2000, 2010, 1990, 2000], [990_000, 1000, 1010, 990, 1000])
+    assert (found.before_ms, found.after_ms) == (pytest.approx(2), pytest.approx(1))
+    assert found.helped is True
+
+
 @pytest.mark.parametrize(
     ("old", "new", "target", "says"),
     [
@@ -234,3 +240,96 @@ def test_what_a_directory_brings_along_is_named_and_left_out(tmp_path, capfd):
     assert "ProfilerStep#0" in said.out
     with pytest.raises(UsageError, match="no trace"):
         run_trace(TraceOptions((str(other),)))
+
+
+# by device time, across cards, and what the command ends with
+
+
+def on_card(path: Path, kernel_us: float, card: str = "NVIDIA H100", steps: int = 5) -> str:
+    """Write steps of one product, whose kernel takes so long and whose host time is always the same."""
+    trace = TraceBuilder()
+    for number in range(steps):
+        at = number * 5000
+        trace.step(number, at, 1000 + number).op("aten::mm", at + 10, 100, **SHAPED)
+        trace.kernel(at + 60, kernel_us, launch=at + 50, name="gemm")
+    return trace.write(path, {"deviceProperties": [{**A100, "name": card}]})
+
+
+def test_operators_are_compared_by_what_they_take_of_the_device(tmp_path):
+    found = compare_traces(*analyze([on_card(tmp_path / "a.json", 3000), on_card(tmp_path / "b.json", 2000)]).files)
+    rows = {(row.part, row.name): (row.before_us, row.after_us) for row in found.changes}
+    assert rows["device-operator", "aten::mm"] == (3000, 2000)
+    assert ("operator", "aten::mm") not in rows, "its host time did not change"
+    text = "\n".join(write_comparison(found, 5))
+    assert "operators by device time, self of a step, start-up included" in text
+    assert "kernels of a step, start-up included" in text
+    cpu = compare_traces(
+        *analyze([train(tmp_path / "c.json", [2000] * 4), train(tmp_path / "d.json", [999] * 4)]).files
+    )
+    assert not any(row.part == "device-operator" for row in cpu.changes)
+
+
+def test_other_cards_are_compared_where_that_is_asked_for(tmp_path):
+    paths = [on_card(tmp_path / "a.json", 3000), on_card(tmp_path / "b.json", 2000, "AMD Instinct MI300X")]
+    files = analyze(paths).files
+    refused = compare_traces(*files)
+    assert (refused.differences, isinstance(refused.helped, Missing)) == (
+        ("NVIDIA H100 and AMD Instinct MI300X",),
+        True,
+    )
+    found = compare_traces(*files, other_card=True)
+    assert (found.differences, found.helped) == ((), True)
+    assert found.summary.endswith("; NVIDIA H100 and AMD Instinct MI300X")
+    other = train(tmp_path / "c.json", [1000] * 4, 16)
+    assert compare_traces(files[0], analyze([other]).files[0], other_card=True).differences, "the batch still counts"
+
+
+@pytest.mark.parametrize(
+    ("after_us", "more", "code"),
+    [
+        (2000, {}, 0),
+        (4000, {}, 10),
+        (3000, {}, 11),
+        (2000, {"target": "2x"}, 10),
+        (2000, {"card": "AMD Instinct MI300X"}, 11),
+        (2000, {"card": "AMD Instinct MI300X", "other_card": True}, 0),
+        (4000, {"card": "AMD Instinct MI300X", "other_card": True}, 10),
+        (2000, {"steps": 2}, 11),
+        (2000, {"json": True}, 0),
+        (4000, {"csv": "changes"}, 10),
+    ],
+)
+def test_a_comparison_ends_with_better_worse_or_cannot_be_told(after_us, more, code, tmp_path):
+    made = {name: more.pop(name) for name in ("card", "steps") if name in more}
+    before = on_card(tmp_path / "a.json", 3000)
+    after = on_card(tmp_path / "b.json", after_us, **made)
+    assert run_trace(TraceOptions((after,), against=before, **more)) == code
+
+
+def test_other_cards_are_a_question_of_a_comparison_alone(tmp_path):
+    with pytest.raises(UsageError, match="--other-card"):
+        run_trace(TraceOptions((on_card(tmp_path / "a.json", 3000),), other_card=True))
+
+
+def repeat(path: Path, length: float, mark: str = "Optimizer.step#SGD.step") -> str:
+    """Train for ten steps that nothing marks but the optimizer."""
+    trace = TraceBuilder()
+    for number in range(10):
+        at = number * length + number % 2
+        trace.op("aten::mm", at, length - 200, **SHAPED).add("user_annotation", mark, at + length - 100, 90)
+    return trace.write(path, {"deviceProperties": []})
+
+
+def test_what_repeats_in_both_is_compared_where_neither_marks_steps(tmp_path):
+    old, new = repeat(tmp_path / "old.json", 2000), repeat(tmp_path / "new.json", 1000)
+    found = compare_traces(*analyze([old, new]).files)
+    assert found.helped is True
+    assert found.ratio == pytest.approx(2, rel=0.01)
+    assert found.summary.startswith("it helped: mean step 2.000 ms before, 1.000 ms after")
+    assert compare_traces(*analyze([new, old]).files).summary.startswith("slower")
+    other = repeat(tmp_path / "other.json", 1000, "train_one_batch")
+    found = compare_traces(*analyze([old, other]).files)
+    assert isinstance(found.helped, Missing)
+    assert "what repeats is Optimizer.step#SGD.step and train_one_batch" in found.summary
+    marked = train(tmp_path / "marked.json", [1000] * 5)
+    assert f"no steps are marked in {old} " in compare_traces(*analyze([old, marked]).files).summary

@@ -45,7 +45,7 @@ def test_the_shares_of_all_steps_are_those_of_the_gaps_and_of_the_device_in_the_
 def test_a_column_says_what_held_most_of_its_idle_time():
     timeline = make_run("one").timelines[0].look(0, Stretch(0, 1), 10)
     assert [cell.cause for cell in timeline.cells[:3]] == ["data"] * 3
-    assert timeline.cells[8].cause == "sync_explicit"
+    assert timeline.cells[8].cause == "queued", "the host waits for what was not recorded"
     assert timeline.cells[4].busy_pct == pytest.approx(74.0)
 
 
@@ -183,13 +183,14 @@ def test_without_operators_idle_time_is_not_called_python_and_the_timeline_leave
     shares = {share.name: share.pct for share in lay_timelines(kept[0]).look(0, Stretch(0, 1), 50).shares}
     assert shares["launch"] == pytest.approx(100 * gaps.launch / gaps.window)
     assert shares["idle"] == pytest.approx(100 * (gaps.idle - gaps.launch) / gaps.window)
-    assert set(shares) == {"busy", "sync_explicit", "sync_implicit", "alloc", "launch", "idle"}
+    assert set(shares) == {"busy", "queued", "sync_explicit", "sync_implicit", "alloc", "launch", "idle"}
 
 
 def test_calls_alone_tell_what_they_hold(tmp_path):
     trace = device_alone(5)
     for number in range(5):
-        trace.call("cudaStreamSynchronize", number * 1000 + 320, 600)
+        trace.kernel(number * 1000 + 310, 300, launch=number * 1000 + 20)
+        trace.call("cudaStreamSynchronize", number * 1000 + 30, 600)
     file = analyse(trace, tmp_path)
     assert (file.verdict.kind, file.verdict.cause) == (Kind.SYNC_BOUND, "explicit")
     assert file.gaps[0].largest[0].cause == "sync_explicit"

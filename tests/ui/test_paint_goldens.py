@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from tests.goldens import pictures, trace_views
+from tests.goldens import fleet_views, pictures, trace_views
 from tests.goldens.states import STATES
 from tpmon.model.codec import decode
 from tpmon.model.frame import Frame
 
-LISTED = {module: list(module.list_pictures()) for module in (pictures, trace_views)}
+LISTED = {module: list(module.list_pictures()) for module in (pictures, trace_views, fleet_views)}
 PAINTED = [(module, picture) for module, listed in LISTED.items() for picture in listed]
 
 
@@ -28,6 +28,15 @@ def test_the_picture_is_what_is_painted(module, picture):
         assert painted.isascii()
 
 
+INKED = [(module, picture) for module in (pictures, fleet_views) for picture in module.list_inked()]
+
+
+@pytest.mark.parametrize(("module", "picture"), INKED, ids=[picture.name for _, picture in INKED])
+def test_each_cell_has_its_ink(module, picture):
+    painted = pictures.write_inks(module.paint_picture(picture))
+    assert painted == module.inks_path(picture).read_text(encoding="utf-8"), "run: make goldens"
+
+
 def test_no_golden_has_a_verdict_that_was_written_by_hand():
     """The rules write every sentence of a picture: ``playing.play`` judges the Frames."""
     for path in sorted(pictures.HERE.glob("*.py")):
@@ -37,8 +46,14 @@ def test_no_golden_has_a_verdict_that_was_written_by_hand():
 
 def test_no_file_is_left_over():
     assert {path.name for path in pictures.FRAMES.iterdir()} == {f"{state}.json" for state in STATES}
+    assert {path.name for path in pictures.INKS.iterdir()} == {f"{one.name}.txt" for one in pictures.list_inked()}
     for module, folder in ((pictures, pictures.PICTURES), (trace_views, trace_views.FOLDER)):
         assert {path.name for path in folder.iterdir()} == {f"{one.name}.txt" for one in LISTED[module]}
+    fleets = {
+        *map(fleet_views.picture_path, LISTED[fleet_views]),
+        *map(fleet_views.inks_path, fleet_views.list_inked()),
+    }
+    assert set(fleet_views.FOLDER.iterdir()) == fleets
 
 
 def test_the_screens_page_shows_the_pictures():

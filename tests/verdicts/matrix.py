@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.budget.measure import say_neighbours
 from tests.programs.causes.running import CannotBeMadeError, Verdict, burner, diagnose, run_program, watch
 from tests.programs.causes.table import ROWS, Row, find_row
-from tests.verdicts.results import Gain, Result, append, read, write_confusion, write_gains, write_table
+from tests.verdicts.results import Gain, Result, append, read, write_gains, write_table
 from tpmon.judge.advice.choose import CATALOGUE
 
 HEALTHY_S = 60.0
@@ -95,8 +95,9 @@ def find_advice(remedy: str, document: dict[str, object]) -> str:
     return "also" if any(title.search(str(one)) for one in also) else "no"
 
 
-def run_all(rows: list[Row], options: argparse.Namespace) -> None:
-    """Run what is not in the results file yet, one program after the other, and tell each result."""
+def run_all(rows: list[Row], options: argparse.Namespace) -> int:
+    """Run what is not in the results file yet, tell each result, and return how many did not start."""
+    missed = 0
     results, gains = read(options.results, Result), read(options.results, Gain)
     done = {(one.name, one.seed, one.busy) for one in results}
     gained = {(one.name, one.seed) for one in gains}
@@ -111,12 +112,18 @@ def run_all(rows: list[Row], options: argparse.Namespace) -> None:
             for busy in {"idle": (False,), "busy": (True,), "both": (False, True)}[options.machine]:
                 if (row.name, seed, busy) in done:
                     continue
-                result = run_once(row, seed, busy)
-                append(options.results, result)
                 where = "busy" if busy else "idle"
+                try:
+                    result = run_once(row, seed, busy)
+                except RuntimeError as error:  # the others are measured all the same; it is tried again next time
+                    print(f"{row.name} seed {seed} {where}: NOT MEASURED: {error}", flush=True)
+                    missed += 1
+                    continue
+                append(options.results, result)
                 word = "right" if result.right else f"skipped: {result.skipped}" if result.skipped else "WRONG"
                 extra = f", accused: {sorted(set(result.accused))}" if row.is_healthy and result.accused else ""
                 print(f"{row.name} seed {seed} {where}: {word}: {result.said}{extra}", flush=True)
+    return missed
 
 
 def main() -> int:
@@ -131,16 +138,17 @@ def main() -> int:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every program ends and is swept up
     rows = [find_row(name) for name in options.only.split(",")] if options.only else list(ROWS)
+    missed = 0
     if not options.table:
         print(say_neighbours(), flush=True)
-        run_all(rows, options)
+        missed = run_all(rows, options)
     gains = read(options.results, Gain)
     results = [one for one in read(options.results, Result) if one.name in {row.name for row in rows}]
     if results:
-        print("\n".join(["", *write_table(results), "", *write_confusion(results)]))
+        print("\n".join(["", *write_table(results)]))
     if gains:
         print("\n".join(["", *write_gains(gains)]))
-    return int(any(not one.right for one in results if not one.skipped))
+    return int(missed > 0 or any(not one.right for one in results if not one.skipped))
 
 
 if __name__ == "__main__":

@@ -85,22 +85,23 @@ def share(results: Sequence[Any]) -> str:
 
 
 def write_table(results: Iterable[Result]) -> list[str]:
-    """Return a line for each program: label, right of all runs idle and busy, what was said, seconds."""
+    """Return a line for each program: right of all runs by machine, median seconds, what else was said."""
     listed = list(results)
-    lines = ["| program | label | idle | busy | verdicts seen | median s until right |", "|---|---|---|---|---|---|"]
+    machines = sorted({one.busy for one in listed})
+    words = " | ".join("busy" if busy else "idle" for busy in machines)
+    lines = [f"program | label | {words} | s | besides", "---|---|---|---" + "|---" * len(machines)]
     for row in ROWS:
         mine = [one for one in listed if one.name == row.name]
-        if not mine:
-            continue
-        lines.append(f"| {row.name} | {row.label} | {_describe(row, mine)} |")
+        if mine:
+            lines.append(f"{row.name} | {row.label} | {_describe(row, mine, machines)}")
     return lines
 
 
-def _describe(row: Row, mine: Sequence[Result]) -> str:
+def _describe(row: Row, mine: Sequence[Result], machines: Sequence[bool]) -> str:
     made = [one for one in mine if not one.skipped]
     if not made:
-        return f"- | - | not made here: {mine[0].skipped} | -"
-    said = Counter(one.said for one in made)
+        return f"{'- | ' * len(machines)}- | not made here: {mine[0].skipped}"
+    said = Counter(one.said for one in made if one.said != str(row.label))
     accused = Counter(text for one in made for text in one.accused) if row.is_healthy else Counter()
     words = [f"{text} {count}" for text, count in said.most_common()]
     words += [f"accused for {count} s: {text}" for text, count in accused.most_common()]
@@ -108,38 +109,15 @@ def _describe(row: Row, mine: Sequence[Result]) -> str:
     lone = [one for one in lone if one.said != str(TENANTS)]
     words += [f"without a word of other-tenants: {len(lone)}"] if lone else []
     times = [one.right_after_s for one in made if one.right]
-    idle, busy = ([one for one in made if one.busy is is_busy] for is_busy in (False, True))
+    shares = [share([one for one in made if one.busy is busy]) for busy in machines]
     seconds = f"{statistics.median(times):.0f}" if times else "-"
-    return f"{share(idle)} | {share(busy)} | {', '.join(words)} | {seconds}"
-
-
-def write_confusion(results: Iterable[Result]) -> list[str]:
-    """Return the confusion matrix as lines: each true label, then how often what was said."""
-    counts: dict[str, Counter[str]] = {}
-    for one in results:
-        if not one.skipped:
-            row = find_row(one.name)
-            counts.setdefault(str(row.label), Counter())[one.said] += 1
-    labels = sorted(counts)
-    said = sorted({text for counter in counts.values() for text in counter})
-    codes = {text: chr(ord("A") + place % 26) * (1 + place // 26) for place, text in enumerate(said)}
-    lines = [f"| true \\ said | {' | '.join(codes[text] for text in said)} |", "|---" * (len(said) + 1) + "|"]
-    for label in labels:
-        cells = [str(counts[label][text] or "") for text in said]
-        lines.append(f"| {label} | {' | '.join(cells)} |")
-    return [*lines, "", *(f"{codes[text]}: {text}" for text in said)]
+    return " | ".join((*shares, seconds, ", ".join(words))).rstrip()
 
 
 def write_gains(gains: Iterable[Gain]) -> list[str]:
-    lines = [
-        "| program | remedy | advised | steps/s before | after | gain | ceiling stated | within 2x |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    lines = ["program | remedy | advised | gain | stated | within 2x", "---|---|---|---|---|---"]
     for gain in gains:
-        rates = f"{gain.before:.1f} | {gain.after:.1f} | {gain.ratio:.2f}x"
-        stated = gain.ceiling or "none"
-        remedy = find_row(gain.name).remedy
-        lines.append(
-            f"| {gain.name} | {remedy} | {gain.advised} | {rates} | {stated} | {'yes' if gain.fits else 'no'} |"
-        )
+        stated = f"{gain.ceiling_ratio:.1f}x" if gain.ceiling_ratio else "-"
+        cells = (gain.name, find_row(gain.name).remedy, gain.advised, f"{gain.ratio:.2f}x", stated)
+        lines.append(f"{' | '.join(cells)} | {'yes' if gain.fits else 'no'}")
     return lines

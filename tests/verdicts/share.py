@@ -16,10 +16,10 @@ import sys
 import time
 from dataclasses import dataclass
 
+from tests.judging import read_phases
 from tests.programs.causes.running import Running, TruthNow, attach, run_program
 from tests.programs.causes.table import Label, Row
 from tpmon.judge.features.snapshot import see
-from tpmon.judge.stacks.profile import read_phases
 from tpmon.model.codec import decode
 from tpmon.model.frame import Frame
 from tpmon.model.known import is_known, known_or

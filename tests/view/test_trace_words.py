@@ -12,16 +12,28 @@ from tests.traces import TraceBuilder
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.results.trace import StepRow, TraceRankRow
 from tpmon.model.results.trace_tables import CurvePoint, MemoryCurve
+from tpmon.model.verdict import Kind
 from tpmon.report.trace import write_report
 from tpmon.trace.analysis import analyze
 from tpmon.trace.reading.columns import distinct
-from tpmon.view.trace import ChartSpan, describe_curve, draw_curve, draw_steps, name_files, name_ranks, span_curves
+from tpmon.view.trace import (
+    ROWS,
+    ChartSpan,
+    describe_curve,
+    draw_curve,
+    draw_steps,
+    name_files,
+    name_ranks,
+    span_curves,
+)
+from tpmon.view.trace_blocks import list_curves
 
 UNKNOWN = Missing("not told")
 
 
 def row(rank, path: str) -> TraceRankRow:
-    return TraceRankRow(rank, path, 1.0, 1.0, 0.0, 0.0, 0.0, UNKNOWN, UNKNOWN)
+    times = (1.0, 1.0, 0.0, 0.0, 0.0, UNKNOWN, UNKNOWN)
+    return TraceRankRow(rank, path, *times, Kind.BALANCED, NOT_APPLICABLE)
 
 
 def test_the_file_stands_where_the_rank_does_not_tell_and_long_names_that_begin_alike_still_differ():
@@ -104,3 +116,12 @@ def test_distinct_values_are_those_of_numpy(kind, data):
 def test_telling_values_apart_imports_nothing():
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(("size", "lines"), [(8, 0), (60_000, 0), (1 << 20, ROWS)])
+def test_no_chart_is_drawn_of_a_few_bytes(size, lines, tmp_path):
+    trace = TraceBuilder().step(0, 0, 100).op("aten::mm", 0, 50).memory(5, size // 2, size // 2)
+    (_about, said) = list_curves(trace.memory(9, -size // 2, 0).analyse(tmp_path))
+    drawn = said.draw(80)
+    assert (len(drawn) >= lines) if lines else (drawn == ())
+    assert said.text.startswith("most is ")

@@ -64,6 +64,15 @@ UNWANTED = "nobody waits for it any more"
 _OPEN = (CaptureStage.ASKED, *CAPTURE_WAITS)
 """Another choice can be made: nothing is recorded."""
 
+_PLANS = (CaptureStage.HOOKLESS, CaptureStage.PLANNED)
+"""Here a plan begins; at the other questions it stays as it is."""
+
+NOT_YET = {
+    CaptureStage.HOOKLESS: "there is no hook in it, and nothing is written yet",
+    CaptureStage.HOOKING: "nothing is written yet: once more",
+    CaptureStage.PLANNED: "not begun",
+}
+
 
 class ChosenAnewError(Exception):
     """Report that another choice has made this plan void."""
@@ -142,6 +151,7 @@ class CaptureDialog:
         self._yes_to: CaptureStage | None = None
         self._planned = self._now.choice
         self._good: Applicable[CaptureChoice] = NOT_APPLICABLE
+        self._owed = ""
 
     # The screen
 
@@ -193,18 +203,23 @@ class CaptureDialog:
                 raise ChosenAnewError
             if self._now.stage is not stage:
                 self._yes_to = None
-                if stage is CaptureStage.PLANNED:
+                line = NOT_YET.get(stage, "not recorded yet")
+                if stage in _PLANS:
                     self._good = self._planned
-                    self._show(replace(self._now, stage=stage, plan=tuple(said), price=(), line="not begun"))
+                    self._show(replace(self._now, stage=stage, plan=tuple(said), price=(), line=line))
                 else:
-                    self._show(replace(self._now, stage=stage, price=tuple(said), line="not recorded yet"))
+                    self._show(replace(self._now, stage=stage, price=tuple(said), line=line))
                 return False
             if self._yes_to is not stage:
                 return False
+            if stage is CaptureStage.HOOKLESS:
+                return True  # it is asked once more
             # Without a probe the plan is the price.
             sized = stage is CaptureStage.PLANNED and self._planned.kind is CaptureKind.TRACE
-            after = CaptureStage.SIZING if sized else CaptureStage.RECORDING
-            self._show(replace(self._now, stage=after, line="waiting for the end of a step"))
+            hooks = stage is CaptureStage.HOOKING
+            after = CaptureStage.SIZING if sized or hooks else CaptureStage.RECORDING
+            line = "puts the hook in" if hooks else "waiting for the end of a step"
+            self._show(replace(self._now, stage=after, line=line))
             return True
 
     def take_back(self, why: str) -> bool:
@@ -220,10 +235,15 @@ class CaptureDialog:
             self._show(replace(plan_anew(self._now, can_be(wanted, less)), offers=less))
             return True
 
-    def end(self, line: str, report: Sequence[str] = (), trace: str = "") -> None:
-        """Show the outcome; no line where the dialog was left at a price."""
+    def warn(self, line: str) -> None:
+        """Keep what a person has to do for the end, whoever left before."""
         with self._lock:
-            said = "" if self._is_left() else line
+            self._owed = line
+
+    def end(self, line: str, report: Sequence[str] = (), trace: str = "") -> None:
+        """Show the outcome; no line where the dialog was left at a price, but for a warning."""
+        with self._lock:
+            said = "; ".join(filter(None, ("" if self._is_left() else line, self._owed)))
             ended = CaptureStage.ENDED
             self._show(replace(self._now, stage=ended, line=said, report=tuple(report), trace=trace))
 
@@ -237,6 +257,7 @@ class CaptureDialog:
 
 NO_CUDA = "this process does not use CUDA"
 COUNT_APART = "the ranks do not count the same steps: they were hooked at different times"
+COUNTS_LATE = "it counts from when its hook was put in"
 _NSYS = "run --nsys -- COMMAND"
 
 
@@ -262,7 +283,9 @@ def read_hook(process: Identity, rank: Applicable[int]) -> RankHook:
     except TpmonError as error:
         return RankHook(process.pid, rank, error.what, Missing(error.what))
     try:
-        return RankHook(process.pid, rank, "", parse_pace(bus.read_records()))
+        late = bus.header.put_in_ns > 0
+        pace = Missing(COUNTS_LATE) if late else parse_pace(bus.read_records())
+        return RankHook(process.pid, rank, "", pace)
     finally:
         bus.close()
 
@@ -311,8 +334,8 @@ _NO_PROBE = f"{UNKNOWN}how long the loop pauses"
 
 STAYS_SLOWER = (
     "on CUDA launches may stay slower after it until the process ends, also where only one step was profiled:"
-    " torch's profiler stays attached (docs/capture.md, The price, says what TEARDOWN_CUPTI=1 at the start of"
-    " a run does about it, and at what risk)"
+    " torch's profiler stays attached (docs/capture.md, What it costs, says what TEARDOWN_CUPTI=1 at the"
+    " start of a run does about it, and at what risk)"
 )
 
 

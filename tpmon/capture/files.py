@@ -20,7 +20,7 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
@@ -31,10 +31,19 @@ from tpmon.hook.bus import wire_capture
 from tpmon.model.codec import CodecError, decode, to_plain
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
-from tpmon.model.results.capture import CapturedFile, CaptureKind, Conditions, GpuClocks
-from tpmon.model.results.trace import SummaryReply, TraceSummary
+from tpmon.model.results.capture import CapturedFile, CaptureKind, Conditions, GpuClocks, RankCapture
+from tpmon.model.results.trace import (
+    STEP_AFTER,
+    STEP_BEFORE,
+    STEP_DURING,
+    STEPS_AFTER,
+    STEPS_BEFORE,
+    STEPS_DURING,
+    SummaryReply,
+    TraceSummary,
+)
 from tpmon.model.text.redaction import admit_text
-from tpmon.own_command import call_python
+from tpmon.own_command import TRACE_NEEDS, call_python, find_lack
 
 _CONDITIONS = b'"tpmon":'
 _EDGE = 1 << 16
@@ -89,10 +98,27 @@ def find_block(edge: bytes, offset: int = 0) -> ConditionBlock | None:
     return ConditionBlock(offset + begin, offset + begin + length, told, quoted)
 
 
-def write_clocks(block: ConditionBlock, clocks: Known[tuple[GpuClocks, ...]]) -> bytes:
-    """Return the conditions of a file with the clocks of the GPUs."""
-    told = json.dumps({**block.told, "clocks": to_plain(clocks)})
+def write_beside(
+    block: ConditionBlock, clocks: Known[tuple[GpuClocks, ...]], steps: Mapping[str, Any]
+) -> bytes:
+    """Return the conditions of a file with the clocks of the GPUs, and the steps around the window."""
+    told = json.dumps({**block.told, "clocks": to_plain(clocks), **steps})
     return (json.dumps(told) if block.quoted else told).encode()
+
+
+def tell_steps(rank: RankCapture) -> dict[str, Any]:
+    """Return the steps around a window as they stand in a trace: medians in ms or why not, and counts."""
+    medians = {
+        STEP_BEFORE: rank.step_before_ms,
+        STEP_DURING: rank.step_during_ms,
+        STEP_AFTER: rank.step_after_ms,
+    }
+    counts = {
+        STEPS_BEFORE: rank.steps_before,
+        STEPS_DURING: rank.steps if is_known(rank.step_during_ms) else 0,
+        STEPS_AFTER: rank.steps_after,
+    }
+    return {**{name: to_plain(value) for name, value in medians.items()}, **counts}
 
 
 def to_conditions(told: dict[str, Any]) -> Conditions:
@@ -141,6 +167,8 @@ def run_child(module: str, *arguments: str, shared: Sequence[int]) -> tuple[str,
 
 def read_summary(path: str, source: int, rank: Applicable[int]) -> TraceSummary | Missing:
     """Return the summary of an open trace, or why there is none."""
+    if refused := find_lack("a summary", TRACE_NEEDS):
+        return Missing(f"no summary: {refused.what}: {refused.try_this}")
     try:
         text, code = run_child("tpmon.trace.child", shared=(source,))
         found = decode(SummaryReply, text).summary
@@ -327,9 +355,15 @@ def clear_parts(place: CapturePlace, name: str, rank: int) -> list[str]:
 
 
 def verify_trace(
-    place: CapturePlace, name: str, rank: int, first_step: int, clocks: Known[tuple[GpuClocks, ...]]
+    place: CapturePlace,
+    name: str,
+    rank: int,
+    first_step: int,
+    clocks: Known[tuple[GpuClocks, ...]],
+    *,
+    steps: Mapping[str, Any],
 ) -> tuple[CapturedFile, TraceSummary | Missing, Known[Conditions]]:
-    """Verify a rank's trace (steps, events, kernels), add the GPUs' clocks to its conditions, and pack it."""
+    """Verify a rank's trace (steps, events, kernels), add clocks and steps to its conditions, and pack it."""
     file = wire_capture.file_name(name, rank, first_step, wire_capture.TRACE_ENDING)
     with (
         hold_folder(place) as folder,
@@ -338,7 +372,7 @@ def verify_trace(
         block = read_block(source)
         conditions = replace(to_conditions(block.told), clocks=clocks) if is_known(block) else block
         summary = read_summary(place.reach(file), source.fileno(), _rank(rank))
-        instead = (block, write_clocks(block, clocks)) if is_known(block) else None
+        instead = (block, write_beside(block, clocks, steps)) if is_known(block) else None
         here = pack(source, file, folder, place.owner, instead)
         size = os.stat(here, dir_fd=folder, follow_symlinks=False).st_size
     path, told = os.path.join(place.inside, here), count_trace(summary)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from tpmon.capture.bus import Bus, open_bus
 from tpmon.capture.dialog import CaptureAsker
-from tpmon.capture.files import NOT_READ, count_trace, read_summary, run_child, to_conditions
+from tpmon.capture.files import NOT_READ, count_trace, read_summary, run_child, tell_steps, to_conditions
 from tpmon.capture.kineto_daemon import KinetoClient, TakenError, find_client
 from tpmon.capture.kineto_window import KinetoWindow, Recorded
 from tpmon.capture.outcome import (
@@ -29,13 +29,21 @@ from tpmon.capture.outcome import (
     await_steps_after,
     note_kernels,
 )
-from tpmon.capture.plan import counts_as_kineto, mean_call, mean_step, say_count, stretch_seconds
+from tpmon.capture.plan import (
+    count_steps,
+    counts_as_kineto,
+    mean_call,
+    median_before,
+    median_step,
+    say_count,
+    stretch_seconds,
+)
 from tpmon.errors import TpmonError, UsageError
 from tpmon.foreign_file import NEW_FILE, hand_over
 from tpmon.hook.bus import wire, wire_settings
 from tpmon.model.codec import CodecError, decode, encode, to_plain
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, Known, Missing, is_known
+from tpmon.model.known import Applicable, Known, Missing, is_known, map_known
 from tpmon.model.process import Identity
 from tpmon.model.results.capture import (
     CAPTURE_SCHEMA,
@@ -47,6 +55,7 @@ from tpmon.model.results.capture import (
     Conditions,
     GpuClocks,
     RankCapture,
+    StepTime,
 )
 from tpmon.model.results.trace import TraceSummary
 from tpmon.model.results.trace_tables import CountedSteps, MarkedSteps
@@ -214,6 +223,7 @@ class KnownBeside:
     ended: CountedSteps | None = None
     clocks: Known[tuple[GpuClocks, ...]] = NOT_READ
     works: str = ""
+    records: Sequence[Sequence[int]] = ()
 
 
 def try_kineto(
@@ -282,11 +292,12 @@ def capture_by_kineto(
         UsageError: where not even one update fits into a window.
     """
     pid = client.process.pid
-    before: Known[float] = _NO_HOOK
+    before: Known[StepTime] = _NO_HOOK
+    after: Known[StepTime] = _NO_HOOK
     update_ms: Known[float] = _NO_HOOK
     timed = 0
     if bus is not None:
-        before = mean_step(bus.read_records(), 0, time.monotonic_ns())
+        before = median_before(bus.read_records(), time.monotonic_ns())
         update_ms = mean_call(bus.read_records())
         timed = bus.count_timed_steps()
     asked, cut = fit_updates(stretch_seconds(asked, [update_ms]), update_ms)
@@ -308,25 +319,34 @@ def capture_by_kineto(
             if recorded.state is CaptureState.VERIFIED:
                 asker.tell("reading what was written")
                 beside = _read_beside(bus, pid, rank, cards, timed)
-        kept = _keep(window, recorded, rank, name, beside)
-    after: Known[float] = _NOTHING if kept.file is None else _NO_HOOK
-    if kept.file is not None and bus is not None:
-        since = EndedWindow(bus, ended, before)
-        await_steps_after([since], asker.tell, asker.stopped)
-        after = since.measure_after()
+        if recorded.state is not CaptureState.VERIFIED:
+            after = _NOTHING
+        elif bus is not None:
+            since = EndedWindow(bus, ended, before)
+            await_steps_after([since], asker.tell, asker.stopped)
+            after = since.measure_after()
+            later = median_step(beside.records, *window.waited_ns)
+            before = later if is_known(later) else before
+        member = RankCapture(
+            pid=pid,
+            rank=rank,
+            state=recorded.state,
+            reason=recorded.reason,
+            first_step=_UNNUMBERED,
+            steps=0,
+            paused_ms=_NOT_STOPPED,
+            step_before_ms=map_known(lambda step: step.ms, before),
+            step_during_ms=_NOTHING,
+            step_after_ms=map_known(lambda step: step.ms, after),
+            steps_before=count_steps(before),
+            steps_after=count_steps(after),
+        )
+        kept = _keep(window, recorded, name, beside, member)
     summary = kept.summary if isinstance(kept.summary, TraceSummary) else None
-    member = RankCapture(
-        pid=pid,
-        rank=rank,
-        state=recorded.state,
-        reason=recorded.reason,
-        first_step=kept.file.first_step if kept.file is not None else _UNNUMBERED,
-        steps=summary.steps if summary else 0,
-        paused_ms=_NOT_STOPPED,
-        step_before_ms=before,
-        step_during_ms=summary.step_ms if summary else _NOTHING,
-        step_after_ms=after,
-    )
+    if kept.file is not None:
+        member = replace(member, first_step=kept.file.first_step)
+    if summary:
+        member = replace(member, steps=summary.steps, step_during_ms=summary.step_p50_ms)
     return _conclude(window, recorded, kept, beside, member), (summary,) if summary else ()
 
 
@@ -336,15 +356,14 @@ def _read_beside(bus: Bus | None, pid: int, rank: Applicable[int], cards: Cards,
     works = IS_BUSY if pid in cards.busy else ""
     if bus is None:
         return KnownBeside({}, None, clocks, works)
-    ended = list_ends(bus.read_records(_MOST_RECORDS))  # first, while the records of the window are there
-    records = bus.read_records(2)
+    records = bus.read_records(_MOST_RECORDS)  # first, while those of the window are there
+    ended = list_ends(records)
     settings = wire_settings.parse_settings(bus.page)
     within = ask_conditions(bus)
-    told = describe_from_bus(
-        bus.header, settings, records[-1] if records else (), rank, clocks, within=within
-    )
+    newest = records[-1] if records else ()
+    told = describe_from_bus(bus.header, settings, newest, rank, clocks, within=within)
     works = works or (IS_TIMED if bus.count_timed_steps() > timed else "")
-    return KnownBeside(told, ended, clocks, works)
+    return KnownBeside(told, ended, clocks, works, records)
 
 
 def _conclude(
@@ -399,9 +418,10 @@ def judge_recorded(recorded: Recorded, kept: Kept, wanted: int, works: str) -> C
 
 
 def _keep(
-    window: KinetoWindow, recorded: Recorded, rank: Applicable[int], name: str, beside: KnownBeside
+    window: KinetoWindow, recorded: Recorded, name: str, beside: KnownBeside, member: RankCapture
 ) -> Kept:
     """Mark the steps in kineto's file, add conditions, pack it and sum it up, all by descriptors."""
+    rank = member.rank
     if recorded.state is not CaptureState.VERIFIED:
         return Kept(None, _NOTHING, ())
     clock = time.strftime("%H%M%S")
@@ -410,7 +430,7 @@ def _keep(
     with os.fdopen(os.open(part, NEW_FILE, 0o600, dir_fd=folder), "wb") as packed:
         try:
             known = (
-                json.dumps(beside.told) if beside.told else "",
+                json.dumps({**beside.told, **tell_steps(member)}),
                 encode(beside.ended) if beside.ended else "",
             )
             marked = mark_steps(recorded.source, packed.fileno(), window.asked.steps, known)

@@ -83,6 +83,8 @@ class KinetoWindow(WindowLead[Recorded]):
         self._image = read_image(client.process.pid)
         self._opened = contextlib.ExitStack()
         self._held = self.folder = -1
+        self.waited_ns = (0, 0)
+        """From when to when the last order was waited for: the steps between are bare."""
         self.owner = own()
         self._folder = os.path.join(asked.folder, name_part(client.process.pid))
         if not is_sayable(self._folder):
@@ -185,6 +187,7 @@ class KinetoWindow(WindowLead[Recorded]):
         path = os.path.join(self._folder, f"{name}.json")
         self._daemon.orders[pid] = Order(path, updates, asked.stacks, asked.shapes, asked.memory)
         began = time.monotonic()
+        began_ns = time.monotonic_ns()
         ordered = busy = freed = 0.0
         while True:
             heard = self._daemon.listen(_LISTEN_S)
@@ -192,6 +195,7 @@ class KinetoWindow(WindowLead[Recorded]):
             if heard is not None and heard.pid == pid and not heard.registers:
                 if heard.ordered:
                     ordered = now
+                    self.waited_ns = began_ns, time.monotonic_ns()
                 elif ordered and not heard.free:
                     busy, freed = busy or now, 0.0
                 elif ordered and (busy or self._has_begun(name)):

@@ -15,12 +15,20 @@ from enum import Enum
 from typing import Any
 
 from tpmon.capture.bus import Bus
-from tpmon.capture.files import CapturePlace, clear_parts, describe_snapshot, verify_trace
-from tpmon.capture.plan import draw_number, mean_step, mean_step_of, parse_pace
+from tpmon.capture.files import CapturePlace, clear_parts, describe_snapshot, tell_steps, verify_trace
+from tpmon.capture.plan import (
+    ENOUGH_STEPS,
+    StepPlace,
+    count_steps,
+    draw_number,
+    median_step,
+    median_step_of,
+    parse_pace,
+)
 from tpmon.hook.bus import wire, wire_capture
 from tpmon.hook.bus.wire_capture import Progress
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, map_known
 from tpmon.model.results.capture import (
     CAPTURE_SCHEMA,
     CaptureAsked,
@@ -32,6 +40,7 @@ from tpmon.model.results.capture import (
     Conditions,
     GpuClocks,
     RankCapture,
+    StepTime,
 )
 from tpmon.model.results.trace import TraceSummary
 
@@ -79,7 +88,8 @@ def gather(
             if asked.kind is CaptureKind.SNAPSHOT:
                 files.append(describe_snapshot(place, name, number, rank.first_step))
                 continue
-            file, summary, told = verify_trace(place, name, number, rank.first_step, clocks)
+            beside = tell_steps(rank)
+            file, summary, told = verify_trace(place, name, number, rank.first_step, clocks, steps=beside)
         except OSError as error:
             notes.append(f"rank {number}: {error.strerror or error}: {error.filename or place.here}")
             continue
@@ -248,13 +258,18 @@ def _is_lost(bus: Bus, number: int, answered: int) -> bool:
 
 
 _EVERY_S = 0.02
+_MOST_RECORDS = 1024
+"""All that the hook keeps."""
 
 _LEAST_AFTER_S = 2.0
 _MOST_AFTER_S = 60.0
 """The bounds of the wait for steps after a window."""
 
 _STEPS_AFTER = 3
-"""Within them it is as long as so many steps took before: a mean needs two, and they vary."""
+"""Within them it is as long as so many steps took before: one needs two ends, and they vary."""
+
+_LONG_ENOUGH_NS = 1_000_000_000
+"""After it a median of fewer steps than ``ENOUGH_STEPS`` is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,47 +278,53 @@ class EndedWindow:
 
     bus: Bus
     at_ns: int
-    before_ms: Known[float]
+    before: Known[StepTime]
 
     @property
     def patience_s(self) -> float:
         """Return how long to wait for the steps after it."""
-        if not is_known(self.before_ms):
+        if not is_known(self.before):
             return _LEAST_AFTER_S
-        return min(_MOST_AFTER_S, max(_LEAST_AFTER_S, _STEPS_AFTER * self.before_ms / 1000))
+        return min(_MOST_AFTER_S, max(_LEAST_AFTER_S, _STEPS_AFTER * self.before.ms / 1000))
 
     def is_told(self) -> bool:
         """Tell whether the steps after it are known, or never will be."""
-        return not self.bus.is_alive() or is_known(self.measure_after())
+        if not self.bus.is_alive():
+            return True
+        after = self.measure_after()
+        long = time.monotonic_ns() - self.at_ns > _LONG_ENOUGH_NS
+        return is_known(after) and (long or after.steps >= ENOUGH_STEPS)
 
-    def measure_after(self) -> Known[float]:
-        """Return the mean step in ms since the window ended."""
-        return mean_step(self.bus.read_records(), self.at_ns, time.monotonic_ns())
+    def measure_after(self) -> Known[StepTime]:
+        """Return the median step since the window ended."""
+        return median_step(self.bus.read_records(), self.at_ns, time.monotonic_ns())
 
 
 def await_steps_after(
     windows: Sequence[EndedWindow], tell: Callable[[str], None], stopped: Callable[[], bool]
 ) -> None:
-    """Wait until each rank ended two steps after its window, at most as long as the slowest may need."""
+    """Wait until each rank ended some steps after its window, at most as long as the slowest may need."""
     wait_s = max((window.patience_s for window in windows), default=0.0)
     if wait_s > _LEAST_AFTER_S:
-        tell(f"the window is over; waits for two steps after it, {wait_s:.0f} s at most")
+        tell(f"the window is over; waits for steps after it, {wait_s:.0f} s at most")
     limit = time.monotonic() + wait_s
     while time.monotonic() < limit and not stopped() and not all(window.is_told() for window in windows):
         time.sleep(_EVERY_S)
 
 
-def describe_rank(bus: Bus, outcome: CaptureOutcome, before: Known[float], probed_ms: float) -> RankCapture:
+def describe_rank(
+    bus: Bus, outcome: CaptureOutcome, before: Known[StepTime], probed_ms: float
+) -> RankCapture:
     """Describe the outcome on one rank, with its steps before, during and after."""
     told = outcome.told
-    records = bus.read_records()
+    records = bus.read_records(_MOST_RECORDS)
     nothing = Missing("nothing was recorded")
     done = outcome.state is CaptureState.VERIFIED
-    during: Known[float] = nothing
-    if done and told.steps_done:
-        during = mean_step_of(records, told.first_step, told.steps_done)
-        if not is_known(during):  # too short for records of their own
-            during = (told.ended_ns - told.began_ns) / 1e6 / told.steps_done
+    during: Known[StepTime] = nothing
+    after: Known[StepTime] = nothing
+    if done:
+        during = _measure_during(records, told)
+        after = median_step(records, told.changed_ns, time.monotonic_ns())
     # The rank that names the file: the pages may be older than the process group.
     rank = told.rank - 1 if told.rank else bus.header.rank
     return RankCapture(
@@ -314,10 +335,21 @@ def describe_rank(bus: Bus, outcome: CaptureOutcome, before: Known[float], probe
         first_step=told.first_step if done else nothing,
         steps=told.steps_done,
         paused_ms=told.paused_ns / 1e6 + probed_ms,
-        step_before_ms=before,
-        step_during_ms=during,
-        step_after_ms=mean_step(records, told.changed_ns, time.monotonic_ns()) if done else nothing,
+        step_before_ms=map_known(lambda step: step.ms, before),
+        step_during_ms=map_known(lambda step: step.ms, during),
+        step_after_ms=map_known(lambda step: step.ms, after),
+        steps_before=count_steps(before),
+        steps_after=count_steps(after),
     )
+
+
+def _measure_during(records: Sequence[Sequence[int]], told: Progress) -> Known[StepTime]:
+    """Return the median step of a window, the mean where steps are too short for records of their own."""
+    if not told.steps_done:
+        return Missing("no step ended in the window")
+    during = median_step_of(records, told.first_step, told.steps_done)
+    mean_ms = (told.ended_ns - told.began_ns) / 1e6 / told.steps_done
+    return during if is_known(during) else StepTime(mean_ms, told.steps_done)
 
 
 def read_steps(bus: Bus) -> int:
@@ -343,12 +375,27 @@ def ask_conditions(bus: Bus, limit_s: float = ANSWERS_S) -> Known[dict[str, Any]
     The first time the loop pauses while the hook looks for the model among the objects of Python: 20 to 50 ms
     for each 100,000 of them.
     """
+    return _ask(bus, wire_capture.KIND_DESCRIBE, limit_s)
+
+
+def ask_counts(bus: Bus) -> Known[StepPlace]:
+    """Return how many steps ended, and how many collectives began until then, at the end of a step."""
+    told = _ask(bus, wire_capture.KIND_COUNTS, ANSWERS_S)
+    if isinstance(told, Missing):
+        return told
+    steps, collectives = told.get("steps"), told.get("collectives")
+    if isinstance(steps, int) and isinstance(collectives, int):
+        return StepPlace(steps, collectives)
+    return _ODD
+
+
+def _ask(bus: Bus, kind: int, limit_s: float) -> Known[dict[str, Any]]:
     limit = time.monotonic() + limit_s
     if judge_turn(bus, time.monotonic_ns()) is not LoopTurn.FREE:
         return _BUSY
     number = draw_number()
     until = time.monotonic_ns() + round(limit_s * 1e9)
-    bus.post(wire_capture.Request(number, wire_capture.KIND_DESCRIBE, expires_ns=until))
+    bus.post(wire_capture.Request(number, kind, expires_ns=until))
     while (told := bus.read_answer())[0] != number:
         if not bus.is_alive():
             return _GONE

@@ -6,13 +6,13 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, starmap
 
 from tpmon.errors import UsageError
 from tpmon.hook.bus import wire, wire_capture
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.model.results.capture import DEAR_MS, CaptureAsked, CaptureKind, CapturePrice
+from tpmon.model.results.capture import DEAR_MS, CaptureAsked, CaptureKind, CapturePrice, StepTime
 from tpmon.model.units import format_seconds
 
 MOST_EVENTS = 200_000
@@ -45,6 +45,13 @@ _FASTER = 2.0
 
 _PHASES = slice(wire.REC_DATA_NS, wire.REC_OTHER_NS + 1)
 _EVAL_PHASES = slice(wire.REC_EVAL_DATA_NS, wire.REC_EVAL_OTHER_NS + 1)
+
+_TOO_FEW = Missing("too few steps to tell")
+
+ENOUGH_STEPS = 8
+"""A median of so many steps is waited for, or looked for close to a window."""
+
+_NEAR_NS = 5_000_000_000
 
 _MOST_APART = 2
 """Steps by which ranks that count alike may differ: gradients keep them within one step of each other, and
@@ -81,6 +88,28 @@ def choose_start(paces: Sequence[MeasuredPace]) -> int:
     furthest = max(pace.steps for pace in paces)
     rate = max(pace.rate_hz for pace in paces)
     return furthest + max(_LEAST_AHEAD, math.ceil(rate * _AHEAD_S))
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlace:
+    """Hold how many steps a rank's hook counted, and how many collectives had begun at the last one's end."""
+
+    steps: int
+    collectives: int
+
+
+def choose_collectives(places: Sequence[StepPlace], rate_hz: float) -> Known[StepPlace]:
+    """Return a place ahead of all ranks, as ``choose_start`` does, with the step as the first rank counts it.
+
+    The last place is the first rank's again, some steps later. Missing where nothing was counted between.
+    """
+    steps = places[-1].steps - places[0].steps
+    begun = places[-1].collectives - places[0].collectives
+    if steps <= 0 or begun <= 0:
+        return Missing("no collectives of all ranks were seen in its steps")
+    ahead = max(_LEAST_AHEAD, math.ceil(rate_hz * _AHEAD_S))
+    start = max(one.collectives for one in places) + math.ceil(ahead * begun / steps)
+    return StepPlace(places[-1].steps + round((start - places[-1].collectives) * steps / begun), start)
 
 
 def check_wait(
@@ -171,17 +200,33 @@ def mean_step(records: Sequence[Sequence[int]], since_ns: int, until_ns: int) ->
     return _mean([one for one in _ends_of_steps(records) if since_ns <= one[wire.REC_TIME_NS] <= until_ns])
 
 
-def mean_step_of(records: Sequence[Sequence[int]], first: int, steps: int) -> Known[float]:
-    """Return the mean step in ms of so many steps from the ``first`` on, as far as records are left."""
+def median_step(records: Sequence[Sequence[int]], since_ns: int, until_ns: int) -> Known[StepTime]:
+    """Return the median step between two times, without what ran between steps (validation, capture)."""
+    return _median([one for one in _ends_of_steps(records) if since_ns <= one[wire.REC_TIME_NS] <= until_ns])
+
+
+def median_before(records: Sequence[Sequence[int]], until_ns: int) -> Known[StepTime]:
+    """Return the median of the last seconds if they hold enough steps: what else a machine does changes."""
+    near = median_step(records, until_ns - _NEAR_NS, until_ns)
+    return near if count_steps(near) >= ENOUGH_STEPS else median_step(records, 0, until_ns)
+
+
+def count_steps(step: Known[StepTime]) -> int:
+    """Return of how many steps a median is, 0 where there is none."""
+    return step.steps if is_known(step) else 0
+
+
+def median_step_of(records: Sequence[Sequence[int]], first: int, steps: int) -> Known[StepTime]:
+    """Return the median of so many steps from the ``first`` on, as far as records are left."""
     ends = _ends_of_steps(records)
-    return _mean([one for one in ends if first <= one[_steps_word(one)] <= first + steps])
+    return _median([one for one in ends if first <= one[_steps_word(one)] <= first + steps])
 
 
 def mean_call(records: Sequence[Sequence[int]]) -> Known[float]:
     """Return the mean ms of training per call of an optimizer, which is what kineto counts."""
     ends = _ends_of_steps(records)
     if len(ends) < 2:
-        return Missing("too few steps to tell")
+        return _TOO_FEW
     first, last = ends[0], ends[-1]
     calls = last[wire.REC_OPTIMIZER_CALLS] - first[wire.REC_OPTIMIZER_CALLS]
     spent_ns = sum(last[_PHASES]) - sum(first[_PHASES])
@@ -208,15 +253,33 @@ def _ends_of_steps(records: Sequence[Sequence[int]]) -> list[Sequence[int]]:
 
 def _mean(ends: Sequence[Sequence[int]]) -> Known[float]:
     if len(ends) < 2:
-        return Missing("too few steps to tell")
-    first, last = ends[0], ends[-1]
+        return _TOO_FEW
+    spent_ns, steps = _between(ends[0], ends[-1])
+    return spent_ns / 1e6 / steps if steps > 0 and spent_ns >= 0 else _TOO_FEW
+
+
+def _median(ends: Sequence[Sequence[int]]) -> Known[StepTime]:
+    """Return the median of all steps between the ends; steps that share a record have its mean each."""
+    told = [
+        (spent_ns, steps)
+        for spent_ns, steps in starmap(_between, pairwise(ends))
+        if steps > 0 and spent_ns >= 0
+    ]
+    each = sorted((spent_ns / steps, steps) for spent_ns, steps in told)
+    counted = sum(steps for _, steps in each)
+    passed = 0
+    for step_ns, steps in each:
+        passed += steps
+        if 2 * passed >= counted:
+            return StepTime(step_ns / 1e6, counted)
+    return _TOO_FEW
+
+
+def _between(first: Sequence[int], last: Sequence[int]) -> tuple[int, int]:
+    """Return the ns that steps took between two records, and how many ended."""
     word = _steps_word(last)
-    steps = last[word] - first[word]
     phases = _EVAL_PHASES if word == wire.REC_EVAL_STEPS else _PHASES
-    spent_ns = sum(last[phases]) - sum(first[phases])
-    if steps <= 0 or spent_ns < 0:
-        return Missing("too few steps to tell")
-    return spent_ns / 1e6 / steps
+    return sum(last[phases]) - sum(first[phases]), last[word] - first[word]
 
 
 def say_price(price: CapturePrice, asked: CaptureAsked, ranks: int) -> str:

@@ -28,6 +28,7 @@ from tpmon.capture.outcome import (
     CaptureOutcome,
     EndedWindow,
     LoopTurn,
+    ask_counts,
     await_steps_after,
     describe_rank,
     find_end,
@@ -36,20 +37,26 @@ from tpmon.capture.outcome import (
     read_steps,
 )
 from tpmon.capture.plan import (
+    ENOUGH_STEPS,
     MOST_BYTES,
     MOST_ENTRIES,
     MOST_EVENTS,
     PROBE_NS,
     MeasuredPace,
+    StepPlace,
     check_wait,
+    choose_collectives,
     choose_options,
     choose_start,
     count_alike,
+    count_steps,
     draw_number,
     fit_seconds,
     fit_steps,
     known_paces,
     mean_step,
+    median_before,
+    median_step,
     parse_pace,
     say_dear,
     say_length,
@@ -61,7 +68,14 @@ from tpmon.errors import UsageError
 from tpmon.hook.bus import wire, wire_capture
 from tpmon.hook.bus.wire_capture import Progress, Request
 from tpmon.model.known import Known, is_known
-from tpmon.model.results.capture import CaptureAsked, CaptureKind, CaptureStage, CaptureState, RankCapture
+from tpmon.model.results.capture import (
+    CaptureAsked,
+    CaptureKind,
+    CaptureStage,
+    CaptureState,
+    RankCapture,
+    StepTime,
+)
 
 _LEAST_BACKWARDS = 3
 """With so many backwards and no end a loop has no steps; with fewer it may compile in its first one."""
@@ -104,7 +118,8 @@ def say_progress(
     slowest = min(heard, key=lambda one: (one.state, one.steps_done, one.step_now))
     state = STATES.get(slowest.state)
     if state is CaptureState.ARMED:
-        waits = "armed" if timed else f"armed, begins with step {slowest.first_step}"
+        named = slowest.first_step > 0 and not timed
+        waits = f"armed, begins with step {slowest.first_step}" if named else "armed"
         now = pace()
         if is_known(now) and now.evaluates:
             waits += ": waits for the next training step, the loop evaluates now"
@@ -165,7 +180,9 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
         self.buses = tuple(buses)
         self._wished = asked
         self.name = name
-        self._before = self._mean_steps()
+        self._is_late = any(bus.header.put_in_ns for bus in self.buses)
+        """Hooks that were put in by hand count from then on, each from another step."""
+        self._before = self._median_steps()
         self._probed_ms = [0.0] * len(self.buses)
 
     def run(self) -> tuple[CaptureOutcome, ...]:
@@ -206,7 +223,7 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
         if self.asked.anew:
             make_anew(self.asked.folder, [bus.process.pid for bus in self.buses])
         self._wished = replace(self._wished, anew=False)
-        self._before = self._mean_steps()
+        self._before = self._median_steps()
         if cut := say_cut(self.asked, steps_ms[0]):
             self._say(cut)
         if self.asked.kind is not CaptureKind.TRACE:
@@ -241,6 +258,7 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
             return declined
         if (dear := say_dear(price)) and (declined := self._await_yes(CaptureStage.DEAR, (said, *dear))):
             return declined
+        self._measure_later(max(one.told.changed_ns for one in probes))
         paces = known_paces(self._read_paces())
         return self._fire(paces, price.steps or 1, seconds)
 
@@ -291,6 +309,16 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
     def _mean_steps(self) -> list[Known[float]]:
         return [mean_step(bus.read_records(), 0, time.monotonic_ns()) for bus in self.buses]
 
+    def _median_steps(self) -> list[Known[StepTime]]:
+        return [median_before(bus.read_records(), time.monotonic_ns()) for bus in self.buses]
+
+    def _measure_later(self, since_ns: int) -> None:
+        """Take the steps since the probe for those before, where somebody thought the price over."""
+        now = time.monotonic_ns()
+        later = [median_step(bus.read_records(), since_ns, now) for bus in self.buses]
+        if all(count_steps(one) >= ENOUGH_STEPS for one in later):
+            self._before = later
+
     def _end_all(self, state: CaptureState, reason: str) -> tuple[CaptureOutcome, ...]:
         return tuple(CaptureOutcome(state, reason, NOTHING) for _ in self.buses)
 
@@ -306,27 +334,46 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
                 )
             self.asked = replace(self.asked, timed=True, seconds=min(self.asked.seconds, 10.0))
             self._say("this loop ends no step that the hook sees: captured by time, woken by SIGURG")
-        if len(known) > 1 and not count_alike(known):
+        alike = not is_known(self.asked.at) if self._is_late else not known or count_alike(known)
+        if len(known) > 1 and not alike:
             raise UsageError(COUNT_APART, "tpmon capture --rank K takes one of them")
         return known
 
     def _fire(self, paces: Sequence[MeasuredPace], steps: int, seconds: float) -> tuple[CaptureOutcome, ...]:
+        kind = _KINDS[self.asked.kind]
+        if len(self.buses) > 1 and self._is_late:
+            place = self._choose_place(paces[0].rate_hz)
+            self._say("begins with the same step on all ranks, by their count of collectives")
+            return self._post_all(kind, steps, place.collectives, seconds, place.steps)
         start = self.asked.at if is_known(self.asked.at) else 0
         if not start and len(self.buses) > 1 and paces:
             start = choose_start(paces)
         if start:
             self._say(f"begins with step {start}{' on all ranks' if len(self.buses) > 1 else ''}")
-        return self._post_all(_KINDS[self.asked.kind], steps, start, seconds)
+            if missed := self._find_missed(start):
+                return missed
+        return self._post_all(kind, steps, start, seconds)
 
-    def _post_all(self, kind: int, steps: int, start: int, seconds: float) -> tuple[CaptureOutcome, ...]:
-        if start and (missed := self._find_missed(start)):
-            return missed
+    def _choose_place(self, rate_hz: float) -> StepPlace:
+        """Return the count of collectives to begin with; UsageError where the ranks count none."""
+        places = [ask_counts(bus) for bus in (*self.buses, self.buses[0])]
+        known = [one for one in places if is_known(one)]
+        place = choose_collectives(known, rate_hz) if len(known) == len(places) else places[0]
+        if len(known) < len(places) or not is_known(place):
+            raise UsageError(COUNT_APART, "tpmon capture --rank K takes one of them")
+        return place
+
+    def _post_all(
+        self, kind: int, steps: int, start: int, seconds: float, number: int = 0
+    ) -> tuple[CaptureOutcome, ...]:
+        """Write the request; with a ``number`` for its first step ``start`` counts collectives."""
         if blocked := self._await_turn():
             return blocked
         probes = kind == wire_capture.KIND_PROBE
         request = Request(
             draw_number(),
             kind,
+            clock=wire_capture.CLOCK_COLLECTIVES if number else wire_capture.CLOCK_STEPS,
             start=start,
             steps=steps,
             longest_ns=PROBE_NS if probes and self.asked.timed else round(seconds * 1e9),
@@ -334,6 +381,7 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
             most_bytes=MOST_BYTES,
             expires_ns=time.monotonic_ns() + round(_WAIT_S * 1e9),
             options=choose_options(self.asked),
+            subject=number,
             entries=MOST_ENTRIES if kind == wire_capture.KIND_SNAPSHOT else 0,
             folder=self.asked.folder,
             name=self.name,

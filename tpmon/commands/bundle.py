@@ -6,6 +6,7 @@ from tpmon.commands.command import (
     EXIT_CODES,
     PROMISE,
     Subcommand,
+    Wanted,
     WatchOptions,
     describe_subject,
     find_job,
@@ -22,7 +23,7 @@ from tpmon.report.text import Output, complain
 class BundleOptions:
     """Hold what is watched, for how long, and where the bundle goes."""
 
-    pid: int | None = pid_argument()
+    pid: Wanted = pid_argument()
     out: str = flag("--out", "a new folder (default: named after host, job, time)", "DIR", "", is_file=True)
     tar: str = flag("--tar", "one new tar file instead; .tar.gz is packed", "FILE", "", is_file=True)
     job: bool = setting("job")
@@ -31,6 +32,7 @@ class BundleOptions:
     interval_s: float = setting("interval")
     no_stacks: bool = setting("no-stacks")
     hang_after_s: float | None = setting("hang-after", typed=False)
+    log: str | None = setting("log")
 
 
 def run(options: BundleOptions) -> int:
@@ -52,7 +54,7 @@ def run(options: BundleOptions) -> int:
         job, subject, options.seconds, options.interval_s, stacks=stacks, hang_after_s=options.hang_after_s
     )
     try:
-        contents = Bundler(job, sink, look).run()
+        contents = Bundler(job, sink, look, own_log=options.log or "").run()
     except OSError as error:
         raise UsageError(
             f"{sink.path}: {error.strerror or error}", "--out with a place that has space"
@@ -68,7 +70,7 @@ def run(options: BundleOptions) -> int:
 COMMAND = Subcommand(
     BundleOptions,
     run,
-    "bundle PID | --job [options]",
+    "bundle [PID | NAME] [options]",
     "Watch a job for some seconds and write evidence for a ticket into a private folder: a recording,\n"
     "verdict, three dumps of all stacks, what may be read, logs, versions.\n"
     "Nothing is stopped, and no file is overwritten.\n" + PROMISE,

@@ -1,12 +1,15 @@
-"""The command ``capture``: find the ranks, say the price, lead the window, write what came of it."""
+"""The command ``capture``: find the ranks, say the price, lead the window, write what came of it.
+
+Where a run has no hook, and somebody agrees to the price of that, one is put in before and taken out after.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
-import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,24 +17,28 @@ from typing import TYPE_CHECKING
 from tpmon.commands.command import (
     EXIT_CODES,
     Subcommand,
-    check_ranks,
+    Wanted,
+    agree_to_hook,
+    ask_at_terminal,
+    choose_ranks,
     find_job,
-    find_own_rank,
     flag,
     parse_number,
     pid_argument,
     setting,
     write_result,
 )
-from tpmon.errors import ExitCode, UsageError, exclude
+from tpmon.errors import ExitCode, TpmonError, UsageError, exclude
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
+from tpmon.model.units import format_seconds
 from tpmon.report.text import Output, complain
 from tpmon.settings import parse_duration
 
 if TYPE_CHECKING:
     from tpmon.capture.bus import Bus, NoHookError
     from tpmon.capture.dialog import CaptureAsker
+    from tpmon.inject.lent import LentHooks
     from tpmon.model.process import Identity
     from tpmon.model.results.capture import CaptureAsked, CaptureKind, CaptureResult, CaptureStage
     from tpmon.model.results.trace import TraceSummary
@@ -40,6 +47,9 @@ if TYPE_CHECKING:
 STEPS = 5
 MOST_STEPS = 1_000
 SECONDS = 60.0
+EVENT_S = 600.0
+"""For the first event that a hook sees which was put in: a step may take minutes."""
+WATCH_S = 3.0
 
 _WARNS = (
     "--memory: torch warns on the run's standard error, once in a thousand, of memory that is freed and was"
@@ -51,7 +61,7 @@ _WARNS = (
 class CaptureOptions:
     """Hold what ``tpmon capture`` takes, as it was typed."""
 
-    pid: int | None = pid_argument()
+    pid: Wanted = pid_argument()
     rank: str | None = flag(
         "--rank", "that rank (default: the rank that PID belongs to, else the lowest here)", "K"
     )
@@ -83,7 +93,9 @@ class CaptureOptions:
         "",
         is_file=True,
     )
-    yes: bool = flag("--yes", "also if the loop pauses for more than 2 s")
+    yes: bool = flag(
+        "--yes", "without asking: put a hook in where there is none, pause the loop for more than 2 s"
+    )
     job: bool = setting("job")
     readonly: bool = setting("readonly")
     json: bool = setting("json")
@@ -147,46 +159,29 @@ def _parse_seconds(text: str | None) -> float:
     return seconds
 
 
-def choose_ranks(job: Job, rank: Applicable[int], *, every: bool) -> tuple[Member, ...]:
-    """Return the ranks to capture: all, the one named, else that of the PID, else the lowest here.
-
-    Raises:
-        UsageError: for a rank that is not on this machine, or a job without one.
-    """
-    from tpmon.model.process import Role
-
-    ranks = [one for one in job.members if one.role is Role.RANK]
-    ranks.sort(key=lambda one: (one.rank if is_known(one.rank) else 1 << 30, one.identity.pid))
-    if not ranks:
-        raise UsageError(
-            f"the job of pid {job.asked_pid} has no rank on this machine", "tpmon ps lists the jobs"
-        )
-    if every:
-        return tuple(ranks)
-    if is_known(rank):
-        check_ranks((rank,), ranks)
-        return tuple(one for one in ranks if one.rank == rank)
-    mine = find_own_rank(job)
-    return tuple(one for one in ranks if one.identity.pid in mine) or (ranks[0],)
-
-
 def run(options: CaptureOptions) -> int:
     """Capture, write what came of it, and return the exit code."""
     from tpmon.capture.dialog import CaptureAsker
+    from tpmon.inject.lent import LentHooks
     from tpmon.model.results.capture import CaptureState
     from tpmon.report.capture import write_capture
 
     asked = parse_asked(options)
     job = find_job(options.pid)
     complain("tpmon: Ctrl-C ends it without a file")
-    asker = CaptureAsker(lambda text: complain(f"tpmon: {text}"))
-    result, summaries = capture_job(
-        job,
-        asked,
-        asker if options.yes else replace(asker, agreed=ask_where_dear),
-        rank=NOT_APPLICABLE if options.rank is None else int(options.rank),
-        every=options.all_ranks,
-    )
+
+    def tell(text: str) -> None:
+        complain(f"tpmon: {text}")
+
+    with contextlib.closing(LentHooks(tell, tell)) as lent:
+        result, summaries = capture_job(
+            job,
+            asked,
+            CaptureAsker(tell, agreed=partial(agree, yes=options.yes)),
+            lent,
+            rank=NOT_APPLICABLE if options.rank is None else int(options.rank),
+            every=options.all_ranks,
+        )
     text = partial(write_capture, result, summaries, socket.gethostname())
     write_result(Output(1, options.ascii), result, text, json=options.json)
     if result.state in (CaptureState.DONE, CaptureState.PARTIAL):
@@ -194,28 +189,37 @@ def run(options: CaptureOptions) -> int:
     return ExitCode.NO_TARGET if result.state is CaptureState.GONE else ExitCode.USAGE
 
 
-def ask_where_dear(stage: CaptureStage, said: Sequence[str]) -> bool:
-    """Agree to every price but a dear one: of that ask at the terminal; UsageError where nobody says yes."""
+def agree(stage: CaptureStage, said: Sequence[str], *, yes: bool) -> bool:
+    """Agree to all but a hook that is put in, and a dear price: of these ask at the terminal.
+
+    Raises:
+        UsageError: where nobody says yes, there or by --yes.
+    """
     from tpmon.model.results.capture import CaptureStage
 
-    if stage is not CaptureStage.DEAR:
+    if stage is CaptureStage.HOOKLESS:
+        agree_to_hook(said, yes=yes)
         return True
-    if os.isatty(0) and os.isatty(2):
-        complain(f"tpmon: {said[1]}; {said[2]}. Record them all the same? [y/N]")
-        if sys.stdin.readline().strip().lower() in ("y", "yes"):
-            return True
-    raise UsageError(f"nothing was recorded: {said[1]}", f"the same with --yes; {said[2]}")
+    if stage is not CaptureStage.DEAR or yes:
+        return True
+    if not ask_at_terminal(f"{said[1]}; {said[2]}. Record them all the same?"):
+        raise UsageError(f"nothing was recorded: {said[1]}", f"the same with --yes; {said[2]}")
+    return True
 
 
 def capture_job(
     job: Job,
     asked: CaptureAsked,
     asker: CaptureAsker,
+    lent: LentHooks,
     *,
     rank: Applicable[int] = NOT_APPLICABLE,
     every: bool = False,
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]]:
-    """Lead a capture from its ranks to its verified files; TpmonError where nothing can be captured."""
+    """Lead a capture from its ranks to its verified files; TpmonError where nothing can be captured.
+
+    Where nothing can be asked in a run, and ``asker`` agrees, ``lent`` puts the hook in, and takes it out.
+    """
     from tpmon.capture.files import check_above, choose_place, locate, remove_empty, sweep
     from tpmon.capture.kineto_capture import LoopAround, try_kineto
     from tpmon.capture.outcome import IS_BUSY, IS_TIMED, gather
@@ -254,7 +258,10 @@ def capture_job(
             if told := try_kineto(first, members[0].rank, wanted, name, asker=asker, around=around):
                 return told
     with contextlib.ExitStack() as stack:
+        late = _lend(members, job, wanted, asker, lent)
         buses = [_open_bus(member, job, stack) for member in members]
+        if late:
+            _watch_steps(buses[0], asker)
         places = [locate(bus.process.pid, folder) for bus in buses]
         mine = [place.here for place in places if not os.path.lexists(place.here)]
         stack.enter_context(remove_empty(mine, stays))
@@ -265,6 +272,7 @@ def capture_job(
             outcomes = window.run()
             clocks = watch.read() if any(one.state is CaptureState.VERIFIED for one in outcomes) else NO_GPU
         ranks = window.describe(outcomes)
+        lent.close()
         asker.tell("reading what was written")
         step_back()
         moved = [bus for bus, before in zip(buses, timed, strict=True) if bus.count_timed_steps() > before]
@@ -298,6 +306,97 @@ def _check_slot(member: Member, kind: CaptureKind) -> None:
             )
 
 
+def _lend(
+    members: Sequence[Member], job: Job, asked: CaptureAsked, asker: CaptureAsker, lent: LentHooks
+) -> bool:
+    """Put the hook into the ranks that have none, once somebody agreed; return whether there were any.
+
+    Raises:
+        UsageError: where that is refused, nobody agrees, or the loop comes to nothing that the hook sees.
+    """
+    from tpmon.capture.dialog import YES_S
+    from tpmon.inject.late_hook import LateHook
+    from tpmon.inject.refusal import RefusedError
+    from tpmon.model.results.capture import CaptureStage
+    from tpmon.model.text.late_words import describe_plan
+
+    bare = [(one.identity, error) for one in members if (error := find_bare(one.identity)) is not None]
+    if not bare:
+        return False
+    if is_known(asked.at):
+        raise UsageError(
+            "--at counts the steps since this process began, and no hook has counted them", "leave --at out"
+        )
+    hooks = [LateHook(process, tell=asker.tell) for process, _ in bare]
+    plans = []
+    for hook, (process, absent) in zip(hooks, bare, strict=True):
+        try:
+            plans.append(hook.check().plan())
+        except RefusedError as error:
+            raise _offer(absent, job, process, error) from error
+    said = describe_plan(plans, lent=True)
+    _await(asker, lambda: asker.agreed(CaptureStage.HOOKLESS, said), YES_S)
+    _await(asker, lambda: asker.agreed(CaptureStage.HOOKING, ()), YES_S)
+    try:
+        lent.put_in(hooks)
+    except RefusedError as error:
+        raise _offer(bare[0][1], job, bare[0][0], error) from error
+    asker.tell("waits for the first batch, backward or update that the hook sees")
+    _await(asker, lambda: not any(find_bare(process) for process, _ in bare), EVENT_S)
+    return True
+
+
+def _watch_steps(bus: Bus, asker: CaptureAsker) -> None:
+    """Wait until some steps tell how long one takes without a capture, for some seconds at most."""
+    from tpmon.capture.dialog import YES_EVERY_S
+    from tpmon.capture.plan import ENOUGH_STEPS, count_steps, median_before
+
+    limit = time.monotonic() + WATCH_S
+    while count_steps(median_before(bus.read_records(), time.monotonic_ns())) < ENOUGH_STEPS:
+        if asker.stopped() or time.monotonic() > limit:
+            return
+        time.sleep(YES_EVERY_S)
+
+
+def _await(asker: CaptureAsker, is_so: Callable[[], bool], most_s: float) -> None:
+    """Wait until it is so; UsageError where nobody waits any more, or the time is over."""
+    from tpmon.capture.dialog import UNWANTED, YES_EVERY_S
+
+    limit = time.monotonic() + most_s
+    while not is_so():
+        if asker.stopped() or time.monotonic() > limit:
+            why = UNWANTED if asker.stopped() else f"no answer in {format_seconds(most_s)}"
+            raise UsageError(why, "tpmon sample PID needs nothing in the run")
+        time.sleep(YES_EVERY_S)
+
+
+def find_bare(process: Identity) -> NoHookError | None:
+    """Return why a process cannot be asked where it has no hook and none is on its way; None otherwise."""
+    from tpmon.capture.bus import NoHookError, open_bus
+    from tpmon.probe.hooked.page import explain_absence
+    from tpmon.probe.job.discovery import is_armed
+
+    try:
+        open_bus(process).close()
+    except NoHookError as error:
+        if not error.try_this and not explain_absence(process.pid) and not is_armed(process.pid):
+            return error
+    except TpmonError:
+        return None  # said where it is opened
+    return None
+
+
+def can_lend(process: Identity) -> bool:
+    """Tell whether a process has no hook, and one can be put in."""
+    from tpmon.inject.late_hook import LateHook
+    from tpmon.inject.refusal import RefusedError
+
+    try:
+        return find_bare(process) is not None and LateHook(process).check() is not None
+    except RefusedError:
+        return False
+
+
 def _open_bus(member: Member, job: Job, stack: contextlib.ExitStack) -> Bus:
     """Open the page of a rank, which ``stack`` closes; UsageError with what to do where it has no hook."""
     from tpmon.capture.bus import NoHookError, open_bus
@@ -310,8 +409,11 @@ def _open_bus(member: Member, job: Job, stack: contextlib.ExitStack) -> Bus:
     return bus
 
 
-def _offer(error: NoHookError, job: Job, process: Identity) -> UsageError:
-    """Say when the hook comes, or what is possible without one and the line that starts the run with it."""
+def _offer(error: NoHookError, job: Job, process: Identity, refused: TpmonError | None = None) -> UsageError:
+    """Say when the hook comes, or what is possible without one and the line that starts the run with it.
+
+    ``refused``: why none can be put into the process.
+    """
     from tpmon.capture.kineto_daemon import find_client
     from tpmon.probe.hooked.page import explain_absence
     from tpmon.probe.job.discovery import is_armed, write_restart
@@ -330,15 +432,17 @@ def _offer(error: NoHookError, job: Job, process: Identity) -> UsageError:
             " where the loop has neither torch's DataLoader nor a backward (python -I, -E or -S would keep"
             " the hook out)",
         )
+    why = f", and none is put in: {refused.what}" if refused else ""
     if not isinstance(find_client(process), Missing):
         return UsageError(
-            f"{error.what}, which --at, --all-ranks, --snapshot and --cuda-profiler need",
+            f"{error.what}, which --at, --all-ranks, --snapshot and --cuda-profiler need{why}",
             f"tpmon capture {pid}, which records by kineto; or start it again: {write_restart(job.root.pid)}",
         )
     pid = job.root.pid
+    first = f"{refused.try_this}; " if refused else ""
     return UsageError(
-        f"{error.what}: no profile of it is possible without touching the run",
-        f"tpmon sample {pid}, which shows hot functions and stops nothing; or start it again:"
+        f"{error.what}{why or ': no profile of it is possible without touching the run'}",
+        f"{first}tpmon sample {pid}, which shows hot functions and stops nothing; or start it again:"
         f" {write_restart(pid)}",
     )
 
@@ -346,13 +450,13 @@ def _offer(error: NoHookError, job: Job, process: Identity) -> UsageError:
 COMMAND = Subcommand(
     CaptureOptions,
     run,
-    "capture PID | --job [options]",
+    "capture [PID | NAME] [options]",
     "Have torch.profiler record some steps inside a run that has the hook (tpmon run, or\n"
-    "import tpmon.hook). One step is profiled first to size the rest; the price comes before the\n"
+    "import tpmon.hook). One step is profiled first to size the rest; the cost is shown before the\n"
     "window begins, and steps, seconds, events, bytes, disk and memory have limits. The files are\n"
     "verified and summed up. In a run of tpmon run --kineto, or with KINETO_USE_DAEMON=1, kineto\n"
-    "records instead where it can: it does not pause the loop. With neither it says what is\n"
-    "possible, and touches nothing.",
+    "records instead where it can: it does not pause the loop. With neither it says what it takes\n"
+    "to put the hook into the run, asks, and takes it out at the end.",
     EXIT_CODES,
     writes_here=True,
 )

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field, fields
 from inspect import get_annotations
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Union
 
 from tpmon.errors import ExitCode, TpmonError, UsageError, exclude
 from tpmon.model.frozen import dataclass
@@ -19,6 +20,7 @@ from tpmon.settings import BY_KEY, Setting, ValueKind
 
 if TYPE_CHECKING:
     from tpmon.config import Choices
+    from tpmon.model.known import Applicable
     from tpmon.model.results.doctor import Update
     from tpmon.model.results.recording import Subject
     from tpmon.probe.job.job import Job, Member
@@ -47,6 +49,8 @@ stays readable: read what you send before you send it."""
 FILE_S = 10.0
 """How long a file may take that a command was given, and the configuration; ctrl-c ends the wait."""
 _PID_DIGITS = 10
+_ALIKE = 0.7
+"""How like a flag a misspelt one is: --onse is like --once, --on is not."""
 _MOST_DIGITS = 18
 
 
@@ -62,8 +66,6 @@ class Argument(NamedTuple):
     is_file: bool = False
     takes: str = ""
     """What a flag takes that may not be typed with nothing in it."""
-    needs_no_job: bool = False
-    """It is no question about a job: none has to be named with it."""
     takes_minus: bool = False
     """Its value may begin with a minus sign, as -10m does."""
 
@@ -98,7 +100,6 @@ def flag(
     is_file: bool = False,
     takes: str = "",
     may_be_bare: bool = False,
-    needs_no_job: bool = False,
     takes_minus: bool = False,
 ) -> Any:
     """Declare an option of one call; without ``metavar`` it is a switch.
@@ -110,15 +111,14 @@ def flag(
         how |= {"nargs": "?", "const": ""}
     if not metavar:
         how, default = {"help": help, "action": "store_true"}, False
-    argument = Argument(
-        (name,), how, is_file=is_file, takes=takes, needs_no_job=needs_no_job, takes_minus=takes_minus
-    )
+    argument = Argument((name,), how, is_file=is_file, takes=takes, takes_minus=takes_minus)
     return _declare(() if many else default, argument)
 
 
-def file_argument(help: str) -> Any:  # noqa: A002
+def file_argument(help: str, *, may_be_left_out: bool = False) -> Any:  # noqa: A002
     """Declare the one file that a command is for."""
-    return _declare("", Argument((), {"metavar": "FILE", "help": help}, is_file=True))
+    how = {"metavar": "FILE", "help": help} | ({"nargs": "?"} if may_be_left_out else {})
+    return _declare("", Argument((), how, is_file=True))
 
 
 def file_arguments(help: str) -> Any:  # noqa: A002
@@ -126,8 +126,14 @@ def file_arguments(help: str) -> Any:  # noqa: A002
     return _declare((), Argument((), {"metavar": "FILE", "nargs": "+", "help": help}, is_file=True))
 
 
-def parse_pid(text: str) -> int:
-    """Read a PID; UsageError when it is no number."""
+Wanted = Union[int, str, None]
+"""The job that a command is for: a PID, the name of its script, or the only one."""
+
+
+def parse_wanted(text: str) -> int | str:
+    """Read a PID, or else the name of a job; UsageError for what is neither."""
+    if text and not text.isdecimal() and not text.startswith("-"):
+        return text
     return parse_number(text, 0, 10**_PID_DIGITS - 1, "a PID is a number", "tpmon ps lists the training jobs")
 
 
@@ -161,10 +167,50 @@ def find_own_rank(job: Job) -> tuple[int, ...]:
     return tuple(pid for one in job.members if one.role is Role.RANK and one.identity.pid == pid)
 
 
-def pid_argument() -> Any:
-    """Declare the process that a command is for."""
-    how = {"metavar": "PID", "nargs": "?", "help": "a process of the job; tpmon ps lists jobs"}
-    return _declare(None, Argument((), how, read=parse_pid))
+def ask_at_terminal(question: str) -> bool:
+    """Ask a question that y answers, where a person sits at a terminal; False without one."""
+    if not (os.isatty(0) and os.isatty(2)):
+        return False
+    complain(f"tpmon: {question} [y/N]")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def agree_to_hook(said: Sequence[str], *, yes: bool) -> None:
+    """Say plan and price of a hook, and ask at the terminal; UsageError where nobody says yes."""
+    for line in said:
+        complain(f"tpmon: {line}")
+    if not yes and not ask_at_terminal("put it in?"):
+        raise UsageError("nothing was written: nobody agreed", "the same with --yes")
+
+
+def choose_ranks(job: Job, rank: Applicable[int], *, every: bool) -> tuple[Member, ...]:
+    """Return the ranks that are meant: all, the one named, else that of the PID, else the lowest here.
+
+    Raises:
+        UsageError: for a rank that is not on this machine, or a job without one.
+    """
+    from tpmon.model.known import is_known
+    from tpmon.model.process import Role
+
+    ranks = [one for one in job.members if one.role is Role.RANK]
+    ranks.sort(key=lambda one: (one.rank if is_known(one.rank) else 1 << 30, one.identity.pid))
+    if not ranks:
+        raise UsageError(
+            f"the job of pid {job.asked_pid} has no rank on this machine", "tpmon ps lists the jobs"
+        )
+    if every:
+        return tuple(ranks)
+    if is_known(rank):
+        check_ranks((rank,), ranks)
+        return tuple(one for one in ranks if one.rank == rank)
+    mine = find_own_rank(job)
+    return tuple(one for one in ranks if one.identity.pid in mine) or (ranks[0],)
+
+
+def pid_argument(without: str = "the only job") -> Any:
+    """Declare the process or the job that a command is for; ``without`` it, what is meant."""
+    said = f"a process of the job, or the name of its script; without one: {without}; tpmon ps lists jobs"
+    return _declare(None, Argument((), {"metavar": "PID", "nargs": "?", "help": said}, read=parse_wanted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +223,7 @@ class WatchOptions:
     readonly: bool = setting("readonly")
     hang_after_s: float | None = setting("hang-after")
     bell: bool = setting("bell", typed=False)
+    log: str | None = setting("log")
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -211,6 +258,10 @@ class CommandParser(argparse.ArgumentParser):
             return
         Output(1, ascii_only=False).write_lines(self.format_help().rstrip("\n"))
 
+    def list_flags(self) -> list[str]:
+        """Return every flag in its long form."""
+        return [one for one in self._option_string_actions if one.startswith("--")]
+
     def add_setting(self, one: Setting) -> None:
         """Add the flag of a setting."""
         how: dict[str, Any] = {"dest": one.key, "help": one.help}
@@ -242,6 +293,14 @@ class CommandParser(argparse.ArgumentParser):
                 self.add_setting(argument.setting)
 
 
+def find_near_flag(flag: str, flags: Iterable[str]) -> str:
+    """Return the flag that a misspelt one is most like, "" where none is like it."""
+    from difflib import get_close_matches  # needed for a mistake alone
+
+    near = get_close_matches(flag.lstrip("-"), [one.lstrip("-") for one in flags], 1, _ALIKE)
+    return f"--{near[0]}" if near and flag.startswith("--") else ""
+
+
 def _list_arguments(options: type) -> dict[str, Argument]:
     return {one.name: one.metadata["argument"] for one in fields(options)}
 
@@ -256,7 +315,7 @@ def read_options(wanted: type[Asked], flags: Mapping[str, object], choices: Choi
     """Read the options of a command from the flags that were typed and the settings that were chosen.
 
     Raises:
-        UsageError: for one that cannot be, and where no job is named or two are.
+        UsageError: for one that cannot be, and where two jobs are named.
     """
     found: dict[str, Any] = {}
     declared = _list_arguments(wanted)
@@ -271,11 +330,9 @@ def read_options(wanted: type[Asked], flags: Mapping[str, object], choices: Choi
             found[name] = tuple(word) if isinstance(word, list) else argument.read(word)
     if found.get("job") and "pid" in found and choices.is_flag("job"):
         raise exclude("PID and --job")
-    needs_job = not any(argument.needs_no_job and name in flags for name, argument in declared.items())
-    if found.get("job") is False and "pid" not in found and needs_job:
-        taken = [one.names[0] for name, one in declared.items() if _took_pid(one, flags.get(name))]
-        advice = "tpmon ps lists the training jobs, --job takes the only one"
-        raise UsageError("which job? PID is missing", f"the PID before {taken[0]}" if taken else advice)
+    taken = [one.names[0] for name, one in declared.items() if _took_pid(one, flags.get(name))]
+    if taken and found.get("job") is False and "pid" not in found:
+        raise UsageError("which job? PID is missing", f"the PID before {taken[0]}")
     return wanted(**found)
 
 
@@ -291,10 +348,13 @@ class Subcommand(Generic[Asked]):
     writes_here: bool = False
     """It needs the working directory where no place is named."""
 
-    def add_to(self, commands: argparse._SubParsersAction[CommandParser], name: str) -> None:
-        """Add the parser of this command to that of all."""
-        usage = f"tpmon {self.usage}"
-        parser = commands.add_parser(name, usage=usage, description=self.description, epilog=self.epilog)
+    def add_to(
+        self, commands: argparse._SubParsersAction[CommandParser], name: str, summary: str = argparse.SUPPRESS
+    ) -> None:
+        """Add the parser of this command to that of all; ``summary`` stands for it in a list of them."""
+        parser = commands.add_parser(
+            name, usage=f"tpmon {self.usage}", description=self.description, epilog=self.epilog, help=summary
+        )
         parser.add_options(self.options)
         parser.add_print_config()
         parser.add_setting(BY_KEY["show"])
@@ -347,7 +407,8 @@ def read_choices(flags: Mapping[str, object], bad: list[str] | None = None) -> t
 
     Raises:
         UsageError: for a file that cannot be read or is not TOML, and for one that does not answer: it may
-            forbid what tpmon does without it. For a setting that cannot be used, unless ``bad`` takes it.
+            forbid what tpmon does without it. For a setting that cannot be used, unless ``bad`` takes it; a
+            key that is no setting is told in a line, unless it is like one that forbids something.
     """
     from tpmon import config
     from tpmon.model.known import Missing
@@ -364,13 +425,23 @@ def read_choices(flags: Mapping[str, object], bad: list[str] | None = None) -> t
             f"the configuration {path} was not read: {answer.reason}",
             "XDG_CONFIG_HOME=/run tpmon ...  # leaves it out, with what it forbids",
         )
-    choices = config.resolve(flags, os.environ, path, answer, bad)
+    unknown: list[TpmonError] = []
+    choices = config.resolve(flags, os.environ, path, answer, bad, unknown=unknown if bad is None else None)
+    for error in unknown:
+        complain(f"tpmon: {error.what}, and is left out; {error.try_this}")
     keep_random(bool(choices.read("show")))
     return path, choices
 
 
-def find_job(pid: int | None, await_s: float = 0.0) -> Job:
-    """Find the job of a process, or the only one; wait for one that just starts. Say what is odd about it.
+def find_pid(wanted: int | str) -> int:
+    """Return a PID as it was typed, or the root of the job that goes by a name; TpmonError for none."""
+    from tpmon.probe.job.resolve import find_named
+
+    return wanted if isinstance(wanted, int) else find_named(wanted)
+
+
+def find_job(wanted: Wanted, await_s: float = 0.0) -> Job:
+    """Find the job that is wanted, or the only one; wait for one that just starts. Say what is odd about it.
 
     Raises:
         TpmonError: where there is none.
@@ -381,7 +452,7 @@ def find_job(pid: int | None, await_s: float = 0.0) -> Job:
 
     step_aside()
     job = await_job(
-        lambda: find_only_job() if pid is None else find(pid),
+        lambda: find_only_job() if wanted is None else find(find_pid(wanted)),
         lambda said: complain(f"tpmon: {said}"),
         await_s,
     )
@@ -403,6 +474,10 @@ def open_session(
     from tpmon.session import Session, collect_rarely
 
     collect_rarely()
+    if options.log:
+        from tpmon.report.own_log import OwnLog  # for a report of a bug alone
+
+        sinks = (*sinks, OwnLog(options.log).receive)
     on_screen = bool(sample_sinks)  # a screen shows what comes first
     session = Session(
         Collector(job, options.interval_s, stacks=not options.no_stacks, threads_later=on_screen),
@@ -428,7 +503,14 @@ def describe_failure(error: BaseException) -> tuple[str, ExitCode]:
         if limit is None:
             return report_crash(error), ExitCode.BUG
         error = limit
-    return f"tpmon: {error.what}\nTry: {error.try_this}", error.exit_code
+    return tell(error), error.exit_code
+
+
+def tell(error: TpmonError) -> str:
+    """Tell what was refused, and what to try: as it is typed where a tpmon.pyz runs."""
+    from tpmon.own_command import as_typed
+
+    return f"tpmon: {error.what}\nTry: {as_typed(error.try_this)}"
 
 
 def describe_subject(

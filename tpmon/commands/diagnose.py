@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 from tpmon.commands.command import (
     VERDICT_CODES,
     Subcommand,
+    Wanted,
     WatchOptions,
     find_job,
     open_session,
     pid_argument,
     setting,
+    tell,
     write_result,
 )
 from tpmon.errors import UsageError
@@ -47,7 +49,7 @@ _STDERR = 2
 class VerdictOptions(WatchOptions):
     """Hold when a verdict is enough, and in which form it is written."""
 
-    pid: int | None = pid_argument()
+    pid: Wanted = pid_argument()
     job: bool = setting("job", typed=False)
     json: bool = setting("json")
     check: bool = setting("check", typed=False)
@@ -227,7 +229,7 @@ def run(options: VerdictOptions) -> int:
         except ReaderGone:
             pass  # the exit code is asked for all the same, and the command told
         except UsageError as error:
-            complain(f"tpmon: {error.what}\nTry: {error.try_this}")
+            complain(tell(error))
         on_change.finish()
     return pick_exit_code(last)
 
@@ -235,7 +237,7 @@ def run(options: VerdictOptions) -> int:
 COMMAND = Subcommand(
     DiagnoseOptions,
     run,
-    "diagnose PID | --job [options]",
+    "diagnose [PID | NAME] [options]",
     "Watch a training job and print the verdict: what holds it back and what to do.",
     VERDICT_CODES,
 )

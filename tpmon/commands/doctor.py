@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tpmon.commands.command import Subcommand, pid_argument, setting, write_result
+from tpmon.commands.command import Subcommand, Wanted, find_pid, pid_argument, setting, write_result
 from tpmon.errors import ExitCode
 from tpmon.model.frozen import dataclass
 from tpmon.report.text import Output, complain
@@ -20,7 +20,7 @@ MOST_JOBS = 4
 class DoctorOptions:
     """Hold whose sources are tried, and the form of the answer."""
 
-    pid: int | None = pid_argument()
+    pid: Wanted = pid_argument("all your jobs")
     json: bool = setting("json")
     ascii: bool = setting("ascii")
     no_stacks: bool = setting("no-stacks")
@@ -34,7 +34,7 @@ def run(options: DoctorOptions) -> int:
     from tpmon.report.doctor import write_checkup
 
     step_aside()
-    subjects = _find_own_subjects() if options.pid is None else [find_subject(options.pid)]
+    subjects = _find_own_subjects() if options.pid is None else [find_subject(find_pid(options.pid))]
     checkup = read_checkup(subjects, stacks=not options.no_stacks)
     write_result(Output(1, options.ascii), checkup, partial(write_checkup, checkup), json=options.json)
     return ExitCode.NOT_PERMITTED if list_obstacles(checkup) else ExitCode.OK
@@ -57,7 +57,7 @@ def _find_own_subjects() -> list[CheckupSubject]:
 COMMAND = Subcommand(
     DoctorOptions,
     run,
-    "doctor [PID] [options]",
+    "doctor [PID | NAME] [options]",
     "Try every source that tpmon reads: of the job around PID, or of all your jobs here, and of\n"
     "this machine. Show what may be read and what not, why, and the one command that changes it.\n"
     "Nothing is stopped. Ends with 4 if something that is needed may not be read or is missing.",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tpmon.commands.command import (
     EXIT_CODES,
     Subcommand,
+    Wanted,
     check_ranks,
     file_arguments,
     find_job,
@@ -47,7 +48,7 @@ _TREE_HELP = "merge the stacks of all threads into a tree"
 class DumpOptions:
     """Hold which processes are looked at, how often and how deep, and how that is written."""
 
-    pid: int | None = pid_argument()
+    pid: Wanted = pid_argument()
     ranks: tuple[str, ...] = flag(
         "--rank", "only these ranks and their workers: 3, or 0,2, or 0-3", "K", many=True
     )
@@ -153,7 +154,7 @@ def run(options: DumpOptions) -> int:
     """Look at a job as often as asked, write the fold, and return the exit code."""
     from tpmon.judge.dumps.collective_words import may_wait
     from tpmon.judge.dumps.collectives import add_collectives
-    from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
+    from tpmon.judge.folds.groups import DumpOrigin, fold_rounds
     from tpmon.model.dump import Asker, DumpRequest
     from tpmon.model.process import Role
     from tpmon.model.units import count_of
@@ -192,7 +193,7 @@ def run(options: DumpOptions) -> int:
 
 def _read_last_write(job: Job) -> Applicable[datetime]:
     """Read when the job wrote into its log last."""
-    from tpmon.judge.dumps.hot import date_log
+    from tpmon.judge.folds.hot import date_log
     from tpmon.model.process import Role
     from tpmon.probe.base.worker import read_within
     from tpmon.probe.host.output import OutputReader
@@ -205,7 +206,7 @@ def _read_last_write(job: Job) -> Applicable[datetime]:
 def run_fold(options: FoldOptions) -> int:
     """Fold the Dumps of files ("-": standard input) and write the result; UsageError for what is no dump."""
     from tpmon.judge.dumps.collectives import fold_collectives
-    from tpmon.judge.dumps.groups import find_clash, fold_dumps
+    from tpmon.judge.folds.groups import find_clash, fold_dumps
     from tpmon.probe.records.dump_files import read_dumps
 
     check_tree(options.form, tree=options.tree)
@@ -225,7 +226,7 @@ def run_fold(options: FoldOptions) -> int:
 
 def _write(dump: Dump, form: str, output: Output, *, tree: bool) -> None:
     from tpmon.judge.dumps.describe import shorten_stack
-    from tpmon.judge.dumps.hot import build_tree
+    from tpmon.judge.folds.hot import build_tree
     from tpmon.model.codec import encode
     from tpmon.report.formats import write_collapsed, write_speedscope
     from tpmon.report.stacks import write_dump, write_dump_tree
@@ -259,10 +260,10 @@ def pick_exit_code(dump: Dump) -> int:
 COMMAND = Subcommand(
     DumpOptions,
     run,
-    "dump PID | --job [options]",
+    "dump [PID | NAME] [options]",
     "Show where every rank, loader worker and thread of a job is right now: equal stacks together,\n"
     "first the one that is not where the others are. Only --block and --native stop processes.\n"
-    "The price of an option comes first.",
+    "It says first what an option costs.",
     EXIT_CODES,
 )
 FOLD = Subcommand(

@@ -1,40 +1,96 @@
-"""The command ``hook export``: the hook as one file, for machines and containers without tpmon."""
+"""The command ``hook``: into a running training and out again, or as one file to take along."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
 
-from tpmon.commands.command import await_files
-from tpmon.errors import ExitCode, UsageError
-from tpmon.report.text import Output
+from tpmon.commands.command import (
+    EXIT_CODES,
+    Subcommand,
+    Wanted,
+    agree_to_hook,
+    choose_ranks,
+    file_argument,
+    find_job,
+    flag,
+    parse_number,
+    pid_argument,
+    setting,
+    write_result,
+)
+from tpmon.errors import ExitCode, UsageError, exclude
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import NOT_APPLICABLE, Applicable
+from tpmon.report.text import Output, complain
 
-HELP = """\
-usage: tpmon hook export FILE
-
-Write the hook into one file, a zip. With it on PYTHONPATH every Python process (3.8 or newer) gets the
-hook once it imports torch: on another machine or in a container, without tpmon.
-
-  tpmon hook export /shared/tpmon-hook.zip
-  PYTHONPATH=/shared/tpmon-hook.zip torchrun --nproc-per-node 8 train.py
-
-tpmon attach reads it from outside as usual. With tpmon at hand, tpmon run does the same without a file."""
-
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+EXPORT = "export"
 _WHEN = (2020, 1, 1, 0, 0, 0)
 """Equal hooks make equal files."""
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Do what ``tpmon hook`` asks for; UsageError for anything but ``export`` and a FILE that can be."""
-    output = Output(1, ascii_only=False)
-    await_files(arguments[1:2])
-    if {"-h", "--help"} & set(arguments) or not arguments:
-        output.write_lines(HELP)
-        return ExitCode.OK if arguments else ExitCode.USAGE
-    if len(arguments) != 2 or arguments[0] != "export" or arguments[1].startswith("-"):
-        raise UsageError("tpmon hook takes: export FILE", "tpmon hook export tpmon-hook.zip")
-    path = arguments[1]
+@dataclass(frozen=True, slots=True)
+class HookOptions:
+    """Hold what ``tpmon hook`` takes, as it was typed."""
+
+    pid: Wanted = pid_argument()
+    file: str = file_argument("of export alone: the file to write", may_be_left_out=True)
+    rank: str | None = flag(
+        "--rank", "that rank (default: the rank that PID belongs to, else the lowest here)", "K"
+    )
+    all_ranks: bool = flag("--all-ranks", "every rank on this machine, or none where one refuses")
+    remove: bool = flag("--remove", "take out the hook that was put in by hand")
+    yes: bool = flag("--yes", "without asking")
+    job: bool = setting("job")
+    readonly: bool = setting("readonly")
+    json: bool = setting("json")
+    ascii: bool = setting("ascii")
+
+
+def run(options: HookOptions) -> int:
+    """Put the hook in, take it out, or write it into a file; TpmonError where that is refused."""
+    output = Output(1, options.ascii)
+    if options.pid == EXPORT:
+        return _export(options.file, output)
+    if options.file:
+        raise UsageError(f"tpmon hook PID takes no file, found {options.file!r}", "tpmon hook export FILE")
+    if options.readonly:
+        raise UsageError(
+            "hook writes into the training, and --readonly forbids that", "leave one of the two out"
+        )
+    if options.rank is not None and options.all_ranks:
+        raise exclude("--rank and --all-ranks")
+    return _change(options, output)
+
+
+def _change(options: HookOptions, output: Output) -> int:
+    from tpmon.inject.late_hook import LateHook, install_everywhere
+    from tpmon.model.text.late_words import describe_plan, describe_result
+
+    said = "--rank: expected a whole number"
+    rank: Applicable[int] = NOT_APPLICABLE
+    if options.rank is not None:
+        rank = parse_number(options.rank, 0, 1_000_000, said, "tpmon hook --help")
+    job = find_job(options.pid)
+    members = choose_ranks(job, rank, every=options.all_ranks)
+    hooks = [LateHook(one.identity, tell=lambda text: complain(f"tpmon: {text}")) for one in members]
+    if options.remove:
+        results = tuple(one.remove() for one in hooks)
+    else:
+        if any(one.is_there() for one in hooks):
+            raise UsageError("the hook is in it already", "tpmon attach shows what it counts")
+        agree_to_hook(describe_plan([one.check().plan() for one in hooks]), yes=options.yes)
+        try:
+            results = install_everywhere(hooks)
+        except KeyboardInterrupt:
+            complain(f"tpmon: if it came in meanwhile, tpmon hook {job.asked_pid} --remove takes it out")
+            raise
+    write_result(output, results, lambda: map(describe_result, results), json=options.json)
+    return ExitCode.OK
+
+
+def _export(path: str, output: Output) -> int:
+    if not path:
+        raise UsageError("tpmon hook export takes a FILE", "tpmon hook export tpmon-hook.zip")
     where = os.path.abspath(path)
     if os.pathsep in where or not where.isprintable():
         raise UsageError(
@@ -51,6 +107,8 @@ def run(arguments: Sequence[str]) -> int:
 def write_export(path: str) -> None:
     """Write the hook into a new zip, whole or not at all; UsageError where one is there or cannot be."""
     import zipfile
+
+    from tpmon.inject.payload import list_files
 
     part = f"{path}.{os.getpid()}.part"
     try:
@@ -73,14 +131,19 @@ def write_export(path: str) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}", "a folder that can be written") from error
 
 
-def list_files() -> Iterator[tuple[str, str]]:
-    """Return each file's name in the zip and where it is here.
-
-    The package lies below ``lib``: a tpmon of the same Python is not hidden by it.
-    """
-    yield "lib/tpmon/__init__.py", os.path.join(_PACKAGE, "__init__.py")
-    for folder in ("boot/", "", "bus/", "capture/"):
-        place = "" if folder == "boot/" else f"lib/tpmon/hook/{folder}"
-        for name in sorted(os.listdir(os.path.join(_PACKAGE, "hook", folder))):
-            if name.endswith(".py"):
-                yield f"{place}{name}", os.path.join(_PACKAGE, "hook", folder, name)
+COMMAND = Subcommand(
+    HookOptions,
+    run,
+    "hook [PID | NAME] [options]\n       tpmon hook export FILE",
+    "Put the hook into a running training that has none, without a stop: exact steps, and captures. It says\n"
+    "what it writes and asks first; it refuses whatever is not known to be safe (docs/late-hook.md).\n"
+    "CPython 3.10 to 3.15 on x86-64, as the training's user or root. TPMON_NO_LATE_HOOK=1 in a training's\n"
+    "environment forbids it.\n\n"
+    "hook export FILE writes the hook into one file, a zip. With it on PYTHONPATH every Python process (3.8\n"
+    "or newer) gets the hook once it imports torch: on another machine or in a container, without tpmon.\n\n"
+    "  tpmon hook 4711\n"
+    "  tpmon hook 4711 --remove\n"
+    "  tpmon hook export /shared/tpmon-hook.zip\n"
+    "  PYTHONPATH=/shared/tpmon-hook.zip torchrun --nproc-per-node 8 train.py",
+    EXIT_CODES,
+)

@@ -98,7 +98,11 @@ def parse_request(arguments: Sequence[str]) -> RunRequest:
         elif option.startswith("--log="):
             request.log = option[len("--log=") :]
         else:
-            raise UsageError(f"tpmon run has no option {option}", "tpmon run --help")
+            from tpmon.commands.command import find_near_flag  # for a mistake alone
+
+            near = find_near_flag(option, (*_SWITCHES, "--log"))
+            meant = f"; did you mean {near}?" if near else ""
+            raise UsageError(f"tpmon run has no option {option}{meant}", "tpmon run --help")
     if not rest:
         raise UsageError("which program? None is given", _TRY)
     if request.log and not request.attach:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tpmon.commands.command import (
     EXIT_CODES,
     Subcommand,
+    Wanted,
     check_ranks,
     find_job,
     find_own_rank,
@@ -27,7 +28,7 @@ from tpmon.model.known import Missing, is_known
 from tpmon.report.text import Output, complain
 
 if TYPE_CHECKING:
-    from tpmon.judge.dumps.groups import DumpOrigin
+    from tpmon.judge.folds.groups import DumpOrigin
     from tpmon.model.dump import DumpError
     from tpmon.model.results.doctor import SampleUpdate
     from tpmon.model.results.sample import HotSample, SampleReading, SampleRequest
@@ -46,7 +47,7 @@ _PERMISSIONS = "docs/guide.md, Permissions"
 class SampleOptions:
     """Hold whose stacks are sampled, for how long and how often, and how that is written."""
 
-    pid: int | None = pid_argument()
+    pid: Wanted = pid_argument()
     rank: str | None = flag(
         "--rank",
         "that rank and its workers (default: the rank that PID belongs to, else the lowest here)",
@@ -135,8 +136,8 @@ def run(options: SampleOptions) -> int:
 
 
 def _sample(job: Job, options: SampleOptions) -> tuple[HotSample, SampleReading]:
-    from tpmon.judge.dumps.groups import DumpOrigin
-    from tpmon.judge.dumps.hot import hot_functions
+    from tpmon.judge.folds.groups import DumpOrigin
+    from tpmon.judge.folds.hot import hot_functions
     from tpmon.model.results.sample import say_sampling_price
     from tpmon.probe.job.members import Membership
     from tpmon.probe.spy.dump import dumpable
@@ -169,7 +170,7 @@ def _sample(job: Job, options: SampleOptions) -> tuple[HotSample, SampleReading]
 
 def _watch(service: SampleService, live: Live, origin: DumpOrigin, poll: Callable[[], None]) -> SampleReading:
     """Show what comes until the sampling is over, and return all of it."""
-    from tpmon.judge.dumps.hot import hot_functions
+    from tpmon.judge.folds.hot import hot_functions
 
     try:
         while True:
@@ -289,7 +290,7 @@ def _open_new(path: str | None) -> Iterator[NewFile | None]:
 
 
 def _write_form(hot: HotSample, reading: SampleReading, form: str, output: Output) -> None:
-    from tpmon.judge.dumps.hot import fold_stacks
+    from tpmon.judge.folds.hot import fold_stacks
     from tpmon.model.codec import encode
     from tpmon.report.formats import write_collapsed_samples, write_speedscope_samples
     from tpmon.report.stacks import write_sample
@@ -332,9 +333,9 @@ def explain_errors(errors: tuple[DumpError, ...]) -> TpmonError:
 COMMAND = Subcommand(
     SampleOptions,
     run,
-    "sample PID | --job [options]",
+    "sample [PID | NAME] [options]",
     "Sample the Python stacks of a rank and its loader workers for some seconds: the functions\n"
     "they are in (self: innermost; total: anywhere in the stack), shown as they come.\n"
-    "The price comes first, and nothing is stopped. Ctrl-C ends it early and keeps the result.",
+    "It says first what it costs, and stops nothing. Ctrl-C ends it early and keeps the result.",
     EXIT_CODES,
 )

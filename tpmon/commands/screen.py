@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from tpmon.capture.dialog import CaptureAsker, CaptureDialog, ChosenAnewError, judge_offers, read_hook
-from tpmon.commands.capture import SECONDS, capture_job, choose_ranks
+from tpmon.capture.dialog import (
+    CaptureAsker,
+    CaptureDialog,
+    ChosenAnewError,
+    RankHook,
+    judge_offers,
+    read_hook,
+)
+from tpmon.commands.capture import SECONDS, can_lend, capture_job
 from tpmon.commands.command import (
     WatchOptions,
+    choose_ranks,
     describe_failure,
     describe_subject,
     open_session,
@@ -24,7 +34,7 @@ from tpmon.commands.recordings.switch import RecordingSwitch
 from tpmon.errors import ExitCode, TpmonError
 from tpmon.model.dump import DumpRequest
 from tpmon.model.frame import TargetState
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
 from tpmon.model.process import Identity, ProcessSample, Role
 from tpmon.model.results.capture import (
     CaptureAnswer,
@@ -43,7 +53,7 @@ from tpmon.model.results.trace import TraceSummary
 from tpmon.own_command import call_python
 from tpmon.probe.base.worker import read_within
 from tpmon.probe.job.discovery import read_ancestors, uses_cuda
-from tpmon.probe.job.job import Job
+from tpmon.probe.job.job import Job, Member
 from tpmon.probe.job.resolve import find_job_again
 from tpmon.report.capture import find_place, write_capture, write_capture_line
 from tpmon.report.readings import write_reading
@@ -52,9 +62,11 @@ from tpmon.session import Session
 from tpmon.ui.monitor.controls import Controls, Errand, Notice, Order, Result, ScreenOptions
 from tpmon.ui.monitor.requests import LOOKS_EVERY_S
 from tpmon.ui.monitor.start import run_screen
+from tpmon.ui.terminal_io.terminal import ScreenResult
 
 if TYPE_CHECKING:
     from tpmon.evidence import SharedLook
+    from tpmon.inject.lent import LentHooks
     from tpmon.report.bundle import Sink as BundleSink
 
 
@@ -210,6 +222,12 @@ class Wiring:
         ranks = (_identify(one) for one in newest if one.role is Role.RANK)
         return find_job_again((self._job.root, *ranks))
 
+    def _list_put_in(self) -> list[int]:
+        """List the processes whose hook was put in by hand, as they were read last."""
+        steps = self._session.recall() if self._session is not None else ()
+        hooks = known_or(steps[-1].read.hook, ()) if steps else ()
+        return [one.pid for one in hooks if is_known(one.put_in)]
+
     def _take_capture(self, update: CaptureUpdate) -> None:
         ended = update.stage is CaptureStage.ENDED
         if ended and update.line and self._left.is_set():
@@ -238,7 +256,8 @@ class Wiring:
             self._bundle_path = os.path.abspath(sink.path)
             return sink
 
-        start_bundle(self._find_job, place, look, self._tell_bundle, self._left.is_set)
+        own_log = self._options.log or ""
+        start_bundle(self._find_job, place, look, self._tell_bundle, self._left.is_set, own_log=own_log)
 
     def _tell_bundle(self, line: str) -> None:
         if self._left.is_set():
@@ -269,6 +288,11 @@ class Wiring:
                 "the capture is cancelled, or ends by itself as asked: tpmon was left; what it wrote is not"
                 f" verified, and lies in {os.getcwd()}/tpmon-capture-*"
             )
+            said += [
+                f"the hook that was put in by hand may still be in pid {pid}: tpmon hook {pid} --remove takes"
+                " it out"
+                for pid in self._list_put_in()
+            ]
         return said
 
 
@@ -277,9 +301,22 @@ def _identify(process: ProcessSample) -> Identity:
 
 
 def watch_on_screen(job: Job, options: WatchOptions, output: Output, record: str | None = None) -> int:
-    """Draw the screen until it ends and return its exit code; a copy of its text goes to ``output``.
+    """Draw the screen until it ends and return its exit code; a copy of its text goes to ``output``."""
+    return write_ending(show_job(job, options, record), output)
 
-    With ``record`` the job is recorded from the first Frame on, "" names the file itself.
+
+def show_job(
+    job: Job,
+    options: WatchOptions,
+    record: str | None = None,
+    *,
+    following: str = "",
+    from_list: bool = False,
+) -> ScreenResult:
+    """Draw the screen until it ends and return how it ended.
+
+    With ``record`` the job is recorded from the first Frame on, "" names the file itself. ``following`` is
+    what a key may end it for; ``from_list``: esc goes back to the list.
     """
     wiring = Wiring(job, options)
     if record is not None:
@@ -287,7 +324,14 @@ def watch_on_screen(job: Job, options: WatchOptions, output: Output, record: str
     try:
         result = run_screen(
             ScreenOptions(
-                options.interval_s, options.ascii, options.bell, options.readonly, options.no_stacks
+                options.interval_s,
+                options.ascii,
+                options.bell,
+                options.readonly,
+                options.no_stacks,
+                following=following,
+                from_list=from_list,
+                remark=job.remark,
             ),
             wiring.start,
             Controls(
@@ -300,19 +344,16 @@ def watch_on_screen(job: Job, options: WatchOptions, output: Output, record: str
         )
     except SystemExit:  # before the screen was loaded
         if is_known(wiring.failure):
-            return _tell(*wiring.failure)
+            return _describe_end(*wiring.failure)
         raise
     said = wiring.leave()
     for line in said:
         complain(f"tpmon: {line}")
-    if is_known(wiring.failure):
-        return _tell(*wiring.failure)
-    return write_ending(result, output)
+    return _describe_end(*wiring.failure) if is_known(wiring.failure) else result
 
 
-def _tell(said: str, code: ExitCode) -> int:
-    complain(said)
-    return code
+def _describe_end(said: str, code: ExitCode) -> ScreenResult:
+    return ScreenResult(code, "", said)
 
 
 def trace_command(path: str, *, ascii_only: bool) -> tuple[str, ...]:
@@ -328,15 +369,18 @@ def start_capture(find: Callable[[], Job], talk: CaptureDialog) -> None:
     """
 
     def work() -> None:
+        from tpmon.inject.lent import LentHooks  # few screens capture
+
         try:
-            result, summaries = _capture_chosen(find, talk)
-            report = write_capture(result, summaries, socket.gethostname())
+            with contextlib.closing(LentHooks(talk.tell, talk.warn)) as lent:
+                result, summaries = _capture_chosen(find, talk, lent)
+            how, *rest = write_capture(result, summaries, socket.gethostname())
         except TpmonError as error:
             talk.end(f"no capture: {error.what}; try {error.try_this}")
         except Exception as error:  # noqa: BLE001  # the screen goes on, and shows it
             talk.end(f"the capture failed: {type(error).__name__}: {error}")
         else:
-            talk.end(write_capture_line(result, summaries), report, find_shown(result))
+            talk.end(write_capture_line(result, summaries), (how, *lent.out, *rest), find_shown(result))
 
     threading.Thread(target=work, name="tpmon-capture", daemon=True).start()
 
@@ -348,7 +392,7 @@ def find_shown(result: CaptureResult) -> str:
 
 
 def _capture_chosen(
-    find: Callable[[], Job], talk: CaptureDialog
+    find: Callable[[], Job], talk: CaptureDialog, lent: LentHooks
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]]:
     """Plan what is chosen, anew until one agrees, and capture it; TpmonError where nothing can be."""
     job = find()
@@ -360,7 +404,7 @@ def _capture_chosen(
         )
         try:
             asker = CaptureAsker(talk.tell, talk.stopped, talk.agreed)
-            return capture_job(job, asked, asker, every=choice.every)
+            return capture_job(job, asked, asker, lent, every=choice.every)
         except ChosenAnewError:
             job = find()
         except TpmonError as error:
@@ -372,6 +416,12 @@ def _read_offers(job: Job) -> CaptureOffers:
     """Read what can be chosen on a run, around the rank that is meant."""
     (meant,) = choose_ranks(job, NOT_APPLICABLE, every=False)
     every = choose_ranks(job, NOT_APPLICABLE, every=True)
-    hooks = {one.identity.pid: read_hook(one.identity, one.rank) for one in every}
+    hooks = {one.identity.pid: _read_hook(one) for one in every}
     pid = meant.identity.pid
     return judge_offers(hooks[pid], tuple(hooks.values()), read_ancestors(pid), uses_cuda=uses_cuda(pid))
+
+
+def _read_hook(member: Member) -> RankHook:
+    """Read the hook of a rank; one that can be put in lacks nothing."""
+    hook = read_hook(member.identity, member.rank)
+    return replace(hook, lacks="") if hook.lacks and can_lend(member.identity) else hook

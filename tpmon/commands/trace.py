@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import time
@@ -23,16 +24,29 @@ from tpmon.commands.command import (
 )
 from tpmon.errors import ExitCode, TpmonError, UsageError, exclude
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.units import clean_text, format_bytes
+from tpmon.model.verdict import VerdictCode
 from tpmon.report.text import Output, complain
 
 if TYPE_CHECKING:
     from tpmon.model.results.trace import TraceComparison
+    from tpmon.trace.reading.parts import Jobs
     from tpmon.ui.traces.state import ScreenSubject, TraceControls
 
 MOST_GAPS = 1000
 MOST_TOP = 100_000
+MOST_JOBS = 64
+JOB_BYTES = 100_000_000
+"""For each so many a process, where nobody says how many: it takes some more CPU time in all."""
+LEAST_JOB_BYTES = 10_000_000
+"""Less is read before another process has begun to help."""
+MEMORY_RATIO = 0.7
+"""What reading takes of memory beside the bytes of the JSON, all processes together."""
+READING_CONTAINERS = 1_000_000
+"""New containers between two looks for cycles: a trace has none, and a look through imports takes 30 ms."""
+SCREEN_CONTAINERS = 50_000
+"""The same behind a screen, as in a session."""
 PROGRESS_AFTER_S = 1.0
 PROGRESS_EVERY_S = 0.25
 LONG_SNAPSHOT_BYTES = 1 << 20
@@ -47,18 +61,19 @@ class TraceOptions:
     """Hold what is analysed and what is wanted of it; "" for what was not typed."""
 
     files: tuple[str, ...] = file_arguments("traces, patterns, directories; also s3:// gs:// abfs://")
-    top: str = _words("--top", "rows of each table (default 10)", "N")
+    top: str = _words("--top", "rows of each table (default 10); of a job also the tables of each rank", "N")
     csv: str = _words(
         "--csv",
         "one table as CSV: steps, breakdown, gpus, gaps, operators, kernels, copies, memory, patterns, "
-        "products, modules, frames, allocations, curve, shapes, lines, ranges, shares, host, idle, "
-        "collectives, ranks; beside --against: changes; "
-        "of a memory snapshot: devices, live, peak, oom",
+        "work, phases, throughput, products, modules, frames, allocations, curve, shapes, lines, ranges, "
+        "shares, host, idle, collectives, ranks; beside --against: changes; "
+        "of a memory snapshot: devices, categories, live, peak, oom",
         "TABLE",
     )
     table: str = _words(
         "--table",
-        "one table alone: patterns, products (matmul by type), rates (of kernels), modules, frames (Python), "
+        "one table alone: patterns, work (by kind), phases (forward, backward, optimizer), "
+        "products (matmul by type), rates (of kernels), modules, frames (Python), "
         "allocations, ranges (record_function), curve (memory over time), "
         "and on request only: shapes, lines (operators by input shapes, by Python line)",
         "TABLE",
@@ -72,6 +87,9 @@ class TraceOptions:
     target: str = _words(
         "--target", "with --against: the speed-up hoped for", "1.5x", takes="a speed-up, beside --against"
     )
+    other_card: bool = flag(
+        "--other-card", "with --against: compare also what ran on other cards, by operator and device time"
+    )
     slice: str = _words(
         "--slice",
         "write a small trace for Perfetto or a ticket to the new file OUT (.json, .json.gz)",
@@ -80,6 +98,12 @@ class TraceOptions:
     )
     steps: str = _words("--steps", "with --slice: these steps, by their numbers", "A-B")
     top_gaps: str = _words("--top-gaps", "with --slice: the N longest gaps and what is around them", "N")
+    jobs: str = _words(
+        "--jobs",
+        "read traces in at most N processes: parts of a plain one, tables, several files at once "
+        "(default: one for each 100 MB that finds a free core)",
+        "N",
+    )
     json: bool = setting("json")
     json_is_flag: bool = setting("json", typed=False, choose=lambda choices, key: choices.is_flag(key))
     plain: bool = setting("plain", help="print text on a terminal too, instead of the screen")
@@ -94,11 +118,16 @@ class TraceOptions:
 
 def run(options: TraceOptions) -> int:
     """Draw the files that were named; write them as text where that was asked for or nothing can be drawn."""
+    from tpmon.own_command import TRACE_NEEDS, find_lack
     from tpmon.probe.base.worker import step_aside
+
+    if refused := find_lack("tpmon trace", TRACE_NEEDS):
+        raise refused
     from tpmon.trace.reading.sources import are_snapshots, find_files
     from tpmon.ui.terminal_io.terminal import has_terminal
 
     step_aside()
+    gc.set_threshold(READING_CONTAINERS)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts a thread for each CPU, for nothing
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # numpy's on absurd numbers, written where a screen may be drawn
@@ -120,8 +149,8 @@ def run_snapshots(files: Sequence[str], options: TraceOptions, top: int, output:
     name = f"{files[0]} is a memory snapshot"
     if options.against:
         raise UsageError(f"--against compares traces, and {name}", "leave --against out")
-    if options.table or options.target:
-        flag_name = "--table" if options.table else "--target"
+    if options.table or options.target or options.jobs:
+        flag_name = "--table" if options.table else "--target" if options.target else "--jobs"
         raise UsageError(f"{flag_name} is for traces, and {name}", f"leave {flag_name} out")
     if options.csv and options.csv not in SNAPSHOT_TABLES:
         raise UsageError(
@@ -154,7 +183,7 @@ def run_slice(files: Sequence[str], options: TraceOptions, output: Output) -> in
         said = f"--top-gaps takes a number from 1 to {MOST_GAPS}"
         longest = parse_number(gaps, 1, MOST_GAPS, said, "--top-gaps 3")
     progress = _Progress()
-    trace = read_trace(files[0], progress)
+    trace = read_trace(files[0], progress, choose_jobs(options))
     choice = choose_steps(trace, steps) if steps else choose_gaps(trace, longest)
     del trace
     written = write_slice(files[0], out, choice, progress)
@@ -165,6 +194,35 @@ def run_slice(files: Sequence[str], options: TraceOptions, output: Output) -> in
         lines.append(f"{written.left_out:,} events that are no clean JSON are left out")
     output.write_lines(*lines)
     return ExitCode.OK
+
+
+def choose_jobs(options: TraceOptions) -> Jobs:
+    """Return in how many processes traces are read; UsageError where ``--jobs`` is no number."""
+    if not options.jobs:
+        return _count_jobs
+    said = f"--jobs takes a number from 1 to {MOST_JOBS}"
+    most = parse_number(options.jobs, 1, MOST_JOBS, said, "--jobs 4")
+    return lambda size: max(min(most, round(_count_cores()), size // LEAST_JOB_BYTES), 1)
+
+
+def _count_cores() -> float:
+    from tpmon.model.known import known_or
+    from tpmon.probe.host.cgroup import read_cpu_budget
+
+    return known_or(read_cpu_budget([os.getpid()]).cores, 1.0)
+
+
+def _count_jobs(size: int) -> int:
+    """Return how many processes read so many bytes: no more than cores are free, one if memory is short."""
+    if size < 2 * JOB_BYTES:
+        return 1
+    from tpmon.model.known import known_or
+    from tpmon.probe.host.machine import read_memory_left
+
+    if known_or(read_memory_left(os.getpid()), 0) < MEMORY_RATIO * size:
+        return 1
+    free = _count_cores() - os.getloadavg()[0]
+    return max(min(round(free), size // JOB_BYTES, MOST_JOBS), 1)
 
 
 class _Progress:
@@ -229,6 +287,8 @@ def check_pair(files: Sequence[str], options: TraceOptions) -> float:
             raise UsageError(
                 f"--target takes a speed-up, beside --against; found {options.target!r}", "--target 1.5x"
             )
+    if options.other_card and not options.against:
+        raise UsageError("--other-card says what --against may compare", "--against BEFORE --other-card")
     if options.against and len(files) != 1:
         raise UsageError(f"--against compares one trace, found {len(files)}", "name one FILE")
     return target
@@ -263,7 +323,7 @@ def run_trace(options: TraceOptions) -> int:
         write_tables,
     )
     from tpmon.trace.analysis import ON_REQUEST, analyze
-    from tpmon.trace.compare import compare_traces
+    from tpmon.trace.compare import compare_traces, tells_better
     from tpmon.trace.reading.sources import are_snapshots, find_files
     from tpmon.view.trace_blocks import TABLES as TEXT_TABLES
 
@@ -293,17 +353,25 @@ def run_trace(options: TraceOptions) -> int:
         )
     target = check_pair(files, options)
     if against:
-        after, before = analyze([*files, against], _Progress()).files
-        comparison = compare_traces(before, after, target)
+        after, before = analyze([*files, against], _Progress(), jobs=choose_jobs(options)).files
+        comparison = compare_traces(before, after, target, other_card=options.other_card)
         changes = (
             partial(write_changes_csv, comparison) if csv else partial(write_comparison, comparison, top)
         )
         write_result(output, comparison, changes, json=options.json)
-        return ExitCode.OK
+        better = tells_better(comparison)
+        if not is_known(better):
+            return VerdictCode.UNDECIDED
+        return VerdictCode.FINE if better else VerdictCode.HELD
     progress = _Progress()
     skip = partial(_leave_out, options.files, progress)
-    report = analyze(files, progress, skip, wanted=ON_REQUEST if options.json else (csv, table))
-    text = partial(write_tables, report, table, top) if table else partial(write_report, report, top)
+    wanted = ON_REQUEST if options.json else (csv, table)
+    report = analyze(files, progress, skip, wanted=wanted, jobs=choose_jobs(options))
+    text = (
+        partial(write_tables, report, table, top)
+        if table
+        else partial(write_report, report, top, whole=bool(options.top))
+    )
     write_result(output, report, partial(write_csv, report, csv) if csv else text, json=options.json)
     if csv and (empty := explain_empty(report, csv)):
         complain(f"tpmon: {empty}")
@@ -341,11 +409,12 @@ def show_traces(files: Sequence[str], options: TraceOptions) -> int:
     kept = KeptTraces()
     progress = _Progress(redraws=True)
     try:
-        report = analyze(files, progress, partial(_leave_out, options.files, progress), kept.keep)
+        jobs = choose_jobs(options)
+        report = analyze(files, progress, partial(_leave_out, options.files, progress), kept.keep, jobs=jobs)
         comparison: Applicable[TraceComparison] = NOT_APPLICABLE
         if options.against:
-            before = analyze([options.against], progress).files[0]
-            comparison = compare_traces(before, report.files[0], target)
+            before = analyze([options.against], progress, jobs=jobs).files[0]
+            comparison = compare_traces(before, report.files[0], target, other_card=options.other_card)
     finally:
         progress.end()
     from tpmon.ui.traces.state import TraceControls  # a wrong file is told without the screen
@@ -358,6 +427,7 @@ def show_traces(files: Sequence[str], options: TraceOptions) -> int:
 def _draw(subject: ScreenSubject, controls: TraceControls, options: TraceOptions) -> int:
     from tpmon.ui.traces.app import run_trace_screen
 
+    gc.set_threshold(SCREEN_CONTAINERS)
     result = run_trace_screen(subject, controls, ascii_only=options.ascii)
     return write_ending(result, Output(1, options.ascii))
 
@@ -367,9 +437,11 @@ COMMAND = Subcommand(
     run,
     "trace FILE... [options]",
     "Analyse traces of torch.profiler in place, plain or .gz: steps, verdict, and\n"
-    "idle time of each device by cause, operators, kernels, memory, ranks side by side.\n"
+    "idle time of each device by cause, operators, kernels, memory; of several ranks the job\n"
+    "first: who waits for whom, why, and what to do.\n"
     "On a terminal it is a screen with a timeline (? shows its keys); in a pipe, and with\n"
-    "--plain, --top, --table, --csv or --json it is text. --against is one more tab of the screen.\n"
+    "--plain, --top, --table, --csv or --json it is text. --against is one more tab of the screen;\n"
+    "as text it ends with 0 better, 10 worse (also than --target), 11 cannot be told.\n"
     "What cannot be read is counted and reported. docs/metrics.md has every formula.\n"
     "Memory snapshots of torch (.pickle): what is alive on the device by stack, now and at the peak.",
 )

@@ -101,6 +101,15 @@ def read_ranks() -> tuple[int, int, int]:
     return rank, world, _read_number("LOCAL_RANK")
 
 
+def count_collectives() -> int:
+    """Return how many collectives the default process group began, which all ranks count alike; 0 without."""
+    world: Any = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    try:
+        return int(world.default_pg._get_sequence_number_for_group())  # noqa: SLF001
+    except (AttributeError, RuntimeError):
+        return 0  # no process group, or a back end that does not count
+
+
 def is_of_python(thread: int) -> bool:
     """Tell whether a thread was started by Python, unlike those of torch's engine."""
     threading: Any = sys.modules.get("threading")

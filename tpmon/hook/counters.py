@@ -6,6 +6,7 @@ what came after.
 
 from __future__ import annotations
 
+import sys
 from _thread import get_ident
 from time import monotonic_ns
 
@@ -276,7 +277,8 @@ class Counts:
     def _make_pages(self) -> Pages:
         from tpmon.hook.bus.pages import Pages  # noqa: PLC0415 a millisecond that only trainings pay
 
-        pages = self.pages = Pages(__version__, read_torch_version(), read_ranks())
+        put_in = getattr(sys.modules.get("tpmon"), "put_in", None) or (0, "")  # hook.late sets it
+        pages = self.pages = Pages(__version__, read_torch_version(), read_ranks(), put_in)
         self.page = pages.page
         self.live = pages.live
         self.requests = pages.requests

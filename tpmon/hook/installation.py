@@ -61,12 +61,18 @@ class Arrival:
     def begin(self) -> None:
         """Go before all other finders."""
         if self not in sys.meta_path:
-            sys.meta_path.insert(0, self)
+            sys.meta_path = [self, *sys.meta_path]
 
     def end(self) -> None:
-        """Leave the list of finders."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
+        """Leave the list of finders, by a new list: a thread that is in an import walks through the old one.
+
+        It would skip a finder, were one taken out before it, and not find what is there.
+        """
+        while self in sys.meta_path:
+            before = [*sys.meta_path]
+            after = [finder for finder in before if finder is not self]
+            if sys.meta_path == before:  # from 3.10 on no other thread comes between
+                sys.meta_path = after
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -87,8 +93,7 @@ class Arrival:
             return spec
         finally:
             self._looking = False
-        # Ask all here: Python walks through the list that we just left, and would skip one.
-        return _ask_all(name, path, target)
+        return None  # Python asks the others
 
     def _follow(self, spec: ModuleSpec) -> None:
         loader: Any = spec.loader

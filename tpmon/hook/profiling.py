@@ -5,6 +5,7 @@ Never run two torch profilers at a time: torch drops one of them, and may crash 
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
@@ -40,7 +41,8 @@ def make_profiler(
     """Return a torch.profiler.profile that records so many steps once, and then does nothing more.
 
     Use it as a context around the loop and call its ``step()`` at the end of each step. Shapes, stacks and
-    memory each multiply time and memory: they are off unless ``options`` ask for them.
+    memory each multiply time and memory: they are off unless ``options`` ask for them. The median of the
+    steps that ``wait`` leaves out, but for the first, goes into the trace, which ``tpmon trace`` compares.
 
     Args:
         steps: 1 to 100.
@@ -57,11 +59,38 @@ def make_profiler(
     if not 1 <= steps <= _MOST_STEPS or wait < 0 or warmup < 0:
         raise ValueError(f"steps from 1 to {_MOST_STEPS}, wait and warmup from 0")
     profiler: Any = import_module("torch.profiler")
-    return profiler.profile(
+    made = profiler.profile(
         schedule=profiler.schedule(wait=wait, warmup=warmup, active=steps, repeat=1),
         on_trace_ready=on_trace,
         **options,
     )
+    if hasattr(made, "preset_metadata_json"):  # not in an older torch
+        _tell_steps(made, wait)
+    return made
+
+
+_LEFT_OUT = {"missing": "the profiler was to leave out no two steps first (wait)"}
+_NO_LATER = {"missing": "the trace was written when its steps ended"}
+
+
+def _tell_steps(profile: Any, wait: int) -> None:
+    """Have a profile write the median of its steps before into its trace, under the names of a capture."""
+    ended_ns: list[int] = []
+    step: Callable[[], None] = profile.step
+
+    def timed_step() -> None:
+        if len(ended_ns) < wait:
+            ended_ns.append(monotonic_ns())
+        if len(ended_ns) == wait:
+            ended_ns.append(0)  # once
+            took_ms = sorted((two - one) / 1e6 for one, two in zip(ended_ns, ended_ns[1:wait]))
+            before = {"step_before_ms": _percentile(took_ms, 50), "steps_before": len(took_ms)}
+            profile.preset_metadata_json("tpmon", json.dumps({**told, **(before if took_ms else {})}))
+        step()
+
+    told = {"step_before_ms": _LEFT_OUT, "steps_before": 0, "step_after_ms": _NO_LATER, "steps_after": 0}
+    profile.preset_metadata_json("tpmon", json.dumps(told))
+    profile.step = timed_step
 
 
 def top_tables(profile: Any, rows: int = 10) -> dict[str, str]:

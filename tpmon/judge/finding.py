@@ -6,25 +6,18 @@ from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 
 from tpmon.judge.advice.choose import Chosen, Risk, choose
-from tpmon.judge.advice.context import SPEED, gather_facts, observe
+from tpmon.judge.advice.context import SPEED, deny, gather_facts, observe
 from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.advice.fields import fill, write_gain
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, FigureReading, Suspicion, Unsure, reading, tell
 from tpmon.judge.features.snapshot import Scene
 from tpmon.judge.features.standstill import UNMOVED_S as STILL_S
-from tpmon.judge.features.standstill import find_silences, say_longer, say_open, still_s
-from tpmon.judge.hang.detection import find_need_s, logs_here, say_place
+from tpmon.judge.features.standstill import find_silences, name_rank, say_longer, say_open, still_s
+from tpmon.judge.hang.detection import find_need_s, logs_here, say_standing
 from tpmon.judge.hysteresis import Standing, Track
-from tpmon.judge.watch.clock import (
-    LAST_DATA,
-    LAST_START,
-    LAST_WRITE,
-    connections_age_s,
-    find_youngest_s,
-    keeps_journal,
-)
-from tpmon.judge.watch.records import CAUSES, find_waited_s
+from tpmon.judge.watch import clock
+from tpmon.judge.watch.clock import CAUSES, find_waited_s
 from tpmon.model.figures import Figure, Origin
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
 from tpmon.model.units import format_clock, format_seconds
@@ -35,24 +28,16 @@ HIGH_ORIGINS = 2
 HIGH_SPAN_S = 8.0
 HIGH_MARGIN = 1.25
 MEDIUM_SPAN_S = 4.0
-MEDIUM_MARGIN = 1.5
-"""A single origin counts as medium only when it is this far past its threshold."""
-ONSET_HISTORY_S = 10.0
-"""A cause that came this long after its rule first denied it began where it was seen."""
-FIRST_READINGS_S = 3.0
-"""What held within this time after the first reading is older than that."""
+MEDIUM_MARGIN = 1.5  # a single origin counts as medium only when it is this far past its threshold
+ONSET_HISTORY_S = 10.0  # a cause that came this long after its rule first denied it began where it was seen
+FIRST_READINGS_S = 3.0  # what held within this time after the first reading is older than that
 MOST_PLACES = 2
-MOST_ALSO = 4
-"""Remedies worth reading beside the one to try."""
-MOST_IFS = 8
-"""The same for full hardware: nothing is wrong with it, so a longer list may be read at leisure."""
-MOST_RIVALS = 1
-"""Causes within the noise of the stated one that are named: more would tell nothing."""
+MOST_ALSO = 4  # remedies worth reading beside the one to try
+MOST_IFS = 8  # the same for full hardware: nothing is wrong with it, so a longer list may be read at leisure
+MOST_RIVALS = 1  # causes within the noise of the stated one that are named: more would tell nothing
 LOOKING_S = 10.0
-STEPLESS_S = 30.0
-"""Time without a step that the hook counts, above which a verdict about speed says so."""
-SILENT_LOG_S = 120.0
-"""The same for a log: many programs write a line a minute."""
+STEPLESS_S = 30.0  # time without a step that the hook counts, above which a verdict about speed says so
+SILENT_LOG_S = 120.0  # the same for a log: many programs write a line a minute
 
 _RISKS = {
     Risk.NONE: "",
@@ -63,11 +48,7 @@ _LEVELS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 
 
 def rate_confidence(suspicion: Suspicion, span_s: float) -> Confidence:
-    """Say how sure: by the origins, how long (seconds), how far past the threshold.
-
-    Two origins for 8 s, a quarter past the threshold, are high. Evidence against it takes a level, and so
-    does what might be and was not read: a lost source makes no verdict surer. What was seen needs no time.
-    """
+    """Say how sure: by the origins, how long (seconds), how far past the threshold."""
     origins = len(suspicion.origins)
     if suspicion.seen:
         return Confidence.HIGH if origins >= HIGH_ORIGINS else Confidence.MEDIUM
@@ -76,47 +57,45 @@ def rate_confidence(suspicion: Suspicion, span_s: float) -> Confidence:
         level = 1
     if origins >= HIGH_ORIGINS and span_s >= HIGH_SPAN_S and suspicion.margin >= HIGH_MARGIN:
         level = 2
+    # Evidence against it, and what might be and was not read, take a level: a lost source makes none surer.
     if (suspicion.against or suspicion.unread) and level > 0:
         level -= 1
     return _LEVELS[level]
 
 
+# Ages up to which imports and first steps began with their process: a notebook imports at any time.
 YOUNG_IMPORT_S, YOUNG_STEPS_S = 150.0, 60.0
-"""Age up to which imports and first steps began with their process: a notebook imports at any time."""
 
 
 def _last_sign(scene: Scene, cause: Applicable[str]) -> tuple[datetime, str] | None:
-    """Return the last sign of life from before tpmon came: the job's record, log, connections, or a journal.
+    """Return the last sign of life from before tpmon came: a record, the log, connections, a journal."""
+    # A later write to any open file, or start of a worker, takes its place.
 
-    A later write to any open file, or start of a worker, takes its place.
-    """
-    still_s = (scene.frame.taken_ns - scene.watch.still_ns) / 1e9
-    waited_s = find_waited_s(scene.watch.calls, scene.now, still_s) if cause in CAUSES else 0.0
+    def ago(seconds: float) -> datetime:
+        return scene.now - timedelta(seconds=seconds)
+
+    frame = scene.frame
+    waited_s = find_waited_s(scene.watch.calls, scene.now, scene.watch.still_s) if cause in CAUSES else 0.0
     if waited_s > 0:
-        called = scene.now - timedelta(seconds=waited_s)
-        return called, f"collective called by its record {format_clock(called)}"
-    logs = [one for one in scene.frame.output if is_known(one.last_write_age_s)]
-    times = [one.last_write for one in logs if is_known(one.last_write) and logs_here(scene)]
-    talked, written = connections_age_s(scene.frame), scene.frame.written
-    filed = (
-        (written.last_write, f"last write of {written.path.rpartition('/')[2]}")
-        if is_known(written)
-        else None
-    )
+        return ago(waited_s), f"collective called by its record {format_clock(ago(waited_s))}"
+    logs = [one for one in frame.output if is_known(one.last_write_age_s) and logs_here(scene)]
+    times = [one.last_write for one in logs if is_known(one.last_write)]
+    talked_s, youngest_s = clock.connections_age_s(frame), clock.find_youngest_s(frame)
+    later, signs, keeps_journal = list[tuple[datetime, str]](), list[tuple[datetime, str]](), False
+    if is_known(frame.written):
+        keeps_journal = frame.written.journal
+        name = frame.written.path.rpartition("/")[2]
+        later.append((frame.written.last_write, f"last write of {name}"))
     if times:
-        time, words = max(times), LAST_WRITE
-    elif talked is not None:
-        time, words = scene.now - timedelta(seconds=talked), LAST_DATA
-    elif filed is not None and keeps_journal(scene.frame) and logs_here(scene):
-        time, words = filed
-    else:
+        signs.append((max(times), clock.LAST_WRITE))
+    elif talked_s is not None:
+        signs.append((ago(talked_s), clock.LAST_DATA))
+    elif not (keeps_journal and logs_here(scene)):
         return None
+    if youngest_s is not None:
+        later.append((ago(youngest_s), clock.LAST_START))
     # It was still alive then, so it has hung for less long.
-    if filed is not None and filed[0] > time:
-        time, words = filed
-    youngest_s = find_youngest_s(scene.frame)
-    if youngest_s is not None and scene.now - timedelta(seconds=youngest_s) > time:
-        time, words = scene.now - timedelta(seconds=youngest_s), LAST_START
+    time, words = max(signs + later, key=lambda one: one[0])
     return time, f"{words} {format_clock(time)}"
 
 
@@ -130,55 +109,52 @@ def _started(suspicion: Suspicion, scene: Scene) -> Applicable[datetime]:
     return begun if 0 < (scene.now - begun).total_seconds() <= young_s else NOT_APPLICABLE
 
 
-def _date_of(at_ns: int, scene: Scene) -> datetime:
-    return scene.now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - at_ns) / 1e9))
-
-
 def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
-    """Return since when the cause holds, whether that is its onset, and what shows it.
+    """Return since when the cause holds, whether that is its onset, and what shows it."""
+    # A cause that was there at the first reading, or takes longer to tell than there are readings, is older:
+    # its earliest sign is a lower bound, for a hang the last line of the log.
+    suspicion, now, watch = track.suspicion, scene.now, scene.watch
 
-    A cause that was there at the first reading, or takes longer to tell than there are readings, is older:
-    its earliest sign is a lower bound, for a hang the last line of the log.
-    """
-    suspicion, now = track.suspicion, scene.now
+    def date_of(at_ns: int) -> datetime:
+        return now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - at_ns) / 1e9))
+
     if suspicion.seen:
         return now, SinceIs.ONSET, "seen to end"
     if is_known(suspicion.since_ns):
-        began = _date_of(suspicion.since_ns, scene)
         by_hook = suspicion.kind is Kind.HUNG and Origin.HOOK in suspicion.origins
-        return began, SinceIs.ONSET, "last step by the hook" if by_hook else "history"
-    first_ns, begun_ns = track.first_ns, track.first_ns - track.seen_after_ns
-    held = suspicion.held_ns
-    seen_to_begin = track.clear_ns >= ONSET_HISTORY_S * 1e9
-    if is_known(held):
-        first_ns, seen_to_begin = held, held >= begun_ns + FIRST_READINGS_S * 1e9
-    first = _date_of(first_ns, scene)
-    # Whatever was first seen after a pause of tpmon may have begun within it.
-    watch = scene.watch
-    missed = (
-        watch.back_ns - watch.left_ns > 2 * FIRST_READINGS_S * 1e9  # a shorter one blurs no onset
-        and watch.left_ns < first_ns < watch.back_ns + FIRST_READINGS_S * 1e9
-    )
+        return date_of(suspicion.since_ns), SinceIs.ONSET, "last step by the hook" if by_hook else "history"
+    first_ns, seen_to_begin = track.first_ns, track.clear_ns >= ONSET_HISTORY_S * 1e9
+    if is_known(suspicion.held_ns):
+        begun_ns, first_ns = track.first_ns - track.seen_after_ns, suspicion.held_ns
+        seen_to_begin = first_ns >= begun_ns + FIRST_READINGS_S * 1e9
+    first = date_of(first_ns)
+    # Whatever was first seen after a pause of tpmon may have begun within it; a shorter one blurs no onset.
+    blind = watch.back_ns - watch.left_ns > 2 * FIRST_READINGS_S * 1e9
+    missed = blind and watch.left_ns < first_ns < watch.back_ns + FIRST_READINGS_S * 1e9
     if seen_to_begin and not missed:
         return first, SinceIs.ONSET, "history"
     started = _started(suspicion, scene)
     if is_known(started):
         return started, SinceIs.ONSET, "process start"
     sign = _last_sign(scene, suspicion.cause) if suspicion.kind is Kind.HUNG else None
-    if sign is not None and sign[0] < first and not (missed and sign[0] < _date_of(watch.moved_ns, scene)):
+    if sign is not None and sign[0] < first and not (missed and sign[0] < date_of(watch.moved_ns)):
         return sign[0], SinceIs.LOWER_BOUND, sign[1]
     return first, SinceIs.LOWER_BOUND, "first reading"
 
 
 def write_try(chosen: Chosen) -> str:
-    """Join what to do, its risk to the science, and what to paste; several lines of paste stand below.
-
-    A title that ends with the beginning of the paste says it only once.
-    """
+    """Join what to do, its risk to the science, and what to paste; several lines of paste stand below."""
+    # A title that ends with the beginning of the paste says it only once.
     said, _, last = chosen.text.rpartition(": ")
     title = said if said and chosen.paste.startswith(last) else chosen.text
     gap = "\n" if "\n" in chosen.paste else " "
     return f"{title}{_RISKS[chosen.remedy.risk]}:{gap}{chosen.paste}"
+
+
+def write_keys(chosen: Chosen) -> Applicable[str]:
+    """Return what to do with the keys of the screen in the place of what is pasted."""
+    keys = chosen.remedy.keys
+    return f"{chosen.text}{_RISKS[chosen.remedy.risk]}: press {keys}" if keys else NOT_APPLICABLE
 
 
 def list_others(suspicion: Suspicion, remedies: Sequence[Chosen], worth: Sequence[Chosen]) -> list[Chosen]:
@@ -190,10 +166,8 @@ def list_others(suspicion: Suspicion, remedies: Sequence[Chosen], worth: Sequenc
 
 
 def list_worth(suspicion: Suspicion, remedies: Sequence[Chosen], observed: Collection[Need]) -> list[Chosen]:
-    """Return the remedies that are worth saying, best first; a healthy run gets only what helps it.
-
-    Idle tensor cores of a card full of computing are seen, their reason is not: that is worth an "if".
-    """
+    """Return the remedies that are worth saying, best first; a healthy run gets only what helps it."""
+    # Idle tensor cores of a card full of computing are seen, their reason is not: that is worth an "if".
     if pick_code(suspicion.kind, suspicion.cause) != 0:
         return list(remedies)
     seen = [one for one in remedies if one.certain and one.remedy.needs]
@@ -202,37 +176,24 @@ def list_worth(suspicion: Suspicion, remedies: Sequence[Chosen], observed: Colle
     return [one for one in remedies if Need.TENSOR_CORES_IDLE in one.remedy.needs]
 
 
-def _tells_workers(chosen: Chosen) -> bool:
-    """Tell whether the ceiling of a remedy is what the proposed number of workers gains."""
-    return any(field in chosen.remedy.ceiling for field in ("{workers_gain}", "{growth_gain}"))
-
-
 def write_ceiling(suspicion: Suspicion, chosen: Chosen | None) -> Applicable[str]:
     """Say what the run gains at most: "2.4x if all of it goes away"."""
     if pick_code(suspicion.kind, suspicion.cause) == 0 or suspicion.kind is Kind.HUNG:
         return NOT_APPLICABLE
-    share = suspicion.share
-    if is_known(share) and 0 < share <= 1:
-        gain = write_gain(share)
-        whole = f"{gain} if all of it goes away"
-        # The remedy itself may do less: a worker still takes its time for each batch.
-        if chosen is None or not _tells_workers(chosen) or chosen.ceiling.startswith(f"{gain} "):
-            return whole
-        unread = fill(chosen.remedy.ceiling, RunFacts())
-        return whole if chosen.ceiling == unread else f"{whole}, {chosen.ceiling}"
-    if chosen is None or "{gain}" in chosen.remedy.ceiling or _tells_workers(chosen):
-        return Missing("the share of time that it costs is not known")
-    return chosen.ceiling
-
-
-def _pct(value: Applicable[float]) -> Applicable[float]:
-    return 100 * value if is_known(value) else value
-
-
-def _texts(answers: Sequence[Answer]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    cleared = dict.fromkeys(one.text for one in answers if isinstance(one, Cleared))
-    unsure = dict.fromkeys(one.text for one in answers if isinstance(one, Unsure))
-    return tuple(cleared), tuple(unsure)
+    template = chosen.remedy.ceiling if chosen is not None else "{gain}"
+    # Of some remedies the ceiling is what the proposed number of workers gains.
+    tells_workers = "{workers_gain}" in template or "{growth_gain}" in template
+    share = known_or(suspicion.share, 0.0)
+    if not 0 < share <= 1:
+        if chosen is None or "{gain}" in template or tells_workers:
+            return Missing("the share of time that it costs is not known")
+        return chosen.ceiling
+    gain = write_gain(share)
+    whole = f"{gain} if all of it goes away"
+    # The remedy itself may do less: a worker still takes its time for each batch.
+    if chosen is None or not tells_workers or chosen.ceiling.startswith(f"{gain} "):
+        return whole
+    return whole if chosen.ceiling == fill(template, RunFacts()) else f"{whole}, {chosen.ceiling}"
 
 
 def _tell_rows(rows: Sequence[FigureReading]) -> tuple[Evidence, ...]:
@@ -240,16 +201,16 @@ def _tell_rows(rows: Sequence[FigureReading]) -> tuple[Evidence, ...]:
     return tuple(tell(row) for row in rows if row.text or is_known(row.value))
 
 
-def _choose(one: Suspicion, scene: Scene) -> tuple[Chosen, ...]:
-    cause = one.cause if is_known(one.cause) else NOT_APPLICABLE
-    return choose(one.kind, cause, observe(scene, one), gather_facts(scene, one))
+def _choose(one: Suspicion, observed: frozenset[Need], scene: Scene) -> tuple[Chosen, ...]:
+    cause = known_or(one.cause, NOT_APPLICABLE)
+    return choose(one.kind, cause, observed, gather_facts(scene, one), deny(scene, one, observed))
 
 
 def _share_remedies(
     worth: Sequence[Chosen], rivals: Sequence[Suspicion], scene: Scene
 ) -> tuple[list[Chosen], list[Chosen]]:
     """Return the remedies of a cause, first what helps its rivals, too; and the first one of each rival."""
-    chosen = [_choose(one, scene) for one in rivals]
+    chosen = [_choose(one, observe(scene, one), scene) for one in rivals]
     of_rivals = [{one.remedy.id for one in each} for each in chosen]
     helps = [one for one in worth if of_rivals and all(one.remedy.id in each for each in of_rivals)]
     first = [one for one in helps if one.certain][:1]
@@ -267,46 +228,76 @@ def _say_rivals(suspicion: Suspicion, rivals: Sequence[Suspicion]) -> str:
     return said
 
 
+def _write(
+    told: Suspicion,
+    answers: Sequence[Answer],
+    scene: Scene,
+    *,
+    since: tuple[datetime, SinceIs, str],
+    confidence: Confidence,
+    summary: str,
+    try_: Applicable[str],
+    ceiling: Applicable[str],
+    also_try: Sequence[str] = (),
+    try_code: Applicable[str] = NOT_APPLICABLE,
+    try_keys: Applicable[str] = NOT_APPLICABLE,
+) -> Finding:
+    def pct(value: Applicable[float]) -> Applicable[float]:
+        return 100 * value if is_known(value) else value
+
+    against = _tell_rows(told.against)
+    phases = next((one.phases for one in scene.ranks if one.process.pid == told.pid), NOT_APPLICABLE)
+    unknown = (*told.unread, *(one.text for one in answers if isinstance(one, Unsure)))
+    return Finding(
+        kind=told.kind,
+        cause=told.cause,
+        confidence=confidence,
+        share_pct=pct(told.share),
+        share_low_pct=pct(told.share_low),
+        share_high_pct=pct(told.share_high),
+        since=since[0],
+        since_is=since[1],
+        since_source=since[2],
+        summary=summary,
+        try_=try_,
+        try_code=try_code,
+        also_try=tuple(also_try) or NOT_APPLICABLE,
+        ceiling=ceiling,
+        evidence=tuple(row for row in _tell_rows((*told.evidence, *told.shows)) if row not in against),
+        against=against,
+        ruled_out=tuple(dict.fromkeys(one.text for one in answers if isinstance(one, Cleared))),
+        unknown=tuple(dict.fromkeys(unknown)),
+        pid=told.pid,
+        rank=told.rank,
+        card=told.card,
+        try_keys=try_keys,
+        where=(phases.where or Missing("no frame of its own code")) if is_known(phases) else phases,
+    )
+
+
 def find(track: Track, answers: Sequence[Answer], scene: Scene, rivals: Sequence[Suspicion] = ()) -> Finding:
     """Write the Finding of the stated cause; with ``rivals`` in its noise it is no surer than medium."""
-    rivals = rivals[:MOST_RIVALS]
-    suspicion = track.suspicion
-    since, since_is, since_source = tell_since(track, scene)
-    observed, facts = observe(scene, suspicion), gather_facts(scene, suspicion)
-    cause = suspicion.cause if is_known(suspicion.cause) else NOT_APPLICABLE
-    remedies = choose(suspicion.kind, cause, observed, facts)
+    suspicion, rivals = track.suspicion, rivals[:MOST_RIVALS]
+    observed = observe(scene, suspicion)
+    remedies = _choose(suspicion, observed, scene)
     worth, theirs = _share_remedies(list_worth(suspicion, remedies, observed), rivals, scene)
     chosen, others = (worth[0] if worth else None), [*theirs, *list_others(suspicion, remedies, worth)]
-    # For a job that is gone nothing is ruled out and nothing more can be read.
-    ruled_out, unknown = _texts(()) if suspicion.seen else _texts(answers)
-    unknown = tuple(dict.fromkeys((*suspicion.unread, *unknown)))
-    rows, against = (*suspicion.evidence, *suspicion.shows), _tell_rows(suspicion.against)
     held_s = min(scene.span_s, (scene.frame.taken_ns - track.first_ns) / 1e9 + scene.span_s / 2)
     confidence = rate_confidence(suspicion, held_s)
     if rivals and confidence is Confidence.HIGH:
         confidence = Confidence.MEDIUM
-    return Finding(
-        kind=suspicion.kind,
-        cause=suspicion.cause,
+    return _write(
+        suspicion,
+        () if suspicion.seen else answers,  # of a job that is gone nothing is ruled out or can be read
+        scene,
+        since=tell_since(track, scene),
         confidence=confidence,
-        share_pct=_pct(suspicion.share),
-        share_low_pct=_pct(suspicion.share_low),
-        share_high_pct=_pct(suspicion.share_high),
-        since=since,
-        since_is=since_is,
-        since_source=since_source,
         summary=f"{_say_rivals(suspicion, rivals)}{_say_stepless(suspicion, scene)}",
         try_=write_try(chosen) if chosen is not None else NOT_APPLICABLE,
-        also_try=tuple(map(write_try, others)) or NOT_APPLICABLE,
+        try_code=chosen.paste if chosen is not None else NOT_APPLICABLE,
+        also_try=list(map(write_try, others)),
+        try_keys=write_keys(chosen) if chosen is not None else NOT_APPLICABLE,
         ceiling=write_ceiling(suspicion, chosen),
-        evidence=tuple(row for row in _tell_rows(rows) if row not in against),
-        against=against,
-        ruled_out=ruled_out,
-        unknown=unknown,
-        pid=suspicion.pid,
-        rank=suspicion.rank,
-        card=suspicion.card,
-        where=_place_of(suspicion, scene),
     )
 
 
@@ -325,91 +316,53 @@ def _say_stepless(suspicion: Suspicion, scene: Scene) -> str:
     return f"; no step was seen: the log is silent for {format_seconds(silent_s)}"
 
 
-def _place_of(suspicion: Suspicion, scene: Scene) -> Applicable[str]:
-    """Return where the accused rank is by its stacks; not applicable for a process that is no rank."""
-    if not is_known(suspicion.pid):
-        return NOT_APPLICABLE
-    phases = next((one.phases for one in scene.ranks if one.process.pid == suspicion.pid), NOT_APPLICABLE)
-    if is_known(phases):
-        return phases.where or Missing("no frame of its own code")
-    return phases
-
-
 def find_nothing(answers: Sequence[Answer], scene: Scene, standing: Standing) -> Finding:
     """Write the Finding that nothing is decided: how long tpmon has watched, and what it could not read."""
-    looked_s = (standing.judged_ns - standing.begun_ns) / 1e9
-    ruled_out, unknown = _texts(answers)
-    begun = scene.now - timedelta(seconds=looked_s)
-    silences = find_silences(scene)
-    silent = say_open(silences)
-    if silent:
+    looked_s, silences = (standing.judged_ns - standing.begun_ns) / 1e9, find_silences(scene)
+    summary = "what could be read does not decide what holds the run"
+    if silent := say_open(silences):
         summary = silent
     elif looked_s < LOOKING_S:
         summary = f"looking: {format_seconds(looked_s)} of about {LOOKING_S:.0f} s that a verdict takes"
     elif still_s(scene) >= STILL_S:
-        summary = say_place(scene)
-    else:
-        summary = "what could be read does not decide what holds the run"
-    return Finding(
-        kind=Kind.NOT_ENOUGH_EVIDENCE,
-        cause=NOT_APPLICABLE,
+        summary = say_standing(scene)
+    next_ = _say_next(scene)
+    kind, card = Kind.NOT_ENOUGH_EVIDENCE, silences[0].sample.index if silences else NOT_APPLICABLE
+    return _write(
+        Suspicion(kind, NOT_APPLICABLE, 0.0, 0.0, evidence=_figures(scene), card=card),
+        answers,
+        scene,
+        since=(scene.now - timedelta(seconds=looked_s), SinceIs.LOWER_BOUND, "first reading"),
         confidence=Confidence.LOW,
-        share_pct=NOT_APPLICABLE,
-        share_low_pct=NOT_APPLICABLE,
-        share_high_pct=NOT_APPLICABLE,
-        since=begun,
-        since_is=SinceIs.LOWER_BOUND,
-        since_source="first reading",
         summary=summary,
-        try_=_say_next(scene) if looked_s >= LOOKING_S else NOT_APPLICABLE,
-        also_try=NOT_APPLICABLE,
+        try_=next_[0] if looked_s >= LOOKING_S else NOT_APPLICABLE,
+        try_keys=next_[1] if looked_s >= LOOKING_S else NOT_APPLICABLE,
         ceiling=NOT_APPLICABLE,
-        evidence=_tell_rows(_figures(scene)),
-        against=(),
-        ruled_out=ruled_out,
-        unknown=unknown,
-        pid=NOT_APPLICABLE,
-        rank=NOT_APPLICABLE,
-        card=silences[0].sample.index if silences else NOT_APPLICABLE,
-        where=NOT_APPLICABLE,
     )
 
 
-def _say_next(scene: Scene) -> str:
-    pid = scene.frame.target.pid
+def _say_next(scene: Scene) -> tuple[str, Applicable[str]]:
+    """Say what to do where nothing is decided: as text, and by the keys of the screen where these do it."""
+    pid, stacks = scene.frame.target.pid, scene.frame.stacks
     if find_silences(scene):
-        return "see what the driver says: sudo dmesg -T | grep -iE 'xid|nvrm' | tail; nvidia-smi -L"
+        driver = "see what the driver says: sudo dmesg -T | grep -iE 'xid|nvrm' | tail; nvidia-smi -L"
+        return driver, NOT_APPLICABLE
     if still_s(scene) >= STILL_S:
-        return say_longer(scene, find_need_s(scene))
-    stacks = scene.frame.stacks
+        return say_longer(scene, find_need_s(scene)), NOT_APPLICABLE
     if isinstance(stacks, Missing):
-        return f"let tpmon see stacks ({stacks.reason})"
-    return (
-        f"see what they wait for, and where their time goes: tpmon dump {pid} --rounds 3; tpmon sample {pid}"
-    )
-
-
-def _places(scene: Scene) -> tuple[FigureReading, ...]:
-    found = []
-    for rank in scene.ranks[:MOST_PLACES]:
-        phases = rank.phases
-        if not is_known(phases) or not phases.where:
-            continue
-        wait = rank.process.waits_for
-        waits = f", {describe_wait(wait)}" if is_known(wait) and wait != RUNNING else ""
-        name = f"rank {rank.process.rank}" if is_known(rank.process.rank) else f"process {rank.process.pid}"
-        text = f"in {phases.where}{waits}"
-        found.append(reading(Figure.MAIN_PLACE, float(phases.samples), scene.frame, of=name, text=text))
-    return tuple(found)
+        return f"let tpmon see stacks ({stacks.reason})", NOT_APPLICABLE
+    said = "see what they wait for, and where their time goes:"
+    dumped = f"{said} tpmon dump {pid} --rounds 3; tpmon sample {pid}"
+    return dumped, f"{said} press d, then m for three dumps; f for hot functions"
 
 
 def _figures(scene: Scene) -> tuple[FigureReading, ...]:
-    return _places(scene) + tuple(
-        reading(figure, value, scene.frame)
-        for figure, value in (
-            (Figure.CPUS_USED, scene.used),
-            (Figure.RUNNABLE, scene.runnable),
-            (Figure.GPU_BUSY, scene.gpu_pct),
-        )
-        if is_known(value)
-    )
+    found = []
+    for rank in scene.ranks[:MOST_PLACES]:
+        phases, wait = rank.phases, rank.process.waits_for
+        if is_known(phases) and phases.where:
+            waits = f", {describe_wait(wait)}" if is_known(wait) and wait != RUNNING else ""
+            text, samples = f"in {phases.where}{waits}", float(phases.samples)
+            found.append(reading(Figure.MAIN_PLACE, samples, scene.frame, of=name_rank(rank), text=text))
+    busy = {Figure.CPUS_USED: scene.used, Figure.RUNNABLE: scene.runnable, Figure.GPU_BUSY: scene.gpu_pct}
+    return (*found, *(reading(figure, value, scene.frame) for figure, value in busy.items()))

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from tpmon.judge import hysteresis
 from tpmon.judge.answers.result import Key, Suspicion, reading, tell
 from tpmon.judge.features.snapshot import MANY_PROCESSES, Rule, Scene, see
 from tpmon.judge.features.standstill import SPEEDS, find_silences, hold_back, still_s
 from tpmon.judge.features.standstill import UNMOVED_S as STILL_S
 from tpmon.judge.finding import find, find_nothing
 from tpmon.judge.hang.detection import plan_look
-from tpmon.judge.hysteresis import (
-    Standing,
-    damp,
-    drop,
-    follow,
-    is_settled,
-    is_shaken,
-    key_of,
-    leave_out_own,
-    note_cleared,
-    note_rules,
-    state,
-)
+from tpmon.judge.hysteresis import Standing, is_settled, is_shaken, key_of
 from tpmon.judge.ranking import OTHER_TENANTS, find_explained, find_rivals, rank, weigh
 from tpmon.judge.rules import (
     card_faults,
@@ -35,21 +23,20 @@ from tpmon.judge.rules import (
     health,
     hook,
     lifecycle,
+    limits,
     loader,
-    memory,
     python,
     storage,
 )
-from tpmon.judge.rules.job import limits, pauses
-from tpmon.judge.stacks.profile import RankPhases, add_up_phases, read_slices
+from tpmon.judge.stacks.profile import add_up_phases, name_places, read_slices
 from tpmon.judge.watch.stints import follow_stints
 from tpmon.judge.watch.tracker import observe
 from tpmon.model.dump import DumpRequest
 from tpmon.model.figures import Figure
 from tpmon.model.frame import Event, EventKind, Frame, TargetState
-from tpmon.model.frozen import dataclass
+from tpmon.model.frozen import dataclass, replace
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
-from tpmon.model.process import RankRow, Role
+from tpmon.model.process import Role
 from tpmon.model.text.job_words import is_undecided, join_cause, name_cause, say_confidence, say_since_in_full
 from tpmon.model.verdict import END_CAUSES, IN_WORDS, Finding, Kind, pick_code
 
@@ -66,15 +53,15 @@ RULES: tuple[Rule, ...] = hook.with_hooks(
         *storage.RULES,
         *gpu.RULES,
         *cards.RULES,
-        *card_faults.RULES,
+        card_faults.judge_unhealthy,
         *comms.RULES,
         *python.RULES,
-        *memory.RULES,
-        *card_faults.MEMORY_RULES,
         *limits.RULES,
+        card_faults.judge_gpu_memory,
+        *limits.OTHER_RULES,
         *health.RULES,
         *lifecycle.RULES,
-        *pauses.RULES,
+        *lifecycle.PAUSES,
     ),
     {
         lifecycle.judge_starting: hook.suspect_first_steps,
@@ -83,14 +70,10 @@ RULES: tuple[Rule, ...] = hook.with_hooks(
     },
 )
 ENDS: frozenset[Key] = frozenset((Kind.IDLE, cause) for cause in END_CAUSES.values())
-GPU_LOST: Key = (Kind.HUNG, "gpu-lost")
-"""It is over with the first sign of life."""
-LARGE_JOB_S = 2.5
-"""With more than MANY_PROCESSES a verdict stands this long: judging 137 of them takes 6 ms (ADR 0016)."""
-SETTLED_JUDGED_S = 1.5
-"""A settled verdict stands this long: at one Frame a second, every second one is judged."""
-OTHER_WEIGHT = 0.1
-"""Share of the time above which a second cause is worth a note."""
+GPU_LOST: Key = (Kind.HUNG, "gpu-lost")  # it is over with the first sign of life
+LARGE_JOB_S = 2.5  # with more than MANY_PROCESSES a verdict stands this long
+SETTLED_JUDGED_S = 1.5  # a settled verdict stands this long
+OTHER_WEIGHT = 0.1  # share of the time above which a second cause is worth a note
 NOTES = (cpu.note_single_threaded_workers, data.note_skipping, *card_faults.NOTES)
 
 
@@ -107,12 +90,6 @@ class Judgement:
     settled: bool = False
 
 
-def _place(row: RankRow, phases: dict[int, RankPhases]) -> RankRow:
-    """Put the place that the stacks show into the row of a rank; without them its kernel wait stays."""
-    known = phases.get(row.pid)
-    return replace(row, where=known.where) if known is not None and known.where else row
-
-
 def _tell(old: Key | None, new: Key | None, frame: Frame) -> tuple[Event, ...]:
     if old == new:
         return ()
@@ -124,17 +101,11 @@ def _tell(old: Key | None, new: Key | None, frame: Frame) -> tuple[Event, ...]:
 def _note_others(suspicions: Sequence[Suspicion], standing: Standing) -> tuple[str, ...]:
     """Name other causes, so that a second one is no surprise; without a verdict each "may be" it."""
     stated = standing.stated
-    keys = [key_of(one) for one in suspicions]
+    keys = [key for key in (*map(key_of, suspicions), stated) if key is not None]
     weights = {key_of(one.suspicion): one.suspicion.weight for one in standing.tracks}
-    explained = find_explained([*keys, stated] if stated is not None else keys, weights)
-    others = [
-        one
-        for one, key in zip(suspicions, keys, strict=True)
-        if key != stated
-        and key not in explained
-        and one.weight >= OTHER_WEIGHT
-        and pick_code(one.kind, one.cause) != 0
-    ]
+    said = find_explained(keys, weights) | {stated}
+    costly = [one for one in suspicions if one.weight >= OTHER_WEIGHT and pick_code(one.kind, one.cause) != 0]
+    others = [one for one in costly if key_of(one) not in said]
     word = "also" if stated is not None else "may be"
     return tuple(f"{word} {join_cause(*key_of(one))}: {one.summary}" for one in others[:2])
 
@@ -156,18 +127,14 @@ def _drop_outlived(followed: Standing, suspicions: Sequence[Suspicion], scene: S
     past, stands = lifecycle.find_past_starts(scene), still_s(scene) >= STILL_S
     keys = {key_of(track.suspicion) for track in followed.tracks} | {followed.stated}
     silent = any(one.missed for one in find_silences(scene))
-    over = {
-        key
-        for key in keys
-        if key is not None
-        and (
-            key in past
-            or key == GPU_LOST
-            or (stands and key[0] in SPEEDS)
-            or (silent and pick_code(*key) == 0)
-        )
-    }
-    return drop(followed, over - suspected, scene.frame.taken_ns)
+
+    def is_over(key: Key) -> bool:
+        if key in past or key == GPU_LOST or (stands and key[0] in SPEEDS):
+            return True
+        return silent and pick_code(*key) == 0
+
+    over = {key for key in keys if key is not None and is_over(key)}
+    return hysteresis.drop(followed, over - suspected, scene.frame.taken_ns)
 
 
 def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tuple[str, ...]]:
@@ -175,25 +142,26 @@ def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tu
     answers = hold_back([rule(scene) for rule in RULES], scene)
     suspicions = [one for one in answers if isinstance(one, Suspicion)]
     now_ns = scene.frame.taken_ns
-    noted = note_rules(note_cleared(standing, answers, now_ns), answers)
+    noted = hysteresis.note_rules(standing, answers, now_ns)
     cleared_ns = {
         key_of(one): since_ns
         for one, since_ns in zip(answers, noted.cleared_ns, strict=True)
         if isinstance(one, Suspicion) and since_ns
     }
-    interval_s = scene.frame.interval_s
-    followed = follow(noted, suspicions, now_ns, interval_s=interval_s, cleared_ns=cleared_ns)
+    followed = hysteresis.follow(
+        noted, suspicions, now_ns, interval_s=scene.frame.interval_s, cleared_ns=cleared_ns
+    )
     followed = _drop_outlived(followed, suspicions, scene)
     ranked = rank(followed.tracks, followed.stated)
-    decided = state(followed, ranked, {key_of(one.suspicion): weigh(one) for one in ranked}, now_ns)
-    decided = damp(followed, decided, now_ns)
+    weights = {key_of(one.suspicion): weigh(one) for one in ranked}
+    decided = hysteresis.damp(followed, hysteresis.state(followed, ranked, weights, now_ns), now_ns)
     end = next((key_of(one) for one in suspicions if one.seen and key_of(one) in ENDS), None)
     if end is not None:
         decided = replace(decided, stated=end)  # there is no later reading to be surer by
     track = next((one for one in ranked if key_of(one.suspicion) == decided.stated), None)
     if track is not None:
         rivals = find_rivals(track.suspicion, decided.presences)
-        finding = find(track, leave_out_own(decided, answers), scene, rivals)
+        finding = find(track, hysteresis.leave_out_own(decided, answers), scene, rivals)
         if end is not None and standing.finding is not None:
             finding = _keep_before(finding, standing.finding, scene.frame)
     elif decided.stated is not None and standing.finding is not None:
@@ -221,7 +189,6 @@ def judge(frames: Sequence[Frame], standing: Standing) -> Judgement:
     """Judge the Frames (one or more) of a Window, oldest first, and write the verdict into the last one."""
     slices = [one for frame in frames for one in known_or(frame.stacks, ())]
     looks = read_slices(slices, standing.looks)
-    phases = add_up_phases(looks, frames[-1].taken_ns)
     frame = frames[-1]
     first = next((one.pid for one in frame.processes if one.role is Role.RANK), 0)
     stints = follow_stints(standing.watch.stints, looks, first)
@@ -232,17 +199,19 @@ def judge(frames: Sequence[Frame], standing: Standing) -> Judgement:
     if standing.finding is not None and _stands(frame, standing, settled=calm):
         finding, decided, notes = standing.finding, standing, standing.notes
     else:
-        scene = see(frames, phases, standing.watch)
+        scene = see(frames, add_up_phases(looks, frame.taken_ns), standing.watch)
         finding, decided, notes = judge_scene(scene, standing)
         decided = replace(decided, finding=finding, notes=notes)
         look = plan_look(standing.watch, scene)
         if is_known(look):
             decided = replace(decided, watch=replace(standing.watch, looked_ns=frame.taken_ns))
+    # The stacks show where a rank is; without them its kernel wait stays.
+    places = {pid: where for pid, where in name_places(looks, frame.taken_ns).items() if where}
     judged = replace(
         frame,
         verdict=finding,
         notes=frame.notes + notes,
-        ranks=tuple(_place(row, phases) for row in frame.ranks),
+        ranks=tuple(replace(row, where=places.get(row.pid, row.where)) for row in frame.ranks),
         # Of one second the most important stands last: that the job ended, that a rank is gone.
         events=_tell(standing.stated, decided.stated, frame) + frame.events,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 from tpmon.judge.answers.result import Key, Suspicion
@@ -10,133 +11,87 @@ from tpmon.judge.hysteresis import AT_ONCE, INCUMBENT, Presence, Track, key_of
 from tpmon.model.known import NotApplicable, is_known
 from tpmon.model.verdict import Kind, pick_code
 
-_ANY = NotApplicable.NOT_APPLICABLE
-"""In the table below: every cause of the kind."""
+_ANY = NotApplicable.NOT_APPLICABLE  # in the table below: every cause of the kind
 
-_LOADING = tuple(
-    (Kind.DATA_BOUND, cause)
-    for cause in ("no-workers", "cpu-transform", "too-few-workers", "collate", "drain", "pin")
-)
-_READING = tuple(
-    (Kind.DATA_BOUND, cause) for cause in ("storage-bandwidth", "storage-latency", "network-store")
-)
-_WAITING_FOR_A_RANK = ((Kind.COMMS_BOUND, _ANY),)
-_WAITING_FOR_ONE = ((Kind.COMMS_BOUND, "straggler"), (Kind.COMMS_BOUND, "unknown"))
-_SPEED_OF_ONE = ((Kind.PYTHON_BOUND, _ANY),)
+
+def _of(kind: Kind, *causes: str) -> tuple[Key, ...]:
+    return tuple((kind, cause) for cause in causes) or ((kind, _ANY),)
+
+
+_data, _comms, _cpus = (partial(_of, one) for one in (Kind.DATA_BOUND, Kind.COMMS_BOUND, Kind.OVERSUBSCRIBED))
+_LOADING = _data("no-workers", "cpu-transform", "too-few-workers", "collate", "drain", "pin")
+_READING = _data("storage-bandwidth", "storage-latency", "network-store")
+_WAITING_FOR_ONE = _comms("straggler", "unknown")
+_SLOWED = (*_LOADING, *_of(Kind.PYTHON_BOUND), *_comms())  # whatever has too few CPUs
 
 OTHER_TENANTS: Key = (Kind.OVERSUBSCRIBED, "other-tenants")
 
-EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
-    {
-        # A job that stands still waits for something; that is part of the hang.
-        (Kind.HUNG, _ANY): (*_WAITING_FOR_A_RANK, *_SPEED_OF_ONE, (Kind.DATA_BOUND, _ANY)),
-        # A call into a driver that does not answer does not return.
-        (Kind.HUNG, "gpu-lost"): ((Kind.HUNG, "blocked-io"), (Kind.HUNG, "no-progress")),
-        # Time that the quota takes is counted as waiting for a CPU (docs/metrics.md).
-        (Kind.CPU_THROTTLED, "quota"): (
-            (Kind.OVERSUBSCRIBED, _ANY),
-            *_LOADING,
-            *_SPEED_OF_ONE,
-            *_WAITING_FOR_A_RANK,
-        ),
-        # While the cards are full, nobody waits for the CPUs.
-        **{
-            (Kind.COMPUTE_BOUND, cause): ((Kind.OVERSUBSCRIBED, _ANY), (Kind.CPU_THROTTLED, "quota"))
-            for cause in ("gpu-compute", "gpu-memory-bandwidth", "gpu")
-        },
-        # Pools that fit the machine do not fit a mask that holds them on a part of it.
-        (Kind.OVERSUBSCRIBED, "affinity"): (
-            (Kind.OVERSUBSCRIBED, "rank-pool"),
-            (Kind.OVERSUBSCRIBED, "too-many-ranks"),
-            OTHER_TENANTS,
-            *_LOADING,
-            *_SPEED_OF_ONE,
-            *_WAITING_FOR_A_RANK,
-        ),
-        (Kind.OVERSUBSCRIBED, "rank-pool"): (*_LOADING, *_SPEED_OF_ONE, *_WAITING_FOR_A_RANK),
-        (Kind.OVERSUBSCRIBED, "worker-pool"): (*_LOADING, *_SPEED_OF_ONE, *_WAITING_FOR_A_RANK),
-        (Kind.OVERSUBSCRIBED, "too-many-ranks"): (*_LOADING, *_SPEED_OF_ONE, *_WAITING_FOR_A_RANK),
-        (Kind.MEMORY_PRESSURE, "swap"): (*_LOADING, *_READING),
-        (Kind.DATA_BOUND, "page-cache-thrash"): (*_LOADING, *_READING),
-        (Kind.DATA_BOUND, "respawn"): (*_LOADING, *_READING, (Kind.DATA_BOUND, "periodic")),
-        (Kind.DATA_BOUND, "killed-workers"): (
-            *_LOADING,
-            *_READING,
-            (Kind.DATA_BOUND, "respawn"),
-            (Kind.DATA_BOUND, "periodic"),
-            (Kind.DATA_BOUND, "one-slow-worker"),
-            (Kind.DATA_BOUND, "uneven-workers"),
-        ),
-        # Whatever waits for the card to decode waits less only where that decodes less.
-        (Kind.DATA_BOUND, "decode-engine"): (
-            *_LOADING,
-            (Kind.DATA_BOUND, "own-loader"),
-            (Kind.DATA_BOUND, "periodic"),
-        ),
-        # More of them, or cheaper ones, would still share these few CPUs.
-        (Kind.DATA_BOUND, "worker-affinity"): (*_LOADING, (Kind.DATA_BOUND, "periodic")),
-        (Kind.DATA_BOUND, "one-slow-worker"): (*_LOADING, *_READING, (Kind.DATA_BOUND, "periodic")),
-        (Kind.DATA_BOUND, "worker-lock"): (*_LOADING, *_READING, (Kind.DATA_BOUND, "periodic")),
-        # A server that refuses few workers refuses more of them, too.
-        (Kind.DATA_BOUND, "network-store"): ((Kind.DATA_BOUND, "too-few-workers"),),
-        # Workers without data are no sign that more of them would help.
-        (Kind.DATA_BOUND, "uneven-workers"): (
-            *_LOADING,
-            *_READING,
-            (Kind.DATA_BOUND, "periodic"),
-            (Kind.DATA_BOUND, "one-slow-worker"),
-        ),
-        # A thread of the worker hands a batch over, and waits there for the interpreter's lock.
-        (Kind.DATA_BOUND, "collate"): ((Kind.DATA_BOUND, "drain"),),
-        # The stacks show what half of the wait goes into: what workers do meanwhile is not waited for.
-        (Kind.DATA_BOUND, "drain"): tuple(
-            (Kind.DATA_BOUND, cause) for cause in ("cpu-transform", "too-few-workers", "periodic")
-        ),
-        (Kind.DATA_BOUND, "sampler"): (*_LOADING, (Kind.DATA_BOUND, "periodic")),
-        (Kind.DATA_BOUND, "periodic"): (
-            (Kind.DATA_BOUND, "too-few-workers"),
-            (Kind.DATA_BOUND, "cpu-transform"),
-        ),
-        # A rank that waits for its data is the one that the others wait for; it moves no bytes between them.
-        (Kind.DATA_BOUND, _ANY): _WAITING_FOR_ONE,
-        # A slow card comes late; only a slow link slows what all ranks send each other.
-        (Kind.GPU_THROTTLED, _ANY): _WAITING_FOR_ONE,
-        (Kind.GPU_THROTTLED, "pcie"): _WAITING_FOR_A_RANK,
-        (Kind.GPU_UNHEALTHY, _ANY): _WAITING_FOR_ONE,
-        (Kind.PYTHON_BOUND, "blocking-call"): _WAITING_FOR_ONE,
-        **{
-            (Kind.PAUSED, f"{pause}-share"): ((Kind.PAUSED, pause), *_WAITING_FOR_ONE)
-            for pause in ("validation", "checkpoint")
-        },
-        # What a rank pickles longer, or sends in pieces, is a part of the same call.
-        (Kind.COMMS_BOUND, "objects"): (
-            (Kind.COMMS_BOUND, "small-messages"),
-            (Kind.COMMS_BOUND, "transfer"),
-            (Kind.COMMS_BOUND, "unknown"),
-        ),
-        # Threads that hand on many small messages are as busy as those that hand on large ones.
-        (Kind.COMMS_BOUND, "small-messages"): ((Kind.COMMS_BOUND, "transfer"), (Kind.COMMS_BOUND, "unknown")),
-        (Kind.PYTHON_BOUND, "gil"): (
-            (Kind.PYTHON_BOUND, "single-thread"),
-            (Kind.PYTHON_BOUND, "small-operators"),
-            (Kind.PYTHON_BOUND, "blocking-call"),
-            (Kind.DATA_BOUND, "own-loader"),
-        ),
-    }
+_ROWS: tuple[tuple[tuple[Key, ...], tuple[Key, ...]], ...] = (
+    # A job that stands still waits for something; that is part of the hang.
+    (_of(Kind.HUNG), (*_comms(), *_of(Kind.PYTHON_BOUND), *_data())),
+    # A call into a driver that does not answer does not return.
+    (_of(Kind.HUNG, "gpu-lost"), _of(Kind.HUNG, "blocked-io", "no-progress")),
+    # Time that the quota takes is counted as waiting for a CPU (docs/metrics.md).
+    (_of(Kind.CPU_THROTTLED, "quota"), (*_cpus(), *_SLOWED)),
+    # While the cards are full, nobody waits for the CPUs.
+    (
+        _of(Kind.COMPUTE_BOUND, "gpu-compute", "gpu-memory-bandwidth", "gpu"),
+        (*_cpus(), *_of(Kind.CPU_THROTTLED, "quota")),
+    ),
+    # Pools that fit the machine do not fit a mask that holds them on a part of it.
+    (_cpus("affinity"), (*_cpus("rank-pool", "too-many-ranks", "other-tenants"), *_SLOWED)),
+    (_cpus("rank-pool", "worker-pool", "too-many-ranks"), _SLOWED),
+    (_of(Kind.MEMORY_PRESSURE, "swap"), (*_LOADING, *_READING)),
+    (_data("page-cache-thrash"), (*_LOADING, *_READING)),
+    (_data("respawn", "one-slow-worker", "worker-lock"), (*_LOADING, *_READING, *_data("periodic"))),
+    (
+        _data("killed-workers"),
+        (*_LOADING, *_READING, *_data("respawn", "periodic", "one-slow-worker", "uneven-workers")),
+    ),
+    # Whatever waits for the card to decode waits less only where that decodes less.
+    (_data("decode-engine"), (*_LOADING, *_data("own-loader", "periodic"))),
+    # More workers, or cheaper ones, would still share their few CPUs, and wait for the same sampler.
+    (_data("worker-affinity", "sampler"), (*_LOADING, *_data("periodic"))),
+    # A server that refuses few workers refuses more of them, too; a rank without any asks it itself.
+    (_data("network-store"), _data("too-few-workers", "no-workers")),
+    # However fast they came, no step would be made of them.
+    (_data("skipping"), (*_LOADING, *_READING, *_data("periodic"))),
+    # Workers without data are no sign that more of them would help.
+    (_data("uneven-workers"), (*_LOADING, *_READING, *_data("periodic", "one-slow-worker"))),
+    # A thread of the worker hands a batch over, and waits there for the interpreter's lock.
+    (_data("collate"), _data("drain")),
+    # The stacks show what half of the wait goes into: what workers do meanwhile is not waited for.
+    (_data("drain"), _data("cpu-transform", "too-few-workers", "periodic")),
+    (_data("periodic"), _data("too-few-workers", "cpu-transform")),
+    # A rank that waits for its data is the one that the others wait for; it moves no bytes between them.
+    (_data(), _WAITING_FOR_ONE),
+    # A slow card comes late; only a slow link slows what all ranks send each other.
+    ((*_of(Kind.GPU_THROTTLED), *_of(Kind.GPU_UNHEALTHY)), _WAITING_FOR_ONE),
+    (_of(Kind.GPU_THROTTLED, "pcie"), _comms()),
+    (_of(Kind.PYTHON_BOUND, "blocking-call"), _WAITING_FOR_ONE),
+    (_of(Kind.PAUSED, "validation-share"), (*_of(Kind.PAUSED, "validation"), *_WAITING_FOR_ONE)),
+    (_of(Kind.PAUSED, "checkpoint-share"), (*_of(Kind.PAUSED, "checkpoint"), *_WAITING_FOR_ONE)),
+    # What a rank pickles longer, or sends in pieces, is a part of the same call.
+    (_comms("objects"), _comms("small-messages", "transfer", "unknown")),
+    # Threads that hand on many small messages are as busy as those that hand on large ones.
+    (_comms("small-messages"), _comms("transfer", "unknown")),
+    (
+        _of(Kind.PYTHON_BOUND, "gil"),
+        (*_of(Kind.PYTHON_BOUND, "single-thread", "small-operators", "blocking-call"), *_data("own-loader")),
+    ),
 )
-"""Which causes only follow from another one."""
+# Which causes only follow from another one.
+EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
+    {source: explained for sources, explained in _ROWS for source in sources}
+)
 
-EXPLAINS_WAIT = 0.5
-"""Share of a wait between ranks that a card must lose to its clock or link to explain it."""
-LEAST_THROTTLE = 0.05
-"""Share of its time that a card must lose before the reason may be the verdict."""
-GIVES_WAY = 0.5
-"""Score of the stated cause (after 3 s) at which another of its kind, the same wait known better, follows."""
+EXPLAINS_WAIT = 0.5  # share of a wait between ranks that a card must lose to its clock or link to explain it
+LEAST_THROTTLE = 0.05  # share of its time that a card must lose before the reason may be the verdict
+GIVES_WAY = 0.5  # score of the stated cause (after 3 s) at which another of its kind follows
 _NO_WEIGHTS: Mapping[Key, float] = MappingProxyType({})
 _FIRST = 1000.0
 _BEFORE_SPEED = 100.0
-_BESIDE = 0.01
-"""Weight of what others take of the CPUs: it adds to each cause of the job's own, and is said after it."""
+_BESIDE = 0.01  # weight of what others take of the CPUs
 _HEALTHY = 0.001
 
 
@@ -144,7 +99,7 @@ def _is(key: Key, wanted: Key) -> bool:
     return key[0] is wanted[0] and (wanted[1] is _ANY or key[1] == wanted[1])
 
 
-def _is_enough(key: Key, shadow: Key, weights: Mapping[Key, float]) -> bool:
+def _costs(key: Key, shadow: Key, weights: Mapping[Key, float]) -> bool:
     """Tell whether a cause costs enough to explain another; only a throttle has to."""
     if key[0] is not Kind.GPU_THROTTLED or key not in weights or shadow not in weights:
         return True
@@ -162,9 +117,7 @@ def find_explained(keys: Iterable[Key], weights: Mapping[Key, float] = _NO_WEIGH
         for shadow in explained
     ]
     return frozenset(
-        one
-        for one in present
-        if any(_is(one, shadow) and _is_enough(key, one, weights) for key, shadow in pairs)
+        one for one in present if any(_is(one, shadow) and _costs(key, one, weights) for key, shadow in pairs)
     )
 
 
@@ -184,10 +137,8 @@ def weigh(track: Track) -> float:
     return _BESIDE * weight if key_of(track.suspicion) == OTHER_TENANTS else weight
 
 
-RIVAL_RATIO = 0.4
-"""How often a second cause must be suspected, over the stated one of late, to be as likely."""
-NOISE = 0.15
-"""Difference of two shares of the time that a window does not tell apart, where no interval is known."""
+RIVAL_RATIO = 0.4  # how often a second cause must be suspected, over the stated one of late, to be as likely
+NOISE = 0.15  # difference of two shares that a window does not tell apart, where no interval is known
 
 
 def _are_alike(one: Suspicion, other: Suspicion) -> bool:
@@ -199,19 +150,14 @@ def _are_alike(one: Suspicion, other: Suspicion) -> bool:
 
 
 def find_rivals(stated: Suspicion, presences: Iterable[Presence]) -> tuple[Suspicion, ...]:
-    """Return the causes that explain the same wait as well as the stated one, most often suspected first.
-
-    They are of its kind and of about its share, and were suspected in much of the last half minute: now, or
-    again and again. One that the stated cause explains is a rival where that comes and goes.
-    """
+    """Return the causes that explain the same wait as well as the stated one, most often suspected first."""
+    # One that the stated cause explains is a rival where that comes and goes.
     own, presences = key_of(stated), tuple(presences)
     if stated.kind in AT_ONCE or pick_code(*own) == 0:
         return ()
     mine = next((one for one in presences if key_of(one.suspicion) == own), None)
-    wavers, least = (
-        mine is not None and mine.came_back,
-        RIVAL_RATIO * (mine.ratio if mine is not None else 1.0),
-    )
+    wavers = mine is not None and mine.came_back
+    least = RIVAL_RATIO * (mine.ratio if mine is not None else 1.0)
     return tuple(
         one.suspicion
         for one in presences
@@ -233,14 +179,14 @@ def _gives_way(stated: Track, risen: Iterable[Track]) -> bool:
 
 def rank(tracks: Iterable[Track], stated: Key | None) -> tuple[Track, ...]:
     """Return the causes that may be stated, heaviest first: fully risen, or stated and not fallen yet."""
-    tracks = tuple(
-        track
-        for track in tracks
-        if track.suspicion.kind is not Kind.GPU_THROTTLED or track.suspicion.weight >= LEAST_THROTTLE
-    )
-    risen = [track for track in tracks if track.score >= 1]
-    held = [track for track in tracks if track.score < 1 and key_of(track.suspicion) == stated]
-    may = risen + [track for track in held if not _gives_way(track, risen)]
+    may = [one for one in tracks if one.score >= 1 or key_of(one.suspicion) == stated]
+    may = [
+        one
+        for one in may
+        if one.suspicion.kind is not Kind.GPU_THROTTLED or one.suspicion.weight >= LEAST_THROTTLE
+    ]
+    risen = [one for one in may if one.score >= 1]
+    may = [*risen, *(one for one in may if one.score < 1 and not _gives_way(one, risen))]
     weights = {key_of(track.suspicion): track.suspicion.weight for track in may}
     explained = find_explained(weights, weights)
     free = [track for track in may if key_of(track.suspicion) not in explained]

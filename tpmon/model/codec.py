@@ -191,7 +191,7 @@ def encode(value: object) -> str:
 
 
 def encode_fast(value: object) -> bytes:
-    """Encode the same line as ``encode``, in UTF-8 and in a third of the time; imports msgspec."""
+    """Encode the same line as ``encode``, in UTF-8 and, with msgspec, in a third of the time."""
     return _dump_fast(to_plain(value), _dump)
 
 
@@ -200,11 +200,22 @@ def encode_exact(value: object) -> bytes:
     return _dump_fast(_EXACT.encode(value), _dump_ascii)
 
 
-def _dump_fast(plain: object, dump: Callable[[object], str]) -> bytes:
-    import msgspec  # noqa: PLC0415  # a single Frame does without it
-
+@cache
+def _find_fast() -> Any:
+    """Return the JSON of msgspec, which a single Frame does without; None where it is not installed."""
     try:
-        return msgspec.json.encode(plain)
+        from msgspec import json as fast  # noqa: PLC0415
+    except ImportError:
+        return None
+    return fast
+
+
+def _dump_fast(plain: object, dump: Callable[[object], str]) -> bytes:
+    fast = _find_fast()
+    if fast is None:
+        return dump(plain).encode("utf-8", "replace")
+    try:
+        return bytes(fast.encode(plain))  # which copies no bytes
     except (TypeError, ValueError, OverflowError):  # an OddFloat, half of a surrogate pair
         return dump(plain).encode("utf-8", "replace")
 
@@ -363,16 +374,17 @@ def decode(kind: type[T], line: str) -> T:
 
 
 def decode_fast(kind: type[T], line: bytes) -> T:
-    """Build a ``kind`` of bytes as ``decode`` does, in a fifth less time; imports msgspec."""
+    """Build a ``kind`` of bytes as ``decode`` does, with msgspec in a fifth less time."""
     return from_plain(kind, parse_plain(line))
 
 
 def parse_plain(line: bytes) -> Any:
-    """Parse a line of JSON for ``from_plain``; CodecError where it is none; imports msgspec."""
-    import msgspec  # noqa: PLC0415  # a single Frame does without it
-
+    """Parse a line of JSON for ``from_plain``; CodecError where it is none."""
+    fast = _find_fast()
+    if fast is None:
+        return _load(line)
     try:
-        return msgspec.json.decode(line)
+        return fast.decode(line)
     except (ValueError, RecursionError):  # hostile, or what only json reads: that tells
         return _load(line)
 

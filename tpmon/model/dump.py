@@ -85,7 +85,8 @@ class ThreadLook:
     """Hold one thread in one look. ``frames`` are outermost first; a native thread has none.
 
     Since it began ``run_ns`` were on a CPU, ``delay_ns`` runnable without one (/proc/PID/task/TID/schedstat),
-    and ``kernel_ns`` in the kernel, in clock ticks (stat beside it). ``holds_gil``: the interpreter's lock.
+    and ``kernel_ns`` in the kernel, in clock ticks (stat beside it); it was put on a CPU ``slices`` times.
+    ``holds_gil``: the interpreter's lock.
     """
 
     tid: Known[int]
@@ -102,6 +103,7 @@ class ThreadLook:
     locals: Applicable[tuple[FrameLocals, ...]] = NOT_APPLICABLE
     holds_gil: Applicable[bool] = NOT_APPLICABLE
     kernel_ns: Applicable[int] = NOT_APPLICABLE
+    slices: Applicable[int] = NOT_APPLICABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +284,8 @@ class DumpThread:
     """Whether it held the interpreter's lock (GIL) in every look; not said of native threads."""
     frozen: Applicable[Freezer] = NOT_APPLICABLE
     """The control group whose freezer holds its process; absent while none does."""
+    slices: Applicable[int] = NOT_APPLICABLE
+    """How often it was put on a CPU since it began."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,13 @@ class Origin(str, Enum):
     """What the job itself recorded of its collectives."""
 
 
+class Bad(Enum):
+    """Name the side of a figure that costs the run something."""
+
+    HIGH = "high"
+    LOW = "low"
+
+
 class History(NamedTuple):
     """Hold what draws the history of a figure; ``top`` 0 is the highest value, or all of a share."""
 
@@ -74,6 +81,8 @@ class FigureRow:
     of: tuple[Origin, ...] = ()
     series: Callable[[Pulse], Known[float]] | None = None
     top: float = 0.0
+    bad: Bad | None = None
+    """None where neither side is bad for every run."""
 
 
 def _gpu_busy(pulse: Pulse) -> Known[float]:
@@ -97,22 +106,32 @@ class Figure(Enum):
         """Take the parts of a row."""
         self.label, self.unit, self.group, self.source = row.label, row.unit, row.group, row.source
         self.origins = frozenset(row.of or _ORIGINS[row.group])
+        self.bad = row.bad
         self.history = History(row.series, row.top) if row.series is not None else None
 
     # CPUs and threads
-    CPUS_USED = FigureRow("CPUs used", "CPUs", "cpu", series=attrgetter("used_cores"))
-    CPUS_FREE = FigureRow("CPUs free", "CPUs", "threads", "schedstat")
+    CPUS_USED = FigureRow("CPUs used", "CPUs", "cpu", series=attrgetter("used_cores"), bad=Bad.HIGH)
+    CPUS_FREE = FigureRow("CPUs free", "CPUs", "threads", "schedstat", bad=Bad.LOW)
     CPU_BUDGET = FigureRow("budget", "CPUs", "cpu")
     CPU_DELAY = FigureRow(
-        "waiting for a CPU", "%", "threads", "schedstat", series=attrgetter("run_delay_ratio"), top=1.0
+        "waiting for a CPU",
+        "%",
+        "threads",
+        "schedstat",
+        series=attrgetter("run_delay_ratio"),
+        top=1.0,
+        bad=Bad.HIGH,
     )
-    CPU_PRESSURE = FigureRow("stalled for a CPU", "%", "cpu", "PSI", of=(Origin.CGROUP,))
-    THROTTLED_PERIODS = FigureRow("throttled periods", "%", "cpu", "cpu.stat", of=(Origin.CGROUP,))
-    RUNNABLE = FigureRow("runnable", "threads", "threads", series=attrgetter("runnable"))
+    CPU_PRESSURE = FigureRow("stalled for a CPU", "%", "cpu", "PSI", of=(Origin.CGROUP,), bad=Bad.HIGH)
+    THROTTLED_PERIODS = FigureRow(
+        "throttled periods", "%", "cpu", "cpu.stat", of=(Origin.CGROUP,), bad=Bad.HIGH
+    )
+    RUNNABLE = FigureRow("runnable", "threads", "threads", series=attrgetter("runnable"), bad=Bad.HIGH)
     POOL_DEMAND = FigureRow("pool demand / budget", "x", "threads", "schedstat")
     POOL_LIBRARY = FigureRow("library", source="threads, maps", of=(Origin.PROC,))
     THREAD_SETTING = FigureRow("{}", "threads", source="start environment", of=(Origin.PROC,))
     RANKS_DEMAND = FigureRow("demand of the ranks", "threads", "threads", "schedstat")
+    CHILDREN_DEMAND = FigureRow("demand of what they started", "threads", "threads", "schedstat")
     RANK_CPU_TIME = FigureRow("CPU time of {} over theirs", "x", "threads", "schedstat")
     WORKERS_WANT = FigureRow("the workers want", "CPUs", "threads", "schedstat")
     RANKS_ALLOWED = FigureRow("the ranks may run on", "CPUs", "threads", "Cpus_allowed_list")
@@ -134,38 +153,51 @@ class Figure(Enum):
     MAIN_RUNS = FigureRow("main thread runs", "%", "cpu", "thread state")
     MAIN_RUNS_OR_WAITS = FigureRow("main thread runs or waits for a CPU", "%", "cpu", "thread state")
     MAIN_ASLEEP = FigureRow("main thread asleep", "%", "threads", "thread state")
-    MAIN_IN_IO = FigureRow("of it for a disk or a socket", "%", "threads", "thread state")
-    MAIN_IN_TIMED_LOCK = FigureRow("main thread in a timed lock", "%", "threads", "system call")
+    MAIN_IN_IO = FigureRow("of it for a disk or a socket", "%", "threads", "thread state", bad=Bad.HIGH)
+    MAIN_IN_TIMED_LOCK = FigureRow("main thread in a timed lock", "%", "threads", "system call", bad=Bad.HIGH)
 
     # The loader and its workers
-    DATA_WAIT = FigureRow("data wait", "%", of=(Origin.PROC,))
+    DATA_WAIT = FigureRow("data wait", "%", of=(Origin.PROC,), bad=Bad.HIGH)
     QUEUE_EMPTY = FigureRow(
-        "queue empty", "%", "io", "pipes", of=(Origin.PIPES,), series=attrgetter("empty_ratio"), top=1.0
+        "queue empty",
+        "%",
+        "io",
+        "pipes",
+        of=(Origin.PIPES,),
+        series=attrgetter("empty_ratio"),
+        top=1.0,
+        bad=Bad.HIGH,
     )
-    BATCHES_READY = FigureRow("batches ready", "", "io", "pipes", of=(Origin.PIPES,))
+    BATCHES_READY = FigureRow("batches ready", "", "io", "pipes", of=(Origin.PIPES,), bad=Bad.LOW)
     WORKERS = FigureRow("loader workers", group="cpu", source="processes")
     WORKERS_BORN = FigureRow("workers born in 60 s", group="cpu", source="processes")
     WORKERS_KILLED = FigureRow("workers killed in 60 s", group="cpu", source="exit status")
     LAST_KILLED = FigureRow("the last of them", group="cpu", source="exit status")
     WORKERS_IDLE = FigureRow("workers without work", "%", "threads", "wchan")
     WORKER_IDLE = FigureRow("{} without work", "%", "threads", "wchan")
-    WORKER_BACKLOG = FigureRow("requests that wait for {}", "%", "io", "pipes", of=(Origin.PIPES,))
+    WORKER_BACKLOG = FigureRow(
+        "requests that wait for {}", "%", "io", "pipes", of=(Origin.PIPES,), bad=Bad.HIGH
+    )
     OTHERS_IDLE = FigureRow("the others without work", "% at least", "threads", "wchan")
     EVERY_WORKER_IDLE = FigureRow("every worker without work", "% at least", "threads", "wchan")
     WORKERS_FED = FigureRow("workers with work", "of {}", "threads", "wchan")
-    WORKERS_BLOCKED = FigureRow("workers blocked", "%", "threads")
-    WORKERS_BEFORE_RETRY = FigureRow("workers asleep before a retry", "%", "stacks")
-    WORKERS_IN_LOCK = FigureRow("workers in a lock", "%", "threads", "wchan")
-    STACKS_AT_LOCK = FigureRow("their stacks at a lock", "%", "stacks")
+    WORKERS_BLOCKED = FigureRow("workers blocked", "%", "threads", bad=Bad.HIGH)
+    WORKERS_BEFORE_RETRY = FigureRow("workers asleep before a retry", "%", "stacks", bad=Bad.HIGH)
+    WORKERS_PAUSE = FigureRow(
+        "workers asleep in lines of the program", "%", "stacks", of=_BY_LOOKS, bad=Bad.HIGH
+    )
+    LOADING_AT_SERVER = FigureRow("loading at a server", "%", "stacks", bad=Bad.HIGH)
+    WORKERS_IN_LOCK = FigureRow("workers in a lock", "%", "threads", "wchan", bad=Bad.HIGH)
+    STACKS_AT_LOCK = FigureRow("their stacks at a lock", "%", "stacks", bad=Bad.HIGH)
     WORKERS_READ = FigureRow("workers read", "bytes/s", "io", "/proc/PID/io")
     READ_SIZE = FigureRow("mean size of a read", "KiB", "io")
-    IN_OPENS = FigureRow("loading in open and stat", "%", "stacks")
-    WORKERS_IN_COLLATE = FigureRow("workers in collate", "%", "stacks")
-    MAIN_IN_COLLATE = FigureRow("in collate", "%", "stacks")
-    MAIN_IN_COPIES = FigureRow("in copies", "%", "stacks")
-    MAIN_IN_SAMPLER = FigureRow("in the sampler", "%", "stacks")
-    MAIN_STARTS_WORKERS = FigureRow("starting workers", "%", "stacks")
-    AT_OWN_QUEUE = FigureRow("at a queue, a pipe or a future", "%", "stacks")
+    IN_OPENS = FigureRow("loading in open and stat", "%", "stacks", bad=Bad.HIGH)
+    WORKERS_IN_COLLATE = FigureRow("workers in collate", "%", "stacks", bad=Bad.HIGH)
+    MAIN_IN_COLLATE = FigureRow("in collate", "%", "stacks", bad=Bad.HIGH)
+    MAIN_IN_COPIES = FigureRow("in copies", "%", "stacks", bad=Bad.HIGH)
+    MAIN_IN_SAMPLER = FigureRow("in the sampler", "%", "stacks", bad=Bad.HIGH)
+    MAIN_STARTS_WORKERS = FigureRow("starting workers", "%", "stacks", bad=Bad.HIGH)
+    AT_OWN_QUEUE = FigureRow("at a queue, a pipe or a future", "%", "stacks", bad=Bad.HIGH)
     BETWEEN_BURSTS = FigureRow("between bursts", "s", "threads", "state of the main thread")
     STEPS_BETWEEN_BURSTS = FigureRow("between bursts", "steps", "hook", "hook")
 
@@ -174,45 +206,47 @@ class Figure(Enum):
     MAIN_PLACE = FigureRow("{}", "samples", "stacks")
     WHERE_IT_IS = FigureRow("where it is", "%", "stacks", "stack samples")
     IN_PHASE = FigureRow("in {}", "%", "stacks", "stack samples")
-    IN_WAITS = FigureRow("in waits for GPU or ranks", "%", "stacks", "stack samples")
-    IN_SYNCS = FigureRow("in synchronising calls", "%", "stacks", "stack samples")
+    IN_WAITS = FigureRow("in waits for GPU or ranks", "%", "stacks", "stack samples", bad=Bad.HIGH)
+    IN_SYNCS = FigureRow("in synchronising calls", "%", "stacks", "stack samples", bad=Bad.HIGH)
     HIDDEN_DATA_WAIT = FigureRow("hidden data wait", "%", "stacks", "stack samples")
-    PAUSED_SHARE = FigureRow("{} of the time", "%", "stacks", "stack samples")
+    PAUSED_SHARE = FigureRow("{} of the time", "%", "stacks", "stack samples", bad=Bad.HIGH)
     PAUSED_TURNS = FigureRow("times in {}", "", "stacks", "stack samples")
-    OUTSIDE_STEP = FigureRow("outside of the step", "%", "stacks", "stack samples")
-    PYTHON_OUTSIDE = FigureRow("Python outside of the step", "%", "stacks")
-    CALLING_OPERATORS = FigureRow("of the step in calls of operators", "%", "stacks", "stack samples")
+    OUTSIDE_STEP = FigureRow("outside of the step", "%", "stacks", "stack samples", bad=Bad.HIGH)
+    PYTHON_OUTSIDE = FigureRow("Python outside of the step", "%", "stacks", bad=Bad.HIGH)
+    CALLING_OPERATORS = FigureRow(
+        "of the step in calls of operators", "%", "stacks", "stack samples", bad=Bad.HIGH
+    )
     POOL_WANTS = FigureRow("its thread pool wants", "CPUs", "threads", "schedstat")
     RANK_IN_COLLECTIVES = FigureRow("{} in collectives", "%", "stacks")
-    OTHERS_IN_COLLECTIVES = FigureRow("the others in collectives", "%", "stacks")
-    ALL_IN_COLLECTIVES = FigureRow("every rank in collectives, at least", "%", "stacks")
+    OTHERS_IN_COLLECTIVES = FigureRow("the others in collectives", "%", "stacks", bad=Bad.HIGH)
+    ALL_IN_COLLECTIVES = FigureRow("every rank in collectives, at least", "%", "stacks", bad=Bad.HIGH)
 
     ALL_IN_OBJECTS = FigureRow(
-        "every rank in collectives of objects, at least", "%", "stacks", "stack samples"
+        "every rank in collectives of objects, at least", "%", "stacks", "stack samples", bad=Bad.HIGH
     )
 
     # Cards and links
-    GPU_BUSY = FigureRow("GPU busy", "%", "gpu", series=_gpu_busy, top=100.0)
-    GPU_IDLE = FigureRow("GPU idle", "%", "gpu", "NVML", series=_gpu_idle, top=100.0)
-    GPU_IDLE_BESIDE = FigureRow("GPU idle beside them", "%", "gpu", "NVML utilisation")
+    GPU_BUSY = FigureRow("GPU busy", "%", "gpu", series=_gpu_busy, top=100.0, bad=Bad.LOW)
+    GPU_IDLE = FigureRow("GPU idle", "%", "gpu", "NVML", series=_gpu_idle, top=100.0, bad=Bad.HIGH)
+    GPU_IDLE_BESIDE = FigureRow("GPU idle beside them", "%", "gpu", "NVML utilisation", bad=Bad.HIGH)
     DECODE_ENGINE = FigureRow("{} busy", "%", "gpu", "NVML")
-    SM_ACTIVITY = FigureRow("SM activity", "%", "gpu", "GPM")
-    TENSOR_ACTIVITY = FigureRow("tensor activity", "%", "gpu", "GPM")
+    SM_ACTIVITY = FigureRow("SM activity", "%", "gpu", "GPM", bad=Bad.LOW)
+    TENSOR_ACTIVITY = FigureRow("tensor activity", "%", "gpu", "GPM", bad=Bad.LOW)
     DRAM_ACTIVITY = FigureRow("DRAM activity", "%", "gpu", "GPM")
     GPU_POWER = FigureRow("power of its limit", "%", "gpu", "NVML power")
-    GPU_CLOCK = FigureRow("SM clock of its maximum", "%", "gpu", "NVML clock")
-    CLOCK_OF_MEDIAN = FigureRow("clock over the others' median", "%", "gpu", "NVML clock")
-    CLOCK_REASON = FigureRow("{}", "% of 10 s", "gpu")
+    GPU_CLOCK = FigureRow("SM clock of its maximum", "%", "gpu", "NVML clock", bad=Bad.LOW)
+    CLOCK_OF_MEDIAN = FigureRow("clock over the others' median", "%", "gpu", "NVML clock", bad=Bad.LOW)
+    CLOCK_REASON = FigureRow("{}", "% of 10 s", "gpu", bad=Bad.HIGH)
     GPU_TEMPERATURE = FigureRow("temperature", "C", "gpu", "NVML")
-    LINK_SPEED = FigureRow("link speed of its best", "%", "gpu", "NVML PCIe link")
+    LINK_SPEED = FigureRow("link speed of its best", "%", "gpu", "NVML PCIe link", bad=Bad.LOW)
     LINK_USE = FigureRow("link in use", "%", "gpu", "NVML PCIe counters")
     NVLINK = FigureRow("NVLink", "bytes/s", "gpu", "NVLink counters")
     PCIE = FigureRow("PCIe, both ways", "bytes/s", "gpu", "NVML PCIe counters")
     NETWORK = FigureRow("network", "bytes/s", "io", "interface counters", of=(Origin.NETWORK,))
     GPU_FAULT = FigureRow("card {}", group="gpu")
     GPU_SILENT = FigureRow("card {} silent", "s", "gpu", "NVML")
-    GPU_MEMORY = FigureRow("memory of the card", "%", "gpu", "NVML")
-    GPU_MEMORY_MOST = FigureRow("memory of the card, at most", "%", "gpu", "NVML")
+    GPU_MEMORY = FigureRow("memory of the card", "%", "gpu", "NVML", bad=Bad.HIGH)
+    GPU_MEMORY_MOST = FigureRow("memory of the card, at most", "%", "gpu", "NVML", bad=Bad.HIGH)
     GPU_MEMORY_OTHERS = FigureRow("memory of others on it", "MiB", "gpu", "NVML")
     GPU_MEMORY_GROWTH = FigureRow("growth of the job's memory", "bytes/s", "gpu", "NVML")
     GPU_MEMORY_GROWN = FigureRow("grown", "MiB in 45 s", "gpu", "NVML")
@@ -230,23 +264,34 @@ class Figure(Enum):
         "the workers touch anew", "pages/s", "memory", "/proc/PID/stat", of=(Origin.PROC,)
     )
     GROWN = FigureRow("grown", "MiB in 45 s", "memory")
-    MEMORY_USED = FigureRow("used of the limit", "%", "memory", series=attrgetter("memory_bytes"))
+    MEMORY_USED = FigureRow(
+        "used of the limit", "%", "memory", series=attrgetter("memory_bytes"), bad=Bad.HIGH
+    )
     IN_SWAP = FigureRow("in swap", "MiB", "memory")
     REFAULTED = FigureRow("refaulted", "bytes/s", "memory", "memory.stat")
     MAJOR_FAULTS = FigureRow("major faults", "1/s", "memory", "memory.stat")
-    MEMORY_STALLS = FigureRow("stalled for memory", "%", "memory", "PSI")
+    MEMORY_STALLS = FigureRow("stalled for memory", "%", "memory", "PSI", bad=Bad.HIGH)
     SHM_USED = FigureRow(
-        "used of it", "%", "memory", "statvfs", of=(Origin.FILES,), series=attrgetter("shm_ratio"), top=1.0
+        "used of it",
+        "%",
+        "memory",
+        "statvfs",
+        of=(Origin.FILES,),
+        series=attrgetter("shm_ratio"),
+        top=1.0,
+        bad=Bad.HIGH,
     )
     SHM_GROWTH = FigureRow("largest growth in a second", "MiB", "memory", "statvfs", of=(Origin.FILES,))
 
     # Other limits
-    LIMIT_USED = FigureRow("{}", "% of the limit", "cpu", source="/proc, statvfs", of=(Origin.PROC,))
+    LIMIT_USED = FigureRow(
+        "{}", "% of the limit", "cpu", source="/proc, statvfs", of=(Origin.PROC,), bad=Bad.HIGH
+    )
     LIMIT_GROWTH = FigureRow("growth of {}", "1/s", "cpu", source="/proc, statvfs", of=(Origin.PROC,))
     DESCRIPTOR_KINDS = FigureRow("most of them", "", "cpu", source="/proc/PID/fd", of=(Origin.PROC,))
 
     # The hook
-    HOST_DATA_WAIT = FigureRow("data wait of the host", "%", "hook", "hook")
+    HOST_DATA_WAIT = FigureRow("data wait of the host", "%", "hook", "hook", bad=Bad.HIGH)
     HOST_IN_MODEL = FigureRow("host in the model", "%", "hook", "hook")
     HOST_IN_EVALUATION = FigureRow("in evaluation", "%", "hook", "hook")
     LAST_STEP = FigureRow("last step", "s ago", "hook", "hook")
@@ -271,10 +316,7 @@ class Figure(Enum):
     # Hangs
     THREAD_STANDS = FigureRow("{}", source="py-spy and /proc", of=_BY_LOOKS)
     PROCESS_STANDS = FigureRow("{}", "s", "cpu", "kernel wait")
-    WAITS_FOR_BATCH = FigureRow("waits for a batch", "s", "cpu", "kernel wait")
-    WORKERS_GONE = FigureRow("workers gone", group="cpu", source="/proc")
     DEAD_PROCESS = FigureRow("dead process {}", source="/proc stat", of=(Origin.PROC,))
-    MAINS_STAND = FigureRow("main threads", "s", "threads", "schedstat")
     NOTHING_MOVED = FigureRow("nothing moved", "s", "cpu", "schedstat and stacks", of=_BY_LOOKS)
     LOOKS_AT_THREADS = FigureRow("looks at all threads", source="py-spy, without a stop", of=(Origin.STACKS,))
     LOG_WRITE = FigureRow("last log write", "s ago", source="log file", of=(Origin.LOG,))
@@ -291,3 +333,5 @@ class Figure(Enum):
 
 HISTORIES = MappingProxyType({one.label: one.history for one in Figure if one.history is not None})
 """By the name of the evidence that they are drawn beside."""
+BAD_SIDES = MappingProxyType({one.label: one.bad for one in Figure})
+"""By the name of the evidence, for the colour of its bar."""

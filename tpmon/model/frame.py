@@ -16,6 +16,7 @@ from tpmon.model.host import (
     FileWrite,
     LimitSample,
     LoaderSample,
+    LogPace,
     MemorySample,
     NetworkSample,
     OutputSample,
@@ -25,6 +26,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, Why, i
 from tpmon.model.process import MainThreadSample, Outcome, ProcessEnd, ProcessSample, RankRow
 from tpmon.model.results.collectives import CollectivesReading
 from tpmon.model.stacks import StackSlice
+from tpmon.model.units import format_seconds
 from tpmon.model.verdict import Finding
 
 FRAME_SCHEMA = "tpmon.frame/1"
@@ -185,6 +187,8 @@ class Frame:
     """Device files of cards that the job holds open and NVML does not list; absent where there is none."""
     limits: Applicable[tuple[LimitSample, ...]] = NOT_APPLICABLE
     """How near the job is to limits besides memory: of descriptors those of the fullest processes."""
+    pace: Applicable[LogPace] = NOT_APPLICABLE
+    """How the job's steps go by its log; not in files of before it was read."""
 
 
 def awaits_sources(frame: Frame) -> bool:
@@ -196,6 +200,14 @@ def awaits_sources(frame: Frame) -> bool:
 FRAME_SPAN_S = 60.0
 PULSE_SPAN_S = 600.0
 NO_STEPS = Missing("no hook in the training process", Why.ABSENT)
+NO_PACE = Missing("no pace of a log was read", Why.ABSENT)
+
+
+def fresh_hz(pace: Applicable[LogPace]) -> Known[float]:
+    """Return the rate of a log's pace; missing for one that is old."""
+    if not is_known(pace):
+        return pace if isinstance(pace, Missing) else NO_PACE
+    return Missing(f"the log told it {format_seconds(pace.age_s)} ago") if pace.is_old else pace.rate_hz
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +228,8 @@ class Pulse:
     """Per card of the Frame, in its order."""
     step_ms: Known[float] = NO_STEPS
     """The longest step that ended since the Frame before, or the one that goes on."""
+    log_hz: Known[float] = NO_PACE
+    """How many steps a second the log tells, or what else it counts; missing where that is old."""
 
 
 def pulse_of(frame: Frame) -> Pulse:
@@ -240,6 +254,7 @@ def pulse_of(frame: Frame) -> Pulse:
         empty_ratio=max(empty) if empty else Missing("no loader queue seen"),
         gpu_pct=tuple(card.sm_pct for card in cards),
         step_ms=frame.steps.slowest_ms if is_known(frame.steps) else frame.steps,
+        log_hz=fresh_hz(frame.pace),
     )
 
 

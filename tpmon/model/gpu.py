@@ -6,7 +6,7 @@ was saved from. It says how busy each keeps the card, but has no sample of a pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 from tpmon.model.frozen import dataclass
@@ -225,13 +225,39 @@ def tell_contexts(
     return frozenset(uuid for uuid, used in idle.items() if used < ratios[uuid] * most)
 
 
-def find_used(cards: Sequence[GpuSample]) -> Mapping[int, tuple[GpuSample, ...]]:
-    """Return the cards that each process of the job works on, lost and only held open ones among them."""
+def find_contexts(
+    cards: Sequence[GpuSample], busy: Callable[[GpuSample, int], Known[float]]
+) -> frozenset[tuple[str, int]]:
+    """Return the cards, by UUID, on which a process only has a context: it works on another one.
+
+    ``busy`` tells the SM % of a process on a card. Never a card that is lost, or known only by open files.
+    """
     on: dict[int, list[GpuSample]] = {}
     for card in cards:
-        for pid in known_or(card.pids, ()):
-            on.setdefault(pid, []).append(card)
-    return {pid: _without_contexts(pid, mine) for pid, mine in on.items()}
+        if is_listed(card) and card.state is not GpuState.LOST:
+            for pid in known_or(card.pids, ()):
+                on.setdefault(pid, []).append(card)
+    return frozenset(
+        (uuid, pid)
+        for pid, mine in on.items()
+        if len(mine) > 1
+        for uuid in tell_contexts(
+            {one.uuid: bytes_on(pid, one) for one in mine}, {one.uuid: busy(one, pid) for one in mine}
+        )
+    )
+
+
+def find_used(cards: Sequence[GpuSample]) -> Mapping[int, tuple[GpuSample, ...]]:
+    """Return the cards that each process of the job works on, lost and only held open ones among them."""
+    contexts = find_contexts(
+        cards, lambda card, pid: map_known(lambda pct: pct.get(pid, 0.0), share_card(card))
+    )
+    on = {card.uuid: known_or(card.pids, ()) for card in cards}
+    return {
+        pid: tuple(one for one in cards if pid in on[one.uuid] and (one.uuid, pid) not in contexts)
+        for pids in on.values()
+        for pid in pids
+    }
 
 
 def name_several(pid: int, cards: Sequence[GpuSample]) -> str:
@@ -239,16 +265,6 @@ def name_several(pid: int, cards: Sequence[GpuSample]) -> str:
     mine = find_used(cards).get(pid, ())
     told = len(mine) > 1 and all(map(is_listed, mine))
     return ",".join(str(one.index) for one in mine) if told else ""
-
-
-def _without_contexts(pid: int, mine: Sequence[GpuSample]) -> tuple[GpuSample, ...]:
-    listed = [one for one in mine if is_listed(one) and one.state is not GpuState.LOST]
-    if len(listed) < 2:
-        return tuple(mine)
-    used = {one.uuid: bytes_on(pid, one) for one in listed}
-    busy = {one.uuid: map_known(lambda pct: pct.get(pid, 0.0), share_card(one)) for one in listed}
-    contexts = tell_contexts(used, busy)
-    return tuple(one for one in mine if one.uuid not in contexts)
 
 
 def list_silent(cards: Sequence[GpuSample]) -> tuple[GpuSample, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from enum import Enum
 
 from tpmon.model.frozen import dataclass
@@ -286,6 +287,14 @@ class LoopNow:
 
 
 @dataclass(frozen=True, slots=True)
+class PutIn:
+    """Hold when a hook was put into its running process by hand, and the version of the tpmon that did."""
+
+    at: datetime
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class StepReading:
     """Hold one reading of one process's hook, with the ``spans`` since the reading before.
 
@@ -314,6 +323,7 @@ class StepReading:
     taken_ns: int
     settings: Known[TrainSettings] = NO_SETTINGS
     device: Known[DeviceTimes] = NO_DEVICE
+    put_in: Applicable[PutIn] = NOT_APPLICABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +393,8 @@ class HookSample:
     settings: Known[TrainSettings] = NO_SETTINGS
     device: Known[DeviceTimes] = NO_DEVICE
     """The CUDA device's time of steps that were measured."""
+    put_in: Applicable[PutIn] = NOT_APPLICABLE
+    """It came into the running process by hand."""
 
 
 def list_shares(pace: StepPace) -> tuple[tuple[LoopPhase, Known[float]], ...]:

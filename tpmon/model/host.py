@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import Enum
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, Why, is_known, known_or
 from tpmon.model.process import Role
 
 LOOPBACK = "lo"
@@ -185,6 +185,65 @@ class LoaderSample:
     recordings lack it."""
 
 
+class PaceSource(str, Enum):
+    """Name how a log tells a pace."""
+
+    COUNTED = "counted"
+    """Steps between two lines, over the time between they were written."""
+    STATED = "stated"
+    """The line itself states it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogPace:
+    """Hold how the steps go by the lines of a log that count them; a hook knows that exactly."""
+
+    pid: int
+    fd: int
+    """The process that writes the log, and its descriptor."""
+    rank: Applicable[int]
+    """Of the process; absent for that of a launcher, which is of all ranks."""
+    rate_hz: float
+    """``unit`` a second."""
+    unit: str
+    """What the line counts, in its own word: step, it, batch, sample ..."""
+    source: PaceSource
+    step: int
+    total: Applicable[int]
+    loss: Applicable[float]
+    shape: str
+    """The line, with "#" for its numbers."""
+    age_s: float
+    """How long ago the line was written with which the step last changed."""
+    every_s: Known[float]
+    """How far apart its last two lines were."""
+
+    @property
+    def is_old(self) -> bool:
+        """Return whether no line has come for far longer than usual: then this is how it went."""
+        return self.age_s > max(OLD_PACE_S, OLD_PACE_LINES * known_or(self.every_s, 0.0))
+
+
+OLD_PACE_S = 30.0
+OLD_PACE_LINES = 3.0
+"""A pace is old after so many times the usual distance of its lines, and so long at least."""
+
+
+def join_log_paces(output: Sequence[OutputSample]) -> Known[LogPace]:
+    """Return the pace of the job: its first rank's that is not old, else that of what wrote last."""
+    paces = [one.pace for one in output if is_known(one.pace)]
+    if paces:
+        return min(
+            paces,
+            key=lambda one: (one.is_old, one.age_s if one.is_old else 0, known_or(one.rank, -1), one.pid),
+        )
+    reasons = [one.pace for one in output if isinstance(one.pace, Missing)]
+    return reasons[0] if reasons else NO_LOG
+
+
+NO_LOG = Missing("the job writes its output to no regular file", Why.ABSENT)
+
+
 @dataclass(frozen=True, slots=True)
 class OutputSample:
     """Hold the tail of a regular file that a launcher or rank writes its output to."""
@@ -197,6 +256,8 @@ class OutputSample:
     last_write_age_s: Known[float]
     lines: tuple[str, ...]
     """The last lines, escaped, secrets redacted; at most 3 from the last 4 KiB."""
+    pace: Applicable[LogPace] = NOT_APPLICABLE
+    """Not in files of before it was read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,17 +57,17 @@ Applicable = Union[T, Missing, NotApplicable]
 """A value, the reason why it was not read, or nothing because the question does not arise."""
 
 
-_UNREAD = (Missing, NotApplicable)
+_UNREAD = frozenset((Missing, NotApplicable))  # without subclasses: isinstance() takes three times as long
 
 
 def is_known(value: T | Missing | NotApplicable) -> TypeIs[T]:
     """Tell whether ``value`` was read."""
-    return not isinstance(value, _UNREAD)
+    return value.__class__ not in _UNREAD
 
 
 def known_or(value: T | Missing | NotApplicable, default: U) -> T | U:
     """Return ``value`` if it was read, else ``default``."""
-    return value if is_known(value) else default
+    return default if value.__class__ in _UNREAD else value  # type: ignore[return-value]  # as is_known
 
 
 def map_known(change: Callable[[T], U], value: T | Missing) -> U | Missing:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # --help does without it
+    from datetime import datetime
 
 LINE_WIDTH = 100
 """Of text in a pipe or a file, and the most of a line in a terminal."""
@@ -56,6 +61,18 @@ def format_moment(when: datetime, now: datetime, *, seconds: bool = True) -> str
     if local.date() != now.date():
         return local.strftime("%b %d %H:%M")
     return format_clock(local) if seconds else local.strftime("%H:%M")
+
+
+def format_number(value: float) -> str:
+    """Write a number of CPUs, threads or times with no more digits than it is worth: 1.94, 12.3, 250, 0.01.
+
+    One that is not zero never reads as zero: <0.01.
+    """
+    if 0 < abs(value) < 0.005:
+        return "<0.01" if value > 0 else ">-0.01"
+    places = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    text = f"{value:.{places}f}"
+    return text.rstrip("0").rstrip(".") if places else text
 
 
 def format_pct(value: float) -> str:
@@ -126,3 +143,16 @@ def clean_text(text: str, limit: int = 200) -> str:
 def count_of(number: int, noun: str, nouns: str = "") -> str:
     """Write a count with its noun: 1 rank, 4 workers; ``nouns`` where several take more than an s."""
     return f"{number} {noun}" if number == 1 else f"{number} {nouns or f'{noun}s'}"
+
+
+def say_ranks(ranks: Sequence[int]) -> str:
+    """Name ranks: "rank 3", "ranks 0, 1, 4 to 7", "57 ranks"."""
+    numbers = sorted(ranks)
+    runs = [
+        [number for _place, number in run]
+        for _key, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    ]
+    texts = [text for run in runs for text in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
+    if len(texts) > 8:
+        return f"{len(numbers)} ranks"
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(texts)}"

@@ -6,13 +6,12 @@ A kind says what holds the run; a cause says why. Exit codes are those of ``--ch
 from __future__ import annotations
 
 from datetime import datetime
-from enum import Enum
+from enum import Enum, IntEnum
 from types import MappingProxyType
 
-from tpmon.model.figures import Figure as Figure  # noqa: PLC0414  # what evidence is made of
-from tpmon.model.figures import Origin as Origin  # noqa: PLC0414
+from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.process import Outcome
 
 
@@ -40,6 +39,16 @@ class Kind(str, Enum):
     HUNG = "hung"
 
 
+class VerdictCode(IntEnum):
+    """Name the exit codes that are answers: of a verdict, and of what compares two runs."""
+
+    FINE = 0
+    HELD = 10
+    """Something holds the run; of a comparison: not better, or another verdict."""
+    UNDECIDED = 11
+    HUNG = 12
+
+
 @dataclass(frozen=True, slots=True)
 class KindRow:
     """Hold one row of the table: exit code, causes, and one line of meaning."""
@@ -50,71 +59,93 @@ class KindRow:
     meaning: str
 
 
-def _row(kind: Kind, exit_code: int, meaning: str, *causes: str) -> KindRow:
-    return KindRow(kind, exit_code, tuple(" ".join(causes).split()), meaning)
+def _row(kind: Kind, code: VerdictCode, meaning: str, *causes: str) -> KindRow:
+    return KindRow(kind, int(code), tuple(" ".join(causes).split()), meaning)
 
 
 TABLE = (
-    _row(Kind.BALANCED, 0, "no single cause holds the run back"),
+    _row(Kind.BALANCED, VerdictCode.FINE, "no single cause holds the run back"),
     _row(
         Kind.COMPUTE_BOUND,
-        0,
+        VerdictCode.FINE,
         "the hardware that should be busy is busy: the healthy end",
         "gpu-compute gpu-memory-bandwidth gpu cpu",
     ),
-    _row(Kind.STARTING, 0, "no steady steps yet", "import load compile autotune first-steps"),
+    _row(Kind.STARTING, VerdictCode.FINE, "no steady steps yet", "import load compile autotune first-steps"),
     _row(
         Kind.PAUSED,
-        0,
+        VerdictCode.FINE,
         "training waits for something it does on purpose",
         "checkpoint validation checkpoint-share validation-share",
     ),
     _row(
         Kind.IDLE,
-        0,
+        VerdictCode.FINE,
         "nothing is left to do, or a person, a request or a time is waited for",
         "finished failed ended waiting-for-input polls",
     ),
     _row(
         Kind.DATA_BOUND,
-        10,
+        VerdictCode.HELD,
         "the accelerator, or on CPU the compute, idles while the loop waits for a batch",
         "no-workers cpu-transform storage-bandwidth storage-latency network-store",
         "page-cache-thrash too-few-workers one-slow-worker uneven-workers worker-lock respawn",
-        "killed-workers worker-affinity periodic sampler collate pin drain own-loader decode-engine",
+        "killed-workers worker-affinity periodic sampler collate pin drain own-loader decode-engine skipping",
     ),
     _row(
         Kind.PYTHON_BOUND,
-        10,
+        VerdictCode.HELD,
         "one Python thread sets the pace",
         "gil single-thread small-operators blocking-call",
     ),
-    _row(Kind.LAUNCH_BOUND, 10, "launches do not keep the GPU busy", "tiny-kernels main-thread"),
-    _row(Kind.SYNC_BOUND, 10, "the host waits for the GPU step by step", "explicit implicit allocator"),
     _row(
-        Kind.COMMS_BOUND, 10, "ranks wait for each other", "straggler objects small-messages transfer unknown"
+        Kind.LAUNCH_BOUND, VerdictCode.HELD, "launches do not keep the GPU busy", "tiny-kernels main-thread"
+    ),
+    _row(
+        Kind.SYNC_BOUND,
+        VerdictCode.HELD,
+        "the host waits for the GPU step by step",
+        "explicit implicit allocator",
+    ),
+    _row(
+        Kind.COMMS_BOUND,
+        VerdictCode.HELD,
+        "ranks wait for each other",
+        "straggler objects small-messages transfer unknown",
     ),
     _row(
         Kind.OVERSUBSCRIBED,
-        10,
+        VerdictCode.HELD,
         "more threads want the CPUs than there are for them: pools of the job, a binding, others",
         "rank-pool worker-pool too-many-ranks affinity other-tenants",
     ),
-    _row(Kind.CPU_THROTTLED, 10, "the CPU quota of the control group stops the job", "quota"),
-    _row(Kind.GPU_THROTTLED, 10, "a card is held below its clocks", "thermal brake odd-cap pcie"),
-    _row(Kind.GPU_UNHEALTHY, 10, "a card reports errors that want a reset or a replacement"),
-    _row(Kind.MEMORY_PRESSURE, 10, "memory runs out, or is about to", "leak copy-on-write swap shm gpu"),
+    _row(Kind.CPU_THROTTLED, VerdictCode.HELD, "the CPU quota of the control group stops the job", "quota"),
+    _row(
+        Kind.GPU_THROTTLED, VerdictCode.HELD, "a card is held below its clocks", "thermal brake odd-cap pcie"
+    ),
+    _row(Kind.GPU_UNHEALTHY, VerdictCode.HELD, "a card reports errors that want a reset or a replacement"),
+    _row(
+        Kind.MEMORY_PRESSURE,
+        VerdictCode.HELD,
+        "memory runs out, or is about to",
+        "leak copy-on-write swap shm gpu",
+    ),
     _row(
         Kind.LIMITS,
-        10,
+        VerdictCode.HELD,
         "something other than memory runs out, or will soon",
         "descriptors threads disk inodes",
     ),
-    _row(Kind.FAILED, 10, "ranks end with an error, and the job goes on without its work", "restarts"),
-    _row(Kind.NOT_ENOUGH_EVIDENCE, 11, "what could be read does not decide"),
+    _row(
+        Kind.FAILED,
+        VerdictCode.HELD,
+        "ranks end with an error, and the job goes on without its work",
+        "restarts",
+    ),
+    _row(Kind.NOT_ENOUGH_EVIDENCE, VerdictCode.UNDECIDED, "what could be read does not decide"),
     _row(
         Kind.HUNG,
-        12,
+        VerdictCode.HUNG,
         "no step, no line, no queue movement",
         "missing-rank remote-rank lock dead-worker lost-batch blocked-io gpu-wait spin stopped",
         "gpu-lost no-progress",
@@ -181,6 +212,10 @@ class Finding:
     """What it points at, where it points at one process, one rank, one card (NVML index)."""
     where: Applicable[str]
     """Where the main thread of that process is, by its newest stacks: "backward train.py:88"."""
+    try_code: Applicable[str] = NOT_APPLICABLE
+    """The end of ``try_`` that is pasted, as it is; older recordings lack it."""
+    try_keys: Applicable[str] = NOT_APPLICABLE
+    """The same as ``try_`` by the keys of the screen, where they do it."""
 
 
 IN_WORDS = Missing("in words")
@@ -193,10 +228,10 @@ END_CAUSES = MappingProxyType({Outcome.WELL: "finished", Outcome.FAILED: "failed
 """The causes of ``idle`` that say that the job is over, by how it ended."""
 CAUSE_CODES = MappingProxyType(
     {
-        (Kind.IDLE, "failed"): 10,
-        (Kind.IDLE, "ended"): 11,
-        (Kind.PAUSED, "checkpoint-share"): 10,
-        (Kind.PAUSED, "validation-share"): 10,
+        (Kind.IDLE, "failed"): int(VerdictCode.HELD),
+        (Kind.IDLE, "ended"): int(VerdictCode.UNDECIDED),
+        (Kind.PAUSED, "checkpoint-share"): int(VerdictCode.HELD),
+        (Kind.PAUSED, "validation-share"): int(VerdictCode.HELD),
     }
 )
 """A job that crashed has not ended well, and one whose exit status nobody saw may not have (ADR 0008).

@@ -1,11 +1,13 @@
 """One line of a recording: the judged Frame as JSON, and beside it what the judge changed of what was read.
 
 Lines lie in zstd streams, each flushed after its line, so that a stream can be read up to any of them.
+Streams that are deflated instead, as those of the recordings in tpmon/demo, are read by every Python.
 """
 
 from __future__ import annotations
 
 import sys
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,12 +17,16 @@ from tpmon.model.codec import CodecError, encode_exact, from_plain, parse_plain
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
+from tpmon.own_command import find_lack
 from tpmon.record.step import JudgedFrame
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+try:
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+except ImportError:
+    zstd = None  # type: ignore[assignment]
 
 LEVEL = 1
 WINDOW_LOG = 21
@@ -28,6 +34,9 @@ WINDOW_LOG = 21
 14 % smaller than with the window of level 1, in the same time)."""
 MOST_LINE_BYTES = 64 << 20
 NOT_JUDGED = Missing("not judged")
+_DEFLATED = b"\x78"
+"""The first byte of a zlib stream (RFC 1950); one of Zstandard begins with 0x28."""
+_ZSTD_ERRORS = () if zstd is None else (zstd.ZstdError,)
 _KEY = b',"as_read":'
 
 
@@ -90,10 +99,20 @@ def parse_as_read(line: bytes) -> tuple[Frame, Frame]:
     return read, judged
 
 
+def require_zstd() -> None:
+    """Raise UsageError where there is no Zstandard, in which what is recorded is kept."""
+    if zstd is None:
+        raise find_lack("a recording", {"backports.zstd": "backports.zstd"}) or UsageError(
+            "this Python was built without Zstandard, which recordings are kept in",
+            "another Python for tpmon, or libzstd-dev and this one built anew",
+        )
+
+
 class LinePacker:
     """Compress lines into one stream."""
 
     def __init__(self) -> None:
+        require_zstd()
         names = zstd.CompressionParameter
         self._packer = zstd.ZstdCompressor(
             options={names.compression_level: LEVEL, names.window_log: WINDOW_LOG}
@@ -104,21 +123,44 @@ class LinePacker:
         return bytes(self._packer.compress(line, self._packer.FLUSH_BLOCK))
 
 
-class LineReader:
-    """Decompress the pieces of one stream, in their order."""
+class Inflater:
+    """Decompress a deflated stream, piece by piece."""
 
     def __init__(self) -> None:
-        self._reader: Any = zstd.ZstdDecompressor()
+        self._reader = zlib.decompressobj()
+
+    def decompress(self, piece: bytes, most: int) -> bytes:
+        """Return what a piece holds, at most so much; ValueError where it is damaged."""
+        try:
+            return self._reader.decompress(piece, most)
+        except zlib.error as error:
+            raise ValueError(str(error)) from error
+
+
+class LineReader:
+    """Decompress the pieces of one stream, in their order; the first tells how they are packed."""
+
+    def __init__(self) -> None:
+        self._reader: Any = None
 
     def unpack(self, piece: bytes) -> bytes:
         """Return the line of a piece; CodecError where it is damaged or larger than any line."""
+        if self._reader is None:
+            self._reader = _open_stream(piece)
         try:
             line = bytes(self._reader.decompress(piece, MOST_LINE_BYTES))
-        except (zstd.ZstdError, EOFError, ValueError) as error:
+        except (EOFError, ValueError, *_ZSTD_ERRORS) as error:
             raise CodecError(f"damaged: {error}") from error
         if len(line) >= MOST_LINE_BYTES:
             raise CodecError(f"a line larger than {MOST_LINE_BYTES >> 20} MiB")
         return line
+
+
+def _open_stream(piece: bytes) -> Any:
+    if piece[:1] == _DEFLATED:
+        return Inflater()
+    require_zstd()
+    return zstd.ZstdDecompressor()
 
 
 def pack_once(data: bytes) -> bytes:

@@ -52,7 +52,9 @@ def _to_tagged(value: Any) -> Any:
     if isinstance(value, (frozenset, set)):
         return [_SET, *map(_to_tagged, value)]
     if dataclasses.is_dataclass(value):
-        return [kind.__name__, *(_to_tagged(getattr(value, one.name)) for one in dataclasses.fields(value))]
+        # What is not compared is derived from the rest, stands last, and is made anew.
+        kept = (one.name for one in dataclasses.fields(value) if one.compare)
+        return [kind.__name__, *(_to_tagged(getattr(value, name)) for name in kept)]
     if hasattr(value, "_fields"):
         return [kind.__name__, *map(_to_tagged, value)]
     if isinstance(value, (tuple, list)):

@@ -20,7 +20,7 @@ from tpmon.model.verdict import Confidence, Kind
 from tpmon.record.line import LineReader, parse_as_read, parse_line, unpack_once
 from tpmon.record.memory import read_memory
 from tpmon.record.pulses import HISTORY, parse_pulse
-from tpmon.record.schema import connect_reader, limited, naming, refuse_file
+from tpmon.record.schema import connect_reader, limited, list_columns, naming, refuse_file
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -193,7 +193,10 @@ class Recording:
         """Return the main figures of the ten minutes up to Frame ``n``."""
         with self._asking():
             known = self._history if self._history and self._history[-1][0] <= n else ()
-            columns = ", ".join(HISTORY)  # our own names
+            found_columns = list_columns(self._base)
+            columns = ", ".join(
+                name if name in found_columns else "NULL" for name in HISTORY
+            )  # our own names
             query = f"SELECT n, mono_ns, {columns} FROM pulse WHERE n <= ? AND n > ? ORDER BY n DESC"  # noqa: S608
             new: list[tuple[int, Pulse]] = []
             for at, mono_ns, *cells in self._base.execute(query, (n, known[-1][0] if known else -1)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import judge
@@ -30,7 +31,10 @@ class Rejudged:
     @property
     def is_equal(self) -> bool:
         """Tell whether the verdict is the same in every word and digit."""
-        return self.again.verdict == self.recorded
+        one, other = self.recorded, self.again.verdict
+        if is_known(one) and is_known(other) and not is_known(one.try_code):
+            other = replace(other, try_code=one.try_code)  # not told apart from ``try_`` in older recordings
+        return other == one
 
     @property
     def is_same_verdict(self) -> bool:

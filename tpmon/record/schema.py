@@ -19,6 +19,8 @@ VERSION = 1
 PAGE_BYTES = 8192
 """Two lines of a large job fit into a page, of 4,096 bytes only one: 12.3 in place of 15.3 MB an hour."""
 SUFFIX = ".tpmon"
+FLEET = "tpmon-fleet-"
+"""How the name of a folder begins that has a recording of each node of a fleet."""
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
@@ -119,6 +121,18 @@ def make_tables(base: sqlite3.Connection) -> None:
     base.executescript(f"BEGIN; {SCHEMA.replace('PULSE_COLUMNS', ', '.join(COLUMNS))} COMMIT;")
 
 
+def list_columns(base: sqlite3.Connection) -> frozenset[str]:
+    """Return the columns of the main figures that a recording has: one of an older tpmon has fewer."""
+    return frozenset(name for _at, name, *_rest in base.execute("PRAGMA table_info(pulse)"))
+
+
+def add_columns(base: sqlite3.Connection) -> None:
+    """Add the columns of the main figures that a recording of an older tpmon lacks."""
+    for name in COLUMNS:
+        if name not in list_columns(base):
+            base.execute(f"ALTER TABLE pulse ADD COLUMN {name}")  # our own names
+
+
 def write_ahead(base: sqlite3.Connection) -> None:
     """Write into a log beside the file from now on, which readers see at once."""
     base.execute("PRAGMA journal_mode = WAL")
@@ -197,6 +211,15 @@ def limited(base: sqlite3.Connection) -> Iterator[None]:
         yield
     finally:
         base.set_progress_handler(None, 0)
+
+
+def check_local(path: str, try_this: str) -> None:
+    """Raise UsageError for a path on a network file system, or in a folder that cannot be read."""
+    folder = os.path.dirname(os.path.abspath(path))
+    with naming(path):
+        network = name_network(folder)
+    if network:
+        raise UsageError(f"{folder} is on {network}, where a live recording cannot be kept whole", try_this)
 
 
 def name_network(folder: str) -> str:

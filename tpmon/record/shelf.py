@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import select
 import signal
@@ -13,7 +14,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable
 from tpmon.model.results.recording import Subject
 from tpmon.record.recording import Recording
-from tpmon.record.schema import SUFFIX, create_file, naming, refuse_file
+from tpmon.record.schema import FLEET, SUFFIX, create_file, naming, refuse_file
 
 STOP_S = 10.0
 """A recorder that was asked to end writes what waits and closes its file in less."""
@@ -45,11 +46,8 @@ def read_shelved(path: str) -> Shelved:
 
 def list_recordings(folder: str) -> Iterator[Shelved | UsageError]:
     """Yield the recordings of a folder, oldest first, and the errors for those that cannot be read."""
-    try:
-        names = [name for name in os.listdir(folder) if name.endswith(SUFFIX)]
-    except FileNotFoundError:
-        return
-    paths = [os.path.join(folder, name) for name in names]
+    own = glob.escape(folder)
+    paths = [path for at in ("*", f"{FLEET}*/*") for path in glob.glob(f"{own}/{at}{SUFFIX}")]
     for path in sorted(paths, key=lambda one: os.lstat(one).st_mtime):
         try:
             yield read_shelved(path)

@@ -20,7 +20,8 @@ from tpmon.model.codec import decode, encode, encode_exact
 from tpmon.model.figures import Figure
 from tpmon.model.frame import Event, EventKind, Frame
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, is_known
+from tpmon.model.host import LogPace
+from tpmon.model.known import Applicable, Known, is_known
 from tpmon.model.results.doctor import DumpUpdate, SampleUpdate
 from tpmon.model.results.recording import Subject
 from tpmon.model.units import format_bytes
@@ -28,6 +29,7 @@ from tpmon.model.verdict import Evidence, Finding
 from tpmon.record.line import LinePacker, pack_once, write_line
 from tpmon.record.pulses import COLUMNS, read_cells
 from tpmon.record.schema import (
+    add_columns,
     connect_reader,
     connect_writer,
     create_file,
@@ -49,7 +51,8 @@ YOUNG_NS = 600 * 10**9
 """The last minutes are never thinned."""
 MINUTE_BYTES = 1 << 20
 """A minute of a large job fits into so many free bytes of the file."""
-_ADD_PULSE = f"INSERT INTO pulse VALUES ({', '.join('?' * (4 + len(COLUMNS)))})"  # noqa: S608  # our own columns
+_PULSE = ("n", "mono_ns", "wall_ns", "verdict_id", *COLUMNS)
+_ADD_PULSE = f"INSERT INTO pulse ({', '.join(_PULSE)}) VALUES ({', '.join('?' * len(_PULSE))})"  # noqa: S608  # our own
 _ADD_VERDICT = (
     "INSERT INTO verdict (from_n, to_n, from_ns, to_ns, kind, cause, confidence, summary)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
@@ -154,6 +157,7 @@ class RecordingWriter:
         if mine != (self._subject.pid, self._subject.start_ticks, self._subject.boot, self._subject.host):
             what = f"is of another job: {before.pid} {before.script} on {before.host}"
             raise refuse_file(self.path, what, "another name for --out")
+        add_columns(base)
         self._last_n = base.execute("SELECT coalesce(max(n), 0) FROM pulse").fetchone()[0]
 
     def write(self, step: JudgedFrame) -> None:
@@ -214,7 +218,7 @@ class RecordingWriter:
     def _write(self, step: JudgedFrame) -> None:
         frame, base = step.judged, self._base
         n, at_ns = self._last_n + 1, wall_ns(frame)
-        begins = self._stream_ns is None or step.standing is None
+        begins = self._stream_ns is None or (step.standing is None and not is_known(self._subject.node))
         begins = begins or frame.taken_ns - (self._stream_ns or 0) >= STREAM_S * 1e9
         every_ns = self._subject.every_s * 1e9
         kept = self._kept_ns is None or frame.taken_ns - self._kept_ns >= every_ns - frame.interval_s * 5e8
@@ -371,11 +375,18 @@ def _hide_log(step: JudgedFrame) -> JudgedFrame:
 
 
 def _hide_in_frame(frame: Frame) -> Frame:
-    output = tuple(replace(one, lines=tuple(HIDDEN_LINE for _ in one.lines)) for one in frame.output)
+    output = tuple(
+        replace(one, lines=tuple(HIDDEN_LINE for _ in one.lines), pace=_hide_shape(one.pace))
+        for one in frame.output
+    )
     finding = frame.verdict
     if is_known(finding):
         finding = replace(finding, evidence=_hide_words(finding.evidence))
-    return replace(frame, output=output, verdict=finding)
+    return replace(frame, output=output, verdict=finding, pace=_hide_shape(frame.pace))
+
+
+def _hide_shape(pace: Applicable[LogPace]) -> Applicable[LogPace]:
+    return replace(pace, shape=HIDDEN_LINE) if is_known(pace) else pace
 
 
 def _hide_words(evidence: tuple[Shown, ...]) -> tuple[Shown, ...]:

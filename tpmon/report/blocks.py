@@ -76,15 +76,21 @@ def write_rows(
 
 def write_unread(of: object, apart: Sequence[str] = (), width: int = WIDTH) -> list[str]:
     """Write what was not read of dataclasses and why, grouped by reason, without the fields in ``apart``."""
+    groups = list_unread(of, apart)
+    return lay_paragraph("not read", "; ".join(groups), width) if groups else []
+
+
+def list_unread(of: object, apart: Sequence[str] = (), most: int = MOST_REASONS) -> list[str]:
+    """List at most so many reasons, each with what was not read for it, without the fields in ``apart``."""
     found: dict[str, dict[str, None]] = {}
     _find_unread(of, "", apart, found)
     groups = []
-    for reason, names in list(found.items())[:MOST_REASONS]:
+    for reason, names in list(found.items())[:most]:
         more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
         groups.append(f"{', '.join([*list(names)[:MOST_NAMES], *more])} ({reason})")
-    if len(found) > MOST_REASONS:
-        groups.append(f"and for {len(found) - MOST_REASONS} more reasons")
-    return lay_paragraph("not read", "; ".join(groups), width) if groups else []
+    if len(found) > most:
+        groups.append(f"and for {len(found) - most} more reasons")
+    return groups
 
 
 def _find_unread(value: object, name: str, apart: Sequence[str], found: dict[str, dict[str, None]]) -> None:

@@ -6,20 +6,24 @@ import gzip
 import os
 import tarfile
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Union
 
 from tpmon.errors import UsageError
-from tpmon.model.frame import Frame, Pulse
+from tpmon.model.frame import Pulse
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.text.job_words import name_verdict
 from tpmon.model.units import count_of, format_bytes, format_seconds
+from tpmon.model.verdict import Finding
+from tpmon.probe.base.worker import read_within
 from tpmon.record.step import JudgedFrame
 from tpmon.view.layout import lay_paragraph
 
 README = "README.txt"
+PART_S = 10.0
+"""How long one part may take to be written."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PACKED = (".gz", ".tgz")
 _END = bytes(2 * tarfile.BLOCKSIZE)  # of a tar file
@@ -165,10 +169,58 @@ class Contents:
     files: list[tuple[str, int, str]] = field(default_factory=list)
     failures: list[tuple[str, str]] = field(default_factory=list)
 
+    @contextmanager
+    def naming(self, name: str, size_bytes: int, what: str) -> Iterator[None]:
+        """Name a file while it is written, as a signal may end that at any time; not where it fails."""
+        row = name, size_bytes, what
+        self.files.append(row)
+        try:
+            yield
+        except Exception:
+            self.files.remove(row)
+            raise
+        except BaseException:
+            self.files.remove(row)
+            self.failures.append((name, "it was interrupted while this was written"))
+            raise
+
     @property
     def size_bytes(self) -> int:
         """Return the size of all files."""
         return sum(size for _, size, _ in self.files)
+
+
+def add_part(
+    sink: Sink,
+    contents: Contents,
+    name: str,
+    what: str,
+    write: Callable[[], Sequence[str] | bytes],
+    *,
+    limit_s: float = PART_S,
+) -> None:
+    """Write one file; one that fails, or takes too long, is named with its reason."""
+    try:
+        found = read_within(limit_s, write)
+        if isinstance(found, Missing):
+            contents.failures.append((name, found.reason))
+            return
+        data = found if isinstance(found, bytes) else to_text(found)
+        with contents.naming(name, len(data), what):
+            sink.add(name, data)
+    except Exception as error:  # noqa: BLE001  # one part fails alone, and README says why
+        reason = getattr(error, "strerror", "") or f"{type(error).__name__}: {error}"
+        contents.failures.append((name, reason))
+
+
+def close_bundle(sink: Sink, contents: Contents, head: Iterable[tuple[str, str]]) -> None:
+    """Write README.txt, which names all that is there and all that is not, and close the sink."""
+    try:
+        sink.add(README, to_text(write_readme(head, contents)))
+    except OSError as error:
+        contents.failures.append((README, error.strerror or str(error)))
+    finally:
+        sink.close()
 
 
 def write_readme(head: Iterable[tuple[str, str]], contents: Contents) -> list[str]:
@@ -212,9 +264,8 @@ def to_text(lines: Sequence[str]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
 
 
-def say_verdict(frame: Frame) -> str:
-    """Write the verdict of a Frame in a line."""
-    finding = frame.verdict
+def say_verdict(finding: Known[Finding]) -> str:
+    """Write a verdict in a line."""
     return f"{name_verdict(finding)}: {finding.summary}" if is_known(finding) else f"none: {finding.reason}"
 
 

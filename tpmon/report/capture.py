@@ -132,9 +132,13 @@ def _list_parts(summary: TraceSummary) -> list[tuple[str, float]]:
 
 
 def _write_steps(summary: TraceSummary) -> str:
+    left = f", {summary.left_out_us / 1e3:,.1f} ms of start-up left out" if summary.left_out_us else ""
+    if summary.repeats:
+        return f"no step is marked; {summary.repeats} repeats of {_ms(summary.step_ms)}{left}"
     if not summary.steps:
-        return f"a window of {sum(us for _, us in _list_parts(summary)) / 1e3:.2f} ms"
-    return f"{summary.steps} step{'s' if summary.steps > 1 else ''} of {_ms(summary.step_ms)}"
+        return f"a window of {sum(us for _, us in _list_parts(summary)) / 1e3:.2f} ms{left}"
+    of_all = f"{summary.judged_steps} of " if summary.judged_steps < summary.steps else ""
+    return f"{of_all}{summary.steps} step{'s' if summary.steps > 1 else ''} of {_ms(summary.step_ms)}{left}"
 
 
 def _ms(value: Known[float]) -> str:

@@ -5,13 +5,17 @@ Lines have at most 100 columns, except commands to paste. Tables and figures are
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime
+
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.gpu import GpuSample, list_missed
-from tpmon.model.known import Missing, is_known, known_or
+from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.process import Outcome, Role
 from tpmon.model.text import job_words
 from tpmon.model.units import count_of, format_bytes, format_clock, format_seconds, say_pct
 from tpmon.model.verdict import END_CAUSES, EXIT_CODES, Finding, Kind, pick_code
+from tpmon.own_command import as_called
 from tpmon.report.blocks import write_rows, write_unread
 from tpmon.view.cards import card_ink, list_card_columns, order_cards, say_troubles
 from tpmon.view.job import describe_io, describe_job, say_device, say_settings
@@ -126,10 +130,7 @@ def _write_gpus(frame: Frame) -> list[str]:
     def below(card: GpuSample) -> list[str]:  # the column has no room for all troubles
         return wrap_all(say_troubles(card), WIDTH - 4) if card_ink(card) is not Ink.PLAIN else []
 
-    return [
-        *lay_phrases("gpus", words),
-        *write_rows(list_card_columns(WIDTH, {}), order_cards(frame.gpus), below),
-    ]
+    return [*lay_phrases("gpus", words), *write_rows(list_card_columns(), order_cards(frame.gpus), below)]
 
 
 def _write_figures(frame: Frame) -> list[str]:
@@ -171,15 +172,27 @@ MOST_EVIDENCE = 5
 
 def write_check(frame: Frame) -> str:
     """Write the verdict as one line, for ``--check``, and for ``--plain`` when it changes."""
-    finding = frame.verdict
+    return write_line(frame.verdict, frame.taken, frame.notes)
+
+
+def write_line(finding: Known[Finding], now: datetime, notes: Sequence[str] = ()) -> str:
+    """Write a verdict as one line."""
     if isinstance(finding, Missing):
         return f"no verdict: {finding.reason}"
-    sure = [job_words.say_confidence(finding), job_words.say_since_in_full(finding, frame.taken)]
+    sure = [job_words.say_confidence(finding), job_words.say_since_in_full(finding, now)]
     words = ", ".join(word for word in (job_words.name_verdict(finding), *sure) if word)
-    tried = job_words.list_try(finding)
-    advice = f". Try: {tried[0]}" if tried else ""
-    notes = "".join(f". Note: {note}" for note in frame.notes)
-    return f"{words}: {finding.summary}{advice}{notes}"
+    tried = as_called(_join_lines(job_words.list_try(finding)))
+    advice = f". Try: {tried}" if tried else ""
+    said = "".join(f". Note: {note}" for note in notes)
+    return f"{words}: {finding.summary}{advice}{said}"
+
+
+def _join_lines(lines: Sequence[str]) -> str:
+    """Write what is to be pasted in one line: what a line ends with a colon begins goes on after it."""
+    joined = ""
+    for line in lines:
+        joined += f"{'' if not joined else ' ' if joined.endswith(':') else '; '}{line.strip()}"
+    return joined
 
 
 def write_verdict(frame: Frame, *, full: bool = True) -> list[str]:
@@ -187,14 +200,20 @@ def write_verdict(frame: Frame, *, full: bool = True) -> list[str]:
 
     With ``full`` all evidence, and everything that was ruled out or is unknown; else most of it.
     """
-    finding = frame.verdict
+    return write_finding(frame.verdict, frame.taken, frame.notes if full else (), full=full)
+
+
+def write_finding(
+    finding: Known[Finding], now: datetime, notes: Sequence[str] = (), *, full: bool = True
+) -> list[str]:
+    """Write a verdict and the notes beside it, as ``write_verdict`` does."""
     if isinstance(finding, Missing):
         return lay_paragraph("verdict", f"none: {finding.reason}")
-    words = [finding.kind.value.upper(), job_words.name_cause(finding), job_words.say_confidence(finding)]
-    words += [job_words.say_since_in_full(finding, frame.taken), job_words.say_share(finding)]
+    words = [job_words.write_kind(finding), job_words.name_cause(finding), job_words.say_confidence(finding)]
+    words += [job_words.say_since_in_full(finding, now), job_words.say_share(finding)]
     lines = lay_phrases("verdict", [word for word in words if word])
     lines += lay_paragraph("", finding.summary)
-    tried = enumerate(job_words.list_try(finding))
+    tried = enumerate(map(as_called, job_words.list_try(finding)))
     lines += [f"{'' if number else 'try':<{LABEL_WIDTH}}{text}" for number, text in tried]
     ceiling = job_words.say_ceiling(finding) if is_known(finding.ceiling) or full else ""
     lines += lay_paragraph("", ceiling) if ceiling else []
@@ -215,7 +234,7 @@ def write_verdict(frame: Frame, *, full: bool = True) -> list[str]:
             lines += lay_phrases(label, told)
         elif told:
             lines += lay_paragraph(label, job_words.shorten(told, WIDTH - LABEL_WIDTH))
-    for note in frame.notes if full else ():
+    for note in notes:
         lines += lay_paragraph("note", note)
     return lines
 
@@ -224,8 +243,8 @@ def _write_also(finding: Finding) -> list[str]:
     """Write what else may help; commands to paste keep their lines, indented below their purpose."""
     lines: list[str] = []
     for first, *pasted in job_words.list_also(finding):
-        lines.append(f"{'' if lines else 'also try':<{LABEL_WIDTH}}{first}")
-        lines += [f"{'':<{LABEL_WIDTH}}  {text}" for text in pasted]
+        lines.append(f"{'' if lines else 'also try':<{LABEL_WIDTH}}{as_called(first)}")
+        lines += [f"{'':<{LABEL_WIDTH}}  {as_called(text)}" for text in pasted]
     return lines
 
 

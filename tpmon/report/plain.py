@@ -14,7 +14,7 @@ from datetime import date
 from typing import Any
 
 from tpmon.model.codec import encode, encode_fast
-from tpmon.model.frame import EventKind, Frame, TargetState
+from tpmon.model.frame import EventKind, Frame, TargetState, fresh_hz
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import list_used
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
@@ -86,14 +86,13 @@ def _memory_used(frame: Frame) -> Known[float]:
     return Missing("no memory limit known")
 
 
+def _step_rate(frame: Frame) -> Known[float]:
+    """Return the rate of a hook, else what the log tells."""
+    return frame.steps.rate_hz if is_known(frame.steps) else fresh_hz(frame.pace)
+
+
 FIGURES = (
-    PlainFigure(
-        "steps a second",
-        lambda f: map_known(lambda pace: pace.rate_hz, f.steps),
-        0.0,
-        1.3,
-        lambda v: f"{v:.3g}",
-    ),
+    PlainFigure("steps a second", _step_rate, 0.0, 1.3, lambda v: f"{v:.3g}"),
     PlainFigure(
         "data wait of a step, host",
         lambda f: map_known(lambda pace: pace.data_pct, f.steps),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import errno
-import io
 import os
 import select
 from collections.abc import Iterable, Sequence
@@ -95,6 +93,9 @@ def complain(text: str) -> None:
 
 def write_csv_rows(header: Sequence[str], rows: Iterable[Iterable[object]]) -> list[str]:
     """Write a header and rows; an unknown value is an empty cell."""
+    import csv  # noqa: PLC0415  # --help does without them
+    import io  # noqa: PLC0415
+
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(header)

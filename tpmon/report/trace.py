@@ -10,13 +10,21 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Missing, is_known, known_or
 from tpmon.model.results import trace as results
 from tpmon.model.results import trace_tables
-from tpmon.model.results.snapshot import DeviceSnapshot, OutOfMemory, Pieces, SnapshotReport, StackBytes
+from tpmon.model.results.snapshot import (
+    CategoryBytes,
+    DeviceSnapshot,
+    OutOfMemory,
+    Pieces,
+    SnapshotReport,
+    StackBytes,
+)
 from tpmon.report.blocks import write_blocks
 from tpmon.report.text import write_csv_rows
 from tpmon.view.blocks import Block, Paragraph
 from tpmon.view.snapshot import list_snapshot
 from tpmon.view.trace_blocks import TABLES as TEXT_TABLES
-from tpmon.view.trace_blocks import list_changes, list_ranks, list_table, list_trace
+from tpmon.view.trace_blocks import list_changes, list_table, list_trace
+from tpmon.view.trace_job import list_job
 
 TOP = 10
 
@@ -26,9 +34,15 @@ def write_comparison(comparison: results.TraceComparison, top: int) -> list[str]
     return write_blocks(list_changes(comparison), max(top, 8))
 
 
-def write_report(report: results.TraceReport, top: int = TOP) -> list[str]:
-    """Write every file, and first the ranks side by side where there are several."""
-    parts = [list_ranks(report.ranks)] if is_known(report.ranks) else []
+def write_report(report: results.TraceReport, top: int = TOP, *, whole: bool = True) -> list[str]:
+    """Write every file, and first the job and its ranks side by side where there are several.
+
+    Of a job ``whole`` false leaves out the files: then all of it fits one screen.
+    """
+    if is_known(report.job) and not whole:
+        more = Paragraph("more", "of each rank: --top 10, or tpmon trace FILE; --json has all of it")
+        return write_blocks([*list_job(report), more], top)
+    parts = [list_job(report)] if is_known(report.ranks) else []
     return _write_parts([*parts, *map(list_trace, report.files)], top)
 
 
@@ -114,6 +128,9 @@ _TABLES = {
     "memory": _Table(results.MemoryPeak, lambda file: file.memory.peaks),
     "patterns": _Table(trace_tables.PatternRow, lambda file: file.patterns),
     "products": _Table(trace_tables.ProductRow, lambda file: file.products),
+    "work": _Table(trace_tables.WorkRow, lambda file: file.step_work.categories),
+    "phases": _Table(trace_tables.PhaseRow, lambda file: file.step_work.phases),
+    "throughput": _Table(trace_tables.StepRates, lambda file: (file.step_work.rates,)),
     "modules": _Table(trace_tables.ModuleRow, lambda file: file.modules),
     "frames": _Table(trace_tables.FrameRow, lambda file: file.frames),
     "allocations": _Table(trace_tables.AllocationRow, lambda file: file.memory.by_operator),
@@ -169,6 +186,7 @@ def _join(value: object) -> object:
 
 _KINDS: dict[str, tuple[type[Any], Callable[[DeviceSnapshot], Iterable[Any]]]] = {
     "devices": (Pieces, lambda device: (device.pieces,)),
+    "categories": (CategoryBytes, lambda device: device.categories),
     "live": (StackBytes, lambda device: device.live),
     "peak": (StackBytes, lambda device: device.peak.alive if is_known(device.peak) else ()),
     "oom": (OutOfMemory, lambda device: device.out_of_memory),

@@ -9,6 +9,7 @@ byte; the marks go before them and say who made them.
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import math
@@ -17,26 +18,29 @@ import re
 import shutil
 import sys
 import threading
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from tpmon.errors import TpmonError
-from tpmon.model.codec import decode, encode
+from tpmon.model.codec import decode, encode, to_plain
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Missing, is_known, known_or
-from tpmon.model.results.trace import SummaryReply, TraceSummary
+from tpmon.model.known import Known, Missing, is_known, known_or
+from tpmon.model.results.trace import STEP_DURING, STEPS_DURING, SummaryReply, TraceSummary
 from tpmon.model.results.trace_tables import CountedSteps, MarkedSteps
 from tpmon.trace.figures.breakdown import break_down, find_activity
 from tpmon.trace.figures.operators import nest_operators, sum_operators
+from tpmon.trace.figures.steady import find_steady
 from tpmon.trace.figures.steps import UNCOUNTED, find_steps, number_first
-from tpmon.trace.reading.columns import Ints
+from tpmon.trace.reading.columns import Ints, group, percentile
 from tpmon.trace.reading.read import Trace, read_rank, read_trace, read_world_size
 from tpmon.trace.reading.schema import STEP, Category, Id, is_node_of_backward, is_optimizer, is_step
 from tpmon.trace.reading.spans import unite_rows
 
 NICENESS = 10
 TOP_OPERATORS = 10
-_NO_STEPS = Missing("the trace marks no steps")
+_NO_STEPS = Missing("the trace marks no steps, and nothing repeats")
 
 
 def main(source: str, *marking: str) -> int:
@@ -46,6 +50,7 @@ def main(source: str, *marking: str) -> int:
     ``marking`` are the further arguments of ``write_marked`` as text, none for a summary.
     """
     os.nice(NICENESS)  # the CPUs are the training's
+    gc.disable()  # a trace has no cycles, and this process ends with its answer
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     if marking:
         return _mark(source, *marking)
@@ -81,17 +86,22 @@ def summarize(path: str) -> TraceSummary:
     """Read the trace at ``path`` and sum it up; TpmonError where ``read_trace`` raises one."""
     trace = read_trace(path)
     steps = find_steps(trace)
-    lengths = (steps.end - steps.start) / 1e6
+    steady = find_steady(trace, steps)
+    kept = steady.steps
+    lengths = steady.measure(kept.start, kept.end) / 1e6
     return TraceSummary(
         path=trace.path,
         rank=read_rank(trace),
         world_size=read_world_size(trace),
         events=sum(trace.phases.values()),
         steps=len(steps.names) if steps.marked else 0,
-        step_ms=float(lengths.mean()) if steps.marked else _NO_STEPS,
-        step_p50_ms=float(np.percentile(lengths, 50)) if steps.marked else _NO_STEPS,
-        step_p95_ms=float(np.percentile(lengths, 95)) if steps.marked else _NO_STEPS,
-        split_us=break_down(find_activity(trace), steps, exclusive=True),
+        repeats=len(kept.names) if steady.repeated else 0,
+        judged_steps=len(kept.names) if steps.marked else 0,
+        left_out_us=steady.left_ns / 1000,
+        step_ms=float(lengths.mean()) if steady.unit else _NO_STEPS,
+        step_p50_ms=percentile(lengths, 50) if steady.unit else _NO_STEPS,
+        step_p95_ms=percentile(lengths, 95) if steady.unit else _NO_STEPS,
+        split_us=break_down(find_activity(trace), kept, steady.cuts)[0],
         kernels=int(trace.select(Category.KERNEL).sum()),
         operators=sum_operators(trace, nest_operators(trace), TOP_OPERATORS),
         lost=trace.lost,
@@ -128,8 +138,8 @@ def find_updates(trace: Trace, most: int) -> Marks:
     rows = np.flatnonzero(trace.named(host, is_optimizer) & kinds)
     if not len(rows):
         return Marks(nothing, (), "no update of an optimizer is in it")
-    tracks, counts = np.unique(host.track[rows], return_counts=True)
-    track = tracks[counts.argmax()]
+    tracks = group(host.track[rows])
+    track = tracks.keys[tracks.count.argmax()]
     rows = rows[host.track[rows] == track]
     nodes = np.flatnonzero(trace.named(host, is_node_of_backward) & kinds)
     own = unite_rows(host, nodes[host.track[nodes] == track])
@@ -159,7 +169,8 @@ def _choose_last(trace: Trace, rows: Ints, nodes: Ints) -> Ints:
         rows = rows[np.append(passed[1:] > passed[:-1], True)]
         ends = host.end[rows]
     after = host.start[rows][1:] - ends[:-1]
-    names, counts = np.unique(host.name[rows], return_counts=True)
+    groups = group(host.name[rows])
+    names, counts = groups.keys, groups.count
     often = counts >= min(2, int(counts.max()))  # once beside others that come again: cut off, or rare
     fewest = int(counts[often].min())
     # The window cuts a cycle anywhere: one of its names may be there once more than the others.
@@ -183,8 +194,8 @@ def write_marked(
     updates = find_updates(trace, most)
     marks, why = updates.steps, updates.why
     first = number_first(marks, trace.header.base_time_ns, counted)
-    if told and is_known(first):
-        told = json.dumps({**json.loads(told), "first_step": first})
+    if told:
+        told = json.dumps({**json.loads(told), **_tell_marks(marks, why, first)})
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with (
         open(source, "rb") as events,
@@ -205,6 +216,15 @@ def write_marked(
         stream.write(head[cut:])
         shutil.copyfileobj(events, stream, 1 << 20)
     return MarkedSteps(len(marks), first, why)
+
+
+def _tell_marks(marks: Sequence[tuple[int, int]], why: str, first: Known[int]) -> dict[str, Any]:
+    """Return what the marks of a trace add to its conditions: its first step, and the median of all."""
+    told: dict[str, Any] = {"first_step": first} if is_known(first) else {}
+    if not marks:
+        return {**told, STEP_DURING: to_plain(Missing(why)), STEPS_DURING: 0}
+    median_ns = float(np.median([end - start for start, end in marks]))
+    return {**told, STEP_DURING: median_ns / 1e6, STEPS_DURING: len(marks)}
 
 
 def _round(time_ns: int, towards: float) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tpmon.model.known import Known, Missing, is_known, sum_known
+from tpmon.model.known import Known, Missing, is_known, known_or, sum_known
 from tpmon.model.results.trace import (
     Change,
     Condition,
@@ -109,9 +109,14 @@ MOST_CHANGES = 40
 LEAST_CHANGE_US = 1.0
 
 
-def compare_traces(before: TraceFile, after: TraceFile, target: float = 1.0) -> TraceComparison:
-    """Compare ``after`` to ``before``; ``target`` is the speed-up that was hoped for."""
-    differences, unchecked = compare_conditions(before.conditions, after.conditions)
+def compare_traces(
+    before: TraceFile, after: TraceFile, target: float = 1.0, *, other_card: bool = False
+) -> TraceComparison:
+    """Compare ``after`` to ``before``; ``target`` is the speed-up that was hoped for.
+
+    ``other_card``: that the cards are others is no reason to refuse an answer, but what is asked about.
+    """
+    differences, unchecked = compare_conditions(before.conditions, after.conditions, other_card=other_card)
     if before.events == 0 or after.events == 0:
         differences = ("a trace that holds no events", *differences)
     old, new = before.overview.step_ms, after.overview.step_ms
@@ -119,10 +124,10 @@ def compare_traces(before: TraceFile, after: TraceFile, target: float = 1.0) -> 
     low, high = _interval(before, after, ratio)
     helped: Known[bool]
     change = f"mean step {old:.3f} ms before, {new:.3f} ms after"
-    unmarked = [file.path for file in (before, after) if not file.overview.steps]
-    if unmarked:
+    unlike = _find_unlike_steps(before, after)
+    if unlike:
         helped = Missing("no steps are marked")
-        summary = f"not comparable: no steps are marked in {unmarked[0]} ({UNMARKED})"
+        summary = f"not comparable: {unlike}"
     elif differences:
         helped = Missing("the conditions differ")
         summary = f"not comparable: {differences[0]} ({change})"
@@ -144,6 +149,9 @@ def compare_traces(before: TraceFile, after: TraceFile, target: float = 1.0) -> 
         else:
             said = f"faster, but less than the {target:g}x hoped for"
         summary = f"{said}: {change}, {sure}"
+    if other_card:
+        cards = (known_or(_say_devices(file.conditions.devices), "cards untold") for file in (before, after))
+        summary += f"; {' and '.join(cards)}"
     return TraceComparison(
         schema=COMPARISON_SCHEMA,
         before=before.path,
@@ -162,8 +170,21 @@ def compare_traces(before: TraceFile, after: TraceFile, target: float = 1.0) -> 
     )
 
 
+def _find_unlike_steps(before: TraceFile, after: TraceFile) -> str:
+    """Say why the steps of two traces are not alike; "" where both are marked, or repeat the same."""
+    files = (before, after)
+    unmarked = [file for file in files if not file.overview.steps]
+    if not unmarked:
+        return ""
+    if len(unmarked) == 1 or not all(file.overview.repeats for file in files):
+        least = min(unmarked, key=lambda file: file.overview.repeats)
+        return f"no steps are marked in {least.path} ({UNMARKED})"
+    mine, theirs = (file.overview.step_table[0].name.rpartition(" ")[0] for file in files)
+    return "" if mine == theirs else f"no steps are marked, and what repeats is {mine} and {theirs}"
+
+
 def compare_conditions(
-    one: TraceConditions, other: TraceConditions
+    one: TraceConditions, other: TraceConditions, *, other_card: bool = False
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what differs, and what could not be compared."""
     differences: list[str] = []
@@ -173,6 +194,8 @@ def compare_conditions(
         ("cards", "", _say_devices(one.devices), _say_devices(other.devices)),
         ("training or not", "", one.mode, other.mode),
     ):
+        if other_card and name == "cards":
+            continue
         if is_known(here) and is_known(there):
             differences += [f"{begin}{here} and {there}"] if here != there else []
         elif is_known(here) or is_known(there):
@@ -215,8 +238,10 @@ def _interval(before: TraceFile, after: TraceFile, ratio: float) -> tuple[Known[
     """Return the 95 % interval of the ratio of two means, by the spread of the steps of each."""
     spreads, counts = [], []
     for file in (before, after):
-        steps = [row.ms for row in file.overview.step_table]
-        if file.overview.steps < LEAST_STEPS:
+        overview = file.overview
+        judged = overview.step_table[max(overview.steps - overview.judged_steps, 0) :]
+        steps = [row.ms - row.left_ms for row in judged]
+        if (overview.judged_steps or overview.repeats) < LEAST_STEPS:
             few = Missing(f"fewer than {LEAST_STEPS} steps")
             return few, few
         mean = sum(steps) / len(steps)
@@ -235,23 +260,43 @@ def _student(spreads: list[float], counts: list[int]) -> float:
 
 
 def _changes(before: TraceFile, after: TraceFile) -> tuple[Change, ...]:
-    """List phases and causes of idle time, then the operators and kernels that changed the most."""
-    steps = (max(before.overview.steps, 1), max(after.overview.steps, 1))
+    """List phases and causes of idle time, then the operators and kernels that changed the most.
+
+    The operators are compared by what they take of the device where both have one, then of the host. Like
+    the kernels they are summed over the whole trace: theirs is the mean of all steps, with start-up.
+    """
+    steps = [max(file.overview.steps or file.overview.repeats, 1) for file in (before, after)]
     found = []
     for field in fields(before.overview.breakdown_us):
         old, new = (getattr(file.overview.breakdown_us, field.name) for file in (before, after))
         if is_known(old) and is_known(new):
             found.append(Change("phase", field.name, old, new))
     old_causes, new_causes = (dict(_sum_causes(file.gaps)) for file in (before, after))
+    # Idle time is that of the steps that are judged: not of the first, where that is apart.
+    judged = [max(file.overview.judged_steps or file.overview.repeats, 1) for file in (before, after)]
     found += [
-        Change("idle", cause, us / steps[0], new_causes[cause] / steps[1])
+        Change("idle", cause, us / judged[0], new_causes[cause] / judged[1])
         for cause, us in old_causes.items()
         if cause in new_causes
     ]
     counted = tuple(zip((before, after), steps, strict=True))
     own = ({row.name: row.host_self_us / count for row in file.operators} for file, count in counted)
     whole = ({row.name: row.total_us / count for row in file.kernels} for file, count in counted)
+    if before.gaps and after.gaps:
+        by_device = (
+            {row.name: known_or(row.device_self_us, 0.0) / count for row in file.operators}
+            for file, count in counted
+        )
+        found += _pair("device-operator", *by_device)
     return (*found, *_pair("operator", *own), *_pair("kernel", *whole))
+
+
+def tells_better(comparison: TraceComparison) -> Known[bool]:
+    """Tell whether the trace after is better, or worse; missing where that cannot be told."""
+    low, high = comparison.ratio_low, comparison.ratio_high
+    if is_known(low) and is_known(high) and is_known(comparison.helped) and low <= 1 <= high:
+        return Missing("no difference beyond the noise")
+    return comparison.helped
 
 
 def _sum_causes(gaps: tuple[DeviceGaps, ...]) -> Iterator[tuple[str, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,13 +12,15 @@ import numpy as np
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.results.trace import RankTable, TraceFile, TraceRankRow
-from tpmon.trace.figures.breakdown import Activity, comm_rows
-from tpmon.trace.figures.comms import find_annotations
+from tpmon.model.units import count_of
+from tpmon.trace.figures.breakdown import Activity, comm_rows, subtract
+from tpmon.trace.figures.comms import find_annotations, size_collectives, size_of
+from tpmon.trace.figures.steady import SteadyPart
 from tpmon.trace.figures.steps import NEVER, TraceSteps
 from tpmon.trace.reading.columns import Ints
-from tpmon.trace.reading.read import Trace
+from tpmon.trace.reading.read import Trace, clean_name
 from tpmon.trace.reading.schema import Category, is_comm_host, is_host_backend, is_transfer
-from tpmon.trace.reading.spans import unite, unite_all
+from tpmon.trace.reading.spans import Spans, unite, unite_all
 
 SPREAD = 1.2
 """The straggler is named where the longest wait is this many times the shortest one."""
@@ -40,42 +43,106 @@ OUTSIDE = "outside of the steps"
 
 
 @dataclass(frozen=True, slots=True)
+class RankCollective:
+    """Hold one collective on one rank, in ns: bytes and ranks of its group are 0 where not told."""
+
+    start: int
+    duration: int
+    title: str
+    bytes: int
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankParts:
-    """Hold of one trace what the comparison needs: its row, and when each collective ran, in ns."""
+    """Hold of one trace what the comparison needs: its row, and when each collective ran.
+
+    ``hidden`` is when computation hides communication. ``transfers`` counts sends and receives, which take
+    ``transfer_ms`` of a step. ``judged`` is when the steps begin that the verdict is of, in ns,
+    ``judged_steps`` how many they are, ``judged_ms`` their mean. ``odd`` says of few that are much longer
+    than the others, "" of none; ``is_of_few`` that the mean is of very few.
+    """
 
     row: TraceRankRow
     world_size: Known[int]
-    collectives: dict[Key, tuple[int, int]]
+    collectives: dict[Key, RankCollective]
     group_sizes: dict[str, int]
+    hidden: Spans
     transfers: int
+    transfer_ms: float
     steps: tuple[str, ...]
+    judged: int
+    judged_steps: int
+    judged_ms: float
+    odd: str = ""
+    is_of_few: bool = False
+    is_rounded: bool = False
+    """Most of what it exchanges is of 16 bit or less."""
 
 
-def take_parts(trace: Trace, file: TraceFile, steps: TraceSteps, activity: Activity) -> RankParts:
+def take_parts(
+    trace: Trace, file: TraceFile, steady: SteadyPart, steps: TraceSteps, activity: Activity
+) -> RankParts:
     """Take from a trace what ``compare_ranks`` needs; times of several devices as their mean."""
     on_device = len(trace.work.start) > 0
-    start, end = steps.start, steps.end
-    parts = []
+    judged, cuts = steady.steps, steady.cuts
+    start, end = judged.start, judged.end
+    length = steady.measure(start, end)
+    parts, hidden = [], []
     for one in activity.each():
         compute = one.kernel if on_device else one.cpu
         communication = one.all_communication()
-        both = unite_all([compute, communication]).within(start, end)
-        alone = (compute.within(start, end), communication.within(start, end))
-        parts.append((*alone, alone[0] + alone[1] - both, (end - start) - both))  # overlap, other
+        hidden.append(subtract(communication, subtract(communication, compute)))
+        computes, talks = subtract(compute, cuts), subtract(communication, cuts)
+        both = unite_all([computes, talks]).within(start, end)
+        alone = (computes.within(start, end), talks.within(start, end))
+        parts.append((*alone, alone[0] + alone[1] - both, length - both))  # overlap, other
     means = np.mean(np.array(parts, dtype=np.float64), axis=(0, 2)) / 1e6
     computing, comm_ms, overlap, other = means.tolist()
-    step_ms = float((end - start).mean()) / 1e6
-    row = TraceRankRow(file.rank, file.path, step_ms, computing, comm_ms, overlap, other, _ALONE, _ALONE)
-    found, transfers = _collectives(trace, steps)
+    step_ms = float(length.mean()) / 1e6
+    verdict = file.verdict
+    times = (step_ms, computing, comm_ms, overlap, other)
+    row = TraceRankRow(file.rank, file.path, *times, _ALONE, _ALONE, verdict.kind, verdict.cause)
+    found, moves = _collectives(trace, steps)
     sizes: dict[str, int] = {}
     for told in trace.collectives:
         if told.group_size > 0:  # groups without a name share one key: the smallest of them counts
             sizes[told.group] = min(told.group_size, sizes.get(told.group, told.group_size))
-    return RankParts(row, file.world_size, found, sizes, transfers, steps.names)
+    when = np.array([(one.start, one.duration) for one in moves] or np.zeros((0, 2)), dtype=np.int64)
+    spans = subtract(unite(when[:, 0], when[:, 1]), cuts)
+    return RankParts(
+        row=row,
+        world_size=file.world_size,
+        collectives=found,
+        group_sizes=sizes,
+        hidden=unite_all(hidden),
+        transfers=len(moves),
+        transfer_ms=float(spans.within(judged.start, judged.end).mean()) / 1e6,
+        steps=steps.names,
+        judged=int(judged.host_start[0]),
+        judged_steps=len(judged.names),
+        judged_ms=step_ms,
+        odd=steady.say_odd(),
+        is_of_few=steady.is_of_few,
+        is_rounded=_moves_rounded(trace),
+    )
 
 
-def _collectives(trace: Trace, steps: TraceSteps) -> tuple[dict[Key, tuple[int, int]], int]:
-    """Return start and duration of the collectives by their numbers, and how many transfers there are.
+_ROUNDED = re.compile(r"bfloat16|half|float8|char|byte", re.IGNORECASE)
+
+
+def _moves_rounded(trace: Trace) -> bool:
+    """Tell whether most elements that a rank sends are of types of 16 bit or less."""
+    told = trace.work.collective
+    count: list[int] = np.bincount(told[told >= 0], minlength=len(trace.collectives)).tolist()
+    sent = [max(one.elements_in, 0) * many for one, many in zip(trace.collectives, count, strict=True)]
+    types = zip(trace.collectives, sent, strict=True)
+    rounded = sum(elements for one, elements in types if _ROUNDED.search(one.dtype))
+    return bool(2 * rounded > sum(sent))
+
+
+def _collectives(trace: Trace, steps: TraceSteps) -> tuple[dict[Key, RankCollective], list[RankCollective]]:
+    """Return the collectives by their numbers, and the transfers.
 
     A transfer from one rank to another (send, receive) is none: the other end has another name and order.
     """
@@ -92,6 +159,7 @@ def _collectives(trace: Trace, steps: TraceSteps) -> tuple[dict[Key, tuple[int, 
             one.name if one else title if is_transfer(title) else trace.names[number].split("(")[0]
             for one, title, number in zip(said, titles, trace.work.name[rows], strict=True)
         ]
+        sizes = [told[1:] for told in size_collectives(trace, rows)]
         launch = trace.work.call[rows]
         known = len(trace.calls.start) > 0
         enqueued = np.where(launch >= 0, trace.calls.start[launch], NEVER) if known else start
@@ -101,21 +169,31 @@ def _collectives(trace: Trace, steps: TraceSteps) -> tuple[dict[Key, tuple[int, 
         rows = np.flatnonzero(trace.named(host, wanted) & (host.category == Category.ANNOTATION))
         start, length = host.start[rows], host.duration[rows]
         names = [trace.names[number] for number in host.name[rows]]
-        groups, numbers, enqueued = [""] * len(rows), [-1] * len(rows), start
-    found: dict[Key, tuple[int, int]] = {}
+        groups, numbers, enqueued, titles = [""] * len(rows), [-1] * len(rows), start, names
+        sizes = [(size_of(trace, row), 0) for row in rows.tolist()]
+    found: dict[Key, RankCollective] = {}
     seen: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-    times = zip(start.tolist(), length.tolist(), strict=True)
-    calls = zip(groups, names, numbers, _name_steps(steps, enqueued), times, strict=True)
-    transfers = 0
-    for group, name, number, step, when in calls:
+    told = zip(start.tolist(), length.tolist(), titles, names, sizes, strict=True)
+    each = [
+        RankCollective(at, ns, _name_collective(title, name), *size) for at, ns, title, name, size in told
+    ]
+    calls = zip(groups, names, numbers, _name_steps(steps, enqueued), each, strict=True)
+    transfers = []
+    for group, name, number, step, call in calls:
         if is_transfer(name):
-            transfers += 1
+            transfers.append(call)
         elif number >= 0:
-            found[group, name, "", number] = when
+            found[group, name, "", number] = call
         else:
-            found[group, name, step, seen[group, name, step]] = when
+            found[group, name, step, seen[group, name, step]] = call
             seen[group, name, step] += 1
     return found, transfers
+
+
+def _name_collective(title: str, name: str) -> str:
+    """Name a collective without the backend, or its kernel without the algorithm."""
+    short = title.rpartition(":")[2] or name.removeprefix("ncclKernel_").removeprefix("ncclDevKernel_")
+    return clean_name(short if title or "_RING" not in short else short.partition("_RING")[0], 60)
 
 
 def _name_steps(steps: TraceSteps, enqueued: Ints) -> list[str]:
@@ -190,8 +268,8 @@ def _is_one_group(
         return True
     if all(parts[at].group_sizes.get("") == len(members) for at in members):
         return True
-    times = np.array([[parts[at].collectives[key] for at in members] for key in keys], dtype=np.int64)
-    starts, ends = times[:, :, 0], times.sum(axis=2)
+    starts, lengths = lay_calls(parts, members, keys)
+    ends = starts + lengths
     apart, late = np.median(np.ptp(ends, axis=1)), np.median(np.ptp(starts, axis=1))
     return bool(apart <= max(SAME_END_NS, SAME_END * late))
 
@@ -211,13 +289,26 @@ def _find_spans(parts: Sequence[RankParts], taking_part: Sequence[int], *, is_tw
     return spans if any(len(span) > 1 for span in spans) else []
 
 
-def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
-    """Lay ranks side by side. A rank given twice, or without a number, keeps its row.
+@dataclass(frozen=True, slots=True)
+class RankMatches:
+    """Hold the collectives that are in the traces of all their ranks, and what could not be matched.
 
-    Traces of one rank are matched apart by their steps, and not at all where these are the same. What a
-    collective takes on the rank where it is shortest moves data; what it takes longer elsewhere is waiting
-    for that rank. Ranges that overlap on a rank count once.
+    ``spans`` are the traces matched with each other; ``why`` is the reason where none were.
     """
+
+    found: Matched
+    spans: tuple[tuple[int, ...], ...]
+    shared: int
+    every: int
+    groupless: int
+    world_size: Known[int]
+    missing: tuple[int, ...]
+    why: Missing
+    is_twice: bool
+
+
+def match_ranks(parts: Sequence[RankParts]) -> RankMatches:
+    """Match the collectives of traces: those of one rank apart by their steps, or not at all."""
     sizes = [one.world_size for one in parts if is_known(one.world_size) and one.world_size <= _MOST_RANKS]
     world: Known[int] = max(sizes) if sizes else Missing("no trace says the size of the job")
     told = [part.row.rank for part in parts if is_known(part.row.rank)]
@@ -228,12 +319,33 @@ def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
     spans = _find_spans(parts, taking_part, is_twice=is_twice)
     matches = [_match(parts, span, world) for span in spans]
     found = {members: keys for match in matches for members, keys in match[0].items()}
-    shared = sum(map(len, found.values()))
     every = sum(match[1] for match in matches) or len(set().union(*(part.collectives for part in parts)))
     groupless = sum(match[2] for match in matches)
-    why = _GROUPLESS if groupless else _TWICE if is_twice and not spans else _UNMATCHED
-    own = [{members: found[members] for members in found if at in members} for at in range(len(parts))]
-    waits = [_split_waits(parts, mine, at) if mine else None for at, mine in enumerate(own)]
+    mixed = is_twice and not spans
+    return RankMatches(
+        found=found,
+        spans=tuple(map(tuple, spans)),
+        shared=sum(map(len, found.values())),
+        every=every,
+        groupless=groupless,
+        world_size=world,
+        missing=missing,
+        why=_GROUPLESS if groupless else _TWICE if mixed else _UNMATCHED,
+        is_twice=mixed,
+    )
+
+
+def compare_ranks(parts: Sequence[RankParts], matches: RankMatches) -> RankTable:
+    """Lay ranks side by side. A rank given twice, or without a number, keeps its row.
+
+    What a collective takes on the rank where it is shortest moves data; what it takes longer elsewhere is
+    waiting for that rank. Ranges that overlap on a rank count once.
+    """
+    found, why = matches.found, matches.why
+    told = [part.row.rank for part in parts if is_known(part.row.rank)]
+    laid = {members: lay_calls(parts, members, keys) for members, keys in found.items()}
+    having = set().union(*laid)
+    waits = [_split_waits(laid, at) if at in having else None for at in range(len(parts))]
     rows = [
         replace(
             part.row,
@@ -245,37 +357,47 @@ def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
     straggler: Applicable[int] = NOT_APPLICABLE
     spread: Applicable[float] = NOT_APPLICABLE
     untold = f", {len(parts) - len(told)} of them without a rank" if len(told) < len(parts) else ""
-    each_once = len(have) == len(parts)
+    each_once = len(set(told)) == len(parts)
     summary = f"{len(parts)} ranks, " if each_once else f"{len(parts)} traces{untold}, "
-    summary += why.reason if why is _TWICE else f"{shared} of {every} collectives matched"
-    late = _find_straggler(parts, found, [split[0] if split else 0.0 for split in waits])
+    matched = f"{matches.shared} of {matches.every} collectives matched"
+    summary += why.reason if matches.is_twice else matched
+    late = _find_straggler(parts, laid, [split[0] if split else 0.0 for split in waits])
     if late is not None:
         straggler, spread = late
-        alone = len(found) == len(spans)
+        alone = len(found) == len(matches.spans)
         least = "waits least" if alone else "waits least of a group"
         summary += f"; rank {straggler} {least}, the others for it: up to {spread:.1f} ms"
-    if groupless:
-        summary += f"; {groupless} left out: their group is not known"
-    if taking_part and len(taking_part) < len(parts):
-        summary += f"; {len(parts) - len(taking_part)} without any collective left out"
+    if matches.groupless:
+        summary += f"; {matches.groupless} left out: their group is not known"
+    silent = sum(not part.collectives for part in parts)
+    if 0 < silent < len(parts):
+        summary += f"; {silent} without any collective left out"
     if transfers := sum(part.transfers for part in parts):
         summary += f"; {transfers} sends and receives left out"
-    if missing:
-        summary += f"; no trace of {len(missing)} ranks"
+    if matches.missing:
+        summary += f"; no trace of {count_of(len(matches.missing), 'rank')}"
     ordered = tuple(sorted(rows, key=lambda row: (known_or(row.rank, 1 << 30), row.path)))
-    return RankTable(ordered, world, missing, straggler, spread, shared, every, summary)
+    size, shared, every = matches.world_size, matches.shared, matches.every
+    return RankTable(ordered, size, matches.missing, straggler, spread, shared, every, summary)
+
+
+def lay_calls(parts: Sequence[RankParts], members: Sequence[int], keys: Sequence[Key]) -> tuple[Ints, Ints]:
+    """Return start and duration in ns of collectives, a row for each and a column for each trace."""
+    calls = [[parts[at].collectives[key] for at in members] for key in keys]
+    times = np.array([[(one.start, one.duration) for one in row] for row in calls], dtype=np.int64)
+    return times[:, :, 0], times[:, :, 1]
 
 
 def _find_straggler(
-    parts: Sequence[RankParts], found: Matched, waits: Sequence[float]
+    parts: Sequence[RankParts], laid: Laid, waits: Sequence[float]
 ) -> tuple[int, float] | None:
     """Return the rank that waits least where others wait for it, and how much longer the longest wait is.
 
     Of one in each group it is the one that waits least in all: who waits elsewhere is late for it.
     """
     late: list[tuple[float, float, int]] = []
-    for members, keys in found.items():
-        own = [(_split_waits(parts, {members: keys}, at)[0], at) for at in members]
+    for members, times in laid.items():
+        own = [(_split_waits({members: times}, at)[0], at) for at in members]
         least, first = min(own)
         most = max(own)[0]
         rank = parts[first].row.rank
@@ -285,12 +407,16 @@ def _find_straggler(
     return (rank, -less) if late else None
 
 
-def _split_waits(parts: Sequence[RankParts], found: Matched, at: int) -> tuple[float, float]:
+Laid = dict[tuple[int, ...], tuple[Ints, Ints]]
+"""Start and duration of the matched collectives, by the rows of the traces that have them."""
+
+
+def _split_waits(laid: Laid, at: int) -> tuple[float, float]:
     """Split the matched collectives of one trace into waiting and moving data, in ms."""
-    pairs = [(members, key) for members, keys in found.items() for key in keys]
-    own = np.array([parts[at].collectives[key] for _members, key in pairs], dtype=np.int64)
-    shortest = [min(parts[other].collectives[key][1] for other in members) for members, key in pairs]
-    least = np.array(shortest, dtype=np.int64)
-    total = unite(own[:, 0], own[:, 1]).total
-    transfer = unite(own[:, 0] + own[:, 1] - least, least).total
+    own = [(times, members.index(at)) for members, times in laid.items() if at in members]
+    start = np.concatenate([start[:, column] for (start, _length), column in own])
+    length = np.concatenate([length[:, column] for (_start, length), column in own])
+    least = np.concatenate([length.min(axis=1) for (_start, length), _column in own])
+    total = unite(start, length).total
+    transfer = unite(start + length - least, least).total
     return (total - transfer) / 1e6, transfer / 1e6

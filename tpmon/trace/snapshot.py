@@ -7,15 +7,16 @@ then. The file may be of anyone: ``load_plain`` calls nothing, and what does not
 from __future__ import annotations
 
 import gc
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate, islice
 
 from tpmon.errors import UsageError
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, Missing
+from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.results.snapshot import (
     SNAPSHOT_SCHEMA,
+    CategoryBytes,
     DeviceSnapshot,
     MemoryMoment,
     OutOfMemory,
@@ -27,6 +28,8 @@ from tpmon.model.results.snapshot import (
 )
 from tpmon.model.text.redaction import admit_text
 from tpmon.model.text.unpickle import Limits, PlainError, load_plain
+from tpmon.trace import memory_parts
+from tpmon.trace.memory_parts import own_line, show_frames, sort_stack
 from tpmon.trace.reading.sources import open_bytes
 
 FILE_BYTES = 1 << 30
@@ -37,7 +40,8 @@ MOST_EVENTS = 5_000_000
 """Of more the newest are read: the history is followed from its end."""
 MOST_BLOCKS = 4_000_000
 MOST_DEVICES = 256
-MOST_FRAMES = 128
+MOST_FRAMES = 512
+"""With those of C++ and of the interpreter a stack of Python has four times as many."""
 MOST_BYTES = 1 << 50
 _TRY = "give a file that torch.cuda.memory._dump_snapshot wrote"
 _IN_USE = "active_allocated"
@@ -64,11 +68,15 @@ class AllocatorBlock:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Hold what the allocator took from the device at once; ``private`` in the pool of a CUDA graph."""
+    """Hold what the allocator took from the device at once; ``private`` in the pool of a CUDA graph.
+
+    Of an ``expandable`` one the allocator gives back pages in which nothing is in use.
+    """
 
     device: int
     size: int
     private: bool
+    expandable: bool
     blocks: tuple[AllocatorBlock, ...]
 
 
@@ -164,7 +172,7 @@ class _SnapshotReader:
             blocks.append(block)
         pool = raw.get("segment_pool_id")  # the default one is (0, 0), and old torch names none
         is_private = isinstance(pool, (list, tuple)) and any(_integer(part) > 0 for part in pool[:2])
-        return Segment(device, size, is_private, tuple(blocks))
+        return Segment(device, size, is_private, raw.get("is_expandable") is True, tuple(blocks))
 
     def _read_block(self, raw: object, at: int) -> AllocatorBlock | None:
         if not isinstance(raw, dict):
@@ -243,15 +251,10 @@ def _size(value: object) -> int:
 
 MOST_STACKS = 1000
 """Rows of a table by stack."""
-MOST_FRAMES_SHOWN = 40
 MOST_OOM = 100
 _NO_HISTORY = Missing("no history: torch.cuda.memory._record_memory_history() was not on")
 _NO_TIME = Missing("the snapshot has no times")
 _NOT_TOLD = Missing("the snapshot does not tell it")
-_PACKAGE = re.compile(
-    r"/(?:site|dist)-packages/|/lib(?:64)?/python3|^[<?]|(?:^|/)torch/|\.(?:cpp|cc|cu|h)(?::|$)"
-)
-_PYTHON_LINE = re.compile(r"^(.*):\d+ ")
 
 
 def analyze_snapshots(paths: Sequence[str]) -> SnapshotReport:
@@ -272,14 +275,91 @@ def sum_devices(snapshot: RawSnapshot) -> Iterable[DeviceSnapshot]:
         events = snapshot.history.get(device, ())
         blocks = [block for segment in segments for block in segment.blocks if block.in_use]
         live = _sum_by_stack(snapshot, ((block.stack, block.size, block.requested) for block in blocks))
+        pieces, history = _cut_up(segments), _History(snapshot, events)
+        peak, at_peak = _find_peak(blocks, events, snapshot, history)
+        now = Counter[str]()
+        for block in blocks:
+            now[history.sort(block.stack, recorded=block.address in history.kept)] += block.size
+        categories = tuple(
+            CategoryBytes(name, now[name], at_peak[name] if is_known(peak) else peak)
+            for name in memory_parts.CATEGORIES
+            if now[name] or at_peak[name]
+        )
+        failed = tuple(_name_oom(event, events, snapshot) for event in events if event.action == "oom")
+        last = (failed[-1], _find_free(blocks, events, pieces)) if failed else None
         yield DeviceSnapshot(
             device,
-            _cut_up(segments),
+            memory_parts.judge_memory(
+                pieces,
+                categories,
+                peak.alive if is_known(peak) else live,
+                history.list_growing(),
+                last,
+                expandable=any(one.expandable for one in segments),
+            ),
+            categories,
+            pieces,
             live,
             len(events),
-            _find_peak(blocks, events, snapshot) if events else _NO_HISTORY,
-            tuple(_name_oom(event, events, snapshot) for event in events if event.action == "oom")[:MOST_OOM],
+            peak,
+            failed[:MOST_OOM],
         )
+
+
+class _History:
+    """Hold which blocks of the history are still there, and what the stacks in it are of.
+
+    ``kept`` are place and event of their allocations by address. Where stacks are of Python alone a thread of
+    the backward pass has none: what is recorded without one, beside others, is a gradient.
+    """
+
+    def __init__(self, snapshot: RawSnapshot, events: Sequence[AllocatorEvent]) -> None:
+        self.kept: dict[int, tuple[int, AllocatorEvent]] = {}
+        self._snapshot = snapshot
+        self._categories: dict[int, str] = {}
+        self._has_stacks = any(event.stack for event in events)
+        self._events = events
+        for at, event in enumerate(events):
+            if event.action == "alloc":
+                self.kept[event.address] = at, event
+            elif event.action == "free_requested":
+                self.kept.pop(event.address, None)
+
+    def sort(self, stack: int, *, recorded: bool) -> str:
+        """Tell what a stack allocated; ``recorded``: while the history was on."""
+        if not stack:
+            return memory_parts.GRADIENTS if recorded and self._has_stacks else memory_parts.UNTOLD
+        if stack not in self._categories:
+            self._categories[stack] = sort_stack(self._snapshot.stacks[stack])
+        return self._categories[stack]
+
+    def list_growing(self) -> tuple[StackBytes, ...]:
+        """List the stacks of which one more block stays with each pass."""
+        places: dict[int, list[int]] = {}
+        for at, event in sorted(self.kept.values(), key=lambda one: one[0]):
+            places.setdefault(event.stack, []).append(at)
+        trains = (memory_parts.GRADIENTS, memory_parts.OPTIMIZER)
+        passes = [*accumulate(self._trains(event, trains) for event in self._events)]
+        sorts = {stack: self.sort(stack, recorded=True) for stack in places}
+        growing = memory_parts.find_growth(places, passes, sorts)
+        kept = (event for _at, event in self.kept.values() if event.stack in growing)
+        return _sum_by_stack(self._snapshot, ((event.stack, event.size, event.size) for event in kept))
+
+    def _trains(self, event: AllocatorEvent, trains: Collection[str]) -> bool:
+        return event.action == "alloc" and self.sort(event.stack, recorded=True) in trains
+
+
+def _find_free(
+    blocks: Sequence[AllocatorBlock], events: Sequence[AllocatorEvent], pieces: Pieces
+) -> Known[int]:
+    """Return what of the memory reserved now was not asked for when the last request failed."""
+    asked = sum(max(block.requested, 0) or block.size for block in blocks)
+    for event in reversed(events):
+        if event.action == "oom":
+            break
+        asked += event.size * _BACKWARDS.get(event.action, 0)
+    free = pieces.reserved_bytes - pieces.private_bytes - asked
+    return free if free >= 0 else _NOT_TOLD
 
 
 def _cut_up(segments: Sequence[Segment]) -> Pieces:
@@ -293,8 +373,9 @@ def _cut_up(segments: Sequence[Segment]) -> Pieces:
             private += sum(idle)
             continue
         free += idle
-        stuck += sum(idle) if len(idle) < len(segment.blocks) else 0
+        stuck += sum(idle) if len(idle) < len(segment.blocks) and not segment.expandable else 0
     total, largest = sum(free), max(free, default=0)
+    reach = max(largest, total - stuck)  # what is given back to the device can come back as one
     told = all(block.requested >= 0 for block in used)
     return Pieces(
         segments=len(segments),
@@ -308,7 +389,7 @@ def _cut_up(segments: Sequence[Segment]) -> Pieces:
         stuck_bytes=stuck,
         private_bytes=private,
         rounding_bytes=sum(max(block.size - block.requested, 0) for block in used) if told else _NOT_TOLD,
-        fragmentation_pct=100 * (1 - largest / total) if total else Missing("nothing is free"),
+        fragmentation_pct=100 * (1 - reach / total) if total else Missing("nothing is free"),
     )
 
 
@@ -323,25 +404,19 @@ def _sum_by_stack(snapshot: RawSnapshot, blocks: Iterable[tuple[int, int, int]])
         told = min(one for _size, one in pairs) >= 0
         frames = snapshot.stacks[stack]
         row = (size, requested if told else _NOT_TOLD, len(pairs), own_line(frames))
-        found.append((-size, stack, StackBytes(*row, frames[:MOST_FRAMES_SHOWN])))
+        found.append((-size, stack, StackBytes(*row, show_frames(frames))))
     return tuple(row for _size, _stack, row in sorted(found, key=lambda one: one[:2])[:MOST_STACKS])
 
 
-def own_line(frames: Sequence[str]) -> Known[str]:
-    """Return the innermost Python line that is of no package."""
-    if not frames:
-        return Missing("no stack was recorded")
-    for frame in frames:
-        place = _PYTHON_LINE.match(frame)
-        if place and not _PACKAGE.search(place[1]):
-            return frame
-    return Missing("no line outside of packages in the stack")
-
-
 def _find_peak(
-    blocks: Sequence[AllocatorBlock], events: Sequence[AllocatorEvent], snapshot: RawSnapshot
-) -> Known[MemoryMoment]:
-    """Follow the history backwards to the moment at which most was allocated, and find what was alive."""
+    blocks: Sequence[AllocatorBlock],
+    events: Sequence[AllocatorEvent],
+    snapshot: RawSnapshot,
+    history: _History,
+) -> tuple[Known[MemoryMoment], Counter[str]]:
+    """Follow the history backwards to the moment at which most was allocated, and sum what was alive."""
+    if not events:
+        return _NO_HISTORY, Counter()
     sizes = [block.requested if block.requested >= 0 else block.size for block in blocks]
     end = total = sum(sizes)
     peak, peak_at = total, len(events) - 1
@@ -351,21 +426,30 @@ def _find_peak(
         if total > peak:
             peak, peak_at = total, at - 1
     if total < 0:
-        return Missing("the history does not fit the blocks: more was allocated in it than is there")
-    alive = {block.address: (size, block.stack) for block, size in zip(blocks, sizes, strict=True)}
+        return Missing(
+            "the history does not fit the blocks: more was allocated in it than is there"
+        ), Counter()
+    alive = {
+        block.address: (size, block.stack, block.address in history.kept)
+        for block, size in zip(blocks, sizes, strict=True)
+    }
     for event in reversed(events[peak_at + 1 :]):
         if event.action == "alloc":
             alive.pop(event.address, None)
         elif event.action == "free_requested":
-            alive[event.address] = (event.size, -1)  # the stack of an event may be that of the free
+            alive[event.address] = (event.size, -1, True)  # the stack of an event may be that of the free
     for event in reversed(events[: peak_at + 1]):
         found = alive.get(event.address)
         if event.action == "alloc" and found is not None and found[1] < 0:
-            alive[event.address] = (found[0], event.stack)
-    older = sum(size for size, stack in alive.values() if stack < 0)
+            alive[event.address] = (found[0], event.stack, True)
+    older = sum(size for size, stack, _recorded in alive.values() if stack < 0)
+    told = [one for one in alive.values() if one[1] >= 0]
+    sums = Counter({memory_parts.UNTOLD: older})
+    for size, stack, recorded in told:
+        sums[history.sort(stack, recorded=recorded)] += size
     at = max(peak_at, 0)
-    rows = _sum_by_stack(snapshot, ((stack, size, size) for size, stack in alive.values() if stack >= 0))
-    return MemoryMoment(peak, end, at, _time(events, events[at]), older, rows)
+    rows = _sum_by_stack(snapshot, ((stack, size, size) for size, stack, _recorded in told))
+    return MemoryMoment(peak, end, at, _time(events, events[at]), older, rows), sums
 
 
 def _time(events: Sequence[AllocatorEvent], event: AllocatorEvent) -> Known[float]:
@@ -376,4 +460,4 @@ def _time(events: Sequence[AllocatorEvent], event: AllocatorEvent) -> Known[floa
 def _name_oom(event: AllocatorEvent, events: Sequence[AllocatorEvent], snapshot: RawSnapshot) -> OutOfMemory:
     frames, free = snapshot.stacks[event.stack], event.device_free
     told = (free if free >= 0 else _NOT_TOLD, _time(events, event), own_line(frames))
-    return OutOfMemory(event.size, *told, frames[:MOST_FRAMES_SHOWN])
+    return OutOfMemory(event.size, *told, show_frames(frames))

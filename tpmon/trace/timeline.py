@@ -21,13 +21,14 @@ from tpmon.model.results.trace_tables import (
     Timeline,
 )
 from tpmon.trace.analysis import Findings, group_operators
-from tpmon.trace.figures.breakdown import comm_rows, told_causes
+from tpmon.trace.figures.breakdown import comm_rows, subtract
+from tpmon.trace.figures.gaps import DETAILS, told_causes
 from tpmon.trace.figures.kernels import LaunchFigures, fill_sms
 from tpmon.trace.figures.program import find_line
-from tpmon.trace.reading.columns import Ints, Reals, distinct
+from tpmon.trace.reading.columns import Ints, Reals
 from tpmon.trace.reading.read import Trace, clean_name
 from tpmon.trace.reading.schema import STEP, Category
-from tpmon.trace.reading.spans import NOTHING, Spans, grow, split_windows, unite, unite_all, unite_rows
+from tpmon.trace.reading.spans import NOTHING, Spans, grow, split_windows, unite_all, unite_rows
 
 UNTOLD = "idle"
 """What holds a device where the trace does not tell it."""
@@ -154,36 +155,29 @@ def lay_timelines(found: Findings) -> Timelines:
     work = trace.work
     comms = comm_rows(trace)
     told, _untold = told_causes(trace)
-    layers = tuple(causes.layers[GAP_CAUSES.index(name)] for name in told if name != GAP_CAUSES[-1])
     names = told if GAP_CAUSES[-1] in told else (*told, UNTOLD)
     lanes = []
-    for device in trace.list_devices():
+    for one in found.devices:
+        device, busy = one.device, one.busy
         here = work.device == device
-        busy = unite_rows(work, here)
         compute = unite_rows(work, trace.select(Category.KERNEL, device) & ~comms)
         communication = unite_rows(work, here & comms)
-        exposed = _without(communication, compute) if len(communication.start) else communication
+        exposed = subtract(communication, compute) if len(communication.start) else communication
         sm = _level_sm(trace, found.figures, device)
-        lanes.append(Lane(device, names, busy, exposed, grow(busy, layers), sm))
+        # A part of a cause stands right before it.
+        grown = tuple(one.grown[DETAILS.index(name) + 1] for name in told if name != GAP_CAUSES[-1])
+        lanes.append(Lane(device, names, busy, exposed, grown, sm))
     if not lanes:
         sync = unite_all(causes.layers[1:3])
         on_host = (activity.communication, sync, causes.layers[3])
         data = activity.data_loader
         # Loader and waits come first, as in the split of the host: what operators do there is not compute.
-        compute = _without(activity.cpu, unite_all([data, *on_host[1:]]))
+        compute = subtract(activity.cpu, unite_all([data, *on_host[1:]]))
         grown = grow(compute, (data, *on_host))
         lanes.append(Lane(NOT_APPLICABLE, HOST_CAUSES, compute, NOTHING, grown, _NO_DEVICE))
     origin = int(steps.host_start[0])
     edges = (steps.start, steps.end) if len(work.start) else (steps.host_start, steps.host_end)
     return Timelines(tuple(lanes), steps.names, *edges, origin, steps.marked)
-
-
-def _without(one: Spans, other: Spans) -> Spans:
-    """Return what of ``one`` is not in ``other``."""
-    times = distinct(np.concatenate((one.start, one.end, other.start, other.end)))
-    start, end = times[:-1], times[1:]
-    kept = (one.within(start, end) > 0) & (other.within(start, end) == 0)
-    return unite(start[kept], (end - start)[kept])
 
 
 def _level_sm(trace: Trace, figures: LaunchFigures, device: int) -> Known[Level]:

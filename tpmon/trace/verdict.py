@@ -1,40 +1,33 @@
-"""What holds the run, from one trace, whether the trace can tell, and what to do.
+"""What holds the run, from one trace, and whether the trace can tell.
 
-Kinds, causes and remedies are those of the live verdict; a remedy is said only where the trace shows that it
-fits. The share of 30 % was chosen on sample traces and has no independent test, so the shares and the second
-cause are always said.
+Kinds and causes are those of the live verdict. The share of 30 % was chosen on sample traces and has no
+independent test, so the shares and the second cause are always said.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from tpmon.judge.advice.choose import CATALOGUE, choose, fill_remedy
-from tpmon.judge.advice.facts import RunFacts
-from tpmon.judge.answers.needs import Need
-from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
-from tpmon.model.results.trace import CardUse, DeviceGaps, HostTime, TraceVerdict
-from tpmon.model.results.trace_tables import CauseShare, PatternRow
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.model.results.trace import HostTime, TraceVerdict
+from tpmon.model.results.trace_tables import CauseShare
 from tpmon.model.verdict import Kind
-from tpmon.trace.compare import MATMULS, does_train
-from tpmon.trace.figures.breakdown import Activity, find_loader, host_rows, sum_causes
+from tpmon.trace.figures.breakdown import Activity, find_loader, host_rows, subtract
+from tpmon.trace.figures.gaps import DeviceCauses
 from tpmon.trace.figures.memory import name_kind
-from tpmon.trace.figures.patterns import TINY_KERNEL_US, Parts, PatternSeen
-from tpmon.trace.reading.columns import Small, distinct
+from tpmon.trace.figures.patterns import TINY_KERNEL_US
+from tpmon.trace.figures.steady import SteadyPart
+from tpmon.trace.figures.steps import TraceSteps
+from tpmon.trace.reading.columns import Small
 from tpmon.trace.reading.read import Trace, clean_name
-from tpmon.trace.reading.schema import (
-    MULTI_LOADER,
-    SINGLE_LOADER,
-    CallClass,
-    Category,
-    is_compiling,
-    runs_compiled,
-)
-from tpmon.trace.reading.spans import unite_all, unite_rows
+from tpmon.trace.reading.schema import SINGLE_LOADER, Category, is_compiling, is_step
+from tpmon.trace.reading.spans import Spans, find_cuts, unite_all, unite_rows
 
 _GIVES_WORK = re.compile(r"^(?:cuda|hip|cu|xpu|ze|ur)\w*(?:Launch|Memcpy|Memset|Enqueue|AppendMemory)")
 """A profiler itself calls cudaDeviceSynchronize when it ends: that alone proves nothing."""
@@ -76,144 +69,257 @@ TRY_DEVICE = (
 )
 TRY_WHOLE = "give the whole file: this one breaks off, and torch writes device work last"
 
-_HOLDS = {
+TRY_SCHEDULE = (
+    "record after some warm steps: profile(schedule=torch.profiler.schedule(wait=5, warmup=2, active=5)), "
+    "and its step() after each step"
+)
+TRY_CYCLE = (
+    "export in on_trace_ready, or with schedule(..., repeat=1): behind the last step of a schedule the next "
+    "cycle begins, and export_chrome_trace writes that one"
+)
+TRY_QUEUED = (
+    "record what is not in it: the traces of all ranks (tpmon trace FOLDER), ProfilerActivity.CUDA in each "
+    "process that uses the card; where kernels were sampled, all of them"
+)
+
+_QUEUED = (
+    "idle time with the next work already launched: the device waits for another stream, rank or process, "
+    "or what it did was not recorded"
+)
+HOLDS = {
     "data": (Kind.DATA_BOUND, "waiting for the next batch"),
     "comms": (Kind.COMMS_BOUND, "communication that no computation hides"),
-    "sync": (Kind.SYNC_BOUND, "calls in which the host waits for the device or the allocator"),
+    "copies": (Kind.SYNC_BOUND, "copies of pageable memory, which hold up the host, and no kernel runs"),
+    "sync": (Kind.SYNC_BOUND, "waits of the host for the device or the allocator, and what they hold up"),
     "launch": (Kind.LAUNCH_BOUND, "operators and launches on the host, slower than the device"),
+    "host": (Kind.PYTHON_BOUND, "operators that compute on the host while the device waits"),
     "other": (Kind.PYTHON_BOUND, "Python or other code outside of operators"),
     "compute": (Kind.COMPUTE_BOUND, "computation"),
     "compile": (Kind.STARTING, "torch.compile at work"),
+    "graph": (
+        Kind.COMPUTE_BOUND,
+        "idle time between kernels of one CUDA graph, which the host does not hold",
+    ),
+    "queued": (Kind.NOT_ENOUGH_EVIDENCE, _QUEUED),
     "idle": (Kind.NOT_ENOUGH_EVIDENCE, "idle time that no host events explain"),
 }
+"""The kind of a verdict by its largest share, and that share in words."""
+_SYNCS = {"explicit": "sync_explicit", "implicit": "sync_implicit", "allocator": "alloc"}
+SHARES = {
+    "data": ("data",),
+    "sync": tuple(_SYNCS.values()),
+    "launch": ("launch", "cpu_op"),
+    "host": ("host",),
+    "other": ("other",),
+    "graph": ("graph",),
+    "queued": ("queued",),
+}
+"""Which causes of idle time make a share of the verdict."""
+_OF_CALLS = ("copies", "sync", "launch", "graph", "queued")
+_NOT_BY_HOST = ("graph", "queued", "other")
+_SEEN_ITSELF = ("compile", "data")
+"""What a trace names itself: in a few steps as in all of them it is that."""
+_NAMED_WHERE_SEEN = ("host", "graph", "queued")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Hold what a verdict is made from: shares and the whole in ns, and what the trace tells beside them."""
+
+    shares: dict[str, int]
+    total: int
+    waits: dict[str, int]
 
 
 def judge_device(
-    trace: Trace, activity: Activity, gaps: tuple[DeviceGaps, ...], window: tuple[int, int], until: int
+    trace: Trace, activity: Activity, devices: Sequence[DeviceCauses], steady: SteadyPart
 ) -> TraceVerdict:
     """Judge a trace with device work: times of its devices add up, and so do their windows.
 
-    At ``until`` the host's last step ends; what a device still does then was launched before.
+    When the host's last step ends, what a device still does was launched before: nothing holds it then.
     """
-    total = sum(gap.window for gap in gaps)
+    window = steady.steps.window
+    cuts = unite_all([find_cuts(trace.header, window), steady.cuts])
+    total = len(devices) * (window[1] - window[0] - cuts.total)
+    starts = steady.left_pct >= SURE_PCT and not steady.loops
     if total <= 0:
-        return _undecided("the window of the steps is empty")
-    if compiling := _find_compiling(trace, window):
+        empty = _undecided("the window of the steps is empty")
+        return _say_starting(steady, empty) if starts else empty
+    if compiling := _find_compiling(trace, window, steady):
         return compiling
-    exposed = sum(_exposed_us(one, window) for one in activity.each())
-    causes = (("explicit", "sync_explicit"), ("implicit", "sync_implicit"), ("allocator", "alloc"))
-    waits = {name: sum_causes(gaps, cause) for name, cause in causes}
-    launch = sum_causes(gaps, "launch", "cpu_op")
-    drained = sum(_drain_us(trace, gap.device, until, window) for gap in gaps)
+    late = min(max(steady.steps.host_window[1], window[0]), window[1]), window[1]
+    spent: Counter[str] = Counter()
+    for one in devices:
+        spent.update(one.split_one(window, cuts))
+        drained = one.split_one(late, cuts)
+        spent.subtract({name: drained[name] for name in _NOT_BY_HOST})
+    shares = {name: sum(spent[one] for one in parts) for name, parts in SHARES.items()}
+    exposed = sum(_expose(one, window) for one in activity.each())
+    shares = {name: ns for name, ns in shares.items() if ns > 0 or name not in _NAMED_WHERE_SEEN}
+    copied = _expose_copies(trace, devices, window, cuts)
+    if 100 * copied >= LEAST_LOST_PCT * total:
+        shares["copies"] = copied
     if activity.on_host:
-        shares = {
-            "data": sum_causes(gaps, "data"),
-            "comms": exposed + sum_causes(gaps, "comms"),
-            "sync": sum(waits.values()),
-            "launch": launch,
-            "other": max(0.0, sum_causes(gaps, "other") - drained),
-        }
+        shares = {"comms": exposed + spent["comms"], **shares}
     else:
-        idle = max(0.0, sum(gap.idle for gap in gaps) - drained - sum(waits.values()) - launch)
-        told = {"sync": sum(waits.values()), "launch": launch} if activity.in_calls else {}
+        told = {name: ns for name, ns in shares.items() if name in _OF_CALLS and activity.in_calls}
+        idle = sum(shares.values()) - sum(told.values())
         shares = {"comms": exposed, **told, "idle": idle}
-    return _judge(trace, shares, total, waits, window)
+    waits = {name: spent[cause] for name, cause in _SYNCS.items()}
+    verdict = _judge(trace, Measured(shares, total, waits), steady)
+    return _say_starting(steady, verdict) if starts else verdict
 
 
-def _drain_us(trace: Trace, device: int, until: int, window: tuple[int, int]) -> float:
-    """Return the idle time of a device behind the host's last step: nothing on the host holds it then."""
-    begin = min(max(until, window[0]), window[1])
-    busy = unite_rows(trace.work, trace.work.device == device).within_one(begin, window[1])
-    return (window[1] - begin - busy) / 1000
+def _say_starting(steady: SteadyPart, rest: TraceVerdict) -> TraceVerdict:
+    """Say that most of a trace is start-up, with no loop behind it; ``rest`` is of what is left."""
+    left = steady.left_pct
+    summary = f"{steady.say_left()}, and no steps or repeats are behind it"
+    if rest.shares:
+        summary += f"; of the rest {rest.shares[0].pct:.0f} % is {HOLDS[rest.shares[0].name][1]}"
+    shares = [CauseShare(one.name, one.pct * (100 - left) / 100) for one in rest.shares]
+    return replace(
+        _undecided(summary, TRY_SCHEDULE),
+        kind=Kind.STARTING,
+        cause="first-steps",
+        confidence="medium",
+        share_pct=left,
+        shares=(CauseShare("start-up", left), *(shares or [CauseShare("other", 100 - left)])),
+    )
 
 
-def _judge(
-    trace: Trace, shares: dict[str, float], total: float, waits: dict[str, float], window: tuple[int, int]
-) -> TraceVerdict:
-    """Write the verdict of the largest share, ``waits`` being those of the calls in which the host waits.
+def _judge(trace: Trace, measured: Measured, steady: SteadyPart) -> TraceVerdict:
+    """Write the verdict of the largest share.
 
     Without operators, idle time that calls do not explain may be the loader, or anything else.
     """
+    shares, total = measured.shares, measured.total
     lost = 100 * sum(shares.values()) / total
     first = max(shares, key=lambda name: shares[name]) if lost >= LEAST_LOST_PCT else "compute"
-    if first != "idle":
-        return _write(first, _find_cause(trace, first, waits, window), shares, total)
-    why = f"the device idles {100 * shares['idle'] / total:.0f} % of the window"
-    if "sync" in shares:
-        why += " outside of calls, and operators and loader, which may say why, were not recorded"
-    else:
-        why += ", and no host events say why"
-    return _undecided(why, TRY_CPU)
+    verdict = _write(first, _find_cause(trace, first, measured, steady.steps.window), measured, steady)
+    if first == "idle":
+        why = f"the device idles {100 * shares['idle'] / total:.0f} % of the window"
+        if "sync" in shares:
+            why += " outside of calls, and operators and loader, which may say why, were not recorded"
+        else:
+            why += ", and no host events say why"
+        return _undecided(why, TRY_CPU)
+    if first == "queued":
+        return replace(verdict, try_=TRY_QUEUED, advice=(TRY_QUEUED,))
+    return verdict
 
 
-def _find_cause(
-    trace: Trace, first: str, waits: dict[str, float], window: tuple[int, int]
-) -> Applicable[str]:
+def name_first(verdict: TraceVerdict) -> str:
+    """Name the share that a verdict is about, "" where it is about none."""
+    return next((one.name for one in verdict.shares if HOLDS[one.name][0] is verdict.kind), "")
+
+
+def _find_cause(trace: Trace, first: str, measured: Measured, window: tuple[int, int]) -> Applicable[str]:
+    if first == "copies":
+        return "implicit"
     if first == "sync":
-        return max(waits, key=lambda name: waits[name])
+        return max(measured.waits, key=lambda name: measured.waits[name])
     if first == "launch":
-        kernels = trace.work.duration[trace.select(Category.KERNEL)]
+        work = trace.work
+        rows = trace.select(Category.KERNEL) & (work.start >= window[0]) & (work.start < window[1])
+        kernels = work.duration[rows]
         tiny = len(kernels) > 0 and float(np.median(kernels)) < TINY_KERNEL_US * 1000
         return "tiny-kernels" if tiny else "main-thread"
     if first == "data":
         return "no-workers" if find_loader(trace, window) == SINGLE_LOADER else NOT_APPLICABLE
     computes_on = "gpu" if len(trace.work.start) else "cpu"
-    causes = {"comms": "unknown", "other": "single-thread", "compute": computes_on}
-    return causes.get(first, NOT_APPLICABLE)
+    causes = {"comms": "unknown", "other": "single-thread", "host": "single-thread"}
+    return causes.get(first, computes_on if first in ("compute", "graph") else NOT_APPLICABLE)
 
 
-def _find_compiling(trace: Trace, window: tuple[int, int]) -> TraceVerdict | None:
+def _find_compiling(trace: Trace, window: tuple[int, int], steady: SteadyPart) -> TraceVerdict | None:
     """Say that a trace is of torch.compile at work, where that takes enough of it to hold the run."""
     spans = unite_rows(trace.host, trace.named(trace.host, is_compiling))
-    share = spans.within_one(*window) / max(window[1] - window[0], 1)
-    if 100 * share < LEAST_LOST_PCT:
+    length = max(window[1] - window[0], 1)
+    spent = spans.within_one(*window)
+    if 100 * spent / length < LEAST_LOST_PCT:
         return None
-    return _write("compile", "compile", {"compile": share}, 1.0, rest="other")
+    return _write("compile", "compile", Measured({"compile": spent}, length, {}), steady, rest="other")
 
 
-def _exposed_us(activity: Activity, window: tuple[int, int]) -> float:
+def _expose(activity: Activity, window: tuple[int, int]) -> int:
     """Return the communication of one device that no other work of it hides."""
     compute = unite_all([activity.kernel, activity.memcpy, activity.memset])
     both = unite_all([compute, activity.communication])
-    return (both.within_one(*window) - compute.within_one(*window)) / 1000
+    return both.within_one(*window) - compute.within_one(*window)
 
 
-def judge_host(
-    trace: Trace, host: Applicable[HostTime], window: tuple[int, int], *, marked: bool
-) -> TraceVerdict:
-    """Judge a trace without device work by the time of its host in ``window``."""
+def _expose_copies(
+    trace: Trace, devices: Sequence[DeviceCauses], window: tuple[int, int], cuts: Spans
+) -> int:
+    """Return how long devices copy from and to pageable memory while no kernel of them runs."""
+    work = trace.work
+    rows = trace.named(work, lambda name: "Pageable" in name) & (work.category == Category.MEMCPY)
+    exposed = 0
+    for one in devices:
+        kernels = unite_rows(work, trace.select(Category.KERNEL, one.device))
+        copies = subtract(unite_rows(work, rows & (work.device == one.device)), unite_all([kernels, cuts]))
+        exposed += copies.within_one(*window)
+    return exposed
+
+
+def judge_host(trace: Trace, host: Applicable[HostTime], steady: SteadyPart) -> TraceVerdict:
+    """Judge a trace without device work by the time of its host in the window of its steps."""
+    window = steady.steps.host_window
     if not is_known(host):
         return _undecided("the trace holds neither device work nor host events")
-    if not marked and window[1] - window[0] < LEAST_WINDOW_US * 1000:
+    if not steady.steps.marked and window[1] - window[0] < LEAST_WINDOW_US * 1000:
         return _undecided(f"the trace holds {(window[1] - window[0]) / 1000:.0f} us without marked steps")
-    if compiling := _find_compiling(trace, window):
+    if compiling := _find_compiling(trace, window, steady):
         return compiling
     if proof := find_proof(trace):
         remedy = TRY_WHOLE if trace.lost.broken_off else TRY_DEVICE
         return _undecided(f"the work of a device was not recorded, though {proof} shows some", remedy)
-    shares = {"data": host.data, "comms": host.comms, "sync": host.sync + host.alloc, "other": host.other}
-    total = sum(shares.values()) + host.compute
+    if _is_empty(trace, steady.steps):
+        return _undecided("no operator and no range ran in what is marked as steps", TRY_CYCLE)
+    parts = {"data": host.data, "comms": host.comms, "sync": host.sync + host.alloc, "other": host.other}
+    shares = {name: round(1000 * us) for name, us in parts.items()}
+    total = sum(shares.values()) + round(1000 * host.compute)
     if total <= 0:
         return _undecided("the trace holds no time")
-    return _judge(trace, shares, total, {"explicit": shares["sync"]}, window)
+    return _judge(trace, Measured(shares, total, {"explicit": shares["sync"]}), steady)
+
+
+def _is_empty(trace: Trace, steps: TraceSteps) -> bool:
+    """Tell whether nothing ran in the one step that is marked, or in all of them that are no longer than one.
+
+    Steps of Python alone are many; the one that a new cycle of the profiler begins is not.
+    """
+    start, end = steps.host_window
+    host = trace.host
+    inside = (host.start >= start) & (host.start < end)
+    if not steps.marked or bool((host_rows(trace) & ~trace.named(host, is_step) & inside).any()):
+        return False
+    short = end - start < LEAST_WINDOW_US * 1000
+    return short or (len(steps.names) == 1 and not len(trace.python.start))
 
 
 def _write(
-    first: str, cause: Applicable[str], shares: dict[str, float], total: float, rest: str = "compute"
+    first: str, cause: Applicable[str], measured: Measured, steady: SteadyPart, rest: str = "compute"
 ) -> TraceVerdict:
-    every = {**shares, rest: max(total - sum(shares.values()), 0.0)}
-    pct = {name: 100 * value / total for name, value in every.items()}
+    shares = measured.shares
+    every = {**shares, rest: max(measured.total - sum(shares.values()), 0)}
+    pct = {name: 100 * value / measured.total for name, value in every.items()}
     others = [name for name in sorted(shares, key=lambda name: -shares[name]) if name != first]
     second = others[0] if others and pct[others[0]] >= 1 else ""
-    summary = f"{pct[first]:.0f} % of the window is {_HOLDS[first][1]}"
+    left = steady.say_left()
+    summary = f"{left}; " if left else ""
+    summary += f"{pct[first]:.0f} % of {steady.say_window()} is {HOLDS[first][1]}"
     if second:
-        summary += f"; next {_HOLDS[second][1]}, {pct[second]:.0f} %"
+        summary += f"; next {HOLDS[second][1]}, {pct[second]:.0f} %"
+    odd = steady.say_odd()
+    doubtful = steady.is_of_few and first not in _SEEN_ITSELF
+    summary += f"; {odd}" if odd else ""
     return TraceVerdict(
-        kind=_HOLDS[first][0],
+        kind=HOLDS[first][0],
         cause=cause,
-        confidence="medium" if pct[first] >= SURE_PCT else "low",
+        confidence="medium" if pct[first] >= SURE_PCT and not doubtful else "low",
         share_pct=pct[first],
-        second=_HOLDS[second][0].value if second else NOT_APPLICABLE,
+        second=HOLDS[second][0].value if second else NOT_APPLICABLE,
         summary=summary,
         shares=tuple(CauseShare(name, value) for name, value in sorted(pct.items(), key=lambda one: -one[1])),
     )
@@ -230,97 +336,3 @@ def _undecided(why: str, remedy: str = "") -> TraceVerdict:
         try_=remedy or NOT_APPLICABLE,
         advice=(remedy,) if remedy else (),
     )
-
-
-MOST_ADVICE = 3
-IDLE_TENSOR_PCT = 1.0
-CONV_PCT = 30.0
-"""Of the kernels' time in convolutions: from here on they are what the model is made of."""
-_LOW_PRECISION = re.compile(rb'"(?:c10::)?(?:bfloat16|bf16|half|float[48])', re.IGNORECASE)
-_FOR_HIGH_PRECISION = frozenset(("bf16", "tf32", "fp16-amp"))
-_FOR_TRAINING = frozenset(("bigger-micro-batch",))
-_SEEN: dict[str, tuple[str, tuple[Need, ...]]] = {
-    "copy-heavy": ("", ()),
-    "launch-heavy": ("compile-reduce-overhead torch-compile bigger-micro-batch", ()),
-    "tiny-operators": ("torch-compile", ()),
-    "unfused-optimizer": ("fused-optimizer", (Need.UNFUSED_OPTIMIZER,)),
-    "sync-per-step": ("find-hidden-syncs where-not-mask", (Need.SYNC_IN_STACK,)),
-    "math-attention": ("sdpa-forced", (Need.ATTENTION_SLOW_PATH,)),
-    "fp32-products": ("tf32 bf16 fp16-amp", (Need.FP32_MATMUL_SEEN, Need.TENSOR_CORES_IDLE)),
-    "recompiles": ("recompilation-trap", (Need.RECOMPILES_SEEN,)),
-    "recompute": ("checkpointing-off", (Need.RECOMPUTE_IN_STACK,)),
-    "misaligned-products": ("align-shapes", (Need.MISALIGNED_PRODUCTS,)),
-    "pageable": ("pin-memory", (Need.PAGEABLE_COPIES,)),
-    "item": ("sync-rarely", (Need.SYNC_IN_STACK,)),
-    "fp16 alone": ("", (Need.FP16_CORES_ALONE,)),
-    "memory free": ("", (Need.GPU_MEMORY_FREE,)),
-}
-"""What helps against a pattern, of the catalogue, and what it proves; below what may be seen beside one."""
-
-
-def advise(
-    parts: Parts, verdict: TraceVerdict, cards: tuple[CardUse, ...], patterns: Sequence[PatternSeen]
-) -> tuple[TraceVerdict, tuple[PatternRow, ...]]:
-    """Return the verdict with the remedies that the trace shows to fit, and what helps against patterns."""
-    observed = observe(parts, cards, patterns)
-    unfit = _FOR_HIGH_PRECISION if uses_low_precision(parts) else frozenset[str]()
-    rows = _explain(patterns, observed, unfit if does_train(parts.trace) else unfit | _FOR_TRAINING)
-    if verdict.kind is Kind.NOT_ENOUGH_EVIDENCE:
-        return verdict, rows
-    cause = verdict.cause if is_known(verdict.cause) else NOT_APPLICABLE
-    if verdict.kind is Kind.DATA_BOUND and cause is NOT_APPLICABLE:
-        cause = "too-few-workers"
-    # What a trace cannot tell (free cores, say) stands as an "if"; without any evidence nothing is said.
-    evidence = observed - {Need.GPU_PRESENT, Need.TORCH_LOADER}
-    fitting = [
-        one
-        for one in choose(verdict.kind, cause, observed, RunFacts())
-        if (one.certain or evidence.intersection(one.remedy.needs)) and one.remedy.id not in unfit
-    ]
-    texts = tuple(one.text for one in fitting[:MOST_ADVICE])
-    return (replace(verdict, try_=texts[0], advice=texts) if texts else verdict), rows
-
-
-def _explain(
-    patterns: Sequence[PatternSeen], observed: frozenset[Need], unfit: frozenset[str]
-) -> tuple[PatternRow, ...]:
-    """Say what helps against each pattern; what the trace does not tell stands as an "if"."""
-    rows = []
-    for seen in patterns:
-        names = [name for said in (*sorted(seen.also), seen.name) for name in _SEEN[said][0].split()]
-        remedies = [CATALOGUE[name] for name in dict.fromkeys(names) if name not in unfit]
-        fitting = [one for one in remedies if not observed.intersection(one.never_with)][:MOST_ADVICE]
-        texts = tuple(fill_remedy(remedy, observed, RunFacts()).text for remedy in fitting)
-        rows.append(PatternRow(seen.name, seen.words, seen.share_pct, texts))
-    return tuple(rows)
-
-
-def observe(parts: Parts, cards: tuple[CardUse, ...], patterns: Sequence[PatternSeen]) -> frozenset[Need]:
-    """Return what a trace proves of what remedies need."""
-    loader = find_loader(parts.trace, parts.steps.window if parts.gaps else parts.steps.host_window)
-    classes = parts.causes.call_class
-    convolved = sum(row.share_pct for row in parts.products if row.kind == "convolution")
-    tensor = [
-        known_or(pct, 100.0) for one in cards for pct in (one.tensor_core_pct, one.tensor_core_unknown_pct)
-    ]
-    proofs = (
-        (Need.GPU_PRESENT, bool(cards)),
-        (Need.TENSOR_CORES_IDLE, max(tensor, default=100.0) < IDLE_TENSOR_PCT),
-        (Need.TORCH_LOADER, bool(loader)),
-        (Need.NO_WORKERS, loader == SINGLE_LOADER),
-        (Need.WORKERS_PRESENT, loader == MULTI_LOADER),
-        (Need.SYNC_IN_STACK, bool((classes == CallClass.EXPLICIT).any())),
-        (Need.ALLOCATOR_IN_STACK, bool((classes == CallClass.ALLOCATOR).any())),
-        (Need.CONV_MODEL, convolved >= CONV_PCT),
-        (Need.EAGER_MODEL, bool(cards) and len(parts.ops.row) > 0 and not runs_compiled(parts.trace.names)),
-    )
-    seen = (need for one in patterns for said in (one.name, *one.also) for need in _SEEN[said][1])
-    return frozenset(need for need, holds in proofs if holds).union(seen)
-
-
-def uses_low_precision(parts: Parts) -> bool:
-    """Tell whether matrix products take 16 bit or smaller inputs, where shapes are recorded."""
-    trace = parts.trace
-    rows = parts.ops.row[trace.named(trace.host, lambda name: name in MATMULS)[parts.ops.row]]
-    numbers = distinct(trace.host.shape[rows]).tolist()
-    return any(number >= 0 and _LOW_PRECISION.search(trace.shapes[number][1]) for number in numbers)

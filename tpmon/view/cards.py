@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from tpmon.model import gpu
 from tpmon.model.known import Applicable, Known, Missing, NotApplicable, is_known, known_or, map_known
 from tpmon.model.units import format_bytes, format_pct, format_seconds, say_pct
-from tpmon.view.layout import Cell, Column, Ink, explain, show, show_pair, spark
-
-NEVER = Missing("no history")
+from tpmon.view.layout import Cell, Column, Ink, explain, show, show_pair
 
 
 def order_cards(cards: Sequence[gpu.GpuSample]) -> list[gpu.GpuSample]:
@@ -66,15 +64,8 @@ def write_pids(card: gpu.GpuSample) -> str:
 _whole = "{:.0f}".format
 
 
-def _memory_pct(card: gpu.GpuSample) -> str:
-    used, total = card.memory_used_bytes, card.memory_total_bytes
-    return f"{100 * used / total:.0f}" if is_known(used) and is_known(total) and total else "?"
-
-
-def list_card_columns(
-    width: int, histories: Mapping[int, Sequence[Known[float]]]
-) -> list[Column[gpu.GpuSample]]:
-    """Return the columns of the table of cards; without histories those of a text report."""
+def list_card_columns() -> list[Column[gpu.GpuSample]]:
+    """Return the columns of the table of cards in a text report."""
 
     def why(card: gpu.GpuSample) -> Cell:
         ink, text = card_ink(card), say_troubles(card)
@@ -83,30 +74,18 @@ def list_card_columns(
     def memory(card: gpu.GpuSample) -> str:
         return show_pair(card.memory_used_bytes, card.memory_total_bytes, format_bytes)
 
-    short = width < 72
-    columns: list[Column[gpu.GpuSample]] = [
+    return [
         Column("GPU", 3, 0, lambda c: str(c.index)),
         Column("SM %", 4, 1, lambda c: show(c.sm_pct, format_pct)),
-    ]
-    if width >= 90 and histories:
-        drawn: Column[gpu.GpuSample] = Column(
-            "history", 12, 12, lambda c: spark(histories.get(c.index, (NEVER,)), 12, 100.0), right=False
-        )
-        columns.append(drawn)
-    columns.append(Column("act %", 5, 11, lambda c: show(c.sm_active_pct, format_pct)))
-    columns.append(Column("mem %", 5, 6, _memory_pct) if short else Column("memory", 11, 6, memory))
-    if not histories:
-        columns.append(Column("mem busy %", 10, 13, lambda c: show(c.memory_busy_pct, format_pct)))
-    columns += [
+        Column("act %", 5, 11, lambda c: show(c.sm_active_pct, format_pct)),
+        Column("memory", 11, 6, memory),
+        Column("mem busy %", 10, 13, lambda c: show(c.memory_busy_pct, format_pct)),
         Column("W/limit", 8, 3, lambda c: show_pair(c.power_w, c.power_limit_w, _whole)),
-        Column(
-            "MHz/max", 9, 9 if short else 4, lambda c: show_pair(c.sm_clock_mhz, c.sm_clock_max_mhz, _whole)
-        ),
+        Column("MHz/max", 9, 4, lambda c: show_pair(c.sm_clock_mhz, c.sm_clock_max_mhz, _whole)),
         Column("C", 3, 5, lambda c: show(c.temperature_c, _whole)),
-        Column("PIDs", 8 if histories else MOST_PIDS, 10, write_pids, right=False),
+        Column("PIDs", MOST_PIDS, 10, write_pids, right=False),
         Column("held down by", 8, 2, why, right=False, grows=True),
     ]
-    return columns
 
 
 MOST_PIDS = 40

@@ -12,13 +12,14 @@ from typing import Any
 from tpmon.model import hook
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
-from tpmon.model.host import LoaderSample, NetworkSample, Pool
+from tpmon.model.host import SUMMED_ANON, LoaderSample, NetworkSample, Pool
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.text.job_words import (
     RULE_WORDS,
     WAITING_FROM,
     format_ms,
+    say_log_pace,
     say_rate,
     say_samples,
     say_split,
@@ -113,6 +114,19 @@ def describe_steps(pace: hook.StepPace) -> FactGroup:
     return FactGroup("steps, by the hooks", "steps", facts)
 
 
+def describe_log_paces(frame: Frame) -> tuple[FactGroup, ...]:
+    """Return the pace that each log tells; none where no log does."""
+    facts = []
+    for one in (log.pace for log in frame.output if is_known(log.pace)):
+        total = f" of {one.total:,}" if is_known(one.total) else ""
+        told = f"{say_log_pace(one)}, at {one.step:,}{total}"
+        if one.loss is not NOT_APPLICABLE:
+            told += f", loss {explain(one.loss, '{:.4g}'.format)}"
+        told += f", {one.source.value} by lines like: {one.shape}"
+        facts.append(_said(f"rank {one.rank}" if is_known(one.rank) else f"pid {one.pid}", told))
+    return (FactGroup("steps, by the log", "log", tuple(facts)),) if facts else ()
+
+
 def _describe_cpu(frame: Frame) -> tuple[Fact, ...]:
     cpu = frame.cpu
     idle = (
@@ -147,11 +161,13 @@ def _describe_memory(frame: Frame) -> tuple[Fact, ...]:
     memory = frame.memory
     shared = "  (pages shared by forked workers count more than once)"
     unread = "  (at least: some processes were not read)" if frame.target.unread else shared
+    used = "used" if is_known(memory.limit_bytes) else "used by its control group"
+    of_group = "" if memory.anon_source == SUMMED_ANON else " of the control group"
     return (
-        _fact("used", memory.used_bytes, format_bytes),
+        _fact(used, memory.used_bytes, format_bytes),
         _fact("limit", memory.limit_bytes, format_bytes, f"  ({memory.limit_source})"),
         _fact("anonymous", memory.anon_bytes, format_bytes, f"  ({memory.anon_source})"),
-        _fact("  growth", memory.anon_growth_bytes_s, say_bytes_s),
+        _fact(f"  growth{of_group}", memory.anon_growth_bytes_s, say_bytes_s),
         _fact("sum of RSS", memory.rss_bytes, format_bytes, unread),
         _fact("swap", memory.swap_bytes, format_bytes),
         _fact("OOM kills", memory.oom_kills),
@@ -278,6 +294,7 @@ def describe_job(
     settings = "thread settings of the ranks, at their start (..._NUM_THREADS)"
     return [
         *([describe_steps(frame.steps)] if is_known(frame.steps) else []),
+        *describe_log_paces(frame),
         FactGroup("CPU", "cpu", _describe_cpu(frame)),
         FactGroup(settings, "threads", _describe_settings(frame)),
         FactGroup("memory", "memory", _describe_memory(frame)),

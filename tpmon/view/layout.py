@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any, Generic, TypeVar, Union
 
+from tpmon.model.figures import Bad
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, NotApplicable, is_known
 from tpmon.model.units import LINE_WIDTH, count_cells, format_bytes
@@ -26,9 +27,15 @@ class Ink(Enum):
     DIM = "dim"
     TITLE = "title"
     GOOD = "good"
+    NOTICE = "notice"
     WARN = "warn"
     BAD = "bad"
     CURSOR = "cursor"
+    BADGE = "badge"
+    BADGE_GOOD = "badge good"
+    BADGE_NOTICE = "badge notice"
+    BADGE_WARN = "badge warn"
+    BADGE_BAD = "badge bad"
 
 
 Span = tuple[str, Ink]
@@ -232,6 +239,45 @@ def spark(values: Sequence[Known[float]], width: int, top: float) -> str:
         return ""
     drawn = [level_of(value, top) if is_known(value) else NOT_READ for value in values[-width:]]
     return "".join(drawn).rjust(width)
+
+
+SHADE_FROM = 2 / 3
+"""A cell of a bar or a history is coloured from two thirds of the way to bad, or to good."""
+
+
+def shade(share: float, bad: Bad | None) -> Ink:
+    """Return the ink of a share of what is possible; without a side that is bad it says nothing."""
+    if bad is None:
+        return Ink.NOTICE
+    harm = share if bad is Bad.HIGH else 1 - share
+    return Ink.BAD if harm >= SHADE_FROM else Ink.GOOD if harm <= 1 - SHADE_FROM else Ink.NOTICE
+
+
+def draw_history(values: Sequence[Known[float]], width: int, top: float, bad: Bad | None) -> Line:
+    """Draw the last values as ``spark`` does, each in the ink of what it means."""
+    if width <= 0:
+        return ()
+    shown = values[-width:]
+    spans: list[Span] = [(" " * (width - len(shown)), Ink.PLAIN)]
+    for value in shown:
+        sign, ink = NOT_READ, Ink.PLAIN
+        if is_known(value):
+            sign, ink = level_of(value, top), shade(value / top if top > 0 else 0.0, bad)
+        if spans[-1][1] is ink:
+            spans[-1] = (spans[-1][0] + sign, ink)
+        else:
+            spans.append((sign, ink))
+    return tuple(spans)
+
+
+FULL_CELL = "█"
+
+
+def draw_bar(share: float, width: int, ink: Ink, rest: Ink = Ink.DIM) -> Line:
+    """Draw a share as a bar of ``width`` cells between brackets; ``rest`` is the ink of what is missing."""
+    room = max(1, width - 2)
+    full = max(0, min(room, round(share * room)))
+    return (("[", Ink.DIM), (FULL_CELL * full, ink), (RULE * (room - full), rest), ("]", Ink.DIM))
 
 
 Row = TypeVar("Row")

@@ -11,7 +11,7 @@ from typing import Any
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample, name_several
-from tpmon.model.hook import StepPace
+from tpmon.model.hook import LoopPhase, StepPace, list_shares
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, RankRow, Role
 from tpmon.model.text.dump_words import list_numbers
@@ -19,7 +19,7 @@ from tpmon.model.text.job_words import WAITING_FROM, format_ms, format_samples, 
 from tpmon.model.units import format_bytes, format_pct, format_rate, format_seconds
 from tpmon.model.waits import describe_wait
 from tpmon.view.cards import card_ink
-from tpmon.view.layout import Cell, Column, Ink, Row, show, show_pair
+from tpmon.view.layout import RULE, Cell, Column, Ink, Row, fit_column, show, show_pair
 
 UNCHANGED_S = 10.0
 """A main thread that waits in one place this long waits for more than a batch."""
@@ -50,10 +50,14 @@ class RankView:
     pace: Known[StepPace]
 
 
+def name_state(process: ProcessSample) -> str:
+    """Write the word of a kernel state: "blocked", "frozen"."""
+    return "frozen" if is_known(process.frozen) else STATES.get(process.state, "")
+
+
 def write_state(process: ProcessSample) -> str:
     """Write a kernel state letter and its word: "D blocked", "D frozen"."""
-    word = "frozen" if is_known(process.frozen) else STATES.get(process.state, "")
-    return f"{process.state} {word}".rstrip()
+    return f"{process.state} {name_state(process)}".rstrip()
 
 
 def state_ink(process: ProcessSample) -> Ink:
@@ -86,17 +90,51 @@ def order_ranks(frame: Frame) -> list[RankView]:
     rows of healthy ranks keep their places.
     """
     joined = join_ranks(frame)
-    cpu = [_cpu(rank) for rank in joined]
-    middle = median(cpu) if cpu else 0.0
+    middle = _middle_cpu(joined)
 
     def key(rank: RankView) -> tuple[int, ...]:
         number = rank.row.rank if is_known(rank.row.rank) else 1 << 30
-        low = 0 if _cpu(rank) < LOW_CPU_RATIO * middle else 1
-        ink = card_ink(rank.card) if is_known(rank.card) else Ink.PLAIN
-        held = {Ink.BAD: 0, Ink.WARN: 1}.get(ink, 2)
-        return (_state_class(rank), -_wait_class(rank), held, low, number, rank.row.pid)
+        return (*_trouble(rank, middle), number, rank.row.pid)
 
     return sorted(joined, key=key)
+
+
+def _middle_cpu(ranks: Sequence[RankView]) -> float:
+    return median(map(_cpu, ranks)) if ranks else 0.0
+
+
+def _trouble(rank: RankView, middle_cpu: float) -> tuple[int, int, int, int]:
+    """Return what puts a rank before others, the worst first; ``_NORMAL`` for none."""
+    low = 0 if _cpu(rank) < LOW_CPU_RATIO * middle_cpu else 1
+    ink = card_ink(rank.card) if is_known(rank.card) else Ink.PLAIN
+    held = {Ink.BAD: 0, Ink.WARN: 1}.get(ink, 2)
+    return (_state_class(rank), -_wait_class(rank), held, low)
+
+
+_NORMAL = (2, 0, 2, 1)
+
+
+def list_normal(ranks: Sequence[RankView]) -> list[RankView]:
+    """Return the ranks of which nothing stands out, also not how long their own part of a step takes."""
+    middle, own_ms = _middle_cpu(ranks), _usual_own_ms(ranks)
+    return [
+        rank
+        for rank in ranks
+        if _trouble(rank, middle) == _NORMAL and known_or(rank.row.step_own_ms, 0.0) < LATE_RATIO * own_ms
+    ]
+
+
+def _usual_own_ms(ranks: Sequence[RankView]) -> float:
+    known = [rank.row.step_own_ms for rank in ranks if is_known(rank.row.step_own_ms)]
+    return median(known) if len(known) > 1 else math.inf
+
+
+def say_range(values: Sequence[float], unit: str) -> str:
+    """Write the least and the greatest value: "97 to 100 %"; "" without any."""
+    if not values:
+        return ""
+    low, high = format_pct(min(values)), format_pct(max(values))
+    return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
 
 
 def _cpu(rank: RankView) -> float:
@@ -176,6 +214,13 @@ def _own(rank: RankView, typical_ms: float) -> Cell:
     return _mark(show(own, format_ms), is_known(own) and own >= LATE_RATIO * typical_ms)
 
 
+def _gpu_column(cards: Sequence[GpuSample], ranks: Sequence[RankView], keep: int) -> Column[RankView]:
+    """Make the column that names the card of each rank, or all where it is on several."""
+    several = {rank.row.pid: name_several(rank.row.pid, cards) for rank in ranks}
+    wide = min(15, max([3, *map(len, several.values())]))
+    return Column("GPU", wide, keep, lambda r: several.get(r.row.pid) or show(r.row.gpu, str))
+
+
 def list_rank_columns(frame: Frame, ranks: Sequence[RankView], width: int) -> list[Column[RankView]]:
     """Return the columns of the table of ranks."""
 
@@ -186,17 +231,14 @@ def list_rank_columns(frame: Frame, ranks: Sequence[RankView], width: int) -> li
     letters = width < 72
     steps = has_steps(ranks)
     where = 15 if letters else 26 if width < 110 else 30 if steps else 33
-    known = [rank.row.step_own_ms for rank in ranks if is_known(rank.row.step_own_ms)]
-    own = partial(_own, typical_ms=median(known) if len(known) > 1 else math.inf)
+    own = partial(_own, typical_ms=_usual_own_ms(ranks))
     columns: list[Column[RankView]] = [
         Column("rank", 4, 0, lambda r: show(r.row.rank, str)),
         Column("PID", 7, 6, lambda r: str(r.row.pid)),
     ]
     if is_known(frame.gpus) and frame.gpus:
-        several = {rank.row.pid: name_several(rank.row.pid, frame.gpus) for rank in ranks}
-        wide = min(15, max([3, *map(len, several.values())]))
         columns += [
-            Column("GPU", wide, 8, lambda r: several.get(r.row.pid) or show(r.row.gpu, str)),
+            _gpu_column(frame.gpus, ranks, 8),
             Column("SM %", 4, 3, lambda r: show(_of(r.card, "sm_pct"), format_pct)),
             Column(
                 "W/limit",
@@ -236,6 +278,83 @@ def list_rank_columns(frame: Frame, ranks: Sequence[RankView], width: int) -> li
         )
     columns += [Column("where", where, 1, lambda r: show(r.row.where, str), right=False, grows=True)]
     return columns
+
+
+BAR_CELLS = 24
+_SHORT_BAR = 12
+
+
+def list_short_columns(frame: Frame, ranks: Sequence[RankView], width: int) -> list[Column[RankView]]:
+    """Return the columns that tell what each rank does and how fast it is; the table in full has all."""
+
+    def unchanged(rank: RankView) -> Cell:
+        return _mark(show(rank.row.where_unchanged_s, format_seconds), _wait_class(rank) > 0)
+
+    odd = any(not is_known(one.process) or state_ink(one.process) is not Ink.PLAIN for one in ranks)
+    columns: list[Column[RankView]] = [
+        Column("rank", 4, 0, lambda r: show(r.row.rank, str)),
+        Column("PID", 7, 5, lambda r: str(r.row.pid)),
+    ]
+    if is_known(frame.gpus) and frame.gpus:
+        columns.append(_gpu_column(frame.gpus, ranks, 6))
+    columns += [
+        fit_column(
+            "now in", 1, lambda r: show(r.row.where, str), ranks, right=False, most=20 if width < 72 else 44
+        ),
+        Column("for", 6, 4, unchanged),
+        *([_state_column(lambda r: r.process, 3, short=width < 100)] if odd else []),
+        Column("CPU %", 5, 2, lambda r: show(_of(r.process, "cpu_pct"), format_pct)),
+    ]
+    logged = list_logged(frame)
+    hooked = has_steps(ranks)
+    if hooked or any(rank.row.pid in logged for rank in ranks):
+
+        def rate(rank: RankView) -> str:
+            pace = rank.pace
+            return format_step_rate(pace.rate_hz) if is_known(pace) else logged.get(rank.row.pid, "?")
+
+        columns.append(Column("steps/s", 7, 3, rate))
+    if hooked:
+        cells = BAR_CELLS if width >= 100 else _SHORT_BAR
+
+        def split(rank: RankView) -> str:
+            return split_bar(rank.pace, cells) if is_known(rank.pace) else ""
+
+        columns.append(Column("own", 8, 8, partial(_own, typical_ms=_usual_own_ms(ranks))))
+        columns.append(Column("step", cells, 9, split, right=False))
+    return columns
+
+
+def list_logged(frame: Frame) -> dict[int, str]:
+    """Write the pace that the log of each process tells, where it has one of its own."""
+    paces = {log.pid: log.pace for log in frame.output if is_known(log.pace)}
+    return {pid: format_step_rate(pace.rate_hz) for pid, pace in paces.items() if not pace.is_old}
+
+
+FILLS = {
+    LoopPhase.DATA: "█",
+    LoopPhase.FORWARD: "▓",
+    LoopPhase.BACKWARD: "▒",
+    LoopPhase.OPTIMIZER: "░",
+    LoopPhase.OTHER: RULE,
+}
+"""The sign of each phase of a step in a bar and in the texts beside it."""
+LEAST_BAR = 8
+
+
+def split_bar(pace: StepPace, width: int) -> str:
+    """Draw the shares of a step as one bar of exactly ``width`` cells; "" where they are unknown."""
+    if width < LEAST_BAR:
+        return ""
+    bar, total, drawn = "", 0.0, 0
+    for phase, share in list_shares(pace):
+        if not is_known(share):
+            return ""
+        total += share
+        end = min(width, round(width * total / 100))
+        bar += FILLS[phase] * (end - drawn)
+        drawn = max(drawn, end)
+    return bar.ljust(width, FILLS[LoopPhase.OTHER])
 
 
 def name_ranks(frame: Frame) -> str:

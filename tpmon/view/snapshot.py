@@ -56,7 +56,7 @@ def say_free(pieces: results.Pieces) -> str:
         f"{format_bytes(pieces.free_bytes)} in {count_of(pieces.free_blocks, 'block')}, the largest "
         f"{format_bytes(pieces.largest_free_bytes)}: {cut_up:.0f} % of it is out of reach for one request; "
         f"{format_bytes(pieces.stuck_bytes)} are stuck beside blocks in use, "
-        f"{format_bytes(pieces.releasable_bytes)} in empty segments that empty_cache() gives back"
+        f"{format_bytes(pieces.releasable_bytes)} the allocator gives back by itself before a request fails"
         + (f"; {kept}" if pieces.private_bytes else "")
     )
 
@@ -112,6 +112,7 @@ def list_overview(file: results.SnapshotFile, *, alone: bool = True) -> list[Blo
     for device in file.devices:
         failed = device.out_of_memory[-_MOST_FAILED:]
         blocks += [Paragraph("oom", say_oom(one), Ink.WARN) for one in reversed(failed)]
+        blocks += _list_verdict(device)
         blocks.append(Paragraph(f"gpu {device.device}", say_pieces(device.pieces), Ink.STRONG))
         blocks.append(Paragraph("free", say_free(device.pieces)))
         peak = device.peak
@@ -121,11 +122,46 @@ def list_overview(file: results.SnapshotFile, *, alone: bool = True) -> list[Blo
             more = "; tab 2 has the others" if len(device.live) > len(most) else ""
             title = f"the most on GPU {device.device} by stack{more}"
             blocks.append(_stacks_sheet(title, most, device.pieces.allocated_bytes, "live"))
+        if device.categories:
+            blocks.append(_categories_sheet(device))
         blocks.append(_pieces_sheet(device))
     about: list[Block] = [_name_file_of(file)]
     if say_lost(file.lost):
         about.append(Paragraph("lost", say_lost(file.lost), Ink.WARN))
     return [*(blocks or [Paragraph(NA, NOTHING_HELD)]), *about]
+
+
+def _list_verdict(device: results.DeviceSnapshot) -> list[Block]:
+    verdict = device.verdict
+    said = Paragraph("verdict", f"{verdict.cause.upper()}: {verdict.summary}", Ink.STRONG)
+    tried = verdict.try_this
+    return [
+        said,
+        Paragraph("try", tried) if is_known(tried) else Paragraph(NA, f"nothing to try: {tried.reason}"),
+    ]
+
+
+def _categories_sheet(device: results.DeviceSnapshot) -> Sheet[results.CategoryBytes]:
+    whole = sum(row.live_bytes for row in device.categories)
+    most = sum(known_or(row.peak_bytes, 0) for row in device.categories)
+
+    def share(row: results.CategoryBytes) -> str:
+        return pct(100 * row.peak_bytes / max(most, 1)) if is_known(row.peak_bytes) else NA
+
+    return Sheet(
+        f"what GPU {device.device} holds, by the frames that allocated it",
+        (
+            Column("", 22, 0, lambda row: row.name, right=False),
+            Column("at the end", 10, 1, lambda row: format_bytes(row.live_bytes)),
+            Column("share", 7, 3, lambda row: pct(100 * row.live_bytes / max(whole, 1))),
+            Column("at the peak", 11, 2, lambda row: size(row.peak_bytes)),
+            Column("share", 7, 4, share),
+        ),
+        device.categories,
+        lambda row: (
+            f"{row.name}: {format_bytes(row.live_bytes)} at the end, {size(row.peak_bytes)} at the peak"
+        ),
+    )
 
 
 def _name_file_of(file: results.SnapshotFile) -> Paragraph:
@@ -248,10 +284,15 @@ def _stacks_sheet(
 
 
 def _list_callers(row: results.StackBytes) -> list[str]:
-    """Write the stack of a row from the innermost line to the one that names it, at least three."""
+    """Write the stack of a row from the innermost line to the one that names it, at least three.
+
+    Where a line names it, those of C and C++ that stand between are left out.
+    """
     frames = [frame for frame in row.frames if not frame.startswith("??")]
-    known = frames.index(row.line) if is_known(row.line) and row.line in frames else 0
-    return _write_frames(frames[: max(_CALLERS, known + 1)])
+    if is_known(row.line) and row.line in frames:
+        frames = [frame for frame in frames if ".py:" in frame or frame == row.line]
+        return _write_frames(frames[: max(_CALLERS, frames.index(row.line) + 1)])
+    return _write_frames(frames[:_CALLERS])
 
 
 def _say_bytes(row: results.StackBytes) -> str:

@@ -11,13 +11,14 @@ from itertools import takewhile
 from typing import Any
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, Known, NotApplicable, is_known, known_or, map_known
+from tpmon.model.known import Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.results import trace as results
 from tpmon.model.results import trace_tables
-from tpmon.model.units import clean_text, format_bytes
+from tpmon.model.units import clean_text, count_of, format_bytes, say_ranks
 from tpmon.view.layout import LEVELS, NA, Figures, TableFigure, ms_of_us, number, pct, said, size, thousands
 
 CAUSES = {
+    "queued": "already queued",
     "data": "data",
     "sync_explicit": "explicit sync",
     "sync_implicit": "implicit sync",
@@ -29,6 +30,9 @@ CAUSES = {
     "compute": "compute",
     "compile": "torch.compile",
     "idle": "idle, cause unknown",
+    "host": "computing on the host",
+    "graph": "inside of CUDA graphs",
+    "start-up": "start-up",
     "other": "other",
 }
 """What an idle device or a host waits for; a verdict divides its window among them."""
@@ -116,11 +120,32 @@ def shorten_kernel(name: str) -> str:
     return short or name
 
 
-def name_verdict(verdict: results.TraceVerdict) -> str:
+def name_verdict(verdict: results.TraceVerdict | results.JobVerdict) -> str:
     """Name a verdict with its cause and how sure it is."""
-    cause = verdict.cause
-    named = "" if isinstance(cause, NotApplicable) or not is_known(cause) else f" ({cause})"
-    return f"{verdict.kind.value.upper()}{named}, confidence {verdict.confidence}"
+    named = name_kind(verdict.kind.value.upper(), verdict.cause)
+    return f"{named}, confidence {verdict.confidence}"
+
+
+def name_kind(kind: str, cause: Applicable[str]) -> str:
+    """Name a kind with its cause, where it has one."""
+    return f"{kind} ({cause})" if is_known(cause) else kind
+
+
+def say_wait(wait: results.GroupWait) -> str:
+    """Write who waits for whom in a group."""
+    group = f"group {clean_text(wait.group, 40)}, " if wait.group else ""
+    late = f"{say_ranks(wait.ranks)} for rank {wait.late}, {wait.mean_ms:.1f} ms of a step"
+    return f"{group}{say_ranks(wait.members)}: {late}"
+
+
+def say_rate(rate: results.BusRate) -> str:
+    """Write what a collective moves and how fast: "all_reduce 1.5M a call in 86 us"."""
+    size = f" {format_bytes(rate.bytes)} a call" if is_known(rate.bytes) else ""
+    moved = f"{rate.name}{size} in {rate.call_us:,.0f} us, {rate.step_ms:.2f} ms of a step"
+    if not is_known(rate.gb_s) or not is_known(rate.low_gb_s) or not is_known(rate.high_gb_s):
+        return f"{moved}, bandwidth {NA}: {rate.gb_s.reason if isinstance(rate.gb_s, Missing) else ''}"
+    spread = f"{rate.low_gb_s:.2f} to {rate.high_gb_s:.2f} in {count_of(rate.calls, 'call')}"
+    return f"{moved}, {rate.gb_s:.2f} GB/s ({spread})"
 
 
 def name_rank(file: results.TraceFile) -> str:
@@ -203,6 +228,8 @@ CARDS: Figures[results.CardUse] = (
     TableFigure("recomputed", lambda row: row.occupancy_pct, pct, 4, 10),
     TableFigure("tensor cores", lambda row: row.tensor_core_pct, pct, 6, 12),
     TableFigure("unknown", lambda row: row.tensor_core_unknown_pct, pct, 8, 7),
+    TableFigure("queue empty", lambda row: row.queue_empty_pct, pct, 10, 11),
+    TableFigure("launch delay us", lambda row: row.launch_delay_us, number, 11, 15),
     TableFigure("count", lambda row: row.kernels, thousands, 9, 9),
     TableFigure("name", lambda row: row.name, said, 7, 20, left=True, grows=True),
 )
@@ -347,21 +374,13 @@ def list_rank_figures(
     ms = partial(number, digits=digits)
     return (
         TableFigure("rank", lambda row: names[row.path], left=is_named),
-        TableFigure("step", lambda row: row.step_ms, ms, 1, sorts=True),
-        TableFigure("compute", lambda row: row.compute_ms, ms, 3),
-        TableFigure("comms", lambda row: row.comm_ms, ms, 4),
-        TableFigure("of it hidden", lambda row: row.overlap_ms, ms, 5),
-        TableFigure("neither", lambda row: row.other_ms, ms, 7),
-        TableFigure("all waits", lambda row: row.wait_ms, ms, 2, sorts=True),
-        TableFigure("all moves", lambda row: row.transfer_ms, ms, 6),
-        TableFigure(
-            "file",
-            lambda row: clean_text(os.path.basename(row.path)),
-            keep=8,
-            width=12,
-            left=True,
-            grows=True,
-        ),
+        TableFigure("verdict", lambda row: name_kind(row.kind.value, row.cause), keep=1, left=True),
+        TableFigure("step ms", lambda row: row.step_ms, ms, 2, sorts=True),
+        TableFigure("compute", lambda row: row.compute_pct, pct, 5),
+        TableFigure("comms", lambda row: row.comms_pct, pct, 4),
+        TableFigure("idle", lambda row: row.idle_pct, pct, 6),
+        TableFigure("waits for", lambda row: known_or(row.waits_for, "-"), keep=3),
+        TableFigure("all waits ms", lambda row: row.wait_ms, ms, 7, sorts=True),
     )
 
 

@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, zip_longest
 
-from tpmon.model.known import Applicable, Missing, is_known, known_or
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
 from tpmon.model.results import trace as results
 from tpmon.model.results.trace_tables import FrameRow, MemoryCurve, OperatorGroupRow, PatternRow, ProductRow
 from tpmon.model.units import clean_text, format_bytes
@@ -32,6 +32,8 @@ from tpmon.view.layout import (
     size,
     thousands,
 )
+from tpmon.view.trace_job import say_line
+from tpmon.view.trace_work import list_work, sum_up_work
 
 _BAR = 20
 
@@ -62,10 +64,12 @@ def list_overview(file: results.TraceFile) -> list[Block]:
         Paragraph("trace", trace.say_file(file)),
         *_say_lost(file.lost),
     ]
-    steps = f"none marked; the whole trace is {overview.step_ms:,.3f} ms"
-    if overview.steps:
+    steps = f"none marked; the whole trace is {overview.step_ms + overview.left_out_us / 1000:,.3f} ms"
+    if overview.steps or overview.repeats:
+        count = f"{overview.repeats} repeats stand in for them" if overview.repeats else f"{overview.steps}"
+        over = f" over the last {overview.judged_steps}" if overview.judged_steps < overview.steps else ""
         steps = (
-            f"{overview.steps}, mean {overview.step_ms:,.3f} ms, p50 {overview.step_p50_ms:,.3f}, "
+            f"{count}, mean {overview.step_ms:,.3f} ms{over}, p50 {overview.step_p50_ms:,.3f}, "
             f"p95 {overview.step_p95_ms:,.3f}; marks of the host alone {overview.host_step_ms:,.3f} ms"
         )
     blocks.append(Paragraph("steps", steps))
@@ -88,14 +92,21 @@ def list_overview(file: results.TraceFile) -> list[Block]:
             table="gpus",
         )
         blocks.append(cards)
-    if overview.steps:
-        blocks.append(_steps_sheet(overview.step_table, overview.steps))
+    if overview.steps or overview.repeats:
+        blocks.append(_steps_sheet(overview.step_table, overview.steps or overview.repeats))
     return blocks
 
 
 def _say_verdict(verdict: results.TraceVerdict) -> list[Block]:
     said_of = [Paragraph("verdict", f"{trace.name_verdict(verdict)}: {verdict.summary}", Ink.STRONG)]
-    said_of += [Paragraph("try", advice) for advice in verdict.advice]
+    if is_known(verdict.weight):
+        said_of.append(Paragraph("note", verdict.weight, Ink.WARN))
+    for text, cost in zip_longest(verdict.advice, verdict.advice_pct, fillvalue=NOT_APPLICABLE):
+        costs = f" ({pct(cost)} of the window)" if is_known(cost) else ""
+        said_of.append(Paragraph("try", f"{text}{costs}"))
+    if is_known(verdict.ceiling):
+        said_of.append(Paragraph("ceiling", verdict.ceiling))
+    said_of += map(say_line, verdict.lines)
     shares = ", ".join(f"{one.name} {one.pct:.1f} %" for one in verdict.shares)
     return [*said_of, *([Paragraph("shares", shares)] if shares else [])]
 
@@ -113,6 +124,8 @@ def _say_lost(lost: results.Lost) -> list[Block]:
         what = [f"{lost.events:,} events"] if lost.events else []
         what += [format_bytes(lost.bytes)] if lost.bytes else []
         parts.append(f"{', '.join(what)} could not be read")
+    if lost.apart:
+        parts.append(f"{lost.apart:,} of them begin and end apart (ph B and E): another tracer wrote them")
     if lost.values:
         parts.append(f"{lost.values:,} events without some of their values")
     if lost.broken_off:
@@ -263,7 +276,6 @@ def list_kernel_tables(file: results.TraceFile) -> list[Block]:
     return blocks
 
 
-_LONG_STEP_MS = 1000.0
 """For longer steps ranks have tenths of a millisecond, so that every column fits 80 cells."""
 
 
@@ -281,6 +293,12 @@ def list_operators(file: results.TraceFile) -> list[Block]:
     return [sheet, *list_operator_tables(file)]
 
 
+def list_device(file: results.TraceFile) -> list[Block]:
+    """List what the steps are made of, then kernels and copies."""
+    work, kernels = list_work(file), list_kernels(file)
+    return [*work, *kernels] if file.step_work.categories else [*kernels, *work]
+
+
 def list_kernels(file: results.TraceFile) -> list[Block]:
     """List kernels and copies, the longest first."""
     blocks: list[Block] = []
@@ -296,17 +314,6 @@ def list_kernels(file: results.TraceFile) -> list[Block]:
     return [*blocks, *list_kernel_tables(file)]
 
 
-def list_ranks(table: Applicable[results.RankTable]) -> list[Block]:
-    """List the ranks side by side."""
-    if not is_known(table):
-        return [Paragraph(NA, "one trace alone: tpmon trace FOLDER puts the ranks beside each other")]
-    blocks: list[Block] = [Paragraph("ranks", table.summary, Ink.STRONG)]
-    if table.missing:
-        named = ", ".join(map(str, table.missing[:20])) + (" ..." if len(table.missing) > 20 else "")
-        blocks.append(Paragraph("missing", f"no trace of rank {named}", Ink.WARN))
-    return [*blocks, _ranks_sheet(table.ranks)]
-
-
 def list_communication(file: results.TraceFile) -> list[Block]:
     """List the communication of one trace."""
     comms = file.communication
@@ -317,18 +324,6 @@ def list_communication(file: results.TraceFile) -> list[Block]:
     hidden = 100 * comms.overlap_us / comms.comm_us if comms.comm_us else 0.0
     told = f"{whose}: {ms_of_us(comms.comm_us)} ms, {hidden:.1f} % of it hidden by computation"
     return [Paragraph("comms", f"{told}, {ms_of_us(comms.exposed_us)} ms exposed"), sheet]
-
-
-def _ranks_sheet(ranks: tuple[results.TraceRankRow, ...]) -> Sheet[results.TraceRankRow]:
-    longest = max((row.step_ms for row in ranks), default=0.0)
-    return lay_sheet(
-        "ranks, ms of the mean step; all waits, all moves: of all matched collectives",
-        trace.list_rank_figures(ranks, 3 if longest < _LONG_STEP_MS else 1),
-        ranks,
-        lambda row: f"rank {said(row.rank)}: step {row.step_ms:,.3f} ms, {clean_text(row.path)}",
-        findable=False,
-        table="ranks",
-    )
 
 
 _MOST_CURVES = 16
@@ -360,6 +355,10 @@ def list_memory(file: results.TraceFile) -> list[Block]:
     return blocks
 
 
+_LEAST_DRAWN = 64 << 10
+"""Of fewer bytes no chart is drawn: the line beside it says all of them."""
+
+
 def list_curves(file: results.TraceFile) -> list[Block]:
     """Draw the memory of each device over time."""
     curves = file.memory.curves
@@ -370,9 +369,9 @@ def list_curves(file: results.TraceFile) -> list[Block]:
     times = f"{span.begin_ms:,.3f} to {span.end_ms:,.3f} ms"
     blocks: list[Block] = [Paragraph("curves", f"{times}: {trace.LEGEND}")]
     for curve in curves[:_MOST_CURVES]:
-        draw = partial(_paint_curve, curve, span, steps)
-        name = trace.name_place(curve.kind, curve.device)
-        blocks.append(Paragraph(name, trace.describe_curve(curve), draw=draw))
+        said = Paragraph(trace.name_place(curve.kind, curve.device), trace.describe_curve(curve))
+        drawn = trace.top_of(curve) >= _LEAST_DRAWN
+        blocks.append(replace(said, draw=partial(_paint_curve, curve, span, steps)) if drawn else said)
     if len(curves) > _MOST_CURVES:
         blocks.append(Paragraph("more", f"{len(curves) - _MOST_CURVES} more devices: --csv curve has them"))
     return blocks
@@ -396,8 +395,9 @@ _SHOWN_US = 0.5
 _TITLES = {
     "phase": "of a step, exclusive",
     "idle": "idle by cause, of a step",
-    "operator": "operators, host self of a step",
-    "kernel": "kernels of a step",
+    "device-operator": "operators by device time, self of a step, start-up included",
+    "operator": "operators, host self of a step, start-up included",
+    "kernel": "kernels of a step, start-up included",
 }
 
 
@@ -436,7 +436,7 @@ def list_changes(comparison: results.TraceComparison) -> list[Block]:
 
 
 def _changes_sheet(part: str, title: str, rows: tuple[results.Change, ...]) -> Sheet[results.Change]:
-    findable = part in ("operator", "kernel")
+    findable = part in ("device-operator", "operator", "kernel")
 
     def shorten(row: results.Change) -> str:
         return trace.shorten_kernel(row.name)
@@ -447,7 +447,14 @@ def _changes_sheet(part: str, title: str, rows: tuple[results.Change, ...]) -> S
             Column("before ms", 11, 3, lambda row: ms_of_us(row.before_us)),
             Column("after ms", 11, 2, lambda row: ms_of_us(row.after_us)),
             Column("change ms", 11, 1, _paint_change),
-            Column(part, 16, 0, shorten if part == "kernel" else trace.name_change, right=False, grows=True),
+            Column(
+                part.removeprefix("device-"),
+                16,
+                0,
+                shorten if part == "kernel" else trace.name_change,
+                right=False,
+                grows=True,
+            ),
         ),
         rows,
         _say_change,
@@ -480,6 +487,8 @@ def _say_change(row: results.Change) -> str:
 
 _WITHOUT = {
     "patterns": "none seen",
+    "work": "no device work in the trace",
+    "phases": "neither a backward pass nor a step of an optimizer is in the trace",
     "products": "none recorded",
     "rates": "no shapes (record_shapes=True)",
     "modules": "none recorded (with_stack=True and modules called)",
@@ -505,13 +514,21 @@ def list_table(file: results.TraceFile, table: str) -> list[Block]:
         rows = file.shapes if table == "shapes" else file.lines
         blocks = list_groups(rows, trace.Grouping(table)) if is_known(rows) and rows else []
     else:
-        found = [*list_operator_tables(file), *list_kernel_tables(file), *list_memory(file)]
+        found = [*list_work(file), *list_operator_tables(file), *list_kernel_tables(file), *list_memory(file)]
         blocks = [block for block in found if isinstance(block, Sheet) and block.table == table]
     return blocks or [Paragraph(table, _WITHOUT[table])]
 
 
 def list_trace(file: results.TraceFile) -> list[Block]:
     """Return the text report of one trace, its file first."""
-    listed = (list_overview, list_gaps, list_operators, list_kernels, list_memory, list_communication)
+    listed = (
+        list_overview,
+        sum_up_work,
+        list_gaps,
+        list_operators,
+        list_kernels,
+        list_memory,
+        list_communication,
+    )
     first = Paragraph("trace", trace.say_file(file))
     return [first, *(block for blocks in listed for block in blocks(file) if block != first)]

@@ -66,7 +66,6 @@ def test_the_list_names_writers_jobs_and_what_cannot_be_read():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("record",), "which job? PID is missing"),
         (("record", "--stop", ""), "--stop takes a PID or a file"),
         (("record", "--stop", "999999"), "is written by 999999"),
         (("record", "--stop", "nowhere.tpmon"), "nowhere.tpmon: No such file"),
@@ -90,7 +89,7 @@ def test_what_cannot_be_is_refused_in_one_line(arguments, words, tmp_path):
 
 @pytest.mark.parametrize("command", ["record", "replay"])
 def test_a_python_without_sqlite_is_no_bug(command, monkeypatch, capfd):
-    monkeypatch.setattr("tpmon.commands.recordings.find_spec", lambda _name: None)
+    monkeypatch.setattr("tpmon.record.find_spec", lambda _name: None)
     assert cli.main([command, "1"]) == ExitCode.USAGE
     assert capfd.readouterr().err.startswith("tpmon: this Python was built without SQLite")
 

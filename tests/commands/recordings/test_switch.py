@@ -49,7 +49,6 @@ class Session:
         (("1", "--once", "--record"), "--once and --record exclude each other", "leave one of the two out"),
         (("1", "--check", "--record"), "--check and --record exclude each other", "leave one of the two out"),
         (("--record", "4242"), "which job? PID is missing", "the PID before --record"),
-        (("--record",), "which job? PID is missing", "tpmon ps lists"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(words, said, way_out):

@@ -50,7 +50,7 @@ def blank(size: int = wire.TELEMETRY_BYTES) -> memoryview:
 
 def written_page(records: int) -> memoryview:
     page = blank()
-    page[:108] = wire.pack_header(wire.Header(7))
+    page[:132] = wire.pack_header(wire.Header(7))
     for number in range(max(records - wire.RING_RECORDS, 0), records):
         wire.RECORD.pack_into(page, wire.record_offset(number), number, *range(22), number)
     page[wire.LIVE_OFFSET : wire.LIVE_OFFSET + 8] = records.to_bytes(8, "little")
@@ -59,7 +59,7 @@ def written_page(records: int) -> memoryview:
 
 def test_a_header_comes_back_as_it_was_and_texts_that_are_too_long_are_cut_and_never_spill():
     page = blank()
-    words = [70_001, 1, 123_456_789_012, 5, 3, 8, 2, "0.1.0", "2.13.0+cpu", "3.11.7"]
+    words = [70_001, 1, 123_456_789_012, 5, 3, 8, 2, "0.1.0", "2.13.0+cpu", "3.11.7", 9, "0.2.0"]
     packed = wire.pack_header(wire.Header(*words))
     page[: len(packed)] = packed
     header = wire.parse_header(page)
@@ -106,7 +106,7 @@ def test_another_layout_is_named_and_not_read_and_a_page_whose_magic_is_not_writ
         wire.parse_header(page)
 
 
-@pytest.mark.parametrize("size", [0, 1, 107, 108, 4096, wire.TELEMETRY_BYTES - 1])
+@pytest.mark.parametrize("size", [0, 1, 131, 132, 4096, wire.TELEMETRY_BYTES - 1])
 def test_a_page_that_is_too_short_is_none(size):
     with pytest.raises(wire.NotABusError):
         wire.parse_header(written_page(1)[:size])

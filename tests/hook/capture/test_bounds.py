@@ -465,3 +465,49 @@ def test_the_mark_of_a_step_that_did_not_end_is_renamed_in_its_place(tmp_path):
     path.write_text('[{"name": "ProfilerStep#10"}, {"name": "ProfilerStep#1"}, {"name": "ProfilerStep#1"}]')
     rename_cut(str(path), 1)
     assert path.read_text() == ('[{"name": "ProfilerStep#10"}, {"name": "StepCutShort#1"}, {"name": "StepCutShort#1"}]')
+
+
+@pytest.fixture
+def counted(captured, monkeypatch):
+    """Have each step begin two collectives, of which there were 100 before the hook came."""
+    steps = captured.loop.steps
+    monkeypatch.setattr(capture, "count_collectives", lambda: 100 + 2 * steps.steps)
+    return captured
+
+
+def told_steps(captured: Captured) -> tuple[int, int, int]:
+    told = w.parse_progress(captured.loop.steps.pages.page)
+    return told.state, told.first_step, told.steps_done
+
+
+def test_a_window_by_collectives_begins_at_their_count_and_numbers_its_steps_as_asked(counted):
+    start = 100 + 2 * counted.loop.steps.steps + 5
+    counted.ask(clock=w.CLOCK_COLLECTIVES, start=start, subject=70)
+    counted.loop.train(2)
+    assert told_steps(counted) == (w.STATE_ARMED, 0, 0)
+    counted.loop.train(1)
+    assert told_steps(counted) == (w.STATE_RECORDING, 70, 0)
+    counted.loop.train(2)
+    assert told_steps(counted) == (w.STATE_RECORDING, 70, 2)
+    counted.loop.train(1)
+    assert told_steps(counted) == (w.STATE_VERIFIED, 70, 3)
+    counted.record()
+    assert told_steps(counted)[1] == counted.loop.steps.steps, "the next window counts its own steps again"
+
+
+@pytest.mark.parametrize(
+    ("words", "state"),
+    [
+        ({"start": 1}, w.STATE_MISSED),  # how long ago that was is not known
+        ({"start": 1 << 40, "expires_ns": 1}, w.STATE_EXPIRED),
+        ({"start": 0}, w.STATE_NONE),
+        ({"start": 1 << 40, "subject": 1 << 63}, w.STATE_NONE),
+        ({"start": 1 << 40, "clock": 2}, w.STATE_NONE),
+    ],
+)
+def test_a_window_by_collectives_that_is_past_or_never_comes_records_nothing(counted, words, state):
+    counted.ask(**{"clock": w.CLOCK_COLLECTIVES, "subject": 70, **words})
+    counted.loop.train(3)
+    assert counted.told()[0] == state
+    assert counted.recorder.calls == []
+    counted.record()

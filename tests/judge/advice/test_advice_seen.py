@@ -13,15 +13,16 @@ from tests.paces import make_hook, with_hooks
 from tests.stacks import IN_LOCK, LIB, MAIN, PEER, PIPE, TRAIN
 from tests.view.test_hook import MIB, make_settings
 from tests.waits import wait_of
-from tpmon.judge.advice.choose import EXPLANATIONS, choose
-from tpmon.judge.advice.context import DEEP_PREFETCH, observe, observe_done
+from tpmon.judge.advice.choose import REMEDIES, choose
+from tpmon.judge.advice.context import observe
 from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
-from tpmon.judge.features.hook_needs import observe_settings
+from tpmon.judge.features.hook_needs import DEEP_PREFETCH, observe_settings
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.hang.threads import need_of_wait
-from tpmon.judge.stacks.profile import Phase, RankPhases
+from tpmon.judge.stacks.phases import Phase
+from tpmon.judge.stacks.profile import RankPhases
 from tpmon.model.dump import DeadChild, OtherEnd, WaitKind, WaitTarget
 from tpmon.model.frame import Frame
 from tpmon.model.hook import AllocatorFigures, CompileCounts, DdpSettings, FsdpSettings, LoaderSettings
@@ -142,7 +143,7 @@ def test_what_is_always_known_is_no_if_and_bf16_is_no_advice_for_a_cpu():
     assert not any("stopped" in one.text for one in slow)
     full = choose(Kind.COMPUTE_BOUND, "gpu", frozenset((Need.GPU_PRESENT,)), RunFacts())
     assert "fp16-amp" not in {one.remedy.id for one in full}, "the name of the card says what it can"
-    assert "bf16" not in EXPLANATIONS[Kind.COMPUTE_BOUND, "cpu"].remedies
+    assert "bf16" not in REMEDIES[Kind.COMPUTE_BOUND, "cpu"]
 
 
 def test_to_validate_less_often_needs_a_validation_that_takes_a_share_of_the_time():
@@ -170,6 +171,13 @@ DDP = DdpSettings(25 * MIB, 2, find_unused=False, static_graph=False)
 FSDP1 = FsdpSettings(1, 13, "off", "BACKWARD_PRE", limit_all_gathers=True)
 UNLIMITED = replace(FSDP1, limit_all_gathers=False)
 FSDP2 = FsdpSettings(2, 13, "12 of 13 units", "torch's order", NOT_APPLICABLE)
+
+
+DONE = {
+    *(Need.NOTHING_COMPILED, Need.MODEL_COMPILED, Need.FEW_BREAKS, Need.BENCHMARK_ON, Need.DETERMINISTIC_ON),
+    *(Need.NO_RETRIES, Need.LARGE_BUCKETS, Need.PREFETCH_DEEP),
+}
+"""What says only that a remedy is done already."""
 
 
 def told(*ranks: dict[str, Any], **fields: Any) -> Frame:
@@ -209,21 +217,18 @@ def told(*ranks: dict[str, Any], **fields: Any) -> Frame:
 )
 def test_settings_prove_what_they_say(fields, needs):
     scene = scene_of(told(**fields))
-    assert observe_settings(scene) == needs
+    assert observe_settings(scene) - DONE == needs
     assert needs <= observe(scene, SUSPECT)
 
 
-@pytest.mark.parametrize(
-    ("observed_by", "key", "need"),
-    [(observe_settings, "matmul_tf32", Need.TF32_ALLOWED), (observe_done, "cudnn_benchmark", Need.BENCHMARK_ON)],
-)
-def test_what_speaks_against_a_remedy_holds_only_where_every_rank_says_so_after_its_first_steps(observed_by, key, need):
+@pytest.mark.parametrize(("key", "need"), [("matmul_tf32", Need.TF32_ALLOWED), ("cudnn_benchmark", Need.BENCHMARK_ON)])
+def test_what_speaks_against_a_remedy_holds_only_where_every_rank_says_so_after_its_first_steps(key, need):
     on, off = {key: True}, {key: False}
-    assert observed_by(scene_of(told(on))) == observed_by(scene_of(told(on, on))) == {need}
-    assert observed_by(scene_of(told(on, off))) == set()
+    assert observe_settings(scene_of(told(on))) == observe_settings(scene_of(told(on, on))) == {need}
+    assert observe_settings(scene_of(told(on, off))) == set()
     hook = make_hook(settings=make_settings(**(NOTHING | on | {"compiled": CompileCounts(9, 9, 5, 4, 1)})))
     young = with_hooks(make_frame(), replace(hook, counts=replace(hook.counts, steps=3)))
-    assert observed_by(scene_of(young)) == observed_by(scene_of(make_frame())) == set()
+    assert observe_settings(scene_of(young)) == observe_settings(scene_of(make_frame())) == set()
 
 
 def texts_of(kind: Kind, cause: str, seen: set[Need], **fields: Any) -> dict[str, str]:
@@ -267,7 +272,7 @@ def test_the_limit_of_gathers_is_advised_only_to_who_has_it_otherwise():
 
 def test_counters_that_rise_while_it_trains_are_seen():
     def changed(before: Frame, after: Frame) -> frozenset[Need]:
-        return observe_settings(see([*hold(before, 12)[:-1], after]))
+        return observe_settings(see([*hold(before, 12)[:-1], after])) - DONE
 
     figures = AllocatorFigures(1, 1, 0, 1, 1, 7, 0, UNTOLD)
     before, after = told(allocator=figures), told(allocator=replace(figures, alloc_retries=9))
@@ -311,7 +316,7 @@ MANY = DdpSettings(25 * MIB, 12, find_unused=False, static_graph=False)
 )
 def test_settings_prove_what_is_done(fields, needs):
     scene = scene_of(told(fields))
-    assert observe_done(scene) == needs
+    assert observe_settings(scene) & DONE == needs
     assert needs <= observe(scene, SUSPECT)
 
 
@@ -387,10 +392,10 @@ def test_a_lock_on_a_file_is_held_by_a_process_that_is_named_also_outside_of_the
     assert finding.cause == "lock"
     assert "flock of /data/cache.lock on ext4 (/), which flock (30656) holds" in finding.summary
     assert "cannot be seen: no other thread" not in finding.summary
-    assert "look at process 30656, which holds the lock on the file" in finding.try_
+    assert "free the lock on the file: process 30656 holds it: ps -o " in finding.try_
     nobody = hang(frames=IN_LOCK, waits_for="locks_lock_inode_wait", waits_on=replace(HELD, others=()))
     assert "which no process that can be seen from here holds" in nobody.summary
-    assert "find who holds the lock on the file: cat /proc/locks" in nobody.try_
+    assert "free the lock on the file: another process holds it: cat /proc/locks" in nobody.try_
     waits = make_rank(0, frames=IN_LOCK, waits_for="locks", waits_on=by(HELD, (4010, "rank 1")))
     holder = make_rank(1, frames=FEED, waits_for="sleep", wchan="hrtimer_nanosleep")
     beside = conclude(stand(waits, holder, log_age_s=None), asked_s=30.0)

@@ -3,23 +3,22 @@
 import dataclasses
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.frames import make_cpu, make_frame, make_memory, make_process
+from tests.frames import make_cpu, make_frame, make_gpu, make_memory, make_process
+from tests.judge.verdict_page import ABOUT, AT_MOST, NOT_WHEN, PAGE, VERDICTS, write_page
 from tests.judging import scene_of
 from tests.starving import line_up
 from tpmon.errors import UsageError
 from tpmon.judge.advice import fields as advice_fields
-from tpmon.judge.advice.choose import CATALOGUE, EXPLANATIONS, Chosen, Risk, choose, fill_remedy
-from tpmon.judge.advice.context import gather_facts, observe
-from tpmon.judge.advice.facts import RunFacts, propose_workers
+from tpmon.judge.advice.choose import CATALOGUE, REMEDIES, Chosen, Risk, choose, fill_remedy
+from tpmon.judge.advice.context import deny, gather_facts, observe
+from tpmon.judge.advice.facts import RunFacts, size_loader
 from tpmon.judge.advice.fields import fill_paste, write_thaw
 from tpmon.judge.advice.hot import CALLS, HotSpot
-from tpmon.judge.advice.verdict_page import write_page
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features.snapshot import see
@@ -28,7 +27,7 @@ from tpmon.judge.rules.cpu import judge_quota
 from tpmon.model.host import BudgetBy, PoolLibrary, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import EnvironmentSetting, Freezer
-from tpmon.model.verdict import TABLE, Kind
+from tpmon.model.verdict import TABLE, Kind, pick_code
 from tpmon.probe.records.dump_files import read_dumps
 
 ROWS = [(row.kind, cause) for row in TABLE for cause in (row.causes or (NOT_APPLICABLE,))]
@@ -48,27 +47,36 @@ def facts_of(draw_number, draw_text):
 
 
 def test_every_row_of_the_table_has_its_entry_of_four_parts_and_every_fault_a_remedy():
-    assert set(EXPLANATIONS) == set(ROWS)
-    assert {name for one in EXPLANATIONS.values() for name in one.remedies} == set(CATALOGUE)
+    assert set(REMEDIES) == set(ROWS)
+    assert {name for names in REMEDIES.values() for name in names} == set(CATALOGUE)
     assert len(set(CATALOGUE)) == len(CATALOGUE), "two areas have a remedy of that name"
     faults = {row.kind for row in TABLE if row.exit_code >= 10} - {Kind.NOT_ENOUGH_EVIDENCE}
-    for (kind, _), one in EXPLANATIONS.items():
-        assert one.remedies or kind not in faults
-        assert all(said.endswith(".") for said in (one.means, one.sees, one.confused_with))
-        assert bool(one.remedies) != one.what_to_do.endswith("."), "remedies, or a sentence"
+    assert all(names or kind not in faults for (kind, _), names in REMEDIES.items())
+
+
+def test_the_page_explains_every_verdict_and_no_other_and_only_remedies_that_there_are():
+    assert VERDICTS.keys() == {(kind.value, cause) for kind, cause in ROWS}
+    assert ABOUT.keys() | AT_MOST.keys() | NOT_WHEN.keys() <= set(CATALOGUE)
+    for (kind, cause), one in VERDICTS.items():
+        assert all(said.endswith(".") for said in (one.means, one.sees, one.confused_with) if said)
+        assert bool(REMEDIES[Kind(kind), cause]) != one.what_to_do.endswith("."), "remedies, or a sentence"
+    assert all(said.endswith(".") for said in (*ABOUT.values(), *NOT_WHEN.values()))
+
+
+def test_a_ceiling_that_no_verdict_shows_stands_on_the_page_alone():
+    """What a verdict costs is said of it by itself; of a hang and of a healthy run no gain is told."""
+    slow = [row for row in ROWS if row[0] is not Kind.HUNG and pick_code(*row)]
+    shown = {name for row in slow for name in REMEDIES[row]}
+    own = {name for name, remedy in CATALOGUE.items() if remedy.ceiling != "{gain}"}
+    assert own <= shown
+    assert [name for name in own if "{gain}" in CATALOGUE[name].ceiling] == []
 
 
 def test_one_thread_of_python_is_not_told_to_use_more_threads_first_nor_on_the_cores_of_its_workers():
     """Threads do not help Python; what torchrun sets comes after what is Python's own."""
     seen = {Need.ONE_THREAD_SET, Need.CORES_FREE, Need.ONE_THREAD_BUSY}
     row = (Kind.PYTHON_BOUND, "single-thread")
-    assert EXPLANATIONS[row].remedies == (
-        "mend-hot-call",
-        "log-rarely",
-        "profile-python",
-        "start-workers",
-        "use-all-cores",
-    )
+    assert REMEDIES[row] == ("mend-hot-call", "log-rarely", "profile-python", "start-workers", "use-all-cores")
     free = RunFacts(cores_free=7.0, pid=4211)
     ids = [one.remedy.id for one in choose(*row, frozenset(seen | {Need.LOGGING_IN_STACK}), free)]
     assert ids == ["log-rarely", "profile-python", "use-all-cores"]
@@ -111,7 +119,7 @@ def test_collating_is_given_to_more_workers_where_cores_are_free():
 @pytest.mark.parametrize("remedy", CATALOGUE.values(), ids=list(CATALOGUE))
 def test_a_remedy_says_all_that_it_must(remedy):
     assert CATALOGUE[remedy.id] is remedy
-    for text in (remedy.title, remedy.applies, remedy.not_when, remedy.ceiling, remedy.proof):
+    for text in (remedy.title, remedy.ceiling, *remedy.paste):
         assert text.strip()
     assert not set(remedy.needs) & set(remedy.never_with)
 
@@ -122,10 +130,9 @@ def test_dumps_of_several_hosts_are_of_a_step_beside_the_job_with_a_task_a_host_
     Without the job a login node asks for a new one; a step holds all that is there; -n is the shell's else.
     """
     pasted = fill_paste(CATALOGUE["look-on-other-hosts"].paste, RunFacts(slurm_job="4711"))
-    guide = (Path(__file__).parents[3] / "docs" / "guide.md").read_text(encoding="utf-8")
-    told = [line for line in (*pasted.splitlines(), *guide.splitlines()) if "tpmon dump" in line]
+    told = [line for line in pasted.splitlines() if "tpmon dump" in line]
     dumps = [line for line in told if "srun" in line]
-    assert len(dumps) == 3
+    assert len(dumps) == 1
     for line in dumps:
         in_files = " --output=dump-%N-%t.json " in line and "|" not in line
         assert in_files or " --label " in line.partition("|")[0]
@@ -133,7 +140,7 @@ def test_dumps_of_several_hosts_are_of_a_step_beside_the_job_with_a_task_a_host_
     with pytest.raises(UsageError) as raised:
         read_dumps([__file__])
     steps = [part for line in (*told, raised.value.try_this) for part in line.split("srun --jobid")[1:]]
-    assert len(steps) == 5
+    assert len(steps) == 3
     for step in steps:
         assert re.match(r"=(4711|\$SLURM_JOB_ID) --overlap -N ?(\$?\w+) -n ?\2 ", step), step
 
@@ -169,16 +176,16 @@ def test_a_loader_that_is_short_of_cores_is_never_given_more_workers(row, facts)
 
 def propose(**changes):
     values = {
-        "workers_now": 2,
+        "ranks": 1,
+        "workers_per_rank": 2,
         "needed_ratio": 3.0,
         "cores_free": 8.0,
         "memory_free_bytes": 64 * GIB,
         "worker_rss_bytes": GIB,
         "worker_busy_ratio": 1.0,
         "budget_cores": 16.0,
-        "shm_room": Missing("shared memory was not seen to grow"),
     }
-    return propose_workers(**{**values, **changes})
+    return size_loader(RunFacts(**{**values, **changes}))
 
 
 def test_workers_are_sized_by_need_cores_and_memory_and_readers_that_only_wait_by_the_machine():
@@ -187,12 +194,12 @@ def test_workers_are_sized_by_need_cores_and_memory_and_readers_that_only_wait_b
     assert propose(cores_free=1.0) == 3
     assert propose(memory_free_bytes=GIB * 2) == 3
     assert propose(cores_free=0.0) == 2
-    waits = {"workers_now": 8, "needed_ratio": 20.0, "worker_busy_ratio": 0.05, "cores_free": 90.0}
+    waits = {"workers_per_rank": 8, "needed_ratio": 20.0, "worker_busy_ratio": 0.05, "cores_free": 90.0}
     room = {"memory_free_bytes": 900 * GIB, "worker_rss_bytes": GIB // 2}
     assert propose(**waits, **room, budget_cores=96.0) == 32
     assert propose(**waits, **room, budget_cores=12.0) == 24, "eight ranks share the machine"
     assert propose(**waits, **room, budget_cores=2.0) == 16, "beyond the cores it doubles"
-    assert propose(**(waits | {"workers_now": 2}), **room, budget_cores=2.0) == 4
+    assert propose(**(waits | {"workers_per_rank": 2}), **room, budget_cores=2.0) == 4
     assert propose(**waits, **room, budget_cores=96.0, shm_room=20.0) == 16
     assert propose(**waits, **room, budget_cores=96.0, shm_room=0.0) == 8
     for unread in ("cores_free", "budget_cores"):
@@ -273,14 +280,20 @@ def test_the_job_of_slurm_is_that_of_the_environment_of_a_rank(environment, job)
 # the page
 
 
-def test_the_page_is_of_today_and_every_section_has_its_three_points():
-    page = (Path(__file__).parents[3] / "docs" / "verdicts.md").read_text(encoding="utf-8")
+def test_the_page_is_of_today_and_every_section_says_what_to_do():
+    page = PAGE.read_text(encoding="utf-8")
     assert page == write_page(), "make docs"
-    rows, _, _ = page.partition("# The catalogue of remedies")
-    for point in ("How tpmon sees it", "Often confused with", "What to do"):
-        points = re.findall(rf"^\* {point}: (.*)$", rows, re.MULTILINE)
-        assert len(points) == len(EXPLANATIONS)
-        assert all(said.endswith(".") for said in points)
+    rows, _, _ = page.partition("# Remedies")
+    points = re.findall(r"^\* Try: (.*)$", rows, re.MULTILINE)
+    assert len(points) == len(VERDICTS)
+    assert all(said.endswith(".") for said in points)
+
+
+def test_a_verdict_that_an_explanation_names_is_one_of_the_table():
+    known = {row.kind.value for row in TABLE}.union(*(row.causes for row in TABLE))
+    for one in VERDICTS.values():
+        said = f"{one.means} {one.sees} {one.confused_with}"
+        assert set(re.findall(r"\(([a-z]+(?:-[a-z]+)*)\)", said)) <= known, said
 
 
 # what a remedy tells a person to paste
@@ -381,10 +394,10 @@ def test_a_large_shared_memory_is_looked_into_before_it_is_made_larger():
 
 def test_no_paste_stats_what_a_descriptor_is_open_on_or_starts_a_second_training():
     """A coloured ls asks the file behind each link: on a dead mount it hangs, too."""
-    pastes = [remedy.paste for remedy in CATALOGUE.values()]
+    pastes = ["\n".join(remedy.paste) for remedy in CATALOGUE.values()]
     assert not [paste for paste in pastes if "ls -l /proc" in paste]
     assert sum("readlink /proc/" in paste for paste in pastes) == 5
-    assert "{script}" not in CATALOGUE["local-environment"].paste
+    assert "{script}" not in "".join(CATALOGUE["local-environment"].paste)
 
 
 def test_what_was_seen_of_a_cause_decides_what_comes_first():
@@ -410,7 +423,7 @@ def test_data_are_brought_near_before_they_are_written_anew_and_decoded_on_a_gpu
     seen = frozenset((Need.WORKERS_CPU_BOUND, Need.GPU_PRESENT))
     decode = next(one for one in choose(*row, seen, RunFacts()) if one.remedy.id == "decode-on-gpu")
     assert decode.text.startswith("if the workers decode JPEGs: ")
-    assert "after 120 s" in CATALOGUE["time-limit-for-batches"].proof, "a loader that stands names no worker"
+    assert "after 120 s" in ABOUT["time-limit-for-batches"], "a loader that stands names no worker"
 
 
 @pytest.mark.parametrize("need", [Need.AFFINITY_BELOW_HOST, Need.QUOTA_BELOW_AFFINITY])
@@ -502,3 +515,59 @@ def test_the_one_who_froze_it_is_asked_first(version, directory, expected):
 def test_a_group_out_of_view_has_no_command():
     why = Missing("a group above what can be seen here was frozen: thaw it outside")
     assert write_thaw(Freezer(2, "this container", why)) == why
+
+
+def test_who_has_no_quota_and_no_limit_is_not_sent_to_a_container():
+    facts = RunFacts(budget_cores=2.0, quota_cores=NOT_APPLICABLE, memory_limit_bytes=NOT_APPLICABLE)
+    facts = replace(facts, memory_free_bytes=3 << 30)
+    cores = choose(Kind.COMPUTE_BOUND, "cpu", frozenset((Need.CORES_FULL,)), facts)[0]
+    assert cores.paste.startswith("nproc --all  # no quota, it may use 2 CPUs here")
+    memory = next(
+        one
+        for one in choose(Kind.MEMORY_PRESSURE, "swap", frozenset((Need.MEMORY_LIMIT_NEAR,)), facts)
+        if one.remedy.id == "more-memory"
+    )
+    assert "no limit, 3.0G free here" in memory.paste
+    assert "docker" not in cores.paste + memory.paste
+    held = choose(Kind.COMPUTE_BOUND, "cpu", frozenset((Need.CORES_FULL,)), replace(facts, quota_cores=2.0))[0]
+    assert held.paste.startswith("docker run --cpus=4")
+
+
+def test_what_was_seen_not_to_be_so_is_no_if():
+    row, seen = (Kind.DATA_BOUND, "cpu-transform"), frozenset((Need.WORKERS_PRESENT,))
+    maybe = {one.remedy.id for one in choose(*row, seen, RunFacts())}
+    assert "more-cores" in maybe
+    assert "more-cores" not in {one.remedy.id for one in choose(*row, seen, RunFacts(), frozenset((Need.CORES_FULL,)))}
+
+
+def test_the_screen_says_keys_where_these_do_what_is_pasted_elsewhere():
+    named = {name for name in CATALOGUE if CATALOGUE[name].keys}
+    assert named >= {"dump-stacks", "look-at-line", "find-endless-loop", "look-at-missing-rank"}
+    for name in named:
+        assert CATALOGUE[name].paste[0].startswith("tpmon dump "), name
+
+
+def test_what_was_not_read_is_denied_by_nobody():
+    idle = scene_of(make_frame(cpu=make_cpu(budget_cores=8.0, used_cores=1.0, runnable=1.0)))
+    one = Suspicion(Kind.DATA_BOUND, "cpu-transform", 1.0, 1.0)
+    assert Need.CORES_FULL in deny(idle, one, observe(idle, one))
+    assert Need.CORES_FREE not in deny(idle, one, observe(idle, one)), "it was seen to be so"
+    unread = scene_of(make_frame(cpu=make_cpu(budget_cores=Missing("no"), used_cores=Missing("no"))))
+    assert not {Need.CORES_FULL, Need.CORES_FREE, Need.AFFINITY_BELOW_HOST} & deny(unread, one, observe(unread, one))
+
+
+@pytest.mark.parametrize(
+    ("card", "denied"),
+    [
+        ({"memory_used_bytes": 80 << 30, "memory_total_bytes": 80 << 30}, {Need.GPU_MEMORY_FREE}),
+        ({"memory_used_bytes": 8 << 30, "memory_total_bytes": 80 << 30}, {Need.GPU_MEMORY_FULL}),
+        ({"tensor_pct": 60.0}, {Need.TENSOR_CORES_IDLE}),
+        ({}, set()),
+    ],
+)
+def test_what_a_card_was_read_not_to_be_is_denied(card, denied):
+    unread = {"memory_used_bytes": Missing("no"), "memory_total_bytes": Missing("no"), "tensor_pct": Missing("no")}
+    scene = scene_of(make_frame(gpus=(make_gpu(**unread | card),)))
+    asked = {Need.GPU_MEMORY_FREE, Need.GPU_MEMORY_FULL, Need.TENSOR_CORES_IDLE}
+    one = Suspicion(Kind.COMPUTE_BOUND, "gpu", 1.0, 1.0)
+    assert deny(scene, one, observe(scene, one)) & asked == denied

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from tests.judge.test_also_try import NAMED
-from tpmon.judge.advice.choose import CATALOGUE, EXPLANATIONS, choose, fill_remedy
+from tpmon.judge.advice.choose import CATALOGUE, REMEDIES, choose, fill_remedy
 from tpmon.judge.advice.facts import RunFacts
-from tpmon.judge.advice.fields import FIELDS, list_fields, names_all
+from tpmon.judge.advice.fields import names_all
 from tpmon.judge.advice.standing import POOLS, name_lock_file
 from tpmon.judge.answers.needs import Need
 from tpmon.model.dump import WaitKind, WaitTarget
@@ -16,7 +16,14 @@ from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.verdict import Kind
 
 UNREAD = RunFacts()
-FULL = replace(NAMED, slurm_job="4711", log_path="/tmp/run.log", lacking="the pool of tokenizers", budget_cores=8.0)
+FULL = replace(
+    NAMED,
+    slurm_job="4711",
+    log_path="/tmp/run.log",
+    lacking="the pool of tokenizers",
+    past="ranks 1-2 are",
+    budget_cores=8.0,
+)
 ACRONYMS = frozenset(
     re.findall(
         r"\S+",
@@ -51,11 +58,11 @@ def test_no_remedy_has_a_word_in_capitals_that_a_person_must_guess(name, facts):
 @pytest.mark.parametrize("name", sorted(CATALOGUE))
 def test_what_names_a_thing_of_the_run_is_left_out_where_that_was_not_read(name):
     remedy = CATALOGUE[name]
-    things = [one for one in list_fields(remedy.title + remedy.paste) if FIELDS[one].is_name]
-    assert names_all(remedy.title + remedy.paste, UNREAD) is not bool(things)
-    rows = [row for row, one in EXPLANATIONS.items() if name in one.remedies]
+    things = not names_all(remedy.title, UNREAD) or not names_all(remedy.paste[-1], UNREAD)
+    rows = [row for row, names in REMEDIES.items() if name in names]
     said = {one.remedy.id for row in rows for one in choose(*row, frozenset(remedy.needs), UNREAD)}
     assert not things or name not in said
+    assert all(not names_all(paste, UNREAD) for paste in remedy.paste[:-1]), "the last would never be taken"
 
 
 @pytest.mark.parametrize("name", sorted(CATALOGUE))
@@ -93,10 +100,38 @@ def test_the_first_remedy_of_a_hang_is_that_of_its_cause(cause, seen, first):
     assert "dump-stacks" not in {one.remedy.id for one in chosen}, "they were just read"
 
 
+WAITS = {need for name in REMEDIES[Kind.HUNG, "lock"] for need in CATALOGUE[name].needs}
+
+
+@pytest.mark.parametrize("row", [row for row in REMEDIES if row[0] is Kind.HUNG], ids=lambda row: row[1])
+def test_what_the_look_at_all_threads_has_excluded_is_no_if(row):
+    for need in WAITS:
+        seen = frozenset((Need.STACKS_TOLD, need))
+        ifs = {one for each in choose(*row, seen, FULL) for one in each.remedy.needs} - seen
+        assert not ifs & WAITS, need
+
+
 @pytest.mark.parametrize("cause", ["lock", "lost-batch", "blocked-io", "missing-rank", "no-progress"])
 def test_stacks_are_to_be_read_only_where_they_were_not(cause):
     named = {one.remedy.id for one in choose(Kind.HUNG, cause, frozenset(), FULL)}
     assert "dump-stacks" in named
+
+
+@pytest.mark.parametrize("cause", ["lock", "lost-batch", "dead-worker", "blocked-io", "missing-rank", "no-progress"])
+def test_what_the_stacks_of_all_threads_would_have_shown_is_no_if_of_a_remedy(cause):
+    unsaid = {"no-fork-after-threads", "read-before-join", "find-lock-file", "look-at-pool", "call-on-all-ranks"}
+    unsaid |= {"even-batches", "restart-from-checkpoint", "end-left-thread", "free-file-lock", "one-order-of-locks"}
+    told = {one.remedy.id for one in choose(Kind.HUNG, cause, frozenset((Need.STACKS_TOLD,)), FULL)}
+    untold = {one.remedy.id for one in choose(Kind.HUNG, cause, frozenset(), FULL)}
+    assert told.isdisjoint(unsaid)
+    assert untold & unsaid
+
+
+def test_a_queue_of_coroutines_is_asked_as_asyncio_does():
+    said = write("look-for-producer", replace(FULL, event_loop=True))
+    assert "asyncio.wait_for(work.get(), 60)" in said
+    assert f"python -m asyncio pstree {FULL.pid}" in said
+    assert "asyncio" not in write("look-for-producer", FULL)
 
 
 def test_without_a_path_the_lock_file_is_to_be_looked_for():

@@ -12,8 +12,8 @@ from tests.frames import NOW, make_frame, make_output
 from tests.stacks import ALL_REDUCE, DECODE, NFS, SITE
 from tpmon.judge.dumps.collective_words import find_standings, may_wait
 from tpmon.judge.dumps.collectives import add_collectives, find_transfers, fold_collectives, judge_collectives
-from tpmon.judge.dumps.groups import DumpOrigin, fold_dumps, fold_rounds
-from tpmon.judge.dumps.hot import add_records, date_log, fold_state
+from tpmon.judge.folds.groups import DumpOrigin, fold_dumps, fold_rounds
+from tpmon.judge.folds.hot import add_records, date_log, fold_state
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Asker, Dump, DumpRequest, DumpState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known

@@ -234,8 +234,8 @@ STEP = stack_of(
 def test_ranks_in_two_collectives_of_one_user_line_are_two_camps():
     dump = fold(make_rank(0, frames=EVALUATE), *[make_rank(rank, frames=STEP) for rank in range(1, 8)])
     assert dump.summary == (
-        "7 of 8 ranks wait in broadcast of buffers (ddp forward) train.py:40; rank 0 waits in gather"
-        f" (validation) train.py:40, waits for: lock or queue (futex){ONCE}"
+        "all 8 ranks wait for each other in different collectives: ranks 1-7 in broadcast of buffers (ddp forward)"
+        f" train.py:40, rank 0 in gather (validation) train.py:40{ONCE}"
     )
     assert dump.odd_one_out.rank == 0
     ranks = [make_rank(rank, frames=EVALUATE if rank == 5 else STEP) for rank in range(8)]
@@ -252,10 +252,10 @@ def test_one_collective_is_one_camp_wherever_in_its_library_the_ranks_are():
     without = tuple(frame for frame in ALL_REDUCE if frame.function != "wrapper")
     stacks = (ALL_REDUCE, spins, without, ALL_REDUCE)
     dump = fold(*[make_rank(rank, frames=frames) for rank, frames in enumerate(stacks)])
-    assert dump.summary.startswith("all 4 ranks wait in all_reduce train.py:40; none is outside of it")
+    assert dump.summary.startswith("all 4 ranks wait in all_reduce train.py:40, none is outside of it")
     bare = [tuple(frame for frame in frames if "site-packages" in frame.file) for frames in stacks]
     dump = fold(*[make_rank(rank, frames=frames) for rank, frames in enumerate(bare)])
-    assert dump.summary.startswith("all 4 ranks wait in all_reduce; none is outside of it")
+    assert dump.summary.startswith("all 4 ranks wait in all_reduce, none is outside of it")
 
 
 def test_who_waits_for_its_card_is_not_the_odd_one_beside_one_that_reads():

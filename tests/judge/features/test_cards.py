@@ -29,7 +29,7 @@ from tpmon.judge.rules.card_faults import note_shared
 from tpmon.judge.rules.cards import judge_thermal
 from tpmon.judge.rules.gpu import judge_gpu_compute, judge_launch_bound
 from tpmon.judge.rules.health import judge_balanced
-from tpmon.judge.stacks.profile import Phase
+from tpmon.judge.stacks.phases import Phase
 from tpmon.model.frame import Frame
 from tpmon.model.gpu import GpuProcess, GpuSample, GpuState, MigInstance
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -119,7 +119,7 @@ def test_the_work_of_a_neighbour_is_not_the_jobs():
     assert type(judge_gpu_compute(scene)) is Cleared
     assert find_starved(scene).share.ratio == pytest.approx(0.7)
     assert find_gpu_idle(scene.ranks[0], scene) == pytest.approx(0.76), "each kernel may wait for one of theirs"
-    assert note_shared(scene) == "shared: card 0 is not this job's alone, PID 9999 has a part of it"
+    assert note_shared(scene) == "shared: card 0 is shared with PID 9999"
 
 
 def test_the_work_of_a_container_that_is_not_listed_is_not_the_jobs():
@@ -130,7 +130,7 @@ def test_the_work_of_a_container_that_is_not_listed_is_not_the_jobs():
         assert scene.gpus[0].busy_pct == Missing(
             "card 0 is shared with processes that the driver does not list here, and the job has 22 % of it"
         )
-        assert note_shared(scene).endswith("processes that the driver does not list here have a part of it")
+        assert note_shared(scene).endswith("processes that the driver does not list here")
     # A sample or two that a process that works in turns lacks are no others.
     scene = on(make_gpu(sm_pct=60.0, processes=alone, lists_only=OWN_NAMESPACE))
     assert (scene.gpus[0].busy_pct, note_shared(scene)) == (60.0, "")
@@ -505,7 +505,7 @@ def test_a_rank_does_not_wait_five_minutes_for_a_silent_card():
 def test_a_verdict_about_a_card_keeps_the_cards_on_a_small_screen_and_a_rank_on_several_shows_them():
     finding, frame = conclude(watch(40, 24, 0, STANDING))
     assert finding.cause == "gpu-lost"
-    assert "4 GPUs" in screen_of(make_view(frame), 40, 24)
+    assert "1!STALE" in screen_of(make_view(frame), 40, 24)
     assert "GPU 1 STALE: last" in screen_of(make_view(frame), 80, 24)
     both = Missing("it uses several cards: 0, 1")
     listed = (GpuProcess(4211, 1 << 30, 90.0, True),)

@@ -5,7 +5,7 @@ import pytest
 from tests.frames import make_frame
 from tests.judging import clears, doubts
 from tpmon.judge.answers.result import Suspicion, by_conditions, reading
-from tpmon.judge.features.engine import Bound, Conjunction, Given, Proof
+from tpmon.judge.features.engine import Proof, given, proves, reaches, tells
 from tpmon.judge.features.snapshot import see
 from tpmon.model.figures import Figure, Origin
 from tpmon.model.known import NOT_APPLICABLE, Missing
@@ -25,20 +25,20 @@ def judge_made(demand, idle):
 
 
 def make_row(value, *, must=True, holds=True):
-    return Conjunction(
-        kind=Kind.DATA_BOUND,
-        cause="pin",
-        name="a row",
-        about=lambda scene: value,
-        suspect=lambda rule, of, proof: proof.suspect(rule.kind, rule.cause, 0.5, rule.say(of, SCENE)),
-        holds=(
-            Given(lambda of, scene: holds, "it does not hold"),
-            Bound(Figure.PIN_THREAD_WANTS, lambda of, scene: 1.0, 0.5),
-            Bound(Figure.QUEUE_EMPTY, lambda of, scene: of, 0.5, must=must),
-        ),
-        says=lambda of, scene: f"it reads {of}",
-        proves=lambda of, scene: (),
+    terms = (
+        given(lambda of, scene: holds, "it does not hold"),
+        tells(Figure.MAIN_IN_COLLATE, lambda of, scene: 0.3, decides=False),
+        reaches(Figure.PIN_THREAD_WANTS, lambda of, scene: 1.0, 0.5),
+        reaches(Figure.QUEUE_EMPTY, lambda of, scene: of, 0.5, must=must),
     )
+
+    @proves("a row")
+    def judge(proof, scene):
+        for take in terms:
+            take(proof, value)
+        return proof.suspect(Kind.DATA_BOUND, "pin", 0.5, f"it reads {value}")
+
+    return judge
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,7 @@ def test_a_row_answers_as_a_rule_does():
     assert doubts(make_row(GONE)(SCENE), "queue empty: permission denied")
     found = make_row(0.6)(SCENE)
     assert (found.summary, found.margin) == ("it reads 0.6", pytest.approx(1.2))
+    assert [row.figure for row in found.shows] == [Figure.MAIN_IN_COLLATE]
 
 
 @pytest.mark.parametrize("value", [0.4, GONE])

@@ -1,5 +1,6 @@
 """A main thread that waits is no hang while what it may wait for works: a thread, a pool of C, a child, a card."""
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -7,9 +8,24 @@ import pytest
 
 from tests.dumps import make_rank, make_worker
 from tests.frames import make_process
-from tests.hanging import Change, beside, change_looks, conclude, died, job, read, said, see, see_moves, stand, thread
+from tests.hanging import (
+    Change,
+    beside,
+    change_looks,
+    conclude,
+    died,
+    job,
+    read,
+    run,
+    said,
+    see,
+    see_moves,
+    stand,
+    thread,
+)
 from tests.judge.hang.test_devices import AT_REST, SPINS, WORKS, cards, spins
 from tests.stacks import IN_LOCK, LIB, MAIN, NEXT_BATCH, READS, RUNNING, SITE, WORKER_READS, stack_of
+from tpmon.judge.judge import judge
 from tpmon.model.dump import OtherEnd, ProcessLook, ProcessToll, WaitKind, WaitTarget
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE
@@ -422,3 +438,22 @@ def test_the_command_that_is_advised_looks_as_long_as_it_takes(seconds, watch, a
     finding = conclude(stand(make_rank(0), world_size=2, seconds=seconds, log_age_s=None), **watch)
     assert finding.kind is not Kind.HUNG
     assert f"--for {advised}" in finding.try_
+
+
+def count_calls(threads: int) -> int:
+    """Count the calls of one judgement of a rank that waits for a lock beside so many threads at rest."""
+    frames = stand(make_rank(0, *(thread(number, IN_FORWARD) for number in range(7, 7 + threads)), frames=IN_LOCK))
+    standing = replace(run(frames)[-1].standing, judged_ns=0)
+    calls: list[str] = []
+    sys.setprofile(lambda _frame, event, _told: calls.append(event))
+    try:
+        judged = judge(frames, standing)
+    finally:
+        sys.setprofile(None)
+    assert judged.standing.watch.picture is not None
+    return calls.count("call")
+
+
+def test_each_thread_of_a_hung_job_costs_a_judgement_the_same():
+    none, some, many = map(count_calls, (0, 100, 300))
+    assert many - some < 2.2 * (some - none)

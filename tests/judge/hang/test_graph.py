@@ -12,12 +12,12 @@ from tests.judge.watch.test_servers import SELECT
 from tests.stacks import ALL_REDUCE, IN_LOCK, LIB, MAIN, NEXT_BATCH, PIPE, TRAIN, stack_of
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.dumps.merge import ThreadKey
-from tpmon.judge.hang.graph import Leads, build
-from tpmon.judge.hang.sinks import SINKS, Blame, Goes, Sink, blame
+from tpmon.judge.hang.graph import Blame, Goes, Leads, Sink, blame, build
 from tpmon.model.dump import OtherEnd, ProcessLook, WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.process import Role
 from tpmon.model.stacks import StackFrame
+from tpmon.model.verdict import TABLE, Kind
 
 FORK = "start lib/multiprocessing/process.py:121 > _launch lib/multiprocessing/popen_fork.py:71"
 BOOT = "_bootstrap lib/multiprocessing/process.py:314 > run lib/multiprocessing/process.py:108"
@@ -37,6 +37,15 @@ FORKED_WORKER = stack_of(
 )
 GET = stack_of("main > train > get lib/multiprocessing/pool.py:770 > wait lib/threading.py:331")
 IDLE = stack_of(f"main > train > {FORK} > {BOOT} > {POOL} > get lib/multiprocessing/queues.py:365")
+REPLACES = stack_of(
+    f"run lib/threading.py:982 > _maintain_pool lib/multiprocessing/pool.py:340 > {FORK} > {BOOT} > {POOL}"
+    " > get lib/multiprocessing/queues.py:364"
+)
+SHARES = thread(
+    8,
+    stack_of("run lib/threading.py:982 > _serve lib/multiprocessing/resource_sharer.py:138 > accept lib/socket.py:294"),
+    waits_for="unix socket",
+)
 SERVES = stack_of(f"main > train > {FORK} > {BOOT} > serve_forever lib/multiprocessing/managers.py:176")
 ASKS = stack_of(
     "main > train > _callmethod lib/multiprocessing/managers.py:822 > recv lib/multiprocessing/connection.py:250"
@@ -111,6 +120,21 @@ LOOP = make_rank(0, frames=(MAIN, *SELECT), waits_for="epoll", waits_on=end_of(m
         job("a forked process of a pool", RANK, child(FORKED), says={40: "lock"}, words=NOT_IN_IT, change=count()),
         job("one that is polled", POLLS, child(FORKED), says={40: "lock"}, words=NOT_IN_IT, change=count()),
         job(
+            "one that is asked for between sleeps",
+            make_rank(0, frames=(MAIN, TRAIN), waits_for="sleep"),
+            child(FORKED),
+            says={40: "lock"},
+            words=NOT_IN_IT,
+            change=count(),
+        ),
+        job(
+            "a sleep beside a pool that has nothing to do",
+            make_rank(0, frames=(MAIN, TRAIN), waits_for="sleep"),
+            child(IDLE),
+            says={60: "polls"},
+            change=count(),
+        ),
+        job(
             "one of a copy of the library, asked through a manager that rests",
             ASKING,
             child(COPIED),
@@ -144,6 +168,42 @@ LOOP = make_rank(0, frames=(MAIN, *SELECT), waits_for="epoll", waits_on=end_of(m
             change=count(p4601=3),
         ),
         job("a spawned process", RANK, child(SPAWNED), says={40: "lock"}, words="no other thread", change=count()),
+        job(
+            "a forked worker whose own threads only pass on what it hands over",
+            make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)"),
+            replace(
+                make_worker(0, 0, frames=FORKED_WORKER),
+                threads=(*make_worker(0, 0, frames=FORKED_WORKER).threads, SHARES),
+            ),
+            says={40: "lock"},
+            words=NOT_IN_IT,
+            change=count(p4001=2),
+        ),
+        job(
+            "a process by os.fork()",
+            make_rank(0, frames=(MAIN, TRAIN), waits_for="child process", waits_on=WAITS_FOR),
+            child(IN_LOCK),
+            says={40: "lock"},
+            words=("rank 0 waits for the end of a process", NOT_IN_IT),
+            change=count(),
+        ),
+        job(
+            "one that waits at a queue which a thread of its parent fills",
+            make_rank(0, frames=(MAIN, TRAIN), waits_for="child process", waits_on=WAITS_FOR),
+            child(stack_of("main > train > get lib/queue.py:171 > wait lib/threading.py:327")),
+            says={40: "lock"},
+            words=NOT_IN_IT,
+            change=count(),
+        ),
+        job(
+            "a pool that has started a process in place of one that ended",
+            RANK,
+            child(IDLE),
+            child(REPLACES, 4602),
+            says={40: "dead-worker"},
+            words="of a process of its pool that has ended: 4602 was started in its place",
+            change=count(),
+        ),
         job("a pool that has nothing to do", RANK, child(IDLE), says={40: "lost-batch"}, change=count()),
         job(
             "a process that is joined before its queue is read",
@@ -217,7 +277,15 @@ LOOP = make_rank(0, frames=(MAIN, *SELECT), waits_for="epoll", waits_on=end_of(m
             "an event loop that only its own process can wake",
             LOOP,
             says={40: "", 60: "lock"},
-            words="no other process can wake it",
+            words=("which of them, no stack shows", "no other process can wake it"),
+        ),
+        job(
+            "an event loop whose own clock wakes it",
+            LOOP,
+            says={60: "polls"},
+            change=lambda frames: [
+                replace(one, processes=tuple(replace(p, switches_s=0.2) for p in one.processes)) for one in frames
+            ],
         ),
     ],
 )
@@ -240,8 +308,9 @@ def test_a_circle_is_one_sink_and_what_leads_to_it_is_not_of_it():
     assert [graph.follow(_node(number)).text for number in steps] == ["[2, 3]", "[2, 3]", "[2, 3]", "it moves"]
 
 
-def test_every_kind_of_sink_has_its_row_of_known_causes():
-    assert set(SINKS) == set(Sink)
+def test_every_kind_of_sink_is_one_of_its_own_with_a_known_cause():
+    assert len({one.value for one in Sink}) == len(Sink.__members__)
+    assert {one.cause for one in Sink} <= {cause for row in TABLE if row.kind is Kind.HUNG for cause in row.causes}
     seen = object()
     assert isinstance(blame(Sink.FORK, seen, "words"), Blame)
     assert Need.FORKED_WITHOUT_THREADS in blame(Sink.FORK, seen, "words", needs=(Need.LOCK_WAIT,)).needs

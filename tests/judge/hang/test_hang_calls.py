@@ -16,10 +16,11 @@ from tpmon.judge.hang import detection
 from tpmon.judge.watch.tracker import RankMemory
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import ProcessLook
+from tpmon.model.figures import Figure, Origin
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.collectives import CollectivesReading, RankRecord, RasReport
-from tpmon.model.verdict import Figure, Finding, Kind, Origin
+from tpmon.model.verdict import Finding, Kind
 
 NCCL = make_native(77, "pt_nccl_watchdg")
 WAITS = make_rank(0, NCCL)

@@ -6,10 +6,10 @@ import pytest
 
 from tests.dumps import fold, make_native, make_rank, make_thread, make_worker
 from tests.frames import make_gpu, make_loader
-from tests.hanging import Job, change_looks, conclude, died, job, read, run, said, stand, thread
+from tests.hanging import Job, change_looks, conclude, died, job, read, run, said, stand, thread, wake
 from tests.stacks import DECODE, IN_LOCK, LIB, MAIN, NEXT_BATCH, PIPE, READS, RUNNING, TRAIN, WORKER_READS, stack_of
 from tpmon.judge.hang.detection import need_s
-from tpmon.judge.hang.sinks import Grace
+from tpmon.judge.hang.graph import Grace
 from tpmon.judge.watch.tracker import RankMemory, WatchedTime
 from tpmon.model.dump import OtherEnd, ProcessToll, WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE, Missing
@@ -39,6 +39,17 @@ SAVES = make_rank(0, frames=SAVE, waits_for="pipe write (full)")
 NAPS = make_rank(0, frames=NAP, waits_for="sleep")
 WAITS_LONG = make_rank(
     0, frames=(MAIN, TRAIN, StackFrame("wait", f"{LIB}/threading.py", 327)), waits_for="lock with a time-out (futex)"
+)
+SELECTS = make_rank(0, frames=NAP, call="select", waits_for="select")
+FUTURE_LONG = make_rank(
+    0,
+    frames=stack_of("main > train > result lib/concurrent/futures/_base.py:451 > wait lib/threading.py:331"),
+    waits_for="lock with a time-out (futex)",
+)
+GETS_LONG = make_rank(
+    0,
+    frames=stack_of("main > train > get lib/queue.py:180 > wait lib/threading.py:331"),
+    waits_for="lock with a time-out (futex)",
 )
 BATON = stack_of("main > train > load torch/utils/cpp_extension.py:1900 > FileBaton.wait torch/utils/file_baton.py:50")
 SOFT_LOCK = stack_of("main > train > acquire filelock/_api.py:300")
@@ -145,6 +156,12 @@ KEEPS = thread(7, FLUSH, waits_for="sleep", holds_gil=True)
             words="thread thread-7 (7) of it is in hold train.py:12, waiting for a lock",
         ),
         job(
+            "a poll for a thread whose file does not answer",
+            make_rank(0, thread(7, DECODE, **READS), frames=NAP, waits_for="sleep"),
+            says={60: "no-progress"},
+            words="thread thread-7 (7) of it is in decode data.py:88, blocked in a read of /data/7.bin",
+        ),
+        job(
             "a sleep beside a thread without work",
             make_rank(0, thread(7, GETS), frames=NAP, waits_for="sleep"),
             says={60: "polls"},
@@ -162,6 +179,49 @@ KEEPS = thread(7, FLUSH, waits_for="sleep", holds_gil=True)
             rank=0,
         ),
         job("an event of the program, with a time-out", WAITS_LONG, says={40: "", 60: "no-progress"}),
+        job(
+            "a wait that ends by its time-out again and again",
+            WAITS_LONG,
+            says={60: "polls"},
+            words="rank 0 waits in condition or event in train train.py:40, again and again",
+            change=wake,
+        ),
+        job(
+            "one that ends less often than it was looked at",
+            WAITS_LONG,
+            says={60: "polls"},
+            change=read(switches_s=0.1),
+        ),
+        job(
+            "the same of a thread beside it",
+            make_rank(0, MONITOR, frames=WAITS_LONG.threads[0].frames, waits_for="lock with a time-out (futex)"),
+            says={60: "no-progress"},
+            change=read(switches_s=0.1),
+        ),
+        job(
+            "the same of threads of a card's driver",
+            WAITS_LONG,
+            says={60: "no-progress"},
+            change=read(switches_s=0.1),
+            gpus=(make_gpu(pids=(4000,), sm_pct=0.0),),
+        ),
+        job("a future that is asked again and again", FUTURE_LONG, says={60: "no-progress"}, change=wake),
+        job("a select with a time-out", SELECTS, says={100: "polls"}, change=wake),
+        job("a queue that is asked again and again", GETS_LONG, says={60: "polls"}, change=wake),
+        job(
+            "a queue that nothing else could fill",
+            GETS_LONG,
+            says={60: "no-progress"},
+            words="nothing comes, and no other thread of it runs the program",
+        ),
+        job(
+            "a wait with a time-out that another rank waits for",
+            make_rank(1),
+            WAITS_LONG,
+            says={80: "missing-rank"},
+            rank=0,
+            change=wake,
+        ),
         job("a lock file", make_rank(0, frames=BATON, waits_for="sleep"), says={200: "", 310: "lock"}, words=AT_FILE),
         job(
             "a lock file of another library",
@@ -288,8 +348,7 @@ def test_why_a_batch_or_a_result_does_not_come(job):
 
 
 @pytest.mark.parametrize(
-    ("frames", "words"),
-    [(PINS, "its thread pin is in pin_memory data.py:140"), (PIN_GETS, "was lost"), (PIN_PUTS, "was lost")],
+    ("frames", "words"), [(PINS, "of it is in pin_memory data.py:140"), (PIN_GETS, "was lost"), (PIN_PUTS, "was lost")]
 )
 def test_a_dump_tells_of_the_pin_thread_too(frames, words):
     summary = fold(*pinned(frames)).summary

@@ -12,10 +12,10 @@ from tests.frames import make_process, set_all
 from tests.hanging import Change, Job, beside, conclude, job, number_here, said, stand
 from tests.judge.hang.test_activity import END, ends
 from tests.judge.hang.test_devices import AT_REST, OBJECTS, SPINS, cards, spins
-from tests.stacks import ALL_REDUCE, BACKWARD, BROADCAST, DECODE, IN_LOCK, MAIN, READS, RUNNING, TRAIN, stack_of
-from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
+from tests.stacks import ALL_REDUCE, BACKWARD, BROADCAST, DECODE, IN_LOCK, MAIN, PIPE, READS, RUNNING, TRAIN, stack_of
+from tpmon.judge.folds.groups import DumpOrigin, fold_rounds
 from tpmon.judge.watch.tracker import WatchedTime, observe
-from tpmon.model.dump import ProcessLook
+from tpmon.model.dump import OtherEnd, ProcessLook, WaitKind
 from tpmon.model.frame import Frame
 from tpmon.model.host import NetworkSample, SocketSample
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -236,6 +236,59 @@ def test_of_two_collectives_the_smaller_part_is_named_and_of_equal_ones_none(apa
     assert ("is reached by rank 7 alone" in finding.try_) is (apart == 1)
 
 
+REDUCES, STORE = (
+    stack_of("main > validate /run/train.py:19 > reduce torch/distributed/distributed_c10d.py:3398"),
+    (MAIN, replace(TRAIN, line=61)),
+)
+
+
+def at_store(rank: int, of: int) -> ProcessLook:
+    """Make a rank that asks the store, which another rank has."""
+    others = (OtherEnd(4000 + 10 * of, NOT_APPLICABLE, f"rank {of}"),)
+    return make_rank(rank, frames=STORE, waits_for="poll", waits_on=replace(PIPE, kind=WaitKind.SOCKET, others=others))
+
+
+@pytest.mark.parametrize("last", [1, 3])
+@pytest.mark.parametrize("alone", [0, 1])
+@pytest.mark.parametrize("frames", [REDUCES, BARRIER, BROADCAST, ALL_REDUCE, SAVE])
+def test_who_calls_a_collective_alone_while_the_others_are_in_backward_is_named_with_its_line(frames, alone, last):
+    ranks = tuple(two_part(n, BACKWARD if n != alone else frames) for n in range(last + 1))
+    finding = Job(ranks, {40: "missing-rank"}, rank=alone, fields={"world_size": last + 1}).check()
+    assert f"is reached by rank {alone} alone" in finding.try_
+
+
+def two_part(number: int, frames: tuple[StackFrame, ...]) -> ProcessLook:
+    return make_rank(number, replace(GLOO, tid=9000 + number), frames=frames)
+
+
+def test_of_two_ranks_in_different_collectives_the_one_at_a_barrier_is_not_the_one_that_is_alone():
+    ranks = (two_part(0, BARRIER), two_part(1, BROADCAST))
+    finding = Job(ranks, {40: "missing-rank"}, rank=1, fields={"world_size": 2}).check()
+    assert "is reached by rank 1 alone" in finding.try_
+
+
+@pytest.mark.parametrize(
+    ("past", "words"),
+    [
+        ((at_store(1, 0),), "rank 1 is past the last one"),
+        ((at_store(1, 0), at_store(2, 0)), "ranks 1-2 are past the last one"),
+        ((two_part(1, BARRIER), two_part(2, BARRIER)), "ranks 1-2 are past the last one"),
+    ],
+)
+def test_ranks_that_are_past_the_backward_of_the_others_had_fewer_batches(past, words):
+    ranks = (two_part(0, BACKWARD), *past)
+    finding = conclude(stand(*ranks, world_size=len(ranks), seconds=60))
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "missing-rank")
+    assert f"give all ranks the same number of batches: {words}" in finding.try_
+
+
+@pytest.mark.parametrize("frames", [IN_LOCK, DECODE])
+def test_a_rank_that_stands_elsewhere_had_not_fewer_batches(frames):
+    finding = conclude(stand(two_part(0, BACKWARD), make_rank(1, frames=frames), world_size=2, seconds=60))
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "missing-rank")
+    assert "batches" not in finding.try_
+
+
 # --- ranks that have ended ---
 
 LAUNCHER = make_process(900, role=Role.LAUNCHER, rank=NOT_APPLICABLE, local_rank=NOT_APPLICABLE)
@@ -388,9 +441,9 @@ def test_a_dump_names_no_rank_that_waits_where_others_are_elsewhere():
     pipeline = [make_rank(rank, frames=RECEIVES if rank < 6 else ALL_REDUCE) for rank in range(8)]
     dump = rounds(pipeline, pipeline, pipeline, world=16)
     assert odd_pid(dump) == 0
-    assert dump.summary.startswith("ranks 0-5 in recv_forward train.py:40, ranks 6-7 in all_reduce train.py:40")
-    assert "8 ranks are elsewhere or have ended: run tpmon dump there" in dump.summary
-    assert odd_pid(fold(*pipeline, world=8)) == 4060
+    assert "ranks 0-5 in recv_forward train.py:40, ranks 6-7 in all_reduce train.py:40" in dump.summary
+    assert "elsewhere, of ranks 8-15" in dump.summary
+    assert odd_pid(fold(*pipeline, world=8)) == 0, "nor do transfers that all wait in"
 
 
 def test_a_dump_names_those_that_stand_outside_of_a_collective_though_they_are_the_most():
@@ -402,7 +455,9 @@ def test_a_dump_names_those_that_stand_outside_of_a_collective_though_they_are_t
     assert "ranks 1-4 not there either" in dump.summary
 
 
-@pytest.mark.parametrize(("size", "words"), [(2, "at ranks that ended"), (UNTOLD, "or that run elsewhere")])
+@pytest.mark.parametrize(
+    ("size", "words"), [(2, "or the backend itself"), (UNTOLD, "how many ranks there are is not known")]
+)
 def test_a_dump_of_ranks_of_an_unknown_number_looks_elsewhere_too(size, words):
     dump = fold_rounds([make_round(make_rank(0), make_rank(1))], DumpOrigin(1, "train.py", size))
     assert f"{words} (seen once" in dump.summary

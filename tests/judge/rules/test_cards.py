@@ -18,11 +18,12 @@ from tpmon.judge.rules import gpu as rules_gpu
 from tpmon.judge.rules.card_faults import judge_unhealthy, note_held, note_hollow, note_xids
 from tpmon.judge.rules.cards import judge_brake, judge_odd_cap, judge_pcie, judge_thermal
 from tpmon.judge.rules.gpu import judge_gpu_compute
-from tpmon.judge.stacks.profile import Phase
+from tpmon.judge.stacks.phases import Phase
 from tpmon.judge.watch.tracker import NO_WATCH, observe
+from tpmon.model.figures import Origin
 from tpmon.model.gpu import GpuSample, ThrottleShare
 from tpmon.model.known import NOT_APPLICABLE, Missing, Why
-from tpmon.model.verdict import Kind, Origin
+from tpmon.model.verdict import Kind
 
 IDLE_LINKS = {"pcie_tx_bytes_s": 0.0, "pcie_rx_bytes_s": 0.0, "nvlink_tx_bytes_s": 0.0, "nvlink_rx_bytes_s": 0.0}
 HEAT = [

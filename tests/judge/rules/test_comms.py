@@ -24,13 +24,15 @@ from tpmon.judge.rules.comms import (
 )
 from tpmon.judge.rules.health import judge_cpu_compute
 from tpmon.judge.stacks.classify import read_stack
-from tpmon.judge.stacks.profile import Phase, Spot
+from tpmon.judge.stacks.phases import Phase
+from tpmon.judge.stacks.profile import Spot
+from tpmon.model.figures import Origin
 from tpmon.model.gpu import ThrottleShare
 from tpmon.model.host import NetworkSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame
-from tpmon.model.verdict import Confidence, Kind, Origin
+from tpmon.model.verdict import Confidence, Kind
 
 UNREAD = Missing("not permitted")
 HOLLOW = {"sm_pct": 100.0, "sm_active_pct": 6.0, "tensor_pct": 0.0, "dram_pct": 0.5, "power_w": 130.0}

@@ -14,7 +14,8 @@ from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features import cpu as features_cpu
 from tpmon.judge.features.cpu import Taker, are_taken, find_cores_free, find_cores_spared, find_taker, note_neighbours
-from tpmon.judge.features.snapshot import median_known, see
+from tpmon.judge.features.readings import median_known
+from tpmon.judge.features.snapshot import see
 from tpmon.judge.finding import rate_confidence, write_try
 from tpmon.judge.hysteresis import Standing, Track, key_of
 from tpmon.judge.judge import judge_scene
@@ -32,11 +33,12 @@ from tpmon.judge.rules.cpu import (
 from tpmon.judge.rules.gpu import judge_gpu_compute
 from tpmon.judge.rules.loader import judge_cpu_transform, judge_too_few_workers
 from tpmon.judge.rules.python import judge_single_thread
-from tpmon.judge.stacks.profile import Phase
+from tpmon.judge.stacks.phases import Phase
+from tpmon.model.figures import Origin
 from tpmon.model.host import Pool, PoolLibrary, Tenant
 from tpmon.model.known import Missing, is_known, map_known
 from tpmon.model.process import EnvironmentSetting, Role, ThreadGroup, ThreadKind
-from tpmon.model.verdict import Confidence, Kind, Origin
+from tpmon.model.verdict import Confidence, Kind
 
 OPENBLAS, OPENCV, NUMEXPR = PoolLibrary.OPENBLAS, PoolLibrary.OPENCV, PoolLibrary.NUMEXPR
 SECOND = 1_000_000_000
@@ -155,10 +157,12 @@ BESIDE = {
     ("demand", "waiting", "cpu", "cost"),
     [
         (1.9, 1.0, {}, 0.53),  # a pool of two is late together
-        (1.0, 0.6, {}, 0.6),
+        (1.0, 0.6, {}, 0.55),  # no more than they use
         (0.6, 0.3, {}, 0.3),
         (0.4, 0.2, {}, None),  # a note: it loses a fifth
-        (1.9, 1.0, {"demand_ratio": 1.5}, None),  # it wants more than there is
+        (1.9, 1.0, {"oversubscription": 1.5}, None),  # it wants more than there is
+        # Two workers that wake often wait each time, and seem to want most of a CPU each.
+        (2.0, 1.5, {"demand_ratio": 1.7, "runnable": 3.4, "run_delay_ratio": 0.8, "used_cores": 0.7}, 0.65),
         (1.9, 1.0, {"throttled_ratio": 0.3}, None),
         (1.9, 1.0, {"host_used_cores": 1.0}, None),  # nobody else runs: a binding
         (1.9, 0.1, {"run_delay_ratio": 0.05}, None),
@@ -202,7 +206,7 @@ def test_what_others_take_is_said_after_what_the_job_does_itself_and_before_that
 def test_neighbours_are_a_note_and_only_when_the_job_itself_wants_little_but_not_next_to_nothing():
     busy = {"budget_cores": 2.0, "run_delay_ratio": 0.53, "used_cores": 0.9, "runnable": 1.9, "host_used_cores": 2.0}
     assert note_neighbours(see(window(demand_ratio=0.98, **busy))).startswith("other-tenants")
-    assert note_neighbours(see(window(demand_ratio=3.0, **busy))) == ""
+    assert note_neighbours(see(window(oversubscription=3.0, **busy))) == ""
     assert note_neighbours(see(window(demand_ratio=0.98, **{**busy, "run_delay_ratio": 0.1}))) == ""
     beside = {
         "budget_cores": 2.0,

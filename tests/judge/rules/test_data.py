@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.any_windows import make_slice, with_slice
 from tests.frames import make_frame, make_gpu, make_process, make_rank
-from tests.judging import advise, doubts, make_looks, make_phases
+from tests.judging import advise, doubts, make_looks, make_phases, read_phases
 from tests.paces import make_hook, make_pace, with_hooks
 from tests.starving import ALL, COMPUTES, IDLES, RANK, SLEEPS, causes, line_up, load_itself, make_second, starve
 from tpmon.judge.answers.needs import Need
@@ -20,7 +20,6 @@ from tpmon.judge.features.data_wait import combine_wait, measure_share
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.features.starvation import Starved, find_starved, see_waits
 from tpmon.judge.ranking import find_explained
-from tpmon.judge.rules import data as rules_data
 from tpmon.judge.rules import loader as rules_loader
 from tpmon.judge.rules.data import (
     find_period,
@@ -31,15 +30,18 @@ from tpmon.judge.rules.data import (
     judge_periodic,
     judge_pin,
     judge_sampler,
+    judge_skipping,
+    note_skipping,
 )
 from tpmon.judge.rules.lifecycle import judge_starting
 from tpmon.judge.rules.loader import judge_respawn
-from tpmon.judge.stacks.profile import DataPart, Phase, read_phases
+from tpmon.judge.stacks.phases import DataPart, Phase
 from tpmon.judge.watch.tracker import find_pace
+from tpmon.model.figures import Origin
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame
-from tpmon.model.verdict import Kind, Origin
+from tpmon.model.verdict import Kind
 
 NO_STACKS = Missing("stacks: not permitted")
 
@@ -369,11 +371,10 @@ def stepped(period, late, steps_s, pace=None):
 @pytest.mark.parametrize(
     ("period", "late", "steps_s", "words"),
     [
-        (7, 2, 7, "every 7 s, about every 35th step, between"),
-        (5, 2, 1, "every 5 s, about every 3rd step, between"),
-        (6, 3, 1, "every 6 s, about every 3rd step, between"),
-        (10, 4, 200, "every 10 s, about every 1,200th step, between"),
-        (12, 5, 3, "every 12 s, about every 21st step, between"),
+        (7, 2, 7, "every 7 s, about every 35 steps, between"),
+        (5, 2, 1, "every 5 s, about every 3 steps, between"),
+        (10, 4, 201, "every 10 s, about every 1,200 steps, between"),
+        (12, 5, 3, "every 12 s, about every 21 steps, between"),
     ],
 )
 def test_bursts_are_told_by_steps_where_a_hook_counts_them(period, late, steps_s, words):
@@ -399,23 +400,6 @@ def test_steps_that_are_not_counted_for_long_or_not_steady_are_not_told():
         for i, (one, count) in enumerate(zip(faster.history, counts, strict=True))
     ]
     assert plain in judge_periodic(see(quick)).summary
-
-
-@pytest.mark.parametrize(
-    ("steps", "period_s", "rounded", "words"),
-    [
-        (34.2, 7.0, 34, "34th"),
-        (137.0, 7.0, 135, "135th"),
-        (8.4, 4.0, 8, "8th"),
-        (41.0, 3.0, 40, "40th"),
-        (1284.0, 7.0, 1300, "1,300th"),
-        (111.6, 60.0, 112, "112th"),
-        (22.0, 30.0, 22, "22nd"),
-    ],
-)
-def test_steps_are_rounded_to_what_a_period_of_whole_readings_can_tell(steps, period_s, rounded, words):
-    assert rules_data.round_steps(steps, period_s, 1.0) == rounded
-    assert rules_data.say_nth(rounded) == words
 
 
 def decode(video=97.0, jpeg=0.0, sm=30.0, wait=0.7, **more):
@@ -476,17 +460,29 @@ def skip(ratio=0.98, parts=None, samples=200, span_s=30.0, **ratios):
 
 
 @pytest.mark.parametrize(
-    ("scene", "skips"),
+    ("scene", "taken"),
     [
-        (skip(), True),
-        (skip(parts={DataPart.FETCH: 0.8, DataPart.COLLATE: 0.1}), True),
-        (skip(0.95, forward=0.05), False),  # it makes steps
-        (skip(0.95, validation=0.05), False),
-        (skip(0.5, other=0.5), False),  # it does something with them
-        (skip(parts={DataPart.QUEUE: 0.98}), False),  # the first batch has not come
-        (skip(span_s=9.0), False),
-        (skip(samples=40), False),
+        (skip(), 20),
+        (skip(parts={DataPart.FETCH: 0.8, DataPart.COLLATE: 0.1}), 20),
+        (skip(parts={DataPart.FETCH: 0.9, DataPart.COPY: 0.05}), 10),
+        (skip(0.95, forward=0.05), 0),  # it makes steps
+        (skip(0.95, validation=0.05), 0),
+        (skip(0.5, other=0.5), 0),  # it does something with them
+        (skip(parts={DataPart.QUEUE: 0.98}), 0),  # the first batch has not come
+        (skip(span_s=9.0), 0),
+        (skip(samples=40), 0),
     ],
 )
-def test_batches_of_which_no_step_is_made_are_skipped_says_a_note(scene, skips):
-    assert bool(rules_data.note_skipping(scene)) is skips
+def test_batches_of_which_no_step_is_made_are_skipped_and_few_of_them_a_note(scene, taken):
+    answer = judge_skipping(scene)
+    assert (type(answer) is Suspicion) is (taken >= 20)
+    assert bool(note_skipping(scene)) is (0 < taken < 20)
+
+
+def test_skipping_explains_what_loads_slowly_and_its_remedy_keeps_the_place():
+    scene = skip()
+    one = judge_skipping(scene)
+    assert "takes batch after batch, and no step is seen" in one.summary
+    assert advise(scene, one)[0].remedy.id == "skip-indices"
+    keys = [(one.kind, cause) for cause in ("skipping", "cpu-transform", "no-workers", "periodic")]
+    assert find_explained(keys) == set(keys[1:])

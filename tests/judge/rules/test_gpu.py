@@ -14,12 +14,13 @@ from tpmon.judge.rules import gpu as rules_gpu
 from tpmon.judge.rules.cards import judge_odd_cap, judge_pcie, judge_thermal
 from tpmon.judge.rules.comms import judge_straggler, judge_transfer
 from tpmon.judge.rules.gpu import judge_explicit_sync, judge_gpu_compute, judge_launch_bound
-from tpmon.judge.stacks.profile import DataPart, Phase
+from tpmon.judge.stacks.phases import DataPart, Phase
+from tpmon.model.figures import Origin
 from tpmon.model.gpu import MigInstance, ThrottleShare
 from tpmon.model.host import NetworkSample
 from tpmon.model.known import Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
-from tpmon.model.verdict import Confidence, Kind, Origin
+from tpmon.model.verdict import Confidence, Kind
 
 TINY, MAIN_THREAD = (Kind.LAUNCH_BOUND, "tiny-kernels"), (Kind.LAUNCH_BOUND, "main-thread")
 MIG = MigInstance("MIG-1", 1, 1 << 30, 10 << 30, UNREAD, (4211,))

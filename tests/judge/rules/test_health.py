@@ -11,9 +11,11 @@ from tpmon.judge.rules import gpu as rules_gpu
 from tpmon.judge.rules import health as rules_healthy
 from tpmon.judge.rules import lifecycle as rules_progress
 from tpmon.judge.rules.health import judge_balanced, judge_cpu_compute
-from tpmon.judge.stacks.profile import Phase
-from tpmon.model.known import Missing
-from tpmon.model.verdict import EXIT_CODES, Confidence, Kind, Origin
+from tpmon.judge.stacks.phases import Phase
+from tpmon.model.figures import Origin
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.process import Role
+from tpmon.model.verdict import EXIT_CODES, Confidence, Kind
 
 UNREAD = Missing("not permitted")
 TRAINS = {Phase.FORWARD: 0.4, Phase.BACKWARD: 0.4, Phase.OPTIMIZER: 0.1, Phase.DATA_WAIT: 0.1}
@@ -57,6 +59,34 @@ def test_cores_that_compute_are_told_by_stacks_too_and_not_without_a_budget_or_b
     assert type(judge_cpu_compute(cpu_job(2.0, gpus=(make_gpu(),)))) is Cleared
     hidden = Missing("GPUs not visible from this shell (container or Slurm step)")
     assert type(judge_cpu_compute(cpu_job(2.0, gpus=hidden))) is Unsure
+
+
+def above(*children, parent=0.01, phases=None, **frame):
+    """Make a scene of a process that rests above others, which want so much each."""
+    rank = make_process(4211, runnable=parent, busy_threads=0)
+    role = {"role": Role.HELPER, "rank": NOT_APPLICABLE, "parent": 4211, "rank_pid": 4211}
+    below = (make_process(4300 + n, runnable=one, **role) for n, one in enumerate(children))
+    plain = {"processes": (rank, *below), "loader": (), "cpu": make_cpu(budget_cores=4.0)}
+    return scene_of(make_frame(**{**plain, **frame}), [make_phases(phases or {Phase.OTHER: 1.0})])
+
+
+@pytest.mark.parametrize(
+    ("scene", "wanted"),
+    [
+        (above(2.0), (Kind.COMPUTE_BOUND, "cpu")),
+        (above(1.0, 1.0, 0.0), (Kind.COMPUTE_BOUND, "cpu")),
+        (above(2.0, 2.0, 2.0), (Kind.COMPUTE_BOUND, "cpu")),
+        (above(0.4, 0.4), Cleared),  # they wait themselves
+        (above(), Cleared),
+        (above(2.0, parent=0.5), Cleared),
+        (above(2.0, phases={Phase.LOAD: 1.0}), Cleared),
+        (above(2.0, phases={Phase.OTHER: 0.3, Phase.FORWARD: 0.7}), Cleared),
+        (above(2.0, gpus=(make_gpu(),)), Cleared),
+        (above(2.0, cpu=make_cpu(budget_cores=UNREAD)), Unsure),
+    ],
+)
+def test_a_parent_that_only_waits_for_processes_that_compute_is_healthy(scene, wanted):
+    assert said(judge_cpu_compute(scene)) == wanted
 
 
 def one_thread(*, used=1.0, demand=1.0, threads=1, phases=TRAINS, **looks):

@@ -18,12 +18,13 @@ from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import judge_scene
 from tpmon.judge.rules import lifecycle
 from tpmon.judge.rules.lifecycle import judge_checkpoint, judge_finished, judge_starting, judge_waiting_for_input
-from tpmon.judge.stacks.profile import Phase
+from tpmon.judge.stacks.phases import Phase
+from tpmon.model.figures import Origin
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.process import EnvironmentSetting, Outcome, ProcessEnd, Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame
-from tpmon.model.verdict import Kind, Origin, SinceIs, pick_code
+from tpmon.model.verdict import Kind, SinceIs, pick_code
 
 # Starting
 
@@ -327,9 +328,9 @@ def test_the_last_words_are_the_error_else_the_newest_line():
 
     def words(*logs):
         found = lifecycle.find_last_words(make_frame(output=logs))
-        return found and (found[0].path, found[1])
+        return [(one.source, one.text) for one in found]
 
-    assert words(old, new) == ("err", "warning: slow")
-    assert words(new, error, old) == ("e", "ValueError: nan")
-    assert words(make_output(lines=())) is None
-    assert words() is None
+    assert words(old, new) == [("err", "warning: slow")]
+    assert words(new, error, old) == [("e", "ValueError: nan")]
+    assert words(make_output(lines=())) == []
+    assert words() == []

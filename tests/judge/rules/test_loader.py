@@ -28,11 +28,12 @@ from tpmon.judge.rules.loader import (
     judge_uneven_workers,
     judge_worker_lock,
 )
-from tpmon.judge.stacks.profile import Phase
+from tpmon.judge.stacks.phases import Phase
+from tpmon.model.figures import Origin
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Outcome, Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame
-from tpmon.model.verdict import Confidence, Kind, Origin
+from tpmon.model.verdict import Confidence, Kind
 
 GONE = Missing("permission denied")
 
@@ -526,17 +527,44 @@ def test_workers_asleep_before_a_retry_wait_for_a_store_that_refuses_and_more_of
     assert not any(each.adds_workers for each in chosen)
 
 
+PAUSES = {
+    "a line of the program": AT_LINE,
+    "a file that is called like a client's": below(("sleep", "/home/u/urllib3/util/retry.py")),
+}
+
+
+@pytest.mark.parametrize("frames", PAUSES.values(), ids=PAUSES)
+def test_workers_that_sleep_on_purpose_are_refused_by_somebody_no_surer_than_medium(frames):
+    scene = see_workers([SLEEPS] * 4, (frames, 20))
+    ((cause, one),) = suspects(scene).items()
+    assert (cause, rate_confidence(one, 60.0)) == ("network-store", MEDIUM)
+    assert "sleep in a line of the program, as before they ask again" in one.summary
+    chosen = [each.remedy for each in advise(scene, one)]
+    assert [each.id for each in chosen[:2]] == ["fewer-requests", "look-at-sleepers"]
+    assert not any(each.adds_workers for each in chosen)
+
+
 @pytest.mark.parametrize(
     ("kinds", "frames"),
     [
-        ([SLEEPS] * 4, AT_LINE),
         ([SLEEPS] * 4, below(("send", f"{PACKAGES}/requests/adapters.py"))),
-        ([SLEEPS] * 4, below(("sleep", "/home/u/urllib3/util/retry.py"))),
+        ([SLEEPS, *[IDLES] * 3], AT_LINE),
+        ([TIMED] * 4, AT_LINE),  # an event, for anything
+        ([{**POOL_COMPUTES, "waits_for": "sleep"}] * 4, AT_LINE),  # for threads of its own
+        ([COMPUTES] * 4, AT_LINE),
         ([COMPUTES] * 4, below(("retry", f"{PACKAGES}/backoff/_sync.py"))),
     ],
 )
 def test_no_other_sleep_and_no_other_wrapper_is_a_retry(kinds, frames):
     assert "network-store" not in suspects(see_workers(kinds, (frames, 20)))
+
+
+@pytest.mark.parametrize("waits_for", ["lock or queue (futex)", "unix socket", "pipe read", "poll", "sleep"])
+def test_a_worker_whose_other_threads_run_computes_whatever_its_main_thread_waits_for(waits_for):
+    groups = (ThreadGroup(ThreadKind.MAIN, 1, 0.05), ThreadGroup(ThreadKind.OTHER, 16, 1.3))
+    kind = {**SLEEPS, "waits_for": waits_for, "runnable": 1.35, "thread_groups": groups}
+    assert set(suspects(see_workers([kind] * 2, (AT_LINE, 20), cpu=FULL))) == {"cpu-transform"}
+    assert set(suspects(see_workers([kind] * 2, (AT_LINE, 20)))) == {"too-few-workers"}
 
 
 def test_what_is_shown_of_a_lock_or_of_threads_is_said_and_proven_and_what_is_open_left_open():

@@ -19,15 +19,17 @@ from tpmon.judge.features.readings import pressure_origin
 from tpmon.judge.features.snapshot import Scene, see
 from tpmon.judge.finding import rate_confidence
 from tpmon.judge.rules.card_faults import judge_gpu_memory
-from tpmon.judge.rules.memory import RULES, judge_copy_on_write, judge_leak, judge_shm, judge_swap
-from tpmon.judge.stacks.profile import Phase, RankPhases
+from tpmon.judge.rules.limits import RULES, judge_copy_on_write, judge_leak, judge_shm, judge_swap
+from tpmon.judge.stacks.phases import Phase
+from tpmon.judge.stacks.profile import RankPhases
+from tpmon.model.figures import Origin
 from tpmon.model.frame import Frame
 from tpmon.model.gpu import GpuProcess, GpuSample, MigInstance
 from tpmon.model.hook import AllocatorFigures
 from tpmon.model.host import SUMMED_ANON, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.text.job_words import say_value
-from tpmon.model.verdict import Confidence, Kind, Origin
+from tpmon.model.verdict import Confidence, Kind
 
 GONE = Missing("permission denied")
 NO_GROUP = {"anon_source": SUMMED_ANON, "limit_bytes": NOT_APPLICABLE, "used_bytes": GONE}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.frames import make_cpu, make_frame, make_gpu, make_loader, make_process, make_target, make_worker
-from tests.judging import clears, doubts, make_looks, make_phases
+from tests.judging import clears, doubts, make_looks, make_phases, read_phases
 from tests.loop_stacks import LIB, RANK, WAIT, see_waiting, slice_of, stack
 from tests.starving import line_up
 from tpmon.judge.answers.needs import Need
@@ -22,10 +22,12 @@ from tpmon.judge.rules.python import (
     judge_small_operators,
 )
 from tpmon.judge.stacks.classify import receives
-from tpmon.judge.stacks.profile import Phase, RankPhases, Spot, read_phases
+from tpmon.judge.stacks.phases import Phase
+from tpmon.judge.stacks.profile import RankPhases, Spot
+from tpmon.model.figures import Origin
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role, ThreadGroup, ThreadKind
-from tpmon.model.verdict import Confidence, Kind, Origin
+from tpmon.model.verdict import Confidence, Kind
 
 GONE = Missing("permission denied")
 BUSY = {"gpus": (make_gpu(sm_pct=97.0, pids=(RANK,)),)}
@@ -366,12 +368,16 @@ ACT = ("act", "/home/u/learner.py", 17)
 CALL = ("Module._wrapped_call_impl", f"{NN}/module.py")
 
 
-def read_learner(calling=12, computing=400, mine=ACT, leaf=CALL):
+def read_learner(calling=12, computing=400, mine=ACT, leaf=CALL, one_line=0.5):
     """Read the stacks of a learner, ``calling`` samples of which are in the Python that leads to operators."""
     called = ("Module._call_impl", f"{NN}/module.py")
     linear = stack(mine, CALL, called, ("Linear.forward", f"{NN}/linear.py"))
+    tanh = stack(mine, CALL, called, ("Tanh.forward", f"{NN}/activation.py"))
+    in_linear = round(one_line * computing)
+    computes = ((linear, in_linear), (tanh, computing - in_linear))
     leads = stack(mine, CALL, called, leaf)
-    return read_phases([slice_of((linear, computing), (leads, calling), (stack(mine), 60))], 10_500_000_000)[RANK]
+    slices = [slice_of(*(one for one in computes if one[1]), (leads, calling), (stack(mine), 60))]
+    return read_phases(slices, 10_500_000_000)[RANK]
 
 
 def spin(phases, *, pool=1.0, busy=2, running=10, **frame):
@@ -402,6 +408,8 @@ def test_a_pool_that_runs_between_operators_of_microseconds_spins():
     # No name of the program decides, and other Python of torch between operators tells as well.
     renamed = judge_small_operators(spin(read_learner(mine=("forward_pass", "/srv/x/train_model.py", 3))))
     assert (renamed.weight, renamed.margin) == (one.weight, one.margin)
+    linears = judge_small_operators(spin(read_learner(calling=30, one_line=1.0)))
+    assert linears.cause == "small-operators", "a stack of nothing but small layers"
     in_optimizer = ("Adam._init_group", f"{OPTIM}/adam.py")
     assert judge_small_operators(spin(read_learner(leaf=in_optimizer))).margin == one.margin
 
@@ -417,6 +425,8 @@ def test_full_cores_are_not_called_computing_while_a_few_samples_may_show_small_
 LARGE = read_learner(calling=0)
 NOT_SMALL = {
     "operators of milliseconds": (spin(LARGE), Cleared),
+    # 10 of 610 samples, as in a small batch of convolutions: each of them takes a millisecond
+    "one large operator": (spin(read_learner(calling=10, computing=600, one_line=0.92)), Cleared),
     "no pool": (spin(read_learner(), busy=1, pool=0.0), Cleared),
     "a pool that sleeps between them": (spin(read_learner(), pool=0.4), Cleared),
     "too few samples": (spin(read_learner(calling=3, computing=100)), Unsure),

@@ -13,22 +13,38 @@ from tests.any_windows import make_slice, with_slice
 from tests.frames import make_frame, make_process, make_worker
 from tests.judging import advise, make_looks, make_phases
 from tests.phase_stacks import PYTHON_LIB, SITE
-from tests.starving import COMPUTES, DISK, DISTANT, RANK, SMALL_FILES, SOCKET, causes, line_up, make_second, starve
+from tests.starving import (
+    COMPUTES,
+    DISK,
+    DISTANT,
+    LOADER,
+    RANK,
+    SMALL_FILES,
+    SOCKET,
+    causes,
+    line_up,
+    make_second,
+    starve,
+)
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.readings import share_waits, weigh_rest
 from tpmon.judge.features.snapshot import Scene, see
-from tpmon.judge.features.starvation import find_starved
-from tpmon.judge.features.workers import find_open_share, is_open
+from tpmon.judge.features.starvation import find_starved, need_starved
+from tpmon.judge.features.workers import find_open_share
+from tpmon.judge.hysteresis import key_of
+from tpmon.judge.ranking import find_explained
 from tpmon.judge.rules import storage as rules_storage
 from tpmon.judge.rules.data import judge_no_workers
 from tpmon.judge.rules.storage import RULES, judge_network_store, judge_storage_bandwidth, judge_storage_latency
-from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases
+from tpmon.judge.stacks.classify import ends_in
+from tpmon.judge.stacks.phases import DataPart, FrameKind, Phase
+from tpmon.judge.stacks.profile import RankPhases
+from tpmon.model.figures import Origin
 from tpmon.model.host import SocketSample
-from tpmon.model.known import Missing, is_known
+from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame
-from tpmon.model.verdict import Origin
 from tpmon.model.waits import RUNNING, Wait, WaitReason
 
 GONE = Missing("permission denied")
@@ -150,6 +166,10 @@ def stacked(
     return see(with_slice(line_up(frames), taken), phases)
 
 
+def share_opens(scene: Scene) -> Known[float]:
+    return find_open_share(need_starved(scene), scene)
+
+
 def fed(kind: dict[str, Any], opening: int, **more: Any) -> Scene:
     return stacked([make_second(0.8, [kind] * 2)] * 20, 5000, opening, **more)
 
@@ -160,7 +180,7 @@ def fed(kind: dict[str, Any], opening: int, **more: Any) -> Scene:
         ("open", SITE + "PIL/Image.py", True),
         ("ImageFile.load", SITE + "PIL/ImageFile.py", False),
         ("pil_loader", SITE + "torchvision/datasets/folder.py", True),
-        ("pil_loader", "/home/usr/train/data.py", True),
+        ("pil_loader", "/home/usr/train/data.py", False),
         ("getsize", "<frozen genericpath>", True),
         ("isfile", "/usr/lib/python3.9/genericpath.py", True),
         ("_joinrealpath", "<frozen posixpath>", True),
@@ -172,14 +192,14 @@ def fed(kind: dict[str, Any], opening: int, **more: Any) -> Scene:
         ("_open_file.__init__", SITE + "torch/serialization.py", True),
         ("load", SITE + "torch/serialization.py", False),
         ("load", SITE + "numpy/lib/_npyio_impl.py", True),
-        ("Store.open", "/home/usr/train/store.py", True),
+        ("Store.open", "/home/usr/train/store.py", False),
         ("ZipFile.open", PYTHON_LIB + "zipfile.py", False),
         ("Images.__getitem__", "/home/usr/train/data.py", False),
     ],
 )
 def test_functions_that_only_open_or_look_up_files(function, file, opens):
-    assert is_open((ITEM, StackFrame(function, file, 7))) is opens
-    assert not is_open(())
+    assert ends_in(FrameKind.OPENS, (ITEM, StackFrame(function, file, 7))) is opens
+    assert not ends_in(FrameKind.OPENS, ())
 
 
 def test_few_large_reads_or_reads_that_were_not_counted_behind_slow_opens_are_many_small_files():
@@ -206,9 +226,9 @@ def test_opens_are_nothing_where_no_wait_fits_bytes_come_fast_or_few_stacks_tell
     assert isinstance(judge_storage_bandwidth(fast), Suspicion)
     assert Need.SMALL_READS not in judge_storage_bandwidth(fast).observed
     assert causes(fed(SOCKET, 40), RULES) == {"network-store"}
-    assert not is_known(find_open_share(fed(DISTANT, 5, loading=5)))
-    assert find_open_share(fed(DISTANT, 20, idle=500)) == 0.5
-    assert not is_known(find_open_share(see(line_up([make_second(0.8, [DISTANT] * 2)] * 20))))
+    assert not is_known(share_opens(fed(DISTANT, 5, loading=5)))
+    assert share_opens(fed(DISTANT, 20, idle=500)) == 0.5
+    assert not is_known(share_opens(see(line_up([make_second(0.8, [DISTANT] * 2)] * 20))))
 
 
 def test_a_rank_that_loads_itself_is_told_of_its_small_files_where_it_waits_for_them():
@@ -224,6 +244,25 @@ def test_a_rank_that_loads_itself_is_told_of_its_small_files_where_it_waits_for_
     for io, opening in ((1, 30), (6, 5)):
         plain = judge_no_workers(loads(io, opening))
         assert Need.SMALL_READS not in plain.observed
+
+
+URLLIB = StackFrame("sleep_for_retry", SITE + "urllib3/util/retry.py", 30)
+ITSELF = {
+    "a socket": (StackFrame("readinto", PYTHON_LIB + "socket.py", 700), "network-store", "start-workers"),
+    "a server that refuses": (URLLIB, "network-store", "fewer-requests"),
+    "a lock file": (StackFrame("acquire", SITE + "filelock/_api.py", 300), "worker-lock", "free-the-lock"),
+    "a file": (OPEN, "no-workers", "start-workers"),
+}
+
+
+@pytest.mark.parametrize(("leaf", "cause", "remedy"), ITSELF.values(), ids=ITSELF)
+def test_what_a_rank_without_workers_waits_for_is_told_by_its_own_stacks(leaf, cause, remedy):
+    scene = stacked([make_second(0.0, [], rank={"runnable": 0.3})] * 20, RANK, 30, leaf=leaf, idle=0)
+    found = [one for one in (rule(scene) for rule in LOADER) if isinstance(one, Suspicion)]
+    explained = find_explained(key_of(one) for one in found)
+    (one,) = [one for one in found if key_of(one) not in explained]
+    assert (one.cause, advise(scene, one)[0].remedy.id) == (cause, remedy)
+    assert remedy != "fewer-requests" or not any(each.remedy.adds_workers for each in advise(scene, one))
 
 
 # shares of waits

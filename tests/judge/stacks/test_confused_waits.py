@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.frames import make_gpu, make_process, make_target
-from tests.judging import make_phases
+from tests.judging import make_phases, read_phases
 from tests.loop_stacks import LIB, RANK, WAIT, frame_of, see_waiting, slice_of, stack
 from tpmon.judge.advice.choose import choose
 from tpmon.judge.advice.facts import RunFacts
@@ -15,8 +15,9 @@ from tpmon.judge.features.starvation import find_named_wait
 from tpmon.judge.ranking import find_explained
 from tpmon.judge.rules.data import judge_no_workers
 from tpmon.judge.rules.python import judge_blocking_call, judge_own_loader
-from tpmon.judge.stacks.classify import receives
-from tpmon.judge.stacks.profile import DataPart, Phase, Spot, classify, read_phases
+from tpmon.judge.stacks.classify import classify, receives
+from tpmon.judge.stacks.phases import DataPart, Phase
+from tpmon.judge.stacks.profile import Spot
 from tpmon.model.stacks import StackCount
 from tpmon.model.verdict import Kind
 

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from tests import any_windows
 from tests.frames import NOW_NS
-from tests.judging import SECOND
+from tests.judging import SECOND, read_phases
 from tests.loop_stacks import RANK as PID
 from tests.phase_stacks import SITE
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.stacks.classify import classify, read_stack
-from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases, differs, measure_design, read_phases, share_of
+from tpmon.judge.stacks.phases import DataPart, Phase
+from tpmon.judge.stacks.profile import RankPhases, differs, measure_design, share_of
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
 from tpmon.probe.spy.text import parse_raw
 

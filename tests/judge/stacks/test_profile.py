@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from tests.phase_stacks import FRAMES, SITE, stack
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.knowledge import TableError
-from tpmon.judge.stacks.classify import is_library, mark_frame, read_stack
-from tpmon.judge.stacks.phases import GIVES_WAY, make_rules, read_frame_rules
-from tpmon.judge.stacks.profile import DataPart, Phase, classify
+from tpmon.judge.stacks.classify import classify, is_library, mark_frame, read_stack
+from tpmon.judge.stacks.phases import GIVES_WAY, DataPart, FrameKind, Phase, make_rules, read_frame_rules
 from tpmon.model.stacks import StackFrame
 
 TABLE = [
@@ -325,8 +324,10 @@ SMALL = {
     "frames": {"lib/a/x.py": {"sync": "wait join"}, "lib/": {"sync": "* but get"}},
     "installed": {"rich/": {"sync": "*"}},
     "leaves": {},
-    "retries": {"lib/a/x.py": {"sync": "sleep"}},
-    "calling": {},
+    "below": {"__iter__": {"lib/a/x.py": {"sync": "*"}}},
+    "words": {"wait for all": "join"},
+    **{one.value: {} for one in FrameKind},
+    "retries": {"lib/a/x.py": "sleep", "lib/c.py, lib/d/": "*"},
     "names": {"sync": ["wait_.*", "sync"]},
 }
 
@@ -337,6 +338,9 @@ def test_a_table_of_frames_is_read_into_rules():
     assert files == [(f"lib/{name}/x.py", {"wait", "join"}, set()) for name in "ab"]
     others = [(rule.path, rule.but, rule.installed) for rule in rules.frames[""]]
     assert others == [("rich/", set(), True), ("lib/", {"get"}, False)]
+    asks = [rule.path for some in rules.kinds[FrameKind.RETRIES].values() for rule in some]
+    assert sorted(asks) == ["lib/a/x.py", "lib/b/x.py", "lib/c.py", "lib/d/"]
+    assert (list(rules.below), rules.words) == (["__iter__"], {"join": "wait for all"})
     ((mark, pattern),) = rules.names
     assert mark.weak
     assert pattern.fullmatch("wait_all")

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.frames import GIB, make_cpu, make_gpu
+from tests.frames import GIB, make_cpu, make_gpu, make_log_pace
+from tests.paces import make_pace
 from tpmon.model.gpu import GpuProcess
 from tpmon.model.known import Missing
 from tpmon.model.process import EnvironmentSetting
@@ -21,6 +22,17 @@ def busy(**fields):
     plain = {"budget_cores": 2.0, "used_cores": 1.98, "runnable": 14.2}
     proof = {"oversubscription": 7.1, "run_delay_ratio": 0.82, "throttled_ratio": 0.0}
     return make_cpu(**(plain | proof | fields))
+
+
+def test_the_facts_say_the_pace_of_the_log_where_no_hook_tells_one():
+    pace = make_log_pace(rate_hz=9.4, unit="it")
+    assert state_facts(1, 2, IDLE, NO_DRIVER, pace=pace).startswith("9.40 it/s (log) · 2 workers")
+    old = make_log_pace(age_s=95.0)
+    assert state_facts(1, 2, IDLE, NO_DRIVER, pace=old).startswith("3.21 steps/s (log, 1m35s old)")
+    hooked = state_facts(1, 2, IDLE, NO_DRIVER, pace=pace, steps=make_pace())
+    assert "(log)" not in hooked
+    assert "steps/s" in hooked
+    assert "/s" not in state_facts(1, 2, IDLE, NO_DRIVER, pace=Missing("no line of the log counts steps"))
 
 
 def test_the_example_of_the_guide_and_that_no_rank_is_left_before_all_else():

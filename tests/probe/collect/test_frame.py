@@ -4,13 +4,13 @@ from datetime import timedelta
 
 import pytest
 
-from tests.frames import GIB, NOW, make_gpu, make_output
+from tests.frames import GIB, NOW, make_gpu, make_log_pace, make_output
 from tests.frames import make_cpu as cpu_sample
 from tests.frames import make_process as sample
 from tests.frames import make_worker as worker
 from tests.members import made_up
 from tpmon.model.gpu import GpuProcess
-from tpmon.model.host import SUMMED_ANON, PoolLibrary
+from tpmon.model.host import NO_LOG, SUMMED_ANON, PoolLibrary, join_log_paces
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity, Role, ThreadGroup, ThreadKind
 from tpmon.model.waits import Wait, WaitReason
@@ -21,6 +21,7 @@ from tpmon.probe.collect.frame import (
     find_pool,
     has_pin_thread,
     is_pool,
+    list_output,
     make_cpu,
     make_memory,
     make_process,
@@ -231,3 +232,21 @@ def test_memory_of_no_process_is_not_known_rather_than_zero_and_its_source_says_
     assert (summed.rss_bytes, summed.anon_bytes, summed.anon_growth_bytes_s) == (sample().rss_bytes, 7, 2.0)
     assert summed.anon_source == SUMMED_ANON
     assert make_memory((), GROUP, HOST, shm, AnonMemory(1, 0.0, False)).anon_source == "cgroup"
+
+
+def test_each_log_has_the_rank_of_its_writer_and_the_job_the_first_pace_that_is_not_old():
+    logs = (
+        make_output(4200, pace=make_log_pace(pid=4200, age_s=900.0, rank=NOT_APPLICABLE)),
+        make_output(4212, pace=make_log_pace(pid=4212, rank=NOT_APPLICABLE, rate_hz=3.0)),
+        make_output(4211, pace=make_log_pace(rank=NOT_APPLICABLE, rate_hz=3.2)),
+        make_output(4213, pace=Missing("no line of the log was seen to count steps")),
+    )
+    ranks = [sample(4211, rank=0), sample(4212, rank=1), sample(4213, rank=2)]
+    listed = list_output(logs, 1.5, ranks, NOW)
+    assert [one.pace.rank for one in listed[:3]] == [NOT_APPLICABLE, 1, 0]
+    assert [one.pace.age_s for one in listed[:3]] == [901.5, 2.7, 2.7]
+    assert listed[3].pace == logs[3].pace
+    assert join_log_paces(listed) == listed[2].pace
+    assert join_log_paces(listed[:1]) == listed[0].pace, "an old one is still how it went"
+    assert join_log_paces(listed[3:]) == listed[3].pace
+    assert join_log_paces(()) == NO_LOG

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 from contextlib import closing
@@ -17,7 +18,7 @@ from tests.waits import wait_of
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.probe.base.procread import StatLine, read_stat
-from tpmon.probe.collect.processes import ProcessProbe, ProcessRates, measure_rates, parse_allowed_cpus
+from tpmon.probe.collect.processes import REREAD_TICKS, ProcessProbe, ProcessRates, measure_rates, parse_allowed_cpus
 from tpmon.probe.proc.counters import Io
 from tpmon.probe.proc.threads import DIGITS, Allowance
 from tpmon.probe.proc.wchan import RUNNING
@@ -208,6 +209,83 @@ def test_processes_killed_at_any_moment_raise_os_error_and_nothing_else():
             watched.close()
             one.close()
     assert open_files() == before
+
+
+class Counted:
+    """Count how often a file is read."""
+
+    def __init__(self, file) -> None:
+        self.file, self.reads = file, 0
+
+    def read(self):
+        self.reads += 1
+        return self.file.read()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def rest(watched: ProcessProbe, ticks: int) -> None:
+    """Read a process that sleeps so often that its next readings find that its clock stood still.
+
+    One that is preempted on its way into a wait sleeps already by its state, and waits for nothing so far.
+    """
+
+    def is_at_rest() -> bool:
+        looks = []
+        for _ in range(3):
+            time.sleep(0.05)
+            looks += [read(watched) for _ in range(REREAD_TICKS)]
+        return {(one.stat.state, one.stat.cpu_s, one.wchan) for one in looks} == {
+            ("S", looks[0].stat.cpu_s, looks[0].wchan)
+        }
+
+    assert wait_until(is_at_rest)
+    for _ in range(2 + ticks):
+        read(watched)
+
+
+def test_a_process_that_did_not_run_is_read_again_only_now_and_then(probe):
+    with child("say('up'); hear(); start_burning(1); say('runs'); hear()") as one:
+        watched = probe(one)
+        rest(watched, 0)
+        watched._stat = counted = Counted(watched._stat)
+        before, *others = [read(watched) for _ in range(4 * REREAD_TICKS)]
+        assert counted.reads == 4
+        same = (before.stat, before.wchan, 0.0)
+        assert [(now.stat, now.wchan, now.rates.cpu_pct) for now in others] == [same] * len(others)
+        one.say("go")
+        one.hear()
+        for _ in range(REREAD_TICKS):
+            time.sleep(0.02)
+            read(watched)
+        assert counted.reads == 4 + REREAD_TICKS
+
+
+def test_a_clock_that_may_be_of_another_process_is_not_believed(probe, monkeypatch):
+    monkeypatch.setattr("tpmon.probe.collect.processes.read_cpu_clock", lambda _pid: 1000 * SECOND)
+    with child("say('up'); hear()") as one:
+        watched = probe(one)
+        rest(watched, 0)
+        watched._stat = counted = Counted(watched._stat)
+        for _ in range(2 * REREAD_TICKS):
+            read(watched)
+        assert counted.reads == 2 * REREAD_TICKS
+
+
+@pytest.mark.parametrize("ticks", range(REREAD_TICKS))
+def test_the_stop_and_the_end_of_a_process_that_rests_are_seen_at_once(probe, ticks):
+    with closing(Child("say('up'); hear(); hear()")) as one:
+        one.hear()
+        watched = probe(one)
+        rest(watched, ticks)
+        for number, state in ((signal.SIGSTOP, "T"), (signal.SIGCONT, "S"), (signal.SIGKILL, "Z")):
+            os.kill(one.pid, number)
+            assert wait_until(lambda state=state: read_stat(one.pid).state == state)
+            assert read(watched).stat.state == state
+        one.process.wait()
+        with pytest.raises(ProcessLookupError):
+            read(watched)
 
 
 def test_exec_keeps_the_row_under_its_new_name(probe):

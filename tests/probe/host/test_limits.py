@@ -7,7 +7,15 @@ import tempfile
 import pytest
 
 from tpmon.model.host import DescriptorGroup, Resource
-from tpmon.probe.host.limits import LimitReader, count_descriptors, group_descriptors, parse_limit, read_room
+from tpmon.probe.host.limits import (
+    TOLD_GROWTH,
+    TOLD_RATIO,
+    LimitReader,
+    count_descriptors,
+    group_descriptors,
+    parse_limit,
+    read_room,
+)
 
 LIMITS = "Limit                     Soft Limit           Hard Limit           Units     \nMax open files            1024   4096   files\nMax processes             unlimited   unlimited   processes\n"
 
@@ -52,3 +60,17 @@ def test_before_linux_6_2_the_entries_are_counted(tmp_path, old_kernel):
         (folder / str(name)).symlink_to("/dev/null")
     size = os.stat(folder).st_size
     assert count_descriptors(7, str(tmp_path)) == (size or 3)
+
+
+def test_what_grows_far_below_its_limit_is_told_too():
+    reader = LimitReader(lambda: (os.getpid(),))
+    before = next(one for one in reader.read() if one.resource is Resource.DESCRIPTORS)
+    pipes = [os.pipe() for _ in range(TOLD_GROWTH)]
+    try:
+        after = next(one for one in reader.read() if one.resource is Resource.DESCRIPTORS)
+    finally:
+        for end in (end for pair in pipes for end in pair):
+            os.close(end)
+    assert after.used < TOLD_RATIO * after.limit, "the limit of this process is too low for the test"
+    assert (before.groups, after.groups[0].target) == ((), "pipe")
+    assert after.groups[0].count >= 2 * TOLD_GROWTH

@@ -332,7 +332,6 @@ def test_real_job_is_this_process(pair):
     first = reading(sockets, [os.getpid()], now)
     assert first.sample.connections >= 2
     assert "lo" in first.interfaces
-    assert network.read_addresses()["127.0.0.1"] == "lo"
     with socket.create_server(("127.0.0.1", 0)) as server:
         late = socket.create_connection(server.getsockname())
         # Descriptors are scanned every ten seconds.

@@ -227,6 +227,42 @@ def test_pipes_terminals_and_null_are_never_touched(writer):
     os.close(side)
 
 
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        "tee {log}",
+        "tee -a {log} | cat",
+        "cat > {log}",
+        "grep --line-buffered step | tee {log}",
+        "cat | cat | tee {log}",
+    ],
+)
+def test_the_log_at_the_end_of_a_pipeline_is_followed(tmp_path, writer, pipeline):
+    log = tmp_path / "train.log"
+    shell = subprocess.Popen(["sh", "-c", pipeline.format(log=log)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    process = writer(shell.stdin, subprocess.PIPE)
+    shell.stdin.close()
+    say(process, "step 7 loss 1.5")
+    deadline = time.monotonic() + 20
+    while not (samples := output.OutputReader().read([process.pid])) or not samples[0].lines:
+        assert time.monotonic() < deadline, samples
+        time.sleep(0.05)
+    (sample,) = samples
+    assert (sample.path, sample.lines) == (str(log), ("step 7 loss 1.5",))
+    assert output.read_more(sample, 5) == ("step 7 loss 1.5",)
+    process.kill()
+    shell.wait()
+
+
+def test_the_readers_of_pipes_are_looked_for_seldom(tmp_path, writer, monkeypatch):
+    asked = []
+    monkeypatch.setattr(output, "list_pids", lambda proc: asked.append(proc) or [])
+    process = writer(subprocess.PIPE, subprocess.PIPE)
+    reader = output.OutputReader()
+    assert [reader.read([process.pid]) for _ in range(5)] == [()] * 5
+    assert len(asked) == 1
+
+
 def test_unreadable_log_says_why_and_keeps_its_age(logged):
     log, process = logged
     say(process, "secret")

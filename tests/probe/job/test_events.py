@@ -187,6 +187,33 @@ def test_the_end_of_a_job_is_that_of_its_root_and_of_who_failed_before(ends, sto
     assert (ends.describe(), ends.outcome, ends.signal != NOT_APPLICABLE) == (how, outcome, "SIG" in how)
 
 
+@pytest.mark.parametrize(
+    ("steps", "how", "outcome"),
+    [
+        ([gone((rank(1), KILL), (LAUNCHER, 0))], "rank 1 (102): SIGKILL", FAILED),
+        (
+            [gone((worker(0), KILL)), gone((rank(0), EXIT_1)), gone((LAUNCHER, 0))],
+            "worker 0 (200) of rank 0: SIGKILL",
+            FAILED,
+        ),
+        ([gone((rank(0), TERM), (rank(1), 0)), gone((LAUNCHER, 0))], "rank 0 (101): SIGTERM", FAILED),
+        (
+            [gone((rank(0), KILL)), born(rank(0, 300, 9)), gone((rank(0, 300, 9), 0)), gone((LAUNCHER, 0))],
+            "exit 0",
+            WELL,
+        ),
+        ([gone((rank(0), 0), (rank(1), 0)), gone((LAUNCHER, 0))], "exit 0", WELL),
+        ([gone((rank(0), UNREAD)), gone((LAUNCHER, 0))], UNSEEN, UNKNOWN),
+        ([gone((rank(0), 0)), gone((LAUNCHER, KILL))], "SIGKILL", FAILED),
+    ],
+)
+def test_what_starts_the_ranks_of_one_node_does_not_answer_for_them(steps, how, outcome):
+    ends = MemberEnds(LAUNCHER.identity, answers=False)
+    for now_ns, changes in enumerate(steps):
+        ends.add(changes, now_ns)
+    assert (ends.describe(), ends.outcome, ends.signal != NOT_APPLICABLE) == (how, outcome, "SIG" in how)
+
+
 @pytest.mark.parametrize(("after_ns", "outcome"), [(OUTLIVED_NS, FAILED), (OUTLIVED_NS + 1, UNKNOWN)])
 def test_a_failure_that_the_job_outlived_for_long_is_not_its_end(ends, after_ns, outcome):
     for now_ns, changes in ((7, gone((rank(1), KILL))), (8, Changes()), (7 + after_ns, gone((LAUNCHER, UNREAD)))):

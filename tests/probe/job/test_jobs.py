@@ -10,7 +10,7 @@ import pytest
 from tests.children import child
 from tests.fake_proc import FakeProc
 from tests.targets import HOLD_TORCH, ask_as_another, needs_root, place_of_rank
-from tpmon.errors import NoTargetError, NotPermittedError, UsageError
+from tpmon.errors import NoTargetError, NotPermittedError, SeveralJobsError, UsageError
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing
 from tpmon.model.process import Freezer, Role
 from tpmon.model.results.doctor import JobState
@@ -20,12 +20,15 @@ from tpmon.probe.job import discovery as survey
 from tpmon.probe.job import process_facts as facts
 from tpmon.probe.job.discovery import list_jobs
 from tpmon.probe.job.job import read_owner, user_name
-from tpmon.probe.job.resolve import find_job, find_only_job
+from tpmon.probe.job.resolve import find_job, find_named, find_only_job
 
 
 def test_the_only_job_of_this_user(fake):
-    fake.add(60, 1, ("python", "theirs.py"), torch=True, uid=os.geteuid() + 1)
-    with pytest.raises(NoTargetError):
+    with pytest.raises(NoTargetError, match=r"^this user runs no training job on this machine$"):
+        find_only_job(fake.proc)
+    theirs = os.geteuid() + 1
+    fake.add(60, 1, ("python", "theirs.py"), torch=True, uid=theirs)
+    with pytest.raises(NoTargetError, match=rf"machine; there are those of {user_name(theirs)}: 60 \(theirs.py\)$"):
         find_only_job(fake.proc)
     fake.add_torchrun(100)
     assert find_only_job(fake.proc).root.pid == 100
@@ -37,6 +40,27 @@ def test_the_only_job_of_this_user(fake):
     with pytest.raises(UsageError, match=r"12 training jobs here: .* and 4 more$") as caught:
         find_only_job(fake.proc)
     assert caught.value.try_this.startswith("tpmon ps")
+
+
+def test_a_job_is_found_by_the_name_of_its_script_and_of_several_none_is_chosen(fake):
+    with pytest.raises(NoTargetError, match=r"^no training job here goes by train: there is none$") as caught:
+        find_named("train", fake.proc)
+    assert "tpmon demo" in caught.value.try_this
+    fake.add_torchrun(100)
+    fake.add(300, 1, ("bash", "run.sh"))
+    fake.add(310, 300, ("python", "-m", "lab.second", "--lr", "1"), torch=True)
+    fake.add(400, 1, ("python", "/theirs/eval.py"), torch=True, uid=os.geteuid() + 1)
+    assert [find_named(name, fake.proc) for name in ("train", "train.py", "lab.second", "second", "SEC")] == [
+        *(100, 100, 310, 310, 310)
+    ]
+    assert find_named("eval", fake.proc) == 400, "another user's, where none of ours goes by it"
+    fake.add(500, 1, ("python", "/mine/eval_all.py"), torch=True)
+    assert find_named("eval", fake.proc) == 500
+    fake.add(510, 1, ("python", "/mine/b/second.py"), torch=True)
+    with pytest.raises(SeveralJobsError, match=r"^2 training jobs go by sec: 310 \(lab.second\), 510 \(second.py\)$"):
+        find_named("sec", fake.proc)
+    with pytest.raises(NoTargetError, match=r"goes by trian; there are: 100 \(train.py\), 310 "):
+        find_named("trian", fake.proc)
 
 
 def test_of_two_jobs_on_a_node_the_one_of_the_own_slurm_job_is_meant(fake, monkeypatch):

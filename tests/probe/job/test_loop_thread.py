@@ -11,8 +11,8 @@ from tests.children import child
 from tests.members import member
 from tests.spying import may_sample
 from tests.waiting import wait_until
-from tpmon.judge.dumps.groups import DumpOrigin
-from tpmon.judge.dumps.hot import hot_functions
+from tpmon.judge.folds.groups import DumpOrigin
+from tpmon.judge.folds.hot import hot_functions
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity, LoopThread, Role, ThreadKind
 from tpmon.model.results.sample import SampleRequest

@@ -40,6 +40,16 @@ def test_a_job_is_the_same_whichever_member_is_asked(fake, asked):
     assert places[121] == (1, 1, 102, 102)
     assert places[100] == (NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE, 50)
     assert (job.world_size, job.rank_source, job.script) == (4, "environment", "train.py")
+    assert job.remark == "2 of 4 ranks are on this host: tpmon fleet --hosts a,b watches all"
+
+
+@pytest.mark.parametrize(("number", "where"), [("4711", "--slurm 4711"), ("x; rm", "--hosts a,b")])
+def test_a_job_with_ranks_elsewhere_says_which_command_watches_all_nodes(number, where, fake):
+    for rank, pid in ((2, 101), (3, 102)):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank - 2), "WORLD_SIZE": "4", "SLURM_JOB_ID": number}
+        fake.add(pid, 100, ("python", "train.py"), environ=place, torch=True)
+    fake.add(100, 1, ("torchrun",), name="torchrun")
+    assert find_job(101, fake.proc).remark == f"2 of 4 ranks are on this host: tpmon fleet {where} watches all"
 
 
 def test_jobs_and_nodes_of_torchrun_of_one_shell_stay_apart_and_a_launcher_above_the_shell_does_not_count(fake):
@@ -205,7 +215,8 @@ def test_the_job_of_a_program_that_starts_a_launcher_is_the_launchers(fake, aske
     job = find_job(asked, fake.proc)
     assert (job.root.pid, job.world_size) == (100, 4)
     assert ranks(job) == {101: 0, 102: 1}
-    assert job.remark == ("60 (yolo) started the job of 100 (torchrun)" if asked == 60 else "")
+    elsewhere = "2 of 4 ranks are on this host: tpmon fleet --hosts a,b watches all"
+    assert job.remark == ("60 (yolo) started the job of 100 (torchrun)" if asked == 60 else elsewhere)
     assert [one.pid for one in list_jobs(fake.proc).jobs] == [100]
 
 

@@ -417,6 +417,22 @@ def test_launchers_are_told_by_their_command_line(line, launcher):
 
 
 @pytest.mark.parametrize(
+    ("line", "answers"),
+    [
+        ("slurmstepd: [77.0]", False),
+        ("/usr/bin/orted -mca ess env", False),
+        ("hydra_pmi_proxy --control-port n0:1", False),
+        ("mpirun -n 2 python train.py", True),
+        ("srun python train.py", True),
+        ("python /v/bin/torchrun train.py", True),
+        ("python train.py slurmstepd", True),
+    ],
+)
+def test_what_starts_the_ranks_of_one_node_does_not_answer_for_them(line, answers):
+    assert identify("x", (line,) if line.startswith("slurmstepd:") else tuple(line.split(" "))).answers is answers
+
+
+@pytest.mark.parametrize(
     ("line", "boundary"),
     [
         ("-bash", True),

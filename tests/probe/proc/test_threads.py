@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -13,6 +14,7 @@ from tests.probe.collect.test_population import open_files
 from tests.waiting import wait_until
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import ThreadKind
+from tpmon.probe.base.procread import read_stat
 from tpmon.probe.proc.counters import read_cpu_clock, tell_no_clock
 from tpmon.probe.proc.threads import (
     DIGITS,
@@ -480,3 +482,35 @@ def test_a_busy_thread_in_the_place_of_a_dead_resting_one_is_met_in_the_same_tic
     job.put((80, "400000000 0 3"))
     now = job.tick(others_s=0.4)
     assert (now.runnable, now.busy_threads) == (pytest.approx(0.9), 2)
+
+
+def test_of_a_process_that_slept_all_the_time_no_thread_is_read(watch, monkeypatch):
+    code = "for _ in range(3): threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    with child(f"{code}\nsay('up'); hear(); start_burning(1); say('runs'); hear()") as one:
+        threads = watch(one.pid, clock=read_cpu_clock)
+        assert wait_until(lambda: read_stat(one.pid).state == "S")
+
+        def read(*, sleeps: bool, moved: bool = False):
+            cpu_s = read_stat(one.pid).cpu_s
+            count = read_stat(one.pid).threads
+            return threads.read(time.monotonic_ns, count, moved=moved, skip=False, cpu_s=cpu_s, sleeps=sleeps)
+
+        for _ in range(6 * QUIET_TICKS):
+            before = read(sleeps=False)
+        looked: list[int] = []
+        look = threads._read_thread
+        monkeypatch.setattr(ThreadSet, "_read_thread", lambda _, thread: looked.append(thread.tid) or look(thread))
+        for _ in range(2 * QUIET_TICKS):
+            now = read(sleeps=True)
+        assert not looked
+        assert replace(now, taken_ns=0) == replace(before, taken_ns=0)
+        assert now.taken_ns > before.taken_ns
+        for _ in range(2 * QUIET_TICKS):
+            read(sleeps=False)
+        assert looked == [one.pid] * 2
+        read(sleeps=True)
+        one.say("go")
+        one.hear()
+        time.sleep(0.5)
+        ran = read(sleeps=True, moved=True)
+        assert ran.runnable == pytest.approx(1.0, abs=0.5)

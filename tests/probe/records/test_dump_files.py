@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.dumps import make_rank, make_round
 from tests.stacks import DECODE
-from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
+from tpmon.judge.folds.groups import DumpOrigin, fold_rounds
 from tpmon.model.codec import encode
 from tpmon.probe.records.dump_files import _join_labelled, read_dumps
 

@@ -243,7 +243,9 @@ def test_diagnose_judges_by_the_rest_and_says_what_it_could_not_see(case, call, 
 def test_once_has_rows_and_cpu_and_says_why_there_are_no_stacks(case, call, job):
     done = call("attach", str(job), "--once")
     said = in_one_line(done.stdout)
-    assert (done.returncode, done.stderr) == (0, "")
+    undecided = done.stdout.startswith("verdict  NOT-ENOUGH-EVIDENCE")
+    where = f"tpmon: no verdict after two readings; tpmon diagnose {job} gives one within 15 s\n"
+    assert (done.returncode, done.stderr) == (0, where if undecided else "")
     assert f" 0 {job} S " in said
     assert "cpu budget " in said
     if case.kind is not ErrorKind.LATE:

@@ -22,7 +22,7 @@ from tests.probe.spy.test_dump_probe import functions, main_of
 from tests.waiting import wait_until
 from tests.waits import wait_of
 from tpmon.judge.dumps.describe import collapse_frames
-from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
+from tpmon.judge.folds.groups import DumpOrigin, fold_rounds
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Asker, Dump, DumpRequest, DumpRound, ErrorKind
 from tpmon.model.known import NOT_APPLICABLE, is_known

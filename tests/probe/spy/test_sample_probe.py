@@ -19,8 +19,8 @@ from tests.probe.spy.test_dump_odd_targets import NEWEST, find_python, running
 from tests.probe.spy.test_dump_probe import FAILING, GARBAGE, HANGING, NAP, script, traced
 from tests.spying import spies_of
 from tests.waiting import wait_until
-from tpmon.judge.dumps.groups import DumpOrigin
-from tpmon.judge.dumps.hot import hot_functions
+from tpmon.judge.folds.groups import DumpOrigin
+from tpmon.judge.folds.hot import hot_functions
 from tpmon.model.dump import ErrorKind
 from tpmon.model.results.sample import CountedFunction, SampledProcess, SampleReading, SampleRequest
 from tpmon.probe.base.procread import read_stat

@@ -58,7 +58,7 @@ else:
     program.make(mount, "tmpfs", folder, f"size={size_mb}m,nr_inodes={inodes}")
     os.chdir(folder)
     file = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    most_s = program.draw.uniform(60, 80)
+    most_s = program.draw.uniform(120, 140)  # it still fills up when the last verdict counts
     one, most = (write_one, size_mb * 0.9) if program.options.of == "disk" else (make_one, inodes * 0.9)
     rate_s = most / most_s
 batch = program.draw.choice((8, 16))

@@ -142,12 +142,11 @@ class Program:
 class Images(Dataset):
     """Serve made-up images of 3 x 32 x 32 floats with a class; ``rounds`` blurs are their transform.
 
-    ``before`` is called with the index of each before it is made.
+    ``before`` is called with the index of each before it is made; None by default, as spawned workers get all
+    of it pickled.
     """
 
-    def __init__(
-        self, rounds: int = 1, length: int = 1_000_000, before: Callable[[int], object] = lambda _index: None
-    ) -> None:
+    def __init__(self, rounds: int = 1, length: int = 1_000_000, before: Callable[[int], object] | None = None) -> None:
         self.rounds = rounds
         self.length = length
         self.before = before
@@ -159,7 +158,8 @@ class Images(Dataset):
         return self.transform(self.read(index)), index % CLASSES
 
     def read(self, index: int) -> Tensor:
-        self.before(index)
+        if self.before is not None:
+            self.before(index)
         return torch.rand(3, SIDE, SIDE, generator=torch.Generator().manual_seed(index))
 
     def transform(self, image: Tensor) -> Tensor:

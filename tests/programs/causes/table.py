@@ -113,7 +113,7 @@ ROWS = (
         "killed_workers", Kind.DATA_BOUND, watch_s=GENERATIONS_S, remedy="no deadly sample", advice="find-dead-worker"
     ),
     _row("periodic", Kind.DATA_BOUND, watch_s=GENERATIONS_S, remedy="a longer queue", advice="prefetch-factor"),
-    Row("skip_batches", Label(Kind.DATA_BOUND)),
+    Row("skip_batches", Label(Kind.DATA_BOUND, "skipping"), watch_s=GENERATIONS_S),
     _row("sampler", Kind.DATA_BOUND, remedy="an order made at once", advice="choose-at-once"),
     _row("collate", Kind.DATA_BOUND, remedy="tensors instead of lists", advice="collate-arrays"),
     _row("drain", Kind.DATA_BOUND, remedy="one tensor a batch", advice="fewer-tensors"),

@@ -10,7 +10,9 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.trace_tables import RangeRow
 from tpmon.report.trace import TABLES, explain_empty, write_csv, write_report, write_tables
 from tpmon.trace.analysis import analyze
-from tpmon.trace.figures.program import is_own_line
+from tpmon.trace.figures.program import find_line
+from tpmon.trace.own_lines import LineOwner, find_program, owner_of_line
+from tpmon.trace.reading.read import read_trace
 from tpmon.ui.traces.state import Tab
 from tpmon.ui.traces.tabs import has_data, list_tab
 from tpmon.view.blocks import Sheet
@@ -97,7 +99,135 @@ def test_lines_of_the_program():
     own = ["train.py(3): main", "lib/nets/model.py(3): forward"]
     library = ["torch/nn/functional.py(3): linear", "contextlib.py(3): inner", "json/decoder.py(3): decode"]
     none = ["<built-in method item>", "nn.Module: Linear_0", "<frozen importlib._bootstrap>(3): _find"]
-    assert [name for name in own + library + none if is_own_line(name)] == own
+    assert [name for name in own + library + none if find_program(()).is_own(name)] == own
+
+
+OWNERS = {
+    LineOwner.PROGRAM: (
+        r"C:\Users\me\proj\train.py(90): main",
+        r"proj\augment.py(12): heavy",
+        "/tmp/ipykernel_33/1234.py(5): fit",
+        "<ipython-input-7-0aa1b>(5): fit",
+        "<command-4120>(5): fit",
+        "<stdin>(1): <module>",
+        "/usr/local/bin/train(9): <module>",
+        "/home/me/torch/train.py(5): fit",
+        "code/train.py(5): fit",
+        "html/model.py(5): fit",
+        "re/train.py(5): fit",
+        "datasets.py(5): fit",
+        "mycorp/torch/utils/loop.py(30): run_epoch",
+    ),
+    LineOwner.PACKAGE: (
+        r"transformers\trainer.py(9): train",
+        "IPython/core/interactiveshell.py(3526): run_code",
+        "/opt/conda/lib/python3.11/site-packages/mine/x.py(1): f",
+    ),
+    LineOwner.PYTHON: (
+        r"threading.py(1): wait",
+        r"asyncio\base_events.py(5): run",
+        "json/decoder.py(5): decode",
+        "re/_compiler.py(5): compile",
+        "logging/__init__.py(5): info",
+        "/opt/conda/lib/python3.11/queue.py(5): get",
+        r"C:\Python311\Lib\queue.py(5): get",
+    ),
+    LineOwner.TORCH: (
+        r"torch\nn\modules\module.py(1500): _call_impl",
+        "torch/contrib/x.py(1): f",
+        "/home/me/pytorch/torch/nn/modules/module.py(1500): _call_impl",
+        "/opt/conda/lib/python3.11/site-packages/torch/nn/functional.py(5): linear",
+        "/tmp/torchinductor_me/ab/cab.py(40): call",
+    ),
+}
+
+
+@pytest.mark.parametrize(("owner", "line"), [(owner, line) for owner, lines in OWNERS.items() for line in lines])
+def test_a_line_is_found_whatever_the_system_the_shell_and_the_folder(owner, line):
+    assert owner_of_line(line) is owner
+
+
+@pytest.mark.parametrize("start", [(), ("<frozen runpy>(88): _run_code",), ("runpy.py(88): _run_code",)])
+@pytest.mark.parametrize("script", ["trace.py", "profile.py", "train.py", r"C:\Lib\trace.py"])
+def test_a_script_is_the_program_whatever_it_is_called(start, script, tmp_path):
+    trace = TraceBuilder()
+    for number in range(5):
+        trace.step(number, number * 10_000, 10_000).op("aten::mm", number * 10_000 + 10, 80)
+        trace.kernel(number * 10_000 + 100, 900, launch=number * 10_000 + 50)
+    own = f"{script}(5): synchronize"
+    for depth, line in enumerate((*start, f"{script}(30): <module>", own, "queue.py(3): get")):
+        python(trace, line, depth, 50_000 - 2 * depth)
+    file = trace.analyse(tmp_path, with_stack=1)
+    assert [line.name for line in file.verdict.lines] == [own]
+    assert file.gaps[0].largest[0].source == own
+    place = find_line(read_trace(str(tmp_path / "t.json")), "aten::mm")
+    assert place.file == script
+
+
+RUN_CELL = ("traitlets/config/application.py(1075): launch_instance", OWNERS[LineOwner.PACKAGE][1])
+EVENT_LOOP = "sglang/srt/managers/scheduler.py(700): event_loop_normal"
+BUSY_LOOP = "vllm/v1/engine/core.py(300): run_busy_loop"
+STARTED = {
+    "a spawned worker": ("<string>(1): <module>", "multiprocessing/spawn.py(122): spawn_main", EVENT_LOOP),
+    "a worker of the program": (
+        "<string>(1): <module>",
+        "multiprocessing/spawn.py(122): spawn_main",
+        "train.py(5): fit",
+    ),
+    "a class that was made": ("<string>(1): <module>", EVENT_LOOP, "<string>(3): __init__"),
+    "python -c": ("<string>(1): <module>",),
+    "a script of pip's": ("/usr/local/bin/vllm(8): <module>", BUSY_LOOP),
+    "python -m": ("vllm/entrypoints/api_server.py(9): <module>", "vllm/entrypoints/api_server.py(5): serve", BUSY_LOOP),
+    "python -m of a program": ("mine/train.py(9): <module>", "mine/train.py(5): fit", BUSY_LOOP),
+    "a notebook": ("ipykernel_launcher.py(18): <module>", *RUN_CELL, "/tmp/ipykernel_33/1.py(2): <module>"),
+    "a package in a notebook": ("ipykernel_launcher.py(18): <module>", *RUN_CELL, "<command-7>(2): fit", BUSY_LOOP),
+    "a script alone": ("train.py(30): <module>", "threading.py(1): wait"),
+    "a flat script": ("train.py(30): <module>", "tqdm/std.py(1180): __iter__"),
+    "a script's function": ("train.py(30): <module>", "train.py(5): fit", "tqdm/std.py(1180): __iter__"),
+}
+OWN = {
+    "a spawned worker": EVENT_LOOP,
+    "a worker of the program": "train.py(5): fit",
+    "a class that was made": EVENT_LOOP,
+    "python -c": "<string>(1): <module>",
+    "a script of pip's": BUSY_LOOP,
+    "python -m": BUSY_LOOP,
+    "python -m of a program": "mine/train.py(5): fit",
+    "a notebook": "/tmp/ipykernel_33/1.py(2): <module>",
+    "a package in a notebook": "<command-7>(2): fit",
+    "a script alone": "train.py(30): <module>",
+    "a flat script": "train.py(30): <module>",
+    "a script's function": "train.py(5): fit",
+}
+
+
+@pytest.mark.parametrize("start", [(), ("<frozen runpy>(88): _run_code", "<built-in method exec of module>")])
+@pytest.mark.parametrize("case", STARTED)
+def test_where_a_program_is_launched_is_its_line_only_where_it_has_no_other(start, case, tmp_path):
+    trace = TraceBuilder()
+    for number in range(5):
+        trace.step(number, number * 10_000, 10_000).op("aten::mm", number * 10_000 + 10, 80)
+        trace.kernel(number * 10_000 + 100, 900, launch=number * 10_000 + 50)
+    for depth, line in enumerate((*start, *STARTED[case], OWNERS[LineOwner.TORCH][0])):
+        python(trace, line, depth, 50_000 - 2 * depth)
+    file = trace.analyse(tmp_path, with_stack=1)
+    assert [line.name for line in file.verdict.lines] == [OWN[case]]
+    assert file.gaps[0].largest[0].source == OWN[case]
+
+
+@pytest.mark.parametrize("own", OWNERS[LineOwner.PROGRAM])
+def test_the_line_of_idle_time_is_between_those_of_packages_and_of_python(own, tmp_path):
+    trace = TraceBuilder()
+    for number in range(5):
+        trace.step(number, number * 10_000, 10_000).op("aten::mm", number * 10_000 + 10, 80)
+        trace.kernel(number * 10_000 + 100, 900, launch=number * 10_000 + 50)
+    lines = (OWNERS[LineOwner.PACKAGE][1], own, *OWNERS[LineOwner.TORCH][:2], *OWNERS[LineOwner.PYTHON][:2])
+    for depth, line in enumerate(lines):
+        python(trace, line, depth, 50_000 - 2 * depth)
+    file = trace.analyse(tmp_path, with_stack=1)
+    assert [(line.name, round(line.share_pct)) for line in file.verdict.lines] == [(own, 100)]
+    assert file.gaps[0].largest[0].source == own
+    assert f"what is in {own}: 100 %" in file.verdict.try_
 
 
 def test_operators_by_shape_and_by_line_come_when_they_are_asked_for(tmp_path):
@@ -213,7 +343,7 @@ def test_text_csv_and_screen_show_only_ranges_of_the_program_with_the_work_launc
         ["inner", "2", "200.0", "200.0", "100.0", "120.0"],
         ["graph", "2", "", "", "", "100.0"],
     ]
-    sheets = [block for block in list_tab(report.files[0], NOT_APPLICABLE, Tab.OPS) if isinstance(block, Sheet)]
+    sheets = [block for block in list_tab(report, 0, Tab.OPS) if isinstance(block, Sheet)]
     assert report.files[0].ranges in [sheet.rows for sheet in sheets]
     on_host = TraceBuilder().add("user_annotation", "my range", 0, 400).analyse(tmp_path, deviceProperties=[])
     assert on_host.ranges == (RangeRow("my range", 1, 400.0, 400.0, 400.0, NOT_APPLICABLE),)

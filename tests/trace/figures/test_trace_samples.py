@@ -7,14 +7,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tpmon.model.known import is_known
-from tpmon.model.results.trace import DeviceGaps, TraceFile, TraceReport
+from tpmon.model.known import NOT_APPLICABLE, is_known, sum_known
+from tpmon.model.results.trace import TraceFile, TraceReport
 from tpmon.model.verdict import Kind
 from tpmon.trace.analysis import Findings, analyze
-from tpmon.trace.figures.breakdown import find_gaps
-from tpmon.trace.figures.operators import nest_operators
+from tpmon.trace.reading.spans import grow, split_windows
 
 SAMPLES = Path(os.environ.get("TPMON_SAMPLE_TRACES", Path(__file__).parents[4] / "shared" / "traces"))
 PATHS = sorted(SAMPLES.glob("*/*.json.gz")) if SAMPLES.is_dir() else []
@@ -91,19 +91,30 @@ def test_counts_unions_kernels_memory_and_overlap_are_those_of_the_facts(path):
             assert (row.calls, row.host_total_us) == (op["calls"], near(op["host_total"]))
             assert row.host_self_us == near(op["host_self_excl_child_ops_only"])
     idle = facts.get("idle_attribution_proposed")
-    for gaps in _split_marks(path) if idle and file.overview.steps else ():
-        assert 100 * gaps.busy / gaps.window == pytest.approx(idle["busy%"], abs=0.1)
-        assert 100 * gaps.data / gaps.window == pytest.approx(idle["idle_data%"], abs=0.1)
-        assert 100 * gaps.cpu_op / gaps.window == pytest.approx(idle["idle_cpu_op%"], abs=0.1)
-        assert 100 * gaps.other / gaps.window == pytest.approx(idle["idle_other%"], abs=0.1)
+    for parts in _split_marks(path) if idle and file.overview.steps else ():
+        for name, said in (("busy", "busy"), ("data", "idle_data"), ("cpu_op", "idle_cpu_op"), ("other", "idle_other")):
+            assert parts[name] == pytest.approx(idle[f"{said}%"], abs=0.1)
+    for gaps in file.gaps:
+        assert sum_known(us for _name, us in gaps.causes()) == near(gaps.idle if is_known(gaps.launch) else 0)
 
 
-def _split_marks(path: Path) -> tuple[DeviceGaps, ...]:
-    """Attribute idle time between the first and the last mark, as the facts do."""
+def _split_marks(path: Path) -> list[dict[str, float]]:
+    """Split the marks of the host in percent by what the host did while a device was idle, as the facts do.
+
+    They neither ask whether work was queued, nor what a wait costs behind it.
+    """
     kept: list[Findings] = []
     analyze([str(path)], keep=kept.append)
-    trace, window = kept[0].trace, kept[0].steps.host_window
-    return find_gaps(trace, kept[0].causes, nest_operators(trace), window, window[0])
+    window = kept[0].steps.host_window
+    begin, end = np.array(window[:1]), np.array(window[1:])
+    names = ("busy", "data", "explicit", "implicit", "alloc", "launch", "cpu_op", "comms", "other")
+    found = []
+    for device in kept[0].devices:
+        rows = split_windows(device.busy, grow(device.busy, kept[0].causes.layers), begin, end)
+        found.append(
+            {name: 100 * float(row[0]) / (window[1] - window[0]) for name, row in zip(names, rows, strict=True)}
+        )
+    return found
 
 
 @pytest.mark.parametrize(
@@ -148,6 +159,23 @@ def test_the_rank_that_waits_least_is_the_straggler():
     ranks = compare("dlrm_ddp8/*.gz").ranks
     assert ranks.straggler == 7
     assert (ranks.missing, [row.rank for row in ranks.ranks]) == ((), list(range(8)))
+
+
+def test_the_job_of_each_sample_with_several_ranks():
+    slowed = compare("fresh_torch213_ours/ddp_gloo_rank*.gz").job
+    assert (slowed.cause, slowed.late, slowed.held.kind) == ("straggler", 1, Kind.PYTHON_BOUND)
+    assert slowed.held.longer[0].name == "other"
+    assert slowed.held.longer[0].ms == pytest.approx(30, abs=2), "it was slowed by 30 ms a step"
+    job = compare("dlrm_ddp8/*.gz").job
+    assert (job.cause, job.late, job.held.kind) == ("straggler", 7, Kind.LAUNCH_BOUND)
+    assert "ranks 0 to 6 wait for rank 7, 4.9 ms of a step" in job.summary
+    assert {rate.name: rate.calls for rate in job.rates} == {"all_to_all": 5, "all_reduce": 3}
+    few = compare("dlrm_ddp8/worker[05]*.gz").job
+    assert (few.cause, few.late) == ("unknown", NOT_APPLICABLE)
+    sampled = compare("hta/trace_filter*.gz").job
+    assert (sampled.cause, sampled.late) == ("unknown", NOT_APPLICABLE)
+    two = [*SAMPLES.glob("dlrm_ddp8/worker0*.gz"), *SAMPLES.glob("fresh_torch213_ours/ddp_gloo_rank1*.gz")]
+    assert analyze(list(map(str, two))).job.kind is Kind.NOT_ENOUGH_EVIDENCE
 
 
 H100 = "tracelens/h100_gaunernst_bert-small-uncased__1016001.json.gz"
@@ -228,7 +256,7 @@ def test_habits_of_the_samples():
     }
     assert seen == {
         "nw0_a": {"fp32-products", "unfused-optimizer"},
-        "nw4_a": {"fp32-products", "launch-heavy", "unfused-optimizer"},
+        "nw4_a": {"fp32-products", "launch-heavy", "elementwise-heavy", "unfused-optimizer"},
     }
     fp16 = "run forward and loss under fp16 autocast with a GradScaler"  # a V100, as tb advises AMP
     assert analyse("kineto_resnet50/nw4_a.pt.trace.json.gz").verdict.advice[0] == fp16
@@ -248,3 +276,49 @@ def test_a_trace_of_torch_with_stacks_gives_modules_functions_and_lines():
     sleep = next(row for row in file.frames if "sleep" in row.name)
     assert (sleep.calls, sleep.called_by) == (64, "gen.py(9): __getitem__")
     assert any((row.name, row.group) == ("aten::addmm", "gen.py(18): forward") for row in file.lines)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name[:40])
+def test_tables_of_device_work_sum_to_the_busy_time(path):
+    """Kinds of work and phases by unions in the judged steps; operators, kernels and copies in the whole trace."""
+    file = analyse(f"{path.parent.name}/{path.name}")
+    work, strays = file.step_work, {gap.device for gap in file.gaps if not gap.busy}
+    judged = [gap for gap in file.gaps if gap.device not in strays]
+    busy_us = sum(gap.busy for gap in judged) / max(len(judged), 1) / work.steps
+    assert sum(row.us for row in work.categories) == pytest.approx(busy_us, rel=1e-3)
+    assert work.busy_us <= work.step_us
+    assert all(row.us <= row.overlapping_us + 0.001 for row in work.categories)
+    if is_known(work.phases):
+        assert sum(row.host_us for row in work.phases if is_known(row.host_us)) > 0
+        if file.gaps:
+            assert sum(row.device_us for row in work.phases) == pytest.approx(busy_us, rel=1e-3)
+    whole_us = sum(card.busy_us for card in file.overview.gpus)
+    if file.gaps and file.operators:
+        assert sum(row.device_self_us for row in file.operators) - work.at_once_us == near(whole_us)
+    counted_us = sum(row.total_us for row in (*file.kernels, *file.copies))
+    assert counted_us - work.at_once_us == near(whole_us)
+    others = [row.share_pct for row in work.categories if row.category == "other"]
+    assert sum(others) < 5
+
+
+@pytest.mark.parametrize(
+    ("name", "categories", "samples"),
+    [
+        ("kineto_resnet50/nw4_a.pt.trace.json.gz", ("convolution", "norm", "elementwise"), 32),
+        ("dlrm_ddp8/worker7_step_12.1694128201553.pt.trace.json.gz", ("communication", "elementwise", "indexing"), 16),
+        (H100, ("GEMM", "attention", "norm"), 1),
+        ("fresh_torch213_ours/cpu_nw0.pt.trace.json.gz", (), 16),
+        ("fresh_torch213_ours/ddp_gloo_rank1.pt.trace.json.gz", (), 64),
+    ],
+)
+def test_what_the_steps_of_the_samples_are_made_of(name, categories, samples):
+    work = analyse(name).step_work
+    assert tuple(row.category for row in work.categories)[:3] == categories
+    assert work.rates.samples == samples
+
+
+def test_phases_of_resnet_are_told_apart_as_torch_1_8_names_them():
+    rows = {row.phase: row for row in analyse("kineto_resnet50/nw0_a.pt.trace.json.gz").step_work.phases}
+    assert rows["backward"].device_us > 1.5 * rows["forward"].device_us
+    assert rows["data"].host_us == pytest.approx(69_299, abs=1)
+    assert rows["other"].device_us < 100

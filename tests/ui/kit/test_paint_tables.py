@@ -24,7 +24,8 @@ from tpmon.model.process import Freezer, Outcome, Role
 from tpmon.model.units import count_cells
 from tpmon.ui.kit.ink import line_to_ascii
 from tpmon.ui.monitor.layout import Wish, paint_screen, rows_of, share_height
-from tpmon.ui.monitor.panes.tables import paint_gpus, paint_ranks, paint_workers, select_workers
+from tpmon.ui.monitor.panes.cards import paint_gpus
+from tpmon.ui.monitor.panes.tables import paint_ranks, paint_workers, select_workers
 from tpmon.ui.monitor.state import Pane, SortBy
 from tpmon.view import layout
 from tpmon.view.cards import card_ink, order_cards, summarize_cards, write_throttle
@@ -270,9 +271,11 @@ def test_cards_that_do_not_fit_are_summed_up_with_their_troubles():
 # What panes say
 
 TOLD = replace(job_of(1), ranks=(replace(job_of(1).ranks[0], step=1230, step_age_s=0.4),))
+ZOOMED = {"zoom": Pane.RANKS}
 PANES = {
     "no column of cards without any": (paint_ranks, job_of(2), {}, (120, 6), "~SM %"),
-    "columns of cards": (paint_ranks, replace(job_of(2), gpus=(make_gpu(0),)), {}, (120, 6), "SM %"),
+    "columns of cards in full": (paint_ranks, replace(job_of(2), gpus=(make_gpu(0),)), ZOOMED, (120, 6), "SM %"),
+    "the card of a rank": (paint_ranks, replace(job_of(2), gpus=(make_gpu(0),)), {}, (120, 6), "GPU|~SM %"),
     "a rank that is gone": (paint_ranks, replace(job_of(2), processes=()), {}, (120, 6), "gone"),
     "hidden ranks are counted and the cursor pages": (
         paint_ranks,
@@ -281,8 +284,9 @@ PANES = {
         (60, 10),
         "56 more|\n>  40 ",
     ),
-    "steps that a hook tells": (paint_ranks, TOLD, {}, (120, 4), "step age|1230"),
-    "no steps": (paint_ranks, job_of(1), {}, (120, 4), "step ? no hook in the training process|~step age"),
+    "steps that a hook tells": (paint_ranks, TOLD, ZOOMED, (120, 4), "step age|1230"),
+    "no steps": (paint_ranks, job_of(1), ZOOMED, (120, 4), "step ? no hook in the training process|~step age"),
+    "nothing of steps that nobody counts": (paint_ranks, job_of(1), {}, (120, 4), "now in|~step"),
     "a filter that nothing matches": (
         paint_workers,
         workers_frame(),
@@ -310,7 +314,7 @@ def test_rows_are_shared_by_need():
         Wish(Pane.CPU, 3, 7, 9),
         Wish(Pane.WORKERS, 3, 6, 100),
         Wish(Pane.EVENTS, 2, 4, 6),
-        Wish(Pane.GPUS, 1, 1, 10),
+        Wish(Pane.GPUS, 1, 10, 10),
     ]
     assert share_height(wishes, 7) == {Pane.RANKS: 3, Pane.CPU: 3, Pane.GPUS: 1}
     assert share_height(wishes, 12) == {Pane.RANKS: 3, Pane.CPU: 3, Pane.WORKERS: 3, Pane.EVENTS: 2, Pane.GPUS: 1}

@@ -45,6 +45,16 @@ async def _(s):
     assert "t or Enter records them all the same; esc leaves, nothing is recorded" in s.text
     await s.press("t")
     assert s.asked[3:] == [CaptureAnswer(CaptureStage.DEAR, goes=True)]
+    await s.send_result(capture_views.cancelled())
+    await s.get(capture_views.hookless(), "t")
+    assert "the hook into pid 4211 (CPython 3.11.7)" in s.text
+    assert "t or Enter asks once more; esc leaves, nothing is written" in s.text
+    await s.press("t")
+    assert s.asked[5:] == [CaptureAnswer(CaptureStage.HOOKLESS, goes=True)]
+    await s.send_result(capture_views.hooking())
+    assert "t or Enter writes it into the process now" in s.text
+    await s.press("enter")
+    assert s.asked[6:] == [CaptureAnswer(CaptureStage.HOOKING, goes=True)]
 
 
 @CHECKS.of("capture-kind")
@@ -156,6 +166,12 @@ async def _(s):
     await s.press("escape")
     assert s.asked[3:] == [CaptureAnswer(CaptureStage.RECORDING, goes=False)]
     assert s.view.overlay is Overlay.CAPTURE, "to be seen how it ends"
+    await s.send_result(capture_views.cancelled())
+    for hookless in (capture_views.hookless(), capture_views.hooking()):
+        await s.get(hookless, "escape", "t")
+        await s.press("escape")
+        assert s.asked[-1] == CaptureAnswer(hookless.stage, goes=False)
+        await s.send_result(CaptureUpdate(CaptureStage.ENDED, ""))
     await s.press("v", "escape", "q")
     assert not s.app.is_running
 
@@ -185,14 +201,17 @@ async def _(s):
 
 @CHECKS.of("open-trace")
 async def _(s):
-    lent = []
-    s.app.lend = lambda command: lent.append(command) or ("tpmon ended with 2" if len(lent) > 1 else "")
+    lent, told = [], []
+    s.app.lend = lambda command, said: (
+        told.append(said) or lent.append(command) or ("tpmon ended with 2" if len(lent) > 1 else "")
+    )
     await s.press("o")
     assert lent == [], "nothing was captured yet"
     await s.send_result(Notice("capture done: 5 steps, /tmp/x.json.gz", trace="/tmp/x.json.gz"))
     await s.until(lambda: "/tmp/x.json.gz  (o opens it)" in s.text)
     await s.press("o")
     assert lent == [("tpmon", "trace", "/tmp/x.json.gz")]
+    assert told == ["reading x.json.gz; q there returns here"], "on the shell's screen, for some seconds"
     await s.press("o")
     assert "/tmp/x.json.gz could not be shown: tpmon ended with 2" in s.text
     assert s.app.text_left == "capture done: 5 steps, /tmp/x.json.gz"

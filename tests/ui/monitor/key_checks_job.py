@@ -28,15 +28,15 @@ PRESSED = (
     ("quit", ("q",), lambda s: (s.app.return_code, s.app.is_running), (ExitCode.OK, False)),
     ("interrupt", ("slash", "ctrl+c"), lambda s: (s.app.return_code, s.app.is_running), (ExitCode.OK, False)),
     ("faster", ("minus", "minus", "minus"), lambda s: s.intervals, [0.5]),
-    ("focus-next", ("tab",), lambda s: s.view.focus, Pane.GPUS),
-    ("focus-next", ("tab", "tab"), lambda s: s.view.focus, Pane.RANKS),
+    ("focus-next", ("tab",), lambda s: s.view.focus, Pane.EVENTS),
+    ("focus-next", ("tab", "tab"), lambda s: s.view.focus, Pane.CPU),
     ("focus-previous", ("shift+tab",), lambda s: s.view.focus, Pane.CPU),
     ("zoom-close", ("2", "escape"), lambda s: s.view.zoom, NOT_APPLICABLE),
     ("details", ("j", "enter"), lambda s: (s.view.overlay, str(s.view.cursor_pid) in s.text), (Overlay.DETAILS, True)),
     ("details", ("enter",), lambda s: s.view.overlay, Overlay.NONE),
     ("environment", ("e",), lambda s: (s.view.overlay, "OMP_NUM_THREADS" in s.text), (Overlay.ENVIRONMENT, True)),
     ("environment", ("enter", "e"), lambda s: s.view.overlay, Overlay.ENVIRONMENT),
-    ("open-pane", ("tab", "enter"), lambda s: s.view.zoom, Pane.GPUS),
+    ("open-pane", ("tab", "enter"), lambda s: s.view.zoom, Pane.EVENTS),
     ("down", ("down", "j"), place, 1),
     ("up", ("j", "j", "j", "up", "k"), place, 0),
     ("page-down", ("j", "pagedown"), place, 2),
@@ -61,6 +61,18 @@ PRESSED = (
 async def _(s, keys, look, seen):
     await s.press(*keys)
     assert look(s) == seen
+
+
+@CHECKS.of("back")
+async def _(s):
+    await s.press("escape")
+    assert s.app.is_running, "where no list was left, esc ends nothing"
+    s.app.show(replace(s.view, from_list=True))
+    assert "esc back" in s.text
+    await s.press("e", "escape", "2", "escape", "3", "escape", "slash", "4", "enter", "escape")
+    assert s.app.is_running, "there was something to close each time"
+    await s.press("escape")
+    assert (s.app.is_running, s.app.goes_back, s.app.return_code) == (False, True, ExitCode.OK)
 
 
 @CHECKS.of("help")
@@ -133,16 +145,16 @@ async def _(s):
     for pane in Pane:
         await s.press(str(pane.value))
         assert (s.view.zoom, s.view.focus) == (pane, pane)
-    assert "5 events" in s.text
-    assert "3 workers" not in s.text
+    assert "5 log and events" in s.text
+    assert "─ 3 workers" not in s.text
     await s.press("5")
     assert s.view.zoom is NOT_APPLICABLE
-    assert "3 workers" in s.text
+    assert "─ 3 workers" in s.text
 
 
 @CHECKS.of("filter")
 async def _(s):
-    await s.press("tab", "slash")
+    await s.press("tab", "shift+tab", "slash")
     assert s.view.focus is Pane.WORKERS
     await s.press(*"4222")
     assert rows(s) == (4222,)

@@ -20,6 +20,18 @@ async def play(s, **fields):
     await s.pilot.pause()
 
 
+@CHECKS.of("demo-next")
+async def _(s):
+    await s.press("n")
+    assert "n works in tpmon demo" in s.view.message
+    assert (s.app.asks_next, s.app.is_running) == ("", True)
+    s.app.view = replace(s.view, following="no-workers")
+    await play(s)
+    assert "n next bottleneck" in s.text
+    await s.press("n")
+    assert (s.app.asks_next, s.app.return_code, s.app.is_running) == ("no-workers", 0, False)
+
+
 MOVES = (
     ("change-back", ("(",), TimeMove.CHANGE_BACK),
     ("change-on", (")",), TimeMove.CHANGE_ON),

@@ -10,7 +10,7 @@ from tests.goldens import dump_views
 from tests.painted import screen_of
 from tests.probe.spy.test_dump_service import Bench
 from tests.stacks import DECODE, IN_LOCK
-from tpmon.judge.dumps.hot import fold_state
+from tpmon.judge.folds.hot import fold_state
 from tpmon.model.dump import Asker, Dump, DumpRequest, DumpState, Motion
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.probe.spy import dump

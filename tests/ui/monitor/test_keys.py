@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.frames import make_finding, make_frame, make_target, make_view
+from tests.frames import make_finding, make_frame, make_gpu, make_target, make_view
 from tests.goldens import capture_views, dump_views
 from tests.painted import join
 from tests.playbacks import make_playback
-from tests.ui.monitor import key_checks_capture, key_checks_job, key_checks_replay, key_checks_stacks
+from tests.ui.monitor import key_checks_capture, key_checks_find, key_checks_job, key_checks_replay, key_checks_stacks
 from tests.ui.monitor.driving import drive
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -30,7 +30,7 @@ from tpmon.view.layout import Size
 DOCS = Path(__file__).parents[3] / "docs" / "keys.md"
 CHECKS = {
     key_id: check
-    for part in (key_checks_job, key_checks_stacks, key_checks_capture, key_checks_replay)
+    for part in (key_checks_job, key_checks_find, key_checks_stacks, key_checks_capture, key_checks_replay)
     for key_id, check in part.CHECKS.items()
 }
 
@@ -42,6 +42,8 @@ def all_views() -> Iterator[ViewState]:
         frames, Overlay, (NOT_APPLICABLE, *Pane), Pane, ("", "w0"), (0.5, 1.0, 10.0)
     ):
         yield make_view(frame, overlay=overlay, zoom=zoom, focus=focus, filter_text=text, interval_s=interval_s)
+    for overlay, zoom, focus, text in product(Overlay, (NOT_APPLICABLE, *Pane), Pane, ("", "w0")):
+        yield make_view(overlay=overlay, zoom=zoom, focus=focus, filter_text=text, from_list=True)
     for overlay, zoom, focus, dump, paused in product(
         Overlay, (NOT_APPLICABLE, *Pane), Pane, (NOT_APPLICABLE, dump_views.torn()), (True, False)
     ):
@@ -111,7 +113,7 @@ def test_a_recording_offers_nothing_that_asks_the_job_and_says_so():
         assert say_unused(name, view) == "recorded, not live", name
     assert say_unused("w", view) == "w works in the stacks, once some are read"
     assert names_shown(view) >= {*"p[](),.:^$+-d6vYyes/", "q", "?"}
-    assert not names_shown(make_view(make_frame())) & set("[](),.:^$")
+    assert not names_shown(make_view(make_frame())) & set("[](),.^$")
 
 
 def names_shown(view):
@@ -121,7 +123,7 @@ def names_shown(view):
 def test_keys_that_cannot_work_are_not_shown_and_help_lists_what_works_below_it_but_the_footer_does_not():
     assert "esc" not in names_shown(make_view())
     zoomed = make_view(zoom=Pane.GPUS, focus=Pane.GPUS)
-    assert not names_shown(zoomed) & {"s", "S", "P", "M", "T", "/", "e"}
+    assert not names_shown(zoomed) & {"s", "S", "P", "M", "T", "e"}
     assert names_shown(make_view(overlay=Overlay.FILTER)) == {"enter", "esc", "ctrl-c", "ctrl-z", "ctrl-l"}
     assert "y" not in names_shown(make_view(Missing("waiting")))
     assert "+" not in names_shown(make_view(interval_s=INTERVALS_S[-1]))
@@ -221,6 +223,18 @@ def test_zoom_returns_and_tab_moves_it():
     assert actions.action_focus(view, 1).zoom == Pane.RANKS
     assert actions.action_zoom(view, Pane.EVENTS).zoom is NOT_APPLICABLE
     assert actions.action_focus(make_view(focus=Pane.RANKS), -1).focus == Pane.EVENTS
+
+
+def test_tab_goes_down_the_screen_and_reaches_cards_where_there_are_some():
+    def walk(frame):
+        view, seen = make_view(frame, focus=Pane.RANKS), []
+        for _ in Pane:
+            view = actions.action_focus(view, 1)
+            seen.append(view.focus)
+        return seen
+
+    assert walk(make_frame(gpus=(make_gpu(0),))) == [Pane.CPU, Pane.WORKERS, Pane.EVENTS, Pane.GPUS, Pane.RANKS]
+    assert walk(make_frame()) == [Pane.CPU, Pane.WORKERS, Pane.EVENTS, Pane.RANKS, Pane.CPU]
 
 
 def test_sorting_goes_round_and_starts_with_the_largest():

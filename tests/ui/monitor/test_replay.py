@@ -112,10 +112,18 @@ def test_stacks_of_a_recording_name_no_key_that_it_has_not():
         assert "m shows" in live or " R " in live
 
 
+def test_the_recording_of_a_demo_says_so_at_each_width():
+    view = make_view(playback=make_playback(), now_ns=JOB.taken_ns, following="no-workers")
+    for width in (120, 80, 40, 20):
+        assert "recorded, not live" in screen_of(view, width, 24).splitlines()[0], width
+    assert "recorded, not live" not in screen_of(replace(view, following=""))
+    assert "recorded, not live" not in screen_of(replace(view, playback=NOT_APPLICABLE))
+
+
 def test_where_there_is_room_for_a_few_lines_there_is_no_strip():
     view = make_view(playback=make_playback(), now_ns=JOB.taken_ns)
     assert screen_of(view, 80, 9).splitlines()[0].startswith(" REPLAY 03:07:41")
     assert "REPLAY 03:07:41 of" in screen_of(view, 80, 10)
-    assert "█" not in screen_of(view, 80, 10)
+    assert "█" not in screen_of(view, 80, 10).splitlines()[1]
     assert "█" in screen_of(view, 80, 11).splitlines()[1]
     assert screen_of(replace(view, overlay=Overlay.TIME, time_text="03:1"), 20, 5).startswith(" :03:1_ ")

@@ -13,6 +13,7 @@ from tpmon.model.known import Missing
 from tpmon.model.stacks import StackFrame
 from tpmon.ui.monitor.alerts import facts_text
 from tpmon.ui.terminal_io.clipboard import OSC_52_LIMIT_BYTES, copied_message, load_tmux_buffer, osc_52
+from tpmon.ui.terminal_io.driver import starts_with_esc_key
 from tpmon.ui.terminal_io.editor import EditorCall, find_editor, plan_edit, run_editor
 from tpmon.ui.terminal_io.terminal import report_crash
 
@@ -29,6 +30,14 @@ def test_the_command_is_split_and_gets_line_and_file_and_visual_comes_before_edi
     assert call == EditorCall((sys.executable, "-m", "my editor", "+3", source), f"{source}:3")
     assert find_editor({"VISUAL": "env", "EDITOR": "false"}) == ("env",)
     assert find_editor({"VISUAL": "  ", "EDITOR": "env"}) == ("env",), "blank is not set"
+
+
+def test_where_no_editor_is_named_one_that_is_here_is_taken(tmp_path):
+    for name in ("nano", "vi"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+        assert find_editor({"PATH": str(tmp_path)}) == (name,)
+    assert find_editor({"PATH": str(tmp_path), "EDITOR": "env"}) == ("env",)
 
 
 @pytest.mark.parametrize(
@@ -133,3 +142,14 @@ def test_without_a_home_a_crash_is_told_and_written_nowhere_and_no_configuration
     file.write_text("interval = 5\n")
     assert read_file(path) == {}
     assert describe_config(resolve({}, {}, path, {}), {}, path)[0] == f"# {path} (not there)"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_key"),
+    [
+        *((one, True) for one in ("\x1bj", "\x1b/", "\x1b:", "\x1b\x1b[A", "\x1b\x1b")),
+        *((one, False) for one in ("\x1b", "j", "", "\x1b[", "\x1bO", "\x1b[A", "\x1bOP", "\x1b[27u", "ab")),
+    ],
+)
+def test_esc_and_a_key_at_once_are_two_keys(text, is_key):
+    assert starts_with_esc_key(text) is is_key

@@ -6,7 +6,7 @@ import pytest
 
 from tests.goldens.trace_views import make_run
 from tests.painted import join
-from tests.ui.traces.trace_driven import Driven, drive, stop_and_go
+from tests.ui.traces.trace_driven import SEARCHES, Driven, drive, search, stop_and_go
 from tpmon.model.known import Missing, is_known
 from tpmon.model.results.trace import Change
 from tpmon.model.results.trace_tables import CodePlace, Stretch
@@ -36,10 +36,10 @@ async def walk_tabs(d: Driven) -> None:
     assert (d.view.file, "rank 1 of 2" in d.text) == (1, True)
     await d.press("less_than_sign")
     assert d.view.file == 0
-    await d.press("down", "j", "enter")
+    await d.press("}", "j", "enter")
     assert (d.view.file, d.view.tab) == (1, Tab.OVERVIEW), "enter on a rank opens its trace"
-    await d.press("h")
-    assert d.view.message == "h has no meaning, ? shows the keys"
+    await d.press("z")
+    assert d.view.message == "z has no meaning, ? shows the keys"
     await d.press("?")
     assert "help" in d.text
     assert "these keys" in d.text or "the keys that work now" in d.text
@@ -127,7 +127,7 @@ async def ask_for_lines(d: Driven) -> None:
 def test_every_key_of_the_table_does_what_it_says():
     ranks = drive("ranks", walk_tabs)
     used = ranks.used | drive("one", walk_time).used | drive("one", walk_rows).used
-    used |= drive("one", stop_and_go).used | drive("one", ask_for_lines).used
+    used |= drive("one", stop_and_go).used | drive("one", search).used | drive("one", ask_for_lines).used
     elsewhere = {"device", "against", "snapshot-tab"}
     assert {key.id for key in TRACE_KEYS} - used == elsewhere, "these have tests of their own"
 
@@ -294,7 +294,7 @@ async def walk_changes(d: Driven) -> None:
     assert say_trace_unused("o", d.view).startswith("o works on an operator")
     await d.press("s")
     assert "sorted: change ms" in d.text
-    assert d.text.count("change msv") == 4, "all of its tables are sorted alike"
+    assert d.text.count("change msv") == 5, "all of its tables are sorted alike"
     await d.press("S")
     assert "change ms^" in d.text
     await d.press("/", "k", "e", "x", "backspace", "enter")
@@ -306,12 +306,13 @@ async def walk_changes(d: Driven) -> None:
 
 def test_every_key_beside_a_comparison_does_what_it_says():
     used: set[str] = set()
-    for walk in (read_the_answer, walk_changes, stop_and_go):
+    for walk in (read_the_answer, walk_changes, search, stop_and_go):
         used |= drive("pair", walk, size=(120, 50)).used
     pair = make_run("pair")
     given = {"tab": Tab.AGAINST, "filter_text": "a"}
     views = [
-        pair.view(100, **given, overlay=overlay, stretch=stretch, cursors=(0,) * 6 + (place,))
+        pair.view(100, **given, overlay=overlay, stretch=stretch, cursors=(0,) * 6 + (place,), search=searched)
+        for searched in SEARCHES
         for overlay in Overlay
         for stretch in (WHOLE, Stretch(0, 1))
         for place in range(20)
@@ -355,7 +356,7 @@ def test_every_change_of_the_comparison_is_in_a_table_and_without_a_device_no_ca
     comparison = comparison_of("pair")
     tables = [block for block in list_changes(comparison) if isinstance(block, Sheet)]
     assert tuple(row for table in tables for row in table.rows) == comparison.changes
-    assert [table.findable for table in tables] == [False, False, True, True]
+    assert [table.findable for table in tables] == [False, False, True, True, True]
     left = tuple(change for change in comparison.changes if change.part != "idle")
     said = [block for block in list_changes(replace(comparison, changes=left)) if isinstance(block, Paragraph)]
     assert Paragraph("n/a", "idle time by cause: not both traces have device work and host events") in said

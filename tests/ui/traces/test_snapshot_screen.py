@@ -6,7 +6,7 @@ import pytest
 
 from tests.goldens.trace_views import make_run
 from tests.painted import join, texts_of
-from tests.ui.traces.trace_driven import Driven, drive, stop_and_go
+from tests.ui.traces.trace_driven import SEARCHES, Driven, drive, search, stop_and_go
 from tpmon.model.known import Missing, is_known
 from tpmon.model.results.trace_tables import CodePlace
 from tpmon.ui.kit.keys import Overlay
@@ -35,7 +35,7 @@ def subject_of(run: str, **changes) -> SnapshotSubject:
 async def walk_tabs(d: Driven) -> None:
     assert d.view.tab is SnapshotTab.OVERVIEW
     assert "timeline" not in d.text
-    assert " ! OUT OF MEMORY: 900M were asked for" in d.text
+    assert " ! FULL, OUT OF MEMORY: 900M were asked for" in d.text
     for tab in SnapshotTab:
         await d.press(str(tab.value))
         assert d.view.tab is tab
@@ -103,17 +103,18 @@ async def walk_rows(d: Driven) -> None:
 
 def test_every_key_on_a_snapshot_does_what_it_says():
     used: set[str] = set()
-    for walk in (walk_tabs, walk_stack, walk_rows, stop_and_go):
+    for walk in (walk_tabs, walk_stack, walk_rows, search, stop_and_go):
         used |= drive("snapshot", walk).used
     works = {
         key.id
         for tab in SnapshotTab
         for overlay in Overlay
         for text in ("", "a")
+        for one in SEARCHES
         for place in range(14)
         for key in TRACE_KEYS
         if key.when.holds(
-            make_run("snapshot").view(100, tab=tab, overlay=overlay, filter_text=text, cursors=(place,) * 7)
+            make_run("snapshot").view(100, tab=tab, overlay=overlay, filter_text=text, cursors=(place,) * 7, search=one)
         )
     }
     assert works == used
@@ -153,7 +154,7 @@ def test_the_card_that_failed_is_named_before_one_that_holds_more():
     large = replace(other, pieces=replace(other.pieces, reserved_bytes=1 << 40))
     subject = subject_of("cards", devices=(failed, large))
     assert subject.head(0).brief == "GPU 0"
-    assert subject.answer(0, SnapshotTab.LIVE).word == "! OOM, 900M asked"
+    assert subject.answer(0, SnapshotTab.LIVE).word == "! FULL, 900M asked"
 
 
 def test_a_stack_that_was_not_recorded_says_so():

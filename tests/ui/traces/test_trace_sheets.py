@@ -76,7 +76,7 @@ def test_every_table_of_an_analysis_stands_in_a_tab():
     shown = [sheet.rows for sheet in sheets]
     values = [
         getattr(part, field.name)
-        for part in (file, file.overview, file.memory, file.communication)
+        for part in (file, file.overview, file.memory, file.communication, file.step_work)
         for field in fields(part)
     ]
     tables = [value for value in values if isinstance(value, tuple) and value]
@@ -129,7 +129,7 @@ def test_a_kernel_is_named_by_what_tells_it_from_others(name, shown):
 
 def test_a_filter_leaves_no_empty_table_and_says_when_nothing_is_left():
     view = make_run("one").view(80, tab=Tab.KERNELS, filter_text="sgemm")
-    assert [block.title for block in list_blocks(view) if isinstance(block, Sheet)] == ["kernels"]
+    assert [block.table for block in list_blocks(view) if isinstance(block, Sheet)] == ["work", "kernels"]
     left = list_blocks(replace(view, filter_text="zzz"))
     assert not any(isinstance(block, Sheet) for block in left)
     assert left[-1] == Paragraph("filter", "no row of this tab is left by zzz")

@@ -13,6 +13,7 @@ from tpmon.commands.command import (
     EXIT_CODES,
     PROMISE,
     Subcommand,
+    Wanted,
     WatchOptions,
     describe_subject,
     find_job,
@@ -21,12 +22,12 @@ from tpmon.commands.command import (
     pid_argument,
     setting,
 )
-from tpmon.commands.recordings import require_sqlite
-from tpmon.config import state_folder
+from tpmon.config import make_state_folder, state_folder
 from tpmon.errors import ExitCode, UsageError, exclude
 from tpmon.model.frozen import dataclass
 from tpmon.model.units import count_of, format_bytes, format_moment, format_seconds
 from tpmon.own_command import call_python
+from tpmon.record import require_sqlite
 from tpmon.report.text import Output, complain
 from tpmon.settings import parse_duration
 
@@ -54,7 +55,7 @@ _LOOK_S = 0.1
 class RecordOptions(WatchOptions):
     """Hold what ``tpmon record`` takes."""
 
-    pid: int | None = pid_argument()
+    pid: Wanted = pid_argument()
     job: bool = setting("job")
     out: str = flag(
         "--out", "the file (default: one in $XDG_STATE_HOME/tpmon); one of the same job goes on", "FILE", "",
@@ -67,14 +68,13 @@ class RecordOptions(WatchOptions):
     )
     no_log_lines: bool = flag("--no-log-lines", "leave out the last lines of the job's log")
     detach: bool = flag("--detach", "go on in the background, also after this terminal is closed")
-    list: bool = flag("--list", "list recordings and who writes them, and end", needs_no_job=True)
+    list: bool = flag("--list", "list recordings and who writes them, and end")
     stop: str = flag(
         "--stop", "end a recorder, by its PID or file, and end", "PID|FILE", "", takes="a PID or a file",
-        needs_no_job=True,
     )  # fmt: skip
     move: str = flag(
         "--move", "move a finished recording to --out, as one compact file", "FILE", "", is_file=True,
-        takes="a file", needs_no_job=True,
+        takes="a file",
     )  # fmt: skip
 
 
@@ -130,14 +130,8 @@ def name_recording(job: Job) -> str:
     Raises:
         UsageError: where no folder can be made.
     """
-    folder = state_folder(os.environ)
     script = _UNSAFE.sub("_", os.path.basename(job.script.split()[0] if job.script.split() else "job"))[:60]
-    try:
-        if not os.path.isabs(folder):
-            raise OSError(0, "no home folder is known", folder)
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{folder}: {error.strerror or error}", "--out FILE") from error
+    folder = make_state_folder(os.environ, "--out FILE")
     return os.path.join(folder, f"tpmon-{script}-{job.root.pid}-{time.strftime('%Y%m%dT%H%M%S')}.tpmon")
 
 
@@ -153,18 +147,11 @@ def open_recorder(
         UsageError: where that cannot be, and for a network file system.
     """
     from tpmon.record.recorder import FrameRecorder
-    from tpmon.record.schema import name_network, naming
+    from tpmon.record.schema import check_local
     from tpmon.record.writer import RecordingBounds
 
-    folder = os.path.dirname(os.path.abspath(path))
-    with naming(path):
-        network = name_network(folder)
-    if network:
-        local = os.path.join("/tmp", os.path.basename(path))  # noqa: S108  # a place to name, nothing is made
-        raise UsageError(
-            f"{folder} is on {network}, where a live recording cannot be kept whole",
-            f"--out {local}, then tpmon record --move {local} --out {path}",
-        )
+    local = os.path.join("/tmp", os.path.basename(path))  # noqa: S108  # a place to name, nothing is made
+    check_local(path, f"--out {local}, then tpmon record --move {local} --out {path}")
     return FrameRecorder(path, subject, bounds or RecordingBounds(), on_stop)
 
 
@@ -208,7 +195,7 @@ def _record(output: Output, job: Job, options: RecordOptions, recorder: FrameRec
 
 def _detach(output: Output, job: Job, options: RecordOptions, path: str) -> int:
     """Start a recorder in a session of its own, and say where it is once it has a Frame."""
-    words = ["record", str(options.pid if options.pid is not None else job.root.pid), "--out", path]
+    words = ["record", str(options.pid if isinstance(options.pid, int) else job.root.pid), "--out", path]
     for name, value in (
         ("--for", options.for_),
         ("--max-size", options.max_size),
@@ -311,7 +298,7 @@ def _move(output: Output, path: str, to: str) -> int:
 COMMAND = Subcommand(
     RecordOptions,
     run,
-    "record PID | --job [options]",
+    "record [PID | NAME] [options]",
     "Record whole Frames of a training job into one file until it ends, for tpmon replay: what the\n"
     "screen would have shown at any second, and the verdict. Costs the job as much as attach.\n" + PROMISE,
     EXIT_CODES,

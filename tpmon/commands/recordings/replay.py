@@ -17,9 +17,10 @@ from tpmon.commands.command import (
     write_ending,
     write_result,
 )
-from tpmon.commands.recordings import require_sqlite
 from tpmon.errors import ExitCode, UsageError
 from tpmon.model.frozen import dataclass
+from tpmon.model.verdict import VerdictCode
+from tpmon.record import require_sqlite
 from tpmon.report.text import Output, complain
 
 if TYPE_CHECKING:
@@ -28,10 +29,7 @@ if TYPE_CHECKING:
     from tpmon.record.recording import Recording
     from tpmon.replay import Player
     from tpmon.ui.monitor.controls import Order, Result
-
-
-DIFFERS = 10
-"""The exit code where the verdict of any Frame is another one now."""
+    from tpmon.ui.terminal_io.terminal import ScreenResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +138,7 @@ def write_rejudged(recording: Recording, options: ReplayOptions) -> int:
     """Judge every Frame again, write where the verdict differs, and return 10 where it does anywhere."""
     from tpmon import __version__
     from tpmon.model.codec import encode
+    from tpmon.model.known import is_known
     from tpmon.record.rejudge import Rejudged, list_changes, rejudge
     from tpmon.report.rejudging import (
         REJUDGED_SCHEMA,
@@ -150,6 +149,12 @@ def write_rejudged(recording: Recording, options: ReplayOptions) -> int:
     )
     from tpmon.session import collect_rarely
 
+    if is_known(node := recording.subject.node):
+        raise UsageError(
+            f"{recording.path} cannot be judged again: the agent on {node} judged it, and what that"
+            " remembered is not in it",
+            "tpmon record on the node, which keeps that too",
+        )
     collect_rarely()
     output, count = Output(1, options.ascii), RejudgedCount()
 
@@ -172,7 +177,7 @@ def write_rejudged(recording: Recording, options: ReplayOptions) -> int:
         complain(f"tpmon: {said}")
     else:
         output.write_lines(said)
-    return DIFFERS if count.differ else ExitCode.OK
+    return VerdictCode.HELD if count.differ else ExitCode.OK
 
 
 class Stage:
@@ -208,15 +213,30 @@ class Stage:
 
 def play_on_screen(recording: Recording, moment: Moment, speed: float, options: ReplayOptions) -> int:
     """Draw the screen until it ends and return its exit code; a copy of its text goes to standard output."""
+    paused = bool(options.at and not options.speed)
+    result = show_recording(recording, moment, speed=speed, paused=paused, ascii_only=options.ascii)
+    return write_ending(result, Output(1, options.ascii))
+
+
+def show_recording(
+    recording: Recording,
+    moment: Moment,
+    *,
+    speed: float = 1.0,
+    paused: bool = False,
+    ascii_only: bool,
+    following: str = "",
+) -> ScreenResult:
+    """Draw the screen until it ends and return how it ended; ``following`` is what a key may end it for."""
     from tpmon.replay import Player
     from tpmon.report.readings import write_reading
     from tpmon.ui.monitor.controls import Controls, ScreenOptions
     from tpmon.ui.monitor.start import run_screen
 
-    stage = Stage(Player(recording, moment, speed=speed, paused=bool(options.at and not options.speed)))
+    stage = Stage(Player(recording, moment, speed=speed, paused=paused))
     try:
         result = run_screen(
-            ScreenOptions(recording.subject.interval_s, options.ascii),
+            ScreenOptions(recording.subject.interval_s, ascii_only, following=following),
             stage.start,
             Controls(lambda _seconds: None, stage.leave, stage.ask, write_reading, lambda path: (path,)),
         )
@@ -226,7 +246,7 @@ def play_on_screen(recording: Recording, moment: Moment, speed: float, options: 
         raise
     if stage.failures:
         raise stage.failures[0]
-    return write_ending(result, Output(1, options.ascii))
+    return result
 
 
 COMMAND = Subcommand(

@@ -32,7 +32,7 @@ class Awaiter:
         if name != "torch":
             return None
         try:
-            sys.meta_path.remove(self)
+            leave(self)
             self._last.load()
         except Exception:
             pass  # no hook; torch is imported as always
@@ -66,15 +66,29 @@ class LastResort:
     def load(self) -> None:
         """Import the hook of that tpmon, or of another one where the program imported it before."""
         if "tpmon" not in sys.modules:
-            sys.meta_path.insert(0, self)  # for this one import, the first resort
+            sys.meta_path = [self, *sys.meta_path]  # for this one import, the first resort
             try:
                 import tpmon  # noqa: PLC0415
             finally:
-                sys.meta_path.remove(self)
+                leave(self)
         import tpmon.hook  # noqa: PLC0415
 
         if os.environ.get(ALLOW_STACKS) == "1":
             tpmon.hook.allow_stacks()
+
+
+def leave(finder: object) -> None:
+    """Take a finder out where it comes first, by a new list: a thread in an import walks through the old one.
+
+    It would skip a finder, were one taken out before it, and not find what is there.
+    """
+    left = False
+    while not left:
+        before = [*sys.meta_path]
+        at = before.index(finder)  # type: ignore[arg-type]
+        after = before[:at] + before[at + 1 :]
+        if sys.meta_path == before:  # from 3.10 on no other thread comes between
+            sys.meta_path, left = after, True
 
 
 def begin(here: str) -> None:

@@ -68,18 +68,29 @@ _HIGH_DESCRIPTORS = (2000, 1000)
 class Pages:
     """Hold the mapped pages of this process; ``live``, ``answers`` and ``requests`` are u64 words of them."""
 
-    def __init__(self, hook_version: str, torch_version: str, ranks: tuple[int, int, int]) -> None:
-        """Make both pages; ``ranks`` are those of ``read_ranks``; OSError leaves no descriptor open."""
+    def __init__(
+        self,
+        hook_version: str,
+        torch_version: str,
+        ranks: tuple[int, int, int],
+        put_in: tuple[int, str] = (0, ""),
+    ) -> None:
+        """Make both pages; ``ranks`` are those of ``read_ranks``; OSError leaves no descriptor open.
+
+        ``put_in``: when and by which tpmon the hook came into the running process.
+        """
         self._descriptors: list[int] = []
         self._maps: list[mmap.mmap] = []
         try:
-            self._fill(hook_version, torch_version, ranks)
+            self._fill(hook_version, torch_version, ranks, put_in)
         except BaseException:
             self._release()
             self._close()
             raise
 
-    def _fill(self, hook_version: str, torch_version: str, ranks: tuple[int, int, int]) -> None:
+    def _fill(
+        self, hook_version: str, torch_version: str, ranks: tuple[int, int, int], put_in: tuple[int, str]
+    ) -> None:
         most = read_file_limit()
         if most < wire.TELEMETRY_BYTES:  # the kernel may end a program that writes past it
             raise OSError(errno.EFBIG, f"a page has {wire.TELEMETRY_BYTES} bytes, ulimit -f allows {most}")
@@ -97,7 +108,7 @@ class Pages:
         self.set_status(wire.STATE_RUNNING, 0, "")
         versions = (hook_version, torch_version, ".".join(map(str, sys.version_info[:3])))
         header = wire.pack_header(
-            wire.Header(pid, flags, _read_start_ticks(), time.monotonic_ns(), *ranks, *versions)
+            wire.Header(pid, flags, _read_start_ticks(), time.monotonic_ns(), *ranks, *versions, *put_in)
         )
         self.page[8 : len(header)] = header[8:]
         self.page[:8] = header[:8]

@@ -62,7 +62,7 @@ RING_OFFSET = 4096
 TELEMETRY_BYTES = RING_OFFSET + RING_RECORDS * RECORD_BYTES
 MAILBOX_BYTES = 4096
 
-_HEADER = struct.Struct("<8sIIIIQQiii16s24s16s")
+_HEADER = struct.Struct("<8sIIIIQQiii16s24s16sQ16s")
 SIGNAL_OFFSET = 240
 STATUS_OFFSET = 256
 _STATUS = struct.Struct("<QQ240s")
@@ -173,7 +173,11 @@ class Words:
 
 
 class Header(Words):
-    """Say whose page it is: ``pid`` as the process itself sees it, ``start_ticks`` of /proc/PID/stat."""
+    """Say whose page it is: ``pid`` as the process itself sees it, ``start_ticks`` of /proc/PID/stat.
+
+    ``put_in_ns``: when a tpmon of version ``put_in_by`` put the hook into the running process, since 1970; 0
+    where it came with the run, and in pages of hooks before these fields.
+    """
 
     pid: int = 0
     flags: int = 0
@@ -185,6 +189,8 @@ class Header(Words):
     hook_version: str = ""
     torch_version: str = ""
     python_version: str = ""
+    put_in_ns: int = 0
+    put_in_by: str = ""
 
 
 def read_text(data: bytes) -> str:

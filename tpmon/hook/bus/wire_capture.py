@@ -78,11 +78,17 @@ KIND_CANCEL = 6
 KIND_DESCRIBE = 7
 """Write the conditions of the run (``conditions``); nothing is recorded."""
 
+KIND_COUNTS = 8
+"""Tell how many steps ended, and how many collectives the default process group began until then."""
+
 PROFILES = (KIND_PROBE, KIND_CAPTURE)
 """The kinds that torch's profiler records."""
 
 CLOCK_STEPS = 0
-"""``start`` counts training steps since the hook's first event; there is no other clock yet."""
+"""``start`` counts training steps since the hook's first event."""
+CLOCK_COLLECTIVES = 1
+"""``start`` counts collectives of the default process group, which all ranks count alike, whenever they got
+the hook: the window begins at the first end of a step with so many."""
 
 OPTION_STACKS = 1
 OPTION_SHAPES = 2
@@ -147,7 +153,8 @@ class Request(Words):
     expires_ns: int = 0
     options: int = 0
     subject: int = 0
-    """Of a cancel: the number of the request to end."""
+    """Of a cancel: the number of the request to end. By collectives: the number of the first step, so that
+    all ranks write the same into their traces."""
     entries: int = 0
     owned: int = 0
     """1: the process that asked holds the request's lock; 0 from an older tpmon. Old hooks ignore it."""

@@ -28,9 +28,19 @@ def begin_progress(before: Progress, request: Request, following: int) -> Progre
         before.sequence,
         request.number,
         steps_asked=request.steps,
-        first_step=request.start or following,
+        first_step=0 if is_by_collectives(request) else request.start or following,
         rss_bytes=read_resident(),
     )
+
+
+def is_by_collectives(request: Request) -> bool:
+    """Tell whether a window begins by the count of collectives; its first step is not known before."""
+    return request.clock == wire_capture.CLOCK_COLLECTIVES and not request.is_timed
+
+
+def _is_placed(request: Request) -> bool:
+    """Tell whether a window by collectives has a beginning, and a number that can be counted on from."""
+    return is_by_collectives(request) and request.start > 0 and request.subject <= _MOST_COUNTED
 
 
 def is_graph_captured() -> bool:
@@ -66,6 +76,7 @@ def make_recorder(request: Request) -> Recorder | MemoryRecorder | Range:
 
 
 _MOST_STEPS = 10_000
+_MOST_COUNTED = 1 << 60
 _LONGEST_NS = 600_000_000_000
 _MOST_ENTRIES = 10_000_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -76,7 +87,7 @@ def is_sane(request: Request) -> bool:
     """Tell whether the values of a request are possible ones."""
     return (
         request.kind in _KINDS
-        and request.clock == wire_capture.CLOCK_STEPS
+        and (request.clock == wire_capture.CLOCK_STEPS or _is_placed(request))
         and (request.is_timed or 1 <= request.steps <= _MOST_STEPS)
         and 1 <= request.longest_ns <= _LONGEST_NS
         and request.entries <= _MOST_ENTRIES

@@ -21,6 +21,7 @@ from tpmon.hook.capture.bounds import (
     End,
     begin_progress,
     choose_spare_ns,
+    is_by_collectives,
     is_graph_captured,
     is_sane,
     judge_recording,
@@ -32,7 +33,7 @@ from tpmon.hook.capture.bounds import (
 from tpmon.hook.capture.conditions import describe_run
 from tpmon.hook.capture.guard import Guard, is_recording
 from tpmon.hook.capture.trace_file import CaptureFile
-from tpmon.hook.context import describe, is_of_torch, is_ours, read_ranks, torch_folder
+from tpmon.hook.context import count_collectives, describe, is_of_torch, is_ours, read_ranks, torch_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class Capture:
             steps.reply(number, wire.ANSWER_UNKNOWN)
         else:
             self.under_way = request
-            self._yields = False
+            self._yields = self._waits = False
             self._heard = number
             self._infers = steps.rule == wire.RULE_BATCH
             self._told = begin_progress(self._told, request, self._position() + 1)
@@ -200,15 +201,15 @@ class Capture:
             if self._recorder is not None:
                 self._drop_out(wire_capture.STATE_CANCELLED, wire_capture.BEGAN_TO_TRAIN)
                 return
-            told.first_step = request.start or position + 1
+            told.first_step = 0 if is_by_collectives(request) else request.start or position + 1
         if self._yields:
             self._drop_out(wire_capture.STATE_YIELDED, _YIELDED)
         elif self._steps.pages is not None and self._steps.pages.is_left(request):
             self._drop_out(wire_capture.STATE_CANCELLED, wire_capture.NOBODY_WAITS)
         elif self._recorder is not None:
             self._go_on(request, now, told.steps_done if within else position - told.first_step)
-        elif timed or (position >= told.first_step and not within):
-            if position > told.first_step and not timed:
+        elif timed or (not within and self._left(request, position) <= 0):
+            if not timed and self._left(request, position) < 0:
                 self._end(wire_capture.STATE_MISSED, f"the loop was at step {position} already")
             else:
                 self._begin(request, position)
@@ -235,10 +236,22 @@ class Capture:
         else:
             self._drop_out(end.state, end.reason)
 
+    def _left(self, request: Request, position: int) -> int:
+        """Return how far the first step is: 0 is here, less is past."""
+        if not is_by_collectives(request):
+            return self._told.first_step - position
+        left = request.start - count_collectives()
+        if left > 0:
+            self._waits = True
+        return left if left > 0 else 0 if self._waits else -1
+
     def _position(self) -> int:
-        """Return how many steps ended, of training or, where there is none, of inference."""
+        """Return how many steps ended, of training or, where there is none, of inference.
+
+        In a window by collectives as all ranks count them.
+        """
         steps = self._steps
-        return steps.eval_steps if steps.rule == wire.RULE_BATCH else steps.steps
+        return self._ahead + (steps.eval_steps if steps.rule == wire.RULE_BATCH else steps.steps)
 
     # Recording.
 
@@ -252,6 +265,9 @@ class Capture:
         if not self._ring() and request.is_timed:
             self._end(wire_capture.STATE_REFUSED, "the loop cannot be woken: SIGURG is not ours here")
             return
+        if is_by_collectives(request):
+            self._ahead = request.subject - position
+            position = request.subject
         metadata = describe_run(self._steps, position)
         self._recorder = make_recorder(request)
         self._thread = get_ident()
@@ -372,12 +388,13 @@ class Capture:
 
     def _forget_request(self) -> None:
         self.under_way = self._file = self._bounds = None
+        self._ahead = 0
         self._yields = False
         self._steps.answered = self._heard  # look at the mailbox again from the next request on
         self._hush()  # last: it waits, and an alarm of the program may interrupt it
 
     def _forget(self) -> None:
         self.under_way = self._recorder = self._file = self._bounds = self.failure = None
-        self._yields = self._infers = False
-        self._heard = self._thread = self._evals = 0
+        self._yields = self._infers = self._waits = False
+        self._heard = self._thread = self._evals = self._ahead = 0
         self._told.reason = ""

@@ -10,7 +10,7 @@ import os
 import sys
 
 from tpmon.hook.bus import wire, wire_settings
-from tpmon.hook.context import is_from_handler
+from tpmon.hook.context import count_collectives, is_from_handler
 from tpmon.hook.device import find_device
 from tpmon.hook.tensors import find_model
 
@@ -78,6 +78,11 @@ def tell_conditions(steps: Counts, most_bytes: int) -> bytes:
         if len(data) <= most_bytes:
             return data
     return b""
+
+
+def tell_counts(steps: Counts) -> bytes:
+    """Tell how many steps ended, and how many collectives began until then, as JSON."""
+    return json.dumps({"steps": steps.steps, "collectives": count_collectives()}).encode()
 
 
 def _read_places() -> dict[str, Any]:

@@ -92,18 +92,22 @@ class Mailbox:
             self._refuse(error)
 
     def _describe(self) -> bool:
-        """Write the conditions of the run where those are asked for, and no capture is under way."""
+        """Write conditions or counts of the run where those are asked for, and no capture is under way."""
         steps = self.steps
         number, kind = steps.requests[0], steps.requests[1]
         under_way = self.capture is not None and self.capture.under_way is not None
-        if kind != wire_capture.KIND_DESCRIBE or under_way:
+        if kind not in (wire_capture.KIND_DESCRIBE, wire_capture.KIND_COUNTS) or under_way:
             return False
         request = wire_capture.parse_request(steps.pages.mailbox)
         if request is None or request.number != number:
             return False
-        from tpmon.hook.capture.conditions import tell_conditions  # noqa: PLC0415 only who asks pays for it
+        from tpmon.hook.capture import conditions  # noqa: PLC0415 only who asks pays for it
 
-        wire_capture.write_told(steps.page, number, tell_conditions(steps, wire_capture.TOLD_BYTES))
+        if kind == wire_capture.KIND_COUNTS:
+            told = conditions.tell_counts(steps)
+        else:
+            told = conditions.tell_conditions(steps, wire_capture.TOLD_BYTES)
+        wire_capture.write_told(steps.page, number, told)
         steps.reply(number, wire.ANSWER_DONE)
         steps.last_ns = time.monotonic_ns()  # the pause is in no phase
         return True

@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
 
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features.snapshot import Scene
-from tpmon.judge.knowledge import LazyTable, Verbatim, make_row, read_table
-from tpmon.judge.stacks.classify import find_users, is_at, is_library, is_native
+from tpmon.judge.knowledge import Verbatim, hold_table
+from tpmon.judge.stacks.classify import find_users, is_at, is_library, is_native, name_line
 from tpmon.judge.stacks.profile import main_stacks
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, known_or
 from tpmon.model.stacks import StackFrame, StackSlice
 from tpmon.model.verdict import Kind
 
+# What each threshold is, and where it comes from: docs/thresholds.toml.
 LEAST_SHARE = 0.2
-"""Share of the samples that a call must have to be named: below it its remedy gains less than a quarter."""
 LEAST_SAMPLES = 20
 MOST_SLICES = 12
-"""Newest slices that are looked at: more cost more than a judgement may."""
 
 
 @dataclass(frozen=True, slots=True)
 class HotCall:
     """Hold one call of the table; ``waste``: made in each step or sample, it is a mistake."""
 
-    frames: tuple[str, ...]
     text: Verbatim
     words: str
     title: str
     paste: Verbatim
+    frames: tuple[str, ...] = ()
     waste: bool = False
 
 
@@ -45,41 +44,24 @@ class HotSpot:
     place: str
 
 
-_TABLE = "catalogue/hot.toml"
-CALLS = LazyTable(
-    (partial(read_table, __file__, _TABLE),), lambda name, row: make_row(HotCall, f"{_TABLE}: {name}", row)
-)
-"""The known calls by name."""
-
-
-@lru_cache(maxsize=1)
-def _patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
-    return tuple((name, re.compile(row.text)) for name, row in CALLS.items())
-
-
-@lru_cache(maxsize=1)
-def _places() -> tuple[tuple[str, str, str], ...]:
-    split = ((name, place.split()) for name, row in CALLS.items() for place in row.frames)
-    return tuple((name, path, function) for name, (path, *functions) in split for function in functions)
+CALLS = hold_table(HotCall, __file__, "catalogue/hot.toml")
 
 
 @lru_cache(maxsize=4096)
 def _name_frame(frame: StackFrame) -> str:
-    if not is_library(frame.file):
-        return ""
-    return next((name for name, path, function in _places() if is_at(frame, path, function)), "")
+    places = ((name, place.split()) for name, row in CALLS.items() for place in row.frames)
+    named = (name for name, (path, *functions) in places if any(is_at(frame, path, one) for one in functions))
+    return next(named, "") if is_library(frame.file) else ""
 
 
 @lru_cache(maxsize=1024)
 def _name_text(text: str) -> str:
-    return next((name for name, pattern in _patterns() if pattern.search(text)), "")
+    return next((name for name, row in CALLS.items() if re.compile(row.text).search(text)), "")
 
 
 def find_call(frames: Sequence[StackFrame], texts: Mapping[tuple[str, int], str]) -> tuple[str, str]:
-    """Return the name of the known call that a stack is in, "" for none, and the program's line.
-
-    The text of the line counts only where it runs in C: a library's frame below it tells what runs.
-    """
+    """Return the name of the known call that a stack is in, "" for none, and the program's line."""
+    # The text of the line counts only where it runs in C: a library's frame below it tells what runs.
     index = find_users(frames)
     below = [frame for frame in reversed(frames[index + 1 :]) if not is_native(frame.file)]
     name = next(filter(None, map(_name_frame, below)), "")
@@ -88,7 +70,7 @@ def find_call(frames: Sequence[StackFrame], texts: Mapping[tuple[str, int], str]
     own = frames[index]
     if not below:
         name = _name_text(texts.get((own.file, own.line), "").partition("#")[0])
-    return name, f"{own.file.rpartition('/')[2]}:{own.line}"
+    return name, name_line(own)
 
 
 def _list_pids(scene: Scene, suspicion: Suspicion) -> frozenset[int]:
@@ -105,16 +87,16 @@ def find_hot(scene: Scene, suspicion: Suspicion) -> Applicable[HotSpot]:
     pids = _list_pids(scene, suspicion)
     key = ("hot call", pids)
     if key not in scene.answers:
-        scene.answers[key] = _find_hot_of(pids, scene)
+        slices = (one for frame in reversed(scene.history) for one in known_or(frame.stacks, ()))
+        scene.answers[key] = _find_hot_of(islice((one for one in slices if one.pid in pids), MOST_SLICES))
     found: Applicable[HotSpot] = scene.answers[key]
     return found
 
 
-def _find_hot_of(pids: Collection[int], scene: Scene) -> Applicable[HotSpot]:
+def _find_hot_of(slices: Iterable[StackSlice]) -> Applicable[HotSpot]:
     counts: Counter[tuple[str, str]] = Counter()
-    for taken in islice((one for one in _list_slices(scene) if one.pid in pids), MOST_SLICES):
-        lines = taken.source if is_known(taken.source) else ()
-        texts = {(one.file, one.line): one.text for one in lines}
+    for taken in slices:
+        texts = {(one.file, one.line): one.text for one in known_or(taken.source, ())}
         for stack in main_stacks(taken):
             counts[find_call(stack.frames, texts)] += stack.samples
     calls: Counter[str] = Counter()
@@ -125,9 +107,3 @@ def _find_hot_of(pids: Collection[int], scene: Scene) -> Applicable[HotSpot]:
         return NOT_APPLICABLE
     places = {place: count for (name, place), count in counts.items() if name == best}
     return HotSpot(CALLS[best], max(places, key=lambda place: (places[place], place)))
-
-
-def _list_slices(scene: Scene) -> Iterator[StackSlice]:
-    for frame in reversed(scene.history):
-        if is_known(frame.stacks):
-            yield from frame.stacks

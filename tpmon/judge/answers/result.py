@@ -92,7 +92,8 @@ class Suspicion:
     def __post_init__(self) -> None:
         """Take the origins from the evidence."""
         if not self.origins:
-            object.__setattr__(self, "origins", join_origins(self.evidence))
+            origins = frozenset().union(*(row.origins for row in self.evidence))
+            object.__setattr__(self, "origins", origins)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +108,6 @@ class Unsure:
     """Say what could not be determined, and why: "storage (io of the workers: permission denied)"."""
 
     text: str
-
-
-def join_origins(rows: Iterable[FigureReading]) -> frozenset[Origin]:
-    """Return the physical origins of some readings."""
-    return frozenset().union(*(row.origins for row in rows))
 
 
 Answer = Union[Suspicion, Cleared, Unsure]
@@ -206,7 +202,5 @@ def take_heaviest(answers: Sequence[Answer], what: str) -> Answer:
     found = [one for one in answers if isinstance(one, Suspicion)]
     if found:
         return max(found, key=lambda one: one.weight)
-    unsure = next((one for one in answers if isinstance(one, Unsure)), None)
-    if unsure is not None:
-        return unsure
-    return answers[0] if answers else Unsure(f"{what} (no rank was read)")
+    unsure = [one for one in answers if isinstance(one, Unsure)]
+    return next(iter(unsure or answers), Unsure(f"{what} (no rank was read)"))

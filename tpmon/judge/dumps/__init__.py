@@ -1,1 +1,1 @@
-"""Fold the stacks of a dump into groups, describe them, and find the outlier. Pure."""
+"""Join the looks of a dump, and describe what its threads and collectives wait for. Pure."""

@@ -85,29 +85,31 @@ def _say_type(call: CollectiveCall) -> str:
     return f"{call.name} of {types}" if types else ""
 
 
-def say_differences(differences: Sequence[CallDifference]) -> str:
+def _say_differences(finding: CollectiveFinding) -> str:
     """Say who called what: "ranks 0-6 called all_reduce of 16 elements, rank 7 called broadcast"."""
-    return ", ".join(f"{name_numbers(one.ranks)} called {one.words}" for one in differences)
+    return ", ".join(f"{name_numbers(one.ranks)} called {one.words}" for one in finding.differences)
 
 
 def name_numbers(ranks: Sequence[int]) -> str:
     """Name ranks by their numbers: "ranks 0-2,4", "rank 3"."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {list_numbers(ranks)}"
+    return f"{_number(ranks, 'rank', 'ranks')} {list_numbers(ranks)}"
 
 
 BACKENDS = {"nccl": "NCCL", "gloo": "gloo"}
-_THREADS = (("pt_nccl", "nccl"), ("pt_gloo", "gloo"))
-"""How torch names the threads of a backend."""
+"""By their names in torch, after which it names their threads: pt_nccl."""
 FRAMEWORK_TIMEOUT_S = 1800.0
-"""Timeout that these frameworks give torch by default (docs/thresholds.md)."""
-_FRAMEWORKS = (
-    ("transformers", "/transformers/trainer.py", "transformers.Trainer"),
-    ("deepspeed", "", "DeepSpeed"),
-    ("lightning", "", "Lightning"),
-    ("pytorch_lightning", "", "Lightning"),
-    ("lightning_fabric", "", "Lightning"),
-)
-"""Package, the file that shows that the loop is the framework's, and its usual name."""
+_TRAINER = "/transformers/trainer.py"
+_FRAMEWORKS = {
+    "deepspeed": "DeepSpeed",
+    **dict.fromkeys(("lightning", "pytorch_lightning", "lightning_fabric"), "Lightning"),
+}
+
+
+def _ranks_of(groups: Sequence[StackGroup]) -> Iterator[tuple[StackGroup, DumpThread]]:
+    for group in groups:
+        for thread in group.threads:
+            if thread.role is Role.RANK and thread.kind is ThreadKind.MAIN:
+                yield group, thread
 
 
 def find_standings(groups: Sequence[StackGroup]) -> dict[int, str]:
@@ -154,16 +156,16 @@ def find_waits(groups: Sequence[StackGroup], silent_s: Applicable[float] = NOT_A
 def find_framework(stacks: Iterable[Sequence[StackFrame]]) -> str:
     """Return the framework in the ranks' stacks that sets a timeout of its process group; "" for none."""
     files = {frame.file for frames in stacks for frame in frames}
-    for package, end, framework in _FRAMEWORKS:
-        if any(package_of(file) == package and file.endswith(end) for file in files):
-            return framework
-    return ""
+    if any(file.endswith(_TRAINER) and package_of(file) for file in files):
+        return "transformers.Trainer"
+    packages = set(map(package_of, files))
+    return next((name for package, name in _FRAMEWORKS.items() if package in packages), "")
 
 
 def find_backend(names: Iterable[str]) -> str:
     """Return the backend by the names of communication threads; "" for none."""
     there = tuple(names)
-    return next((name for start, name in _THREADS if any(one.startswith(start) for one in there)), "")
+    return next((name for name in BACKENDS if any(one.startswith(f"pt_{name}") for one in there)), "")
 
 
 def may_wait(groups: Sequence[StackGroup]) -> bool:
@@ -178,13 +180,6 @@ def may_wait(groups: Sequence[StackGroup]) -> bool:
     )
 
 
-def _ranks_of(groups: Sequence[StackGroup]) -> Iterator[tuple[StackGroup, DumpThread]]:
-    for group in groups:
-        for thread in group.threads:
-            if thread.role is Role.RANK and thread.kind is ThreadKind.MAIN:
-                yield group, thread
-
-
 def say_assumed_abort(waits: Waits | None, defaults_s: Mapping[str, float]) -> str:
     """Say when the backend gives up with its default timeout; "" where nothing tells."""
     if waits is None or not is_known(waits.since_s) or waits.backend not in defaults_s:
@@ -192,26 +187,22 @@ def say_assumed_abort(waits: Waits | None, defaults_s: Mapping[str, float]) -> s
     framework, name = waits.framework, BACKENDS[waits.backend]
     default_s = FRAMEWORK_TIMEOUT_S if framework else defaults_s[waits.backend]
     left_s = default_s - waits.since_s
-    if left_s <= 0:
-        if waits.by_log:  # the wait may be younger than the last line: nothing follows for the timeout
-            return ""
-        return (
-            f"{name} would have given up by default after {format_seconds(default_s)}: its timeout is longer"
-        )
-    whose = f"{framework}'s" if framework else "its"
-    verb = "aborts this job" if waits.backend == "nccl" else "gives up"
-    since = " from the last log write on" if waits.by_log else ""
-    return f"{name} {verb} in about {format_seconds(left_s)} (assumed: {whose} default timeout{since})"
+    if left_s > 0:
+        since = " from the last log write on" if waits.by_log else ""
+        whose = f"{framework}'s" if framework else "its"
+        return f"{_say_end(waits.backend, left_s)} (assumed: {whose} default timeout{since})"
+    if waits.by_log:  # the wait may be younger than the last line: nothing follows for the timeout
+        return ""
+    return f"{name} would have given up by default after {format_seconds(default_s)}: its timeout is longer"
 
 
 JUST_NOW_S = 2.0
-"""A shorter wait is part of every step."""
 OLD_S = 30.0
-"""An older record shows what was, not what is."""
 _MOST_PLACES = 2
 _MOST_RAS = 3
 _MOST_TRANSFERS = 3
 _LAGS = ("behind", "ahead of the rest")
+_LAG_HINT = " (a job that runs shows this too: look again whether the numbers stay)"
 
 
 def name_call(one: CollectiveFinding) -> str:
@@ -222,7 +213,7 @@ def name_call(one: CollectiveFinding) -> str:
 def say_why(one: CollectiveFinding) -> str:
     """Say in a few words what holds it up: who has not called it, or whose call does not fit."""
     if one.cause is CollectiveCause.MISMATCH:
-        return say_differences(one.differences)
+        return _say_differences(one)
     parts = [_say_missing(one, {})] if one.missing else []
     parts += [_say_unread(one)] if one.unread else []
     return "; ".join(parts) or "all its ranks have called it"
@@ -239,40 +230,38 @@ def write_summary(
     transfers: Mapping[int, str] = MappingProxyType({}),
 ) -> str:
     """Say what a finding means, by records ``age_s`` old; ``transfers`` name sends or receives of ranks."""
-    total = len(one.waiting) + len(one.missing) + len(one.unread)
-    call = name_call(one)
-    who = "all" if len(one.waiting) == total else f"{len(one.waiting)} of {total}"
-    for_ = f" for {format_seconds(one.waited_s)}" if one.waited_s >= JUST_NOW_S else ""
-    verb = "waits" if len(one.waiting) == 1 else "wait"
-    waits = (
-        f"{who} ranks {verb} in it{for_}" if total > 1 else f"{name_numbers(one.waiting)} waits in it{for_}"
-    )
-    parts = [f"{call}: {waits}"]
+    total, count = len(one.waiting) + len(one.missing) + len(one.unread), len(one.waiting)
+    is_new, call = one.waited_s < JUST_NOW_S, name_call(one)
+    many = f"{'all' if count == total else f'{count} of {total}'} ranks"
+    who = f"{many if total > 1 else name_numbers(one.waiting)} {_number(one.waiting, 'waits', 'wait')}"
+    for_ = "" if is_new else f" for {format_seconds(one.waited_s)}"
+    parts = [f"{call}: {who} in it{for_}"]
     if one.cause is CollectiveCause.MISMATCH:
-        parts = [f"{call} does not fit: {say_differences(one.differences)}", waits.replace(" in it", "")]
+        parts = [f"{call} does not fit: {_say_differences(one)}", f"{who}{for_}"]
     if one.missing:
-        parts.append(f"{_say_missing(one, standings)}{_say_transfers(one, transfers)}")
+        parts.append(f"{_say_missing(one, standings)}{_say_waits(one, transfers)}")
     if one.unread:
         parts.append(_say_unread(one))
     if one.cause is CollectiveCause.TRANSFER:
         parts.append("no rank is missing and the calls fit: look at the network and the cards")
-    if one.waited_s < JUST_NOW_S:
+    if is_new:
         parts.append("called just now, as in every step")
-    if is_known(one.abort_s) and one.waited_s >= JUST_NOW_S:
-        left_s = one.abort_s - age_s
-        if age_s < OLD_S:
-            parts.append(say_abort(one, one.abort_s))
-        elif left_s > 0:
-            parts.append(f"if they still wait, {say_abort(one, left_s)}")
+    elif is_known(one.abort_s) and age_s < OLD_S:
+        parts.append(say_abort(one, one.abort_s))
+    elif is_known(one.abort_s) and one.abort_s > age_s:
+        parts.append(f"if they still wait, {say_abort(one, one.abort_s - age_s)}")
     return f"{_say_age(age_s)}{'; '.join(parts)}"
 
 
+def _number(those: Sequence[object], one: str, many: str) -> str:
+    return one if len(those) == 1 else many
+
+
 def _say_unread(one: CollectiveFinding) -> str:
-    verb = "has" if len(one.unread) == 1 else "have"
-    return f"{name_numbers(one.unread)} {verb} no record of it here"
+    return f"{name_numbers(one.unread)} {_number(one.unread, 'has', 'have')} no record of it here"
 
 
-def _say_transfers(one: CollectiveFinding, transfers: Mapping[int, str]) -> str:
+def _say_waits(one: CollectiveFinding, transfers: Mapping[int, str]) -> str:
     """Say which of the missing ranks wait themselves: " (waits itself in recv 1<-0)"."""
     waits = {rank: transfers[rank] for rank in one.missing if rank in transfers}
     if not waits:
@@ -284,11 +273,10 @@ def _say_transfers(one: CollectiveFinding, transfers: Mapping[int, str]) -> str:
 
 
 def _say_missing(one: CollectiveFinding, standings: Mapping[int, str]) -> str:
-    verb = "has" if len(one.missing) == 1 else "have"
-    said = f"{name_numbers(one.missing)} {verb} not called it"
+    said = f"{name_numbers(one.missing)} {_number(one.missing, 'has', 'have')} not called it"
     if one.cause is CollectiveCause.CROSSED:
-        turn = "waits" if len(one.missing) == 1 else "wait"
-        return f"{said} and in turn {turn} in another group for those that wait here"
+        verb = _number(one.missing, "waits", "wait")
+        return f"{said} and in turn {verb} in another group for those that wait here"
     places: dict[str, list[int]] = {}
     for rank in one.missing:
         if words := standings.get(rank, ""):
@@ -304,11 +292,14 @@ def _say_missing(one: CollectiveFinding, standings: Mapping[int, str]) -> str:
 
 def say_abort(one: CollectiveFinding, left_s: float) -> str:
     """Say that the backend gives up in ``left_s`` seconds, and whether that is assumed."""
-    backend = BACKENDS.get(one.backend, one.backend)
-    verb = "aborts this job" if one.backend == "nccl" else "gives up"
-    when = f"in about {format_seconds(left_s)}" if left_s > 0 else "any moment"
     assumed = " (assumed: its default timeout)" if one.abort_assumed else ""
-    return f"{backend} {verb} {when}{assumed}"
+    return f"{_say_end(one.backend, left_s)}{assumed}"
+
+
+def _say_end(backend: str, left_s: float) -> str:
+    verb = "aborts this job" if backend == "nccl" else "gives up"
+    when = f"in about {format_seconds(left_s)}" if left_s > 0 else "any moment"
+    return f"{BACKENDS.get(backend, backend)} {verb} {when}"
 
 
 def sum_up(
@@ -322,21 +313,14 @@ def sum_up(
 ) -> str:
     """Say in one sentence what the records show, the oldest ``age_s`` old; ``uncounted`` comes first."""
     old = _say_age(age_s)
-    said = [
-        uncounted and f"{old}{uncounted}",
-        *(f"NCCL RAS: {words}" for report in ras if (words := write_report(report))),
-    ]
-    named = "; ".join(words for words in said if words)
+    told = [f"NCCL RAS: {words}" for report in ras if (words := write_report(report))]
+    named = "; ".join([f"{old}{uncounted}", *told] if uncounted else told)
     if findings:
         return f"{findings[0].summary}{f'; {named}' if named else ''}"
     if named:
-        only_lag = not uncounted and all(map(_only_lags, ras))
-        return (
-            f"{named} (a job that runs shows this too: look again whether the numbers stay)"
-            if only_lag
-            else named
-        )
-    if transfers := say_transfers(records):
+        lags = not uncounted and all(map(_only_lags, ras))
+        return f"{named}{_LAG_HINT if lags else ''}"
+    if transfers := _say_transfers(records):
         return f"{old}{transfers}"
     if records and not any(record.groups for record in records):
         return "the records are empty: nothing was called yet, or TORCH_FR_BUFFER_SIZE is 0"
@@ -347,7 +331,7 @@ def sum_up(
     return "no record of its collectives" if notes else ""
 
 
-def say_transfers(records: Sequence[RankRecord]) -> str:
+def _say_transfers(records: Sequence[RankRecord]) -> str:
     """Say which sends and receives are not done, the longest first; "" for none."""
     return _say_open(
         open_call(record.rank, record.taken, group, call)
@@ -358,31 +342,23 @@ def say_transfers(records: Sequence[RankRecord]) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class OpenCall:
-    """Hold a call of a rank that is not done."""
-
-    waited_s: float
-    rank: int
-    name: str
-    group: str
+OpenCall = tuple[float, int, str]
+"""A call of a rank that is not done: less the seconds that it has waited, the rank, and words of both."""
 
 
 def open_call(rank: int, taken: datetime, group: GroupRecord, call: CollectiveCall) -> OpenCall:
     """Return a call of a rank by a record of the time ``taken``."""
     waited_s = max(0.0, (taken - call.created).total_seconds())
-    return OpenCall(waited_s, rank, call.name, group.description or group.name)
+    name = f"{call.name} of {group.description or group.name}"
+    return -waited_s, rank, f"rank {rank} waits in {name} for {format_seconds(waited_s)}"
 
 
 def _say_open(calls: Iterable[OpenCall]) -> str:
     """Say who waits in which of these calls, the longest first; "" for none."""
-    longest = sorted(calls, key=lambda one: (-one.waited_s, one.rank))
-    shown = [
-        f"rank {one.rank} waits in {one.name} of {one.group} for {format_seconds(one.waited_s)}"
-        for one in longest[:_MOST_TRANSFERS]
-    ]
-    more = len(longest) - len(shown)
-    return ", ".join((*shown, f"{more} more {'waits' if more == 1 else 'wait'}") if more else shown)
+    said = [words for _, _, words in sorted(calls)]
+    more = said[_MOST_TRANSFERS:]
+    rest = [f"{len(more)} more {_number(more, 'waits', 'wait')}"] if more else []
+    return ", ".join([*said[:_MOST_TRANSFERS], *rest])
 
 
 def say_uncounted(waits: Sequence[OpenCall]) -> str:
@@ -402,20 +378,14 @@ def _only_lags(report: RasReport) -> bool:
 
 def write_report(report: RasReport) -> str:
     """Say which ranks NCCL's RAS names, "" for none."""
-    parts = []
-    if report.dead:
-        parts.append(_say_lost(report, "dead", report.dead))
-    if report.silent:
-        parts.append(_say_lost(report, "no answer", report.silent))
+    parts = [_say_lost(report, "dead", report.dead)] if report.dead else []
+    parts += [_say_lost(report, "no answer", report.silent)] if report.silent else []
     lost = {(one.process, one.node) for one in report.lost}
     rest = [one for one in report.ranks if not (_is_lost(one) and (one.process, one.node) in lost)]
     behind = [one for one in rest if one.problem == "behind"]
-    others = [one for one in rest if one.problem not in _LAGS]
-    parts += [_say_rank(one) for one in (*behind, *others)[:_MOST_RAS]]
-    more = len(behind) + len(others) - _MOST_RAS
-    if more > 0:
-        parts.append(f"{more} more")
-    return ", ".join(parts)
+    named = [*behind, *(one for one in rest if one.problem not in _LAGS)]
+    parts += map(_say_rank, named[:_MOST_RAS])
+    return ", ".join([*parts, f"{len(named) - _MOST_RAS} more"] if len(named) > _MOST_RAS else parts)
 
 
 def _is_lost(one: RasRank) -> bool:
@@ -425,12 +395,12 @@ def _is_lost(one: RasRank) -> bool:
 
 def _say_lost(report: RasReport, problem: str, count: int) -> str:
     """Say how many processes are dead or silent, and which: "process 7 on 10.0.0.1 is dead"."""
-    verb = {"dead": ("is dead", "are dead")}.get(problem, ("gave no answer", "gave no answer"))
+    verb = "gave no answer" if problem == "no answer" else f"is {problem}" if count == 1 else f"are {problem}"
     those = [_say_process(one, report) for one in report.lost if one.problem == problem]
     if count == len(those) == 1:
         who, rank = those[0]
-        return f"{who} {verb[0]}{rank}"
-    head = f"{count} process{'es' if count > 1 else ''} {verb[count > 1]}"
+        return f"{who} {verb}{rank}"
+    head = f"{count} process{'es' if count > 1 else ''} {verb}"
     shown = [f"{who}{rank}" for who, rank in those[:_MOST_RAS]]
     more = [f"{len(those) - _MOST_RAS} more"] if len(those) > _MOST_RAS else []
     return f"{head}: {', '.join([*shown, *more])}" if shown else head

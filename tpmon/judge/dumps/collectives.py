@@ -43,11 +43,8 @@ from tpmon.model.results.collectives import (
 DEFAULT_TIMEOUTS_S = {"nccl": 600.0, "gloo": 1800.0}
 """How long a backend waits when the job does not say (torch/distributed/constants.py)."""
 MOST_RANKS = 65_536
-"""Limit of the number of ranks that a job states itself."""
 SILENT_S = 30.0
-"""A log that was written since shows that the job runs: its ranks meet in collectives all the time."""
 CLOCKS_S = 60.0
-"""How far the clocks of two machines may differ."""
 WORLD = "default_pg"
 """What torch calls the group of all ranks of a job."""
 _CAUSES = tuple(CollectiveCause)
@@ -79,7 +76,7 @@ def judge_collectives(
 
 def _find_age(records: Sequence[RankRecord], ranks: Sequence[int], now: Applicable[datetime]) -> float:
     """Return the age in seconds of the oldest record of ``ranks``, of all ranks where none are named."""
-    taken = [one.taken for one in records if not ranks or (is_known(one.rank) and one.rank in ranks)]
+    taken = [one.taken for one in records if not ranks or one.rank in ranks]
     if not taken or not is_known(now) or now.tzinfo is None:
         return 0.0
     return max(0.0, (now - min(taken)).total_seconds())
@@ -93,10 +90,8 @@ def add_collectives(dump: Dump, reading: CollectivesReading) -> Dump:
 def fold_collectives(folded: Dump, dumps: Sequence[Dump]) -> Dump:
     """Return the fold of several Dumps with all their records judged together."""
     newest = {(one.host, one.pid): one for one in sorted(dumps, key=lambda one: one.taken)}
-    held = (one.collectives for one in newest.values())
-    return _join(
-        folded, [CollectivesReading(one.records, one.ras, one.notes) for one in held if is_known(one)]
-    )
+    held = [one.collectives for one in newest.values() if is_known(one.collectives)]
+    return _join(folded, [CollectivesReading(one.records, one.ras, one.notes) for one in held])
 
 
 def _join(dump: Dump, readings: Sequence[CollectivesReading]) -> Dump:
@@ -122,9 +117,9 @@ def _find_silence(dump: Dump) -> Applicable[float]:
 def pick_records(records: Iterable[RankRecord]) -> tuple[RankRecord, ...]:
     """Return the newest record of each rank, by rank, without those with impossible times."""
     newest: dict[int, RankRecord] = {}
-    for one in filter(_has_times, records):
-        if is_known(one.rank) and (one.rank not in newest or newest[one.rank].taken < one.taken):
-            newest[one.rank] = one
+    for rank, one in _number(filter(_has_times, records)):
+        if rank not in newest or newest[rank].taken < one.taken:
+            newest[rank] = one
     return tuple(newest[rank] for rank in sorted(newest))
 
 
@@ -139,12 +134,10 @@ def _has_times(record: RankRecord) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Seat:
-    """Hold what one rank recorded of one group, and when."""
+    """Hold what one rank recorded of one group, with its whole record."""
 
     group: GroupRecord
-    taken: datetime
-    is_whole: bool
-    host: str
+    record: RankRecord
 
 
 _GroupKey = tuple[str, str, str, tuple[int, ...]]
@@ -153,7 +146,7 @@ _GroupKey = tuple[str, str, str, tuple[int, ...]]
 def find_open(records: Sequence[RankRecord], world_size: Applicable[int]) -> tuple[CollectiveFinding, ...]:
     """Find in each process group the first collective that was called and not finished by all."""
     groups = _seat_ranks(records)
-    whole = {record.rank for record in records if is_known(record.rank) and record.from_start}
+    whole = {rank for rank, record in _number(records) if record.from_start}
     found = (
         _judge_group(seats, whole | set(seats), world_size)
         for seats in groups.values()
@@ -162,29 +155,30 @@ def find_open(records: Sequence[RankRecord], world_size: Applicable[int]) -> tup
     return tuple(one for one in found if one is not None)
 
 
+def _number(records: Iterable[RankRecord]) -> list[tuple[int, RankRecord]]:
+    return [(one.rank, one) for one in records if is_known(one.rank)]
+
+
 def _seat_ranks(records: Sequence[RankRecord]) -> dict[_GroupKey, dict[int, _Seat]]:
     """Sort the ranks' records by process group and backend; a group may have two backends."""
     groups: dict[_GroupKey, dict[int, _Seat]] = {}
-    for record in records:
+    for rank, record in _number(records):
         for group in record.groups:
-            if is_known(record.rank):
-                key = (group.name, group.description, group.backend, known_or(group.ranks, ()))
-                seats = groups.setdefault(key, {})
-                seats[record.rank] = _Seat(group, record.taken, record.from_start, record.host)
+            key = (group.name, group.description, group.backend, known_or(group.ranks, ()))
+            groups.setdefault(key, {})[rank] = _Seat(group, record)
     return groups
 
 
 def _can_compare(seats: Mapping[int, _Seat]) -> bool:
     """Tell whether the numbers of collectives mean the same on every rank of a group."""
-    return all(seat.is_whole for seat in seats.values()) or not any(
-        seat.group.batches for seat in seats.values()
-    )
+    those = seats.values()
+    return all(seat.record.from_start for seat in those) or not any(seat.group.batches for seat in those)
 
 
 def find_uncounted(records: Sequence[RankRecord]) -> tuple[OpenCall, ...]:
     """Find the first open collective of each rank in groups whose numbers cannot be compared."""
     return tuple(
-        open_call(rank, seat.taken, seat.group, call)
+        open_call(rank, seat.record.taken, seat.group, call)
         for seats in _seat_ranks(records).values()
         if not _can_compare(seats)
         for rank, seat in sorted(seats.items())
@@ -209,27 +203,27 @@ def _judge_group(
 ) -> CollectiveFinding | None:
     members = _list_members(seats, world_size)
     # A member without a seat never called anything of this group, if its record is whole.
-    done = {rank: seats[rank].group.last_done if rank in seats else 0 for rank in members & recorded}
-    called = {rank: seats[rank].group.last_called if rank in seats else 0 for rank in members & recorded}
+    counts = {rank: seats[rank].group if rank in seats else None for rank in members & recorded}
+    done = {rank: group.last_done if group else 0 for rank, group in counts.items()}
+    called = {rank: group.last_called if group else 0 for rank, group in counts.items()}
     waiting = sorted(rank for rank in done if called[rank] > done[rank])
     if not waiting:
         return None
     number = min(done[rank] for rank in waiting) + 1
     first_there = [rank for rank in waiting if done[rank] < number]
     calls = [
-        (seats[rank], call)
-        for rank in first_there
-        if (call := _find_call(seats[rank].group, number)) is not None
+        (seat, call)
+        for seat in map(seats.__getitem__, first_there)
+        if (call := _find_call(seat.group, number)) is not None
     ]
     behind = {rank for rank in done if called[rank] < number}
     old = {rank for rank in behind if rank in seats and _is_older(seats[rank], calls)}
-    missing = sorted(behind - old)
-    unread = sorted((members - recorded) | old)
+    missing, unread = sorted(behind - old), sorted((members - recorded) | old)
     unfit, differences = _find_mismatch(seats, number)
     first = seats[waiting[0]].group
-    taken = max(seats[rank].taken for rank in first_there)
+    taken = max(seats[rank].record.taken for rank in first_there)
     waited_s = max(0.0, (taken - max(call.created for _, call in calls)).total_seconds()) if calls else 0.0
-    abort_s, assumed = _find_abort(seats, first_there, number)
+    abort_s, assumed = _find_abort(calls)
     return CollectiveFinding(
         group=first.description or first.name,
         backend=first.backend,
@@ -249,8 +243,9 @@ def _judge_group(
 
 def _is_older(seat: _Seat, calls: Sequence[tuple[_Seat, CollectiveCall]]) -> bool:
     """Tell whether a record was written before the first call that its rank seems to miss."""
+    mine = seat.record
     return bool(calls) and all(
-        (call.created - seat.taken).total_seconds() > (0.0 if seat.host == other.host else CLOCKS_S)
+        (call.created - mine.taken).total_seconds() > (0.0 if mine.host == other.record.host else CLOCKS_S)
         for other, call in calls
     )
 
@@ -258,13 +253,12 @@ def _is_older(seat: _Seat, calls: Sequence[tuple[_Seat, CollectiveCall]]) -> boo
 def find_transfers(records: Sequence[RankRecord]) -> dict[int, str]:
     """Return the oldest send or receive that each rank waits in."""
     found: dict[int, CollectiveCall] = {}
-    for record in records:
+    for rank, record in _number(records):
         for call in (call for group in record.groups for call in group.calls):
             waits = call.is_transfer and call.state is not CallState.COMPLETED
-            waited_s = (record.taken - call.created).total_seconds()
-            if waits and waited_s >= JUST_NOW_S and is_known(record.rank):
-                first = found.get(record.rank)
-                found[record.rank] = first if first and first.created <= call.created else call
+            if waits and (record.taken - call.created).total_seconds() >= JUST_NOW_S:
+                first = found.setdefault(rank, call)
+                found[rank] = min(first, call, key=lambda one: one.created)
     return {rank: call.name for rank, call in found.items()}
 
 
@@ -299,21 +293,14 @@ def _find_mismatch(seats: Mapping[int, _Seat], number: int) -> tuple[int, tuple[
     return number, ()
 
 
-def _find_abort(
-    seats: Mapping[int, _Seat], waiting: Sequence[int], number: int
-) -> tuple[Applicable[float], bool]:
+def _find_abort(calls: Sequence[tuple[_Seat, CollectiveCall]]) -> tuple[Applicable[float], bool]:
+    """Return when the first of these calls is given up, and whether that is assumed."""
     ends: list[tuple[float, bool]] = []
-    for rank in waiting:
-        group = seats[rank].group
-        call = _find_call(group, number)
-        if call is None:
-            continue
-        waited_s = (seats[rank].taken - call.created).total_seconds()
-        default_s = DEFAULT_TIMEOUTS_S.get(group.backend)
-        if is_known(call.timeout_s):
-            ends.append((max(0.0, call.timeout_s - waited_s), False))
-        elif default_s is not None:
-            ends.append((max(0.0, default_s - waited_s), True))
+    for seat, call in calls:
+        limit_s = known_or(call.timeout_s, DEFAULT_TIMEOUTS_S.get(seat.group.backend))
+        if limit_s is not None:
+            waited_s = (seat.record.taken - call.created).total_seconds()
+            ends.append((max(0.0, limit_s - waited_s), not is_known(call.timeout_s)))
     return min(ends) if ends else (NOT_APPLICABLE, False)
 
 

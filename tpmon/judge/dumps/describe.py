@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import lru_cache
+from itertools import groupby, takewhile
 
 from tpmon.judge.stacks.classify import (
     StackReading,
@@ -42,47 +43,27 @@ _KEEPS = frozenset((Phase.CHECKPOINT, Phase.VALIDATION, Phase.LOAD))
 _WAITS = frozenset((Phase.COMMS, Phase.DATA_WAIT, Phase.SYNC))
 
 
-@dataclass(frozen=True, slots=True)
-class Inside:
-    """Say what a phase waits for; ``word`` names both, "barrier (checkpoint)", and ``text`` adds the line."""
-
-    phase: Phase
-    part: DataPart | None
-    word: str
-    text: str
-    place: tuple[str, str, int]
-
-
-def read_inside(frames: Sequence[StackFrame], reading: StackReading) -> Inside | None:
-    """Read what the phase of a stack waits for; None where the stack shows no wait."""
-    if reading.phase not in _KEEPS:
-        return None
+def _read_inside(frames: Sequence[StackFrame], reading: StackReading) -> tuple[StackReading, str] | None:
+    """Read what the phase of a stack waits for, and both in words: "barrier (checkpoint)"; None: nothing."""
     marks = [mark_frame(frame.function, frame.file) for frame in frames]
-    own = [index for index, mark in enumerate(marks) if mark is not None and mark.phase is reading.phase]
-    if not own:
+    begin = next((n for n, mark in enumerate(marks) if mark is not None and mark.phase is reading.phase), -1)
+    if reading.phase not in _KEEPS or begin < 0:
         return None
     # A load and a save share files, so frames of both are left out.
     rest = [
         frame
-        for frame, mark in zip(frames[own[0] + 1 :], marks[own[0] + 1 :], strict=True)
+        for frame, mark in list(zip(frames, marks, strict=True))[begin + 1 :]
         if mark is None or mark.phase not in _KEEPS
     ]
     inner = read_stack(rest)
     if inner.phase not in _WAITS:
         return None
-    users = [frame for frame in rest if is_users(frame)]
-    word = inner.where
-    if users and word.endswith(f" {name_line(users[-1])}"):
-        word = word.removesuffix(f" {name_line(users[-1])}")
-    word = f"{word} ({reading.phase.value})"
-    line = name_line(frames[last]) if (last := find_users(frames)) >= 0 else ""
-    text = word if line in word else f"{word} {line}"
-    return Inside(inner.phase, inner.part, word, text, (inner.phase.value, *reading.place[1:]))
+    index = find_users(rest)
+    word = inner.where.removesuffix(f" {name_line(rest[index])}") if index >= 0 else inner.where
+    return inner, f"{word} ({reading.phase.value})"
 
 
 MOST_NATIVE = 8
-"""C frames that are shown at the inner end of a stack; present only where they were asked for."""
-_FORKED = "multiprocessing/process.py"
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 
 
@@ -158,46 +139,21 @@ class StackDoing:
     """Its text begins with a verb: "waits for work (queue.get)"."""
 
 
+_STARTERS = "process popen_fork popen_spawn_posix popen_forkserver spawn context forkserver"
 _BOILERPLATE = (
-    "threading.py",
-    "runpy.py",
-    "multiprocessing/process.py",
-    "multiprocessing/popen_fork.py",
-    "multiprocessing/popen_spawn_posix.py",
-    "multiprocessing/popen_forkserver.py",
-    "multiprocessing/spawn.py",
-    "multiprocessing/context.py",
-    "multiprocessing/forkserver.py",
-    "torch/multiprocessing/spawn.py",
-    _WORKER_LOOP,
+    *("/threading.py", "/runpy.py", "/torch/multiprocessing/spawn.py", f"/{_WORKER_LOOP}"),
+    *(f"/multiprocessing/{name}.py" for name in _STARTERS.split()),
 )
-_PHASE_WORDS = {
-    Phase.BACKWARD: "backward",
-    Phase.FORWARD: "forward",
+_WORDS = {
     Phase.OPTIMIZER: "optimizer step",
     Phase.CHECKPOINT: "checkpoint save",
-    Phase.LOAD: "load",
-    Phase.COMPILE: "compile",
-    Phase.IMPORT: "import",
-    Phase.VALIDATION: "validation",
     Phase.INPUT: "waits for input",
-}
-_DATA_WORDS = {
     DataPart.QUEUE: "next batch",
-    DataPart.FETCH: "fetch",
-    DataPart.COLLATE: "collate",
     DataPart.START: "worker start or join",
     DataPart.COPY: "copy of the batch",
-    DataPart.READ: "read",
-    DataPart.SAMPLER: "sampler",
 }
-_TASK_FILES = (
-    _WORKER_LOOP,
-    "multiprocessing/pool.py",
-    "multiprocess/pool.py",
-    "concurrent/futures/process.py",
-)
-_TASK_LOOPS = ("_worker_loop", "worker", "_process_worker")
+"""What is shown of a phase, or a part of it, where that is not its value."""
+_FURTHER_LOOPS = ((_WORKER_LOOP, "_worker_loop"), ("multiprocess/pool.py", "worker"))
 _AROUND_TASKS = (
     ("concurrent/futures/thread.py", "run"),
     ("concurrent/futures/process.py", "_process_chunk"),
@@ -243,7 +199,7 @@ def own_frames(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
     """Drop what a forked process inherited: the stack in which its parent started it."""
     for index in range(len(frames) - 1, 0, -1):
         file = _COPIES.sub(r"\1multiprocessing/", frames[index].file)
-        if last_name(frames[index].function) == "_bootstrap" and file.endswith(_FORKED):
+        if last_name(frames[index].function) == "_bootstrap" and file.endswith("multiprocessing/process.py"):
             return frames[index:]
     return frames
 
@@ -258,48 +214,42 @@ def was_forked(frames: Sequence[StackFrame]) -> bool:
 
 def is_in_task(frames: Sequence[StackFrame]) -> bool:
     """Tell whether a process of a pool, or of a loader, runs the program below the loop over its tasks."""
-    loops = [
-        index
-        for index, one in enumerate(frames)
-        if one.file.endswith(_TASK_FILES) and last_name(one.function) in _TASK_LOOPS
-    ]
-    return bool(loops) and any(map(is_users, frames[loops[-1] :]))
+    for index in range(len(frames) - 1, -1, -1):
+        if is_task_loop(frames[index]) or any(is_at(frames[index], *place) for place in _FURTHER_LOOPS):
+            return any(map(is_users, frames[index:]))
+    return False
 
 
 def _is_boilerplate(frame: StackFrame) -> bool:
     if is_task_loop(frame) or any(is_at(frame, *place) for place in _AROUND_TASKS):
         return True
-    return any(frame.file == path or frame.file.endswith(f"/{path}") for path in _BOILERPLATE)
+    return f"/{frame.file}".endswith(_BOILERPLATE)
 
 
 def _word_of_run(run: Sequence[StackFrame]) -> str:
     """Say what was called to enter these library frames, outermost first."""
-    reading = read_stack(run)
-    word, call = _word_of_phase(run, reading), _find_call(run)
+    word, call = _word_of_phase(run), _find_call(run)
     if word or call is not None:
         return word or (call.words if call is not None else "")
     first = next((frame for frame in run if not _is_boilerplate(frame)), None)
     if first is None:
         return ""
     package = package_of(first.file)
-    name = plain_name(first.function)
-    return f"{package}: {name}" if package else f"{name} {name_line(first)}"
+    return f"{package}: {plain_name(first.function)}" if package else say_frame(first)
 
 
-def _word_of_phase(run: Sequence[StackFrame], reading: StackReading) -> str:
+def _word_of_phase(run: Sequence[StackFrame]) -> str:
     """Say in which phase library frames are, by its best known call; "" for none."""
-    inside = read_inside(run, reading)
+    reading = read_stack(run)
+    inside = _read_inside(run, reading)
     if inside is not None:
-        return inside.word
-    phase = reading.phase
-    detail = reading.where.partition(": ")[2]
-    if phase is Phase.DATA_WAIT and reading.part is not None:
-        return _DATA_WORDS[reading.part]
-    if phase in (Phase.SYNC, Phase.OPTIMIZER) and detail:
-        return detail
+        return inside[1]
+    phase, part = reading.phase, reading.part
+    detail = reading.where.partition(": ")[2] if phase in (Phase.SYNC, Phase.OPTIMIZER) else ""
     if phase in (Phase.COMMS, Phase.LOGGING, Phase.SYNC):
-        return reading.where
-    return _PHASE_WORDS.get(phase, "")
+        return detail or reading.where
+    what = part if phase is Phase.DATA_WAIT else phase
+    return "" if what in (Phase.OTHER, None) else detail or _WORDS.get(what, what.value)
 
 
 def shorten_stack(group: StackGroup) -> tuple[ShownFrame, ...]:
@@ -312,131 +262,104 @@ def collapse_frames(frames: Sequence[StackFrame]) -> tuple[ShownFrame, ...]:
 
     C frames stay only at the inner end, where they say what the last line waits for.
     """
+    own = own_frames(frames)
+    parts = [
+        (users, [*part]) for users, part in groupby((one for one in own if not is_native(one.file)), is_users)
+    ]
     shown: list[ShownFrame] = []
-    run: list[StackFrame] = []
-    native: list[StackFrame] = []
-
-    def close_run(*, at_end: bool) -> None:
-        if not run:
-            return
-        word = _word_of_run(run)
-        # Between two frames of the user, the machinery of a module call is of no interest.
-        machinery = word in ("forward", "") or all(map(_is_boilerplate, run))
-        if word and (at_end or not machinery):
-            shown.append(ShownFrame(word, is_users=False, frame=run[0]))
-        run.clear()
-
-    for frame in own_frames(frames):
-        if is_native(frame.file):
-            native.append(frame)
+    for number, (users, part) in enumerate(parts, 1):
+        if users:
+            shown += (ShownFrame(say_frame(frame), is_users=True, frame=frame) for frame in part)
             continue
-        native.clear()
-        if is_users(frame):
-            close_run(at_end=False)
-            shown.append(ShownFrame(say_frame(frame), is_users=True, frame=frame))
-        else:
-            run.append(frame)
-    close_run(at_end=True)
-    below = (
-        ShownFrame(f"{one.function} {name_line(one)}", is_users=False, frame=one)
-        for one in native[-MOST_NATIVE:]
+        word = _word_of_run(part)
+        # Between two frames of the user, the machinery of a module call is of no interest.
+        machinery = word == "forward" or all(map(_is_boilerplate, part))
+        if word and (number == len(parts) or not machinery):
+            shown.append(ShownFrame(word, is_users=False, frame=part[0]))
+    native = list(takewhile(lambda one: is_native(one.file), reversed(own)))[:MOST_NATIVE]
+    shown += (
+        ShownFrame(f"{one.function} {name_line(one)}", is_users=False, frame=one) for one in reversed(native)
     )
-    return (*shown, *below)
-
-
-def _last_run(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
-    return frames[find_users(frames) + 1 :]
+    return tuple(shown)
 
 
 _WAIT_OF_PHASE = {Phase.COMMS: WaitReason.COLLECTIVE, Phase.SYNC: WaitReason.DEVICE}
 
 
-def _tell(
-    reading: StackReading,
-    wait: WaitReason,
-    text: str = "",
-    call: LibraryCall | None = None,
-    *,
-    verb: bool = False,
-) -> StackDoing:
-    """Describe a stack; ``text`` where ``reading`` does not say it."""
-    site = (text, *reading.site) if text else reading.site
-    return StackDoing(text or reading.where, wait, reading.phase, reading.place, site, call, verb)
+def _wait_of_phase(reading: StackReading) -> WaitReason:
+    if reading.phase is Phase.DATA_WAIT and reading.part in (DataPart.QUEUE, None):
+        return WaitReason.BATCH
+    return _WAIT_OF_PHASE.get(reading.phase, WaitReason.OTHER)
 
 
-def _wait_in(call: LibraryCall | None) -> WaitReason:
-    return WaitReason.OTHER if call is None else WaitReason.CALL
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """Hold a stack as it was read; ``own`` is its innermost line of the user in words, "" for none."""
+
+    frames: Sequence[StackFrame]
+    reading: StackReading
+    own: str
+    call: LibraryCall | None
+
+    def tell(self, text: str = "", wait: WaitReason | None = None, *, verb: bool = False) -> StackDoing:
+        """Describe it; ``text`` where its reading does not say it, ``wait`` where its call does not."""
+        reading = self.reading
+        wait = wait or (WaitReason.CALL if self.call else WaitReason.OTHER)
+        site = (text, *reading.site) if text else reading.site
+        return StackDoing(text or reading.where, wait, reading.phase, reading.place, site, self.call, verb)
+
+    def say(self) -> str:
+        """Say its call and its line: "queue.get in train train.py:40"."""
+        return " in ".join(filter(None, (self.call.words if self.call else "", self.own)))
 
 
-def _describe_lock(frames: Sequence[StackFrame]) -> StackDoing | None:
-    """Describe a wait for a file that another process removes or unlocks; None where there is none."""
-    run = _last_run(frames)
-    if LibraryCall.FILE_LOCK not in _calls(run) and not any(package_of(one.file) in _LOCKERS for one in run):
-        return None
-    reading, index = read_stack(frames), find_users(frames)
-    where = f" in {say_frame(frames[index])}" if index >= 0 else ""
-    text = f"{LibraryCall.FILE_LOCK.words}{where}"
-    site = (text, *reading.site)
-    return StackDoing(text, WaitReason.FILE_LOCK, Phase.OTHER, reading.place, site, LibraryCall.FILE_LOCK)
-
-
-def _describe_worker(frames: Sequence[StackFrame]) -> StackDoing:
-    reading = read_stack(frames)
-    index, call = find_users(frames), _find_call(_last_run(frames))
-    in_loop = any(frame.file.endswith(_WORKER_LOOP) for frame in frames)
+def _describe_worker(stack: _Stack) -> StackDoing:
+    reading = stack.reading
+    in_loop = any(frame.file.endswith(_WORKER_LOOP) for frame in stack.frames)
     if in_loop and reading.phase is not Phase.DATA_WAIT:
-        if call is LibraryCall.QUEUE_GET:
-            return _tell(reading, WaitReason.WORK, "waits for work (queue.get)", call, verb=True)
-        if call is LibraryCall.QUEUE_PUT:
-            return _tell(reading, WaitReason.CALL, "hands over a batch (queue.put)", call, verb=True)
-    if index < 0:
-        return _tell(reading, WaitReason.OTHER, reading.where.removeprefix(f"{Phase.DATA_WAIT.value}: "))
-    where = say_frame(frames[index])
-    text = f"{call.words} in {where}" if call is not None else where
-    return _tell(reading, _wait_in(call), text, call)
+        if stack.call is LibraryCall.QUEUE_GET:
+            return stack.tell("waits for work (queue.get)", WaitReason.WORK, verb=True)
+        if stack.call is LibraryCall.QUEUE_PUT:
+            return stack.tell("hands over a batch (queue.put)", verb=True)
+    if not stack.own:
+        where = reading.where.removeprefix(f"{Phase.DATA_WAIT.value}: ")
+        return replace(stack, call=None).tell(where)
+    return stack.tell(stack.say())
 
 
-def _describe_main(frames: Sequence[StackFrame]) -> StackDoing:
-    reading = read_stack(frames)
-    inside = read_inside(frames, reading)
+def _describe_main(stack: _Stack) -> StackDoing:
+    reading, own, call = stack.reading, stack.own, stack.call
+    inside = _read_inside(stack.frames, reading)
     if inside is not None:
-        at_queue = inside.phase is Phase.DATA_WAIT and inside.part in (DataPart.QUEUE, None)
-        wait = WaitReason.BATCH if at_queue else _WAIT_OF_PHASE.get(inside.phase, WaitReason.OTHER)
-        return StackDoing(inside.text, wait, reading.phase, inside.place, (inside.text,))
-    if reading.phase is Phase.DATA_WAIT:
-        if reading.part in (DataPart.QUEUE, None):
-            return _tell(reading, WaitReason.BATCH)
-        index = find_users(frames)
-        text = f"{say_frame(frames[index])} ({Phase.DATA_WAIT.value})" if index >= 0 else ""
-        return _tell(reading, WaitReason.OTHER, text)
+        inner, text = inside
+        index = find_users(stack.frames)
+        line = name_line(stack.frames[index]) if own else ""
+        text = text if line in text else f"{text} {line}"
+        place = (inner.phase.value, *reading.place[1:])
+        return StackDoing(text, _wait_of_phase(inner), reading.phase, place, (text,))
     if reading.phase is not Phase.OTHER:
-        return _tell(reading, _WAIT_OF_PHASE.get(reading.phase, WaitReason.OTHER))
-    call = _find_call(_last_run(frames))
-    verb = call is LibraryCall.EXIT and not any(map(is_users, frames))
-    if call is not None and not any(map(is_users, frames)):
-        text = f"waits for {call.words}" if verb else call.words
-    elif call is not None and call.words not in reading.where:
-        text = f"{call.words} in {reading.where}"
-    else:
-        text = ""
-    return _tell(reading, _wait_in(call), text, call, verb=verb)
+        wait = _wait_of_phase(reading)
+        loads = reading.phase is Phase.DATA_WAIT and wait is WaitReason.OTHER and own
+        text = f"{own} ({Phase.DATA_WAIT.value})" if loads else ""
+        return replace(stack, call=None).tell(text, wait)
+    if call is None or (own and call.words in reading.where):
+        return stack.tell()
+    if own:
+        return stack.tell(f"{call.words} in {reading.where}")
+    ends = call is LibraryCall.EXIT
+    return stack.tell(f"waits for {call.words}" if ends else call.words, verb=ends)
 
 
-def _describe_other(frames: Sequence[StackFrame]) -> StackDoing:
+def _describe_other(stack: _Stack) -> StackDoing:
     """Describe a thread that no step depends on: a feeder, a progress bar, a logger."""
-    reading = read_stack(frames)
-    index, call = find_users(frames), _find_call(_last_run(frames))
-    wait = WaitReason.WORK if call in _IDLE else _wait_in(call)
-    if index >= 0:
-        where = say_frame(frames[index])
-        return _tell(reading, wait, f"{call.words} in {where}" if call is not None else where, call)
-    package = next(
-        (name for one in frames if not _is_boilerplate(one) and (name := package_of(one.file))), "threading"
-    )
-    text = call.words if call is not None else say_frame(frames[-1])
-    if package not in ("threading", "multiprocessing", "queue", "torch"):
-        text = f"{package}: {text}"
-    return _tell(reading, wait, text, call)
+    text, wait = stack.say(), WaitReason.WORK if stack.call in _IDLE else None
+    if not stack.own:
+        names = (package_of(one.file) for one in stack.frames if not _is_boilerplate(one))
+        package = next(filter(None, names), "threading")
+        text = text or say_frame(stack.frames[-1])
+        if package not in ("threading", "multiprocessing", "queue", "torch"):
+            text = f"{package}: {text}"
+    return stack.tell(text, wait)
 
 
 @lru_cache(maxsize=4096)
@@ -445,28 +368,24 @@ def describe_stack(role: Role, kind: ThreadKind, frames: tuple[StackFrame, ...])
     own = [frame for frame in own_frames(frames) if not is_native(frame.file)]
     if not own:
         return StackDoing("no Python frames", WaitReason.OTHER, Phase.OTHER, ("", "", 0))
-    lock = _describe_lock(own)
-    if lock is not None:
-        return lock
+    index = find_users(own)
+    run = own[index + 1 :]
+    stack = _Stack(own, read_stack(own), say_frame(own[index]) if index >= 0 else "", _find_call(run))
+    if LibraryCall.FILE_LOCK in _calls(run) or any(package_of(one.file) in _LOCKERS for one in run):
+        lock = replace(stack, call=LibraryCall.FILE_LOCK)
+        return replace(lock.tell(lock.say(), WaitReason.FILE_LOCK), phase=Phase.OTHER)
     if kind is not ThreadKind.MAIN:
-        return _describe_other(own)
+        return _describe_other(stack)
     if role is Role.WORKER:
-        return _describe_worker(own)
-    return _name_native(_describe_main(own), frames)
+        return _describe_worker(stack)
+    return _name_native(_describe_main(stack), frames)
 
 
+_WORKS = r"c10d::(?:\w+::)*Work\w*::(?:wait|synchronize)|c10d::Reducer::finalize_backward|ncclWork\w*::"
+_SYNCHRONISES = r"cu(?:da)?(?:Stream|Device|Event|Ctx)Synchronize|_local_scalar_dense"
 _NATIVE_WAITS = (
-    (
-        re.compile(r"c10d::(?:\w+::)*Work\w*::(?:wait|synchronize)|ncclWork\w*::"),
-        WaitReason.COLLECTIVE,
-        "a collective",
-    ),
-    (re.compile(r"c10d::Reducer::finalize_backward"), WaitReason.COLLECTIVE, "a collective"),
-    (
-        re.compile(r"cu(?:da)?(?:Stream|Device|Event|Ctx)Synchronize|_local_scalar_dense"),
-        WaitReason.DEVICE,
-        "the device",
-    ),
+    (WaitReason.COLLECTIVE, "a collective", _WORKS),
+    (WaitReason.DEVICE, "the device", _SYNCHRONISES),
 )
 """Waits without a Python frame: ``work.wait()`` and ``.item()`` show only their line."""
 
@@ -476,7 +395,7 @@ def _name_native(doing: StackDoing, frames: Sequence[StackFrame]) -> StackDoing:
     if doing.wait is not WaitReason.OTHER or doing.phase not in (Phase.OTHER, Phase.BACKWARD, Phase.FORWARD):
         return doing
     names = [frame.function for frame in frames if is_native(frame.file)]
-    for pattern, wait, words in _NATIVE_WAITS:
-        if any(pattern.search(name) for name in names):
+    for wait, words, pattern in _NATIVE_WAITS:
+        if any(re.search(pattern, name) for name in names):
             return replace(doing, text=f"{words} in {doing.text}", wait=wait, site=(words, *doing.site))
     return doing

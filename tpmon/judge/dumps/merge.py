@@ -12,20 +12,17 @@ from tpmon.model.dump import Dump, DumpRound, DumpThread, FrameLocals, Motion
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.stacks import StackFrame
+from tpmon.model.waits import WaitReason, is_wait
 
 RESTS_RATIO = 0.01
-"""Share of time on a CPU up to which a thread rested; hung ones use under half (docs/thresholds.md)."""
 SPINS_RATIO = 0.9
-"""Share of time on a CPU or waiting for one above which it never slept: a wait for the GPU spins."""
 LEAST_APART_S = 1.0
-"""Least time between two dumps that count as two: working threads move within it (docs/thresholds.md)."""
 MOVES_S = 15.0
-"""Age up to which a look of an earlier dump shows movement: three looks take 10 s. An older one counts only
-for threads that rested ever since; others may have begun to hang in between."""
+WAKES_HZ = 1.0
 _ONE_LOOK = Missing("one look tells no rate")
 SEEN_ONCE = Missing("seen once: a second look tells whether it moves")
 MOVED = Missing("it moved between the looks")
-_PARTLY_MOVED = Missing("it ran between the looks")
+PARTLY_MOVED = Missing("it ran between the looks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +44,15 @@ class Sighting:
     frames: Applicable[tuple[StackFrame, ...]]
     motion: Motion
     since_s: Known[float]
+    wakes: bool = False
+    """It slept and woke between the looks, again and again."""
+
+    @property
+    def told(self) -> tuple[Motion, Known[float]]:
+        """Return what a person is told: what sleeps and wakes at the same line is slow, not frozen."""
+        if self.wakes and self.motion is Motion.FROZEN:
+            return Motion.SLOW, PARTLY_MOVED
+        return self.motion, self.since_s
 
 
 def looks_of_round(one: DumpRound) -> list[Look]:
@@ -76,6 +82,7 @@ def looks_of_round(one: DumpRound) -> list[Look]:
                 locals=_keep_users(thread.frames, thread.locals),
                 holds_gil=thread.holds_gil,
                 frozen=process.frozen,
+                slices=thread.slices,
             ),
             frames=thread.frames,
             motion=Motion.ONCE,
@@ -194,6 +201,26 @@ def _ran(same: Sequence[Look]) -> bool:
     return ran / seconds > RESTS_RATIO and (ran + delayed) / seconds < SPINS_RATIO
 
 
+def _wakes(same: Sequence[Look]) -> bool:
+    """Tell whether a thread woke up between the looks, and went to sleep again: often, for next to no CPU.
+
+    One that never sleeps is put on a CPU again after each one that takes its turn, and one that waits for the
+    interpreter's lock looks 200 times a second whether it is free.
+    """
+    first, last = same[0], same[-1]
+    seconds = last.at_s - first.at_s
+    before, now = first.thread.slices, last.thread.slices
+    ran, delayed = (
+        known_or(_used(getattr(first.thread, name), getattr(last.thread, name)), 0.0)
+        for name in ("cpu_s", "delay_s")
+    )
+    if not is_known(before) or not is_known(now) or seconds <= 0:
+        return False
+    if is_wait(last.thread.waits_for, WaitReason.TIMED_LOCK):
+        return False
+    return now - before >= max(2.0, WAKES_HZ * seconds) and (ran + delayed) / seconds < SPINS_RATIO
+
+
 def _used(before: Known[float], now: Known[float]) -> Known[float]:
     if isinstance(before, Missing):
         return before
@@ -222,10 +249,11 @@ def _join(same: Sequence[Look], begun_s: float) -> Sighting:
     if motion is Motion.FROZEN:
         since_s = last.at_s - min(look.at_s - look.since_s for look in telling)
     elif motion is not Motion.ONCE:
-        since_s = _PARTLY_MOVED if motion is Motion.SLOW else MOVED
+        since_s = PARTLY_MOVED if motion is Motion.SLOW else MOVED
     thread = last.thread
     if len(same) == 1:
         return Sighting(thread, last.frames, motion, since_s)
+    wakes = _wakes(telling)
     holds = (
         all(look.thread.holds_gil is True for look in telling)
         if is_known(thread.holds_gil)
@@ -240,6 +268,4 @@ def _join(same: Sequence[Look], begun_s: float) -> Sighting:
             delay_pct=map_known(lambda used: 100 * used / seconds, _used(before.delay_s, thread.delay_s)),
             holds_gil=holds,
         )
-    elif holds != thread.holds_gil:
-        thread = replace(thread, holds_gil=holds)
-    return Sighting(thread, last.frames, motion, since_s)
+    return Sighting(thread, last.frames, motion, since_s, wakes)

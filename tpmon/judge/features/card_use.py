@@ -7,10 +7,12 @@ import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
+from typing import TypeVar
 
 from tpmon.judge.answers.result import FigureReading, reading
 from tpmon.judge.features.cards import (
     BUSY_PCT,
+    NO_SLICE,
     QUIET_LINK_BYTES_S,
     WORKING_CLOCK_RATIO,
     CardScene,
@@ -18,27 +20,25 @@ from tpmon.judge.features.cards import (
     find_slice,
     is_sliced,
     mean_busy_pct,
-    ratio_of_memory,
+    ratio_of,
 )
 from tpmon.judge.features.data_wait import DataWait
 from tpmon.judge.features.readings import all_known
 from tpmon.judge.features.snapshot import RankScene, Scene
-from tpmon.judge.watch.tracker import list_hooks
-from tpmon.model.figures import Figure, Origin
+from tpmon.judge.watch.tracker import find_hook
+from tpmon.model.figures import Figure
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
-from tpmon.model.gpu import GpuSample, is_listed, list_processes, may_be_on, say_unlisted
+from tpmon.model.gpu import GpuSample, MigInstance, is_listed, list_processes, may_be_on, say_unlisted
+from tpmon.model.hook import AllocatorFigures
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, Why, is_known, known_or, map_known
 
 GROWTH_BYTES_S = 1e6
-"""Slope above which memory grows; the allocator's own noise is below it."""
 GROWTH_WINDOWS = 3
 GROWTH_WINDOW_S = 15.0
-"""Growth counts in three windows in a row; in one it is a cache that fills, or a new epoch."""
 EDGE_S = 2.0
 ETA_S = 1800.0
-"""Growth is reported when the limit is nearer than this."""
-_TAKEN_NS = attrgetter("taken_ns")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,35 +56,34 @@ class Growth:
         return min(self.slopes) > GROWTH_BYTES_S
 
 
-def _points(
-    frames: Sequence[Frame], now_ns: int, read: Callable[[Frame], Known[float]]
-) -> Iterator[tuple[float, float]]:
-    for frame in frames:
-        if is_known(value := read(frame)):
-            yield (now_ns - frame.taken_ns) / 1e9, value
+def measure_growth(
+    items: Sequence[Item],
+    date: Callable[[Item], int],
+    read: Callable[[Item], Known[float]],
+    *,
+    window_s: float = GROWTH_WINDOW_S,
+    edge_s: float = EDGE_S,
+) -> Known[Growth]:
+    """Return the growth of a figure over the last three windows; Missing for a shorter history.
 
+    ``items`` have a ``date`` in nanoseconds, oldest first. At the edge of a window counts the median of the
+    readings within ``edge_s`` of it: one batch is no growth.
+    """
+    now_ns, span_s = date(items[-1]), window_s * GROWTH_WINDOWS
 
-def _around(
-    history: Sequence[Frame], now_ns: int, edge_s: float, read: Callable[[Frame], Known[float]]
-) -> tuple[float, float]:
-    """Return age and value ``edge_s`` ago, as the median of the readings there: one batch is no growth."""
-    low = bisect_left(history, now_ns - (edge_s + EDGE_S) * 1e9, key=_TAKEN_NS)
-    high = bisect_right(history, now_ns - (edge_s - EDGE_S) * 1e9, key=_TAKEN_NS)
-    near = list(_points(history[low:high], now_ns, read))
-    near = near or [min(_points(history, now_ns, read), key=lambda point: abs(point[0] - edge_s))]
-    return statistics.fmean(age for age, _ in near), statistics.median(value for _, value in near)
+    def list_points(those: Sequence[Item]) -> Iterator[tuple[float, float]]:
+        return (((now_ns - date(one)) / 1e9, value) for one in those if is_known(value := read(one)))
 
-
-def read_growth(scene: Scene, read: Callable[[Frame], Known[float]]) -> Known[Growth]:
-    """Return the growth of a figure over the last three windows; Missing for a shorter history."""
-    now_ns, history = scene.frame.taken_ns, scene.history
-    oldest = next(_points(history, now_ns, read), None)
+    oldest, values = next(list_points(items), None), []
     if oldest is None:
-        return last if isinstance(last := read(scene.frame), Missing) else Missing("not read")
-    edges = [GROWTH_WINDOW_S * number for number in range(GROWTH_WINDOWS, -1, -1)]
-    if oldest[0] < edges[0]:
-        return Missing(f"growth needs {edges[0]:.0f} s of readings")
-    values = [_around(history, now_ns, edge, read) for edge in edges]
+        return last if isinstance(last := read(items[-1]), Missing) else Missing("not read")
+    if oldest[0] < span_s:
+        return Missing(f"growth needs {span_s:.0f} s of readings")
+    for ago_s in (window_s * number for number in range(GROWTH_WINDOWS, -1, -1)):
+        low = bisect_left(items, now_ns - (ago_s + edge_s) * 1e9, key=date)
+        near = list(list_points(items[low : bisect_right(items, now_ns - (ago_s - edge_s) * 1e9, key=date)]))
+        near = near or [min(list_points(items), key=lambda point, ago_s=ago_s: abs(point[0] - ago_s))]  # type: ignore[misc]
+        values.append((statistics.fmean(age for age, _ in near), statistics.median(one for _, one in near)))
     slopes = []
     for (older_s, older), (newer_s, newer) in itertools.pairwise(values):
         if older_s <= newer_s:
@@ -92,6 +91,11 @@ def read_growth(scene: Scene, read: Callable[[Frame], Known[float]]) -> Known[Gr
         slopes.append((newer - older) / (older_s - newer_s))
     grown = values[-1][1] - values[0][1]
     return Growth(tuple(slopes), grown / (values[0][0] - values[-1][0]), grown, values[-1][1])
+
+
+def read_growth(scene: Scene, read: Callable[[Frame], Known[float]]) -> Known[Growth]:
+    """Return the growth of a figure of the Frames of the Window."""
+    return measure_growth(scene.history, attrgetter("taken_ns"), read)
 
 
 def say_about(seconds: float) -> str:
@@ -109,9 +113,7 @@ def find_urgency(eta_s: float) -> float:
 
 
 STEADY_RATIO = 0.5
-"""Slowest window over the mean above which growth is steady; what settles grows ever slower."""
 RECORD_RATIO = 0.2
-"""Share of the readings that must set a new maximum; in a cache that settles they become rare."""
 LEAST_RECORDS = 3
 _NOT_THERE = Missing("the card was not read")
 _WHOSE = Missing("whose memory it is, the driver does not say")
@@ -128,117 +130,84 @@ class Fill:
     @property
     def ratio(self) -> Known[float]:
         """Return the filled share, 0-1."""
-        return ratio_of_memory(self.used, self.total)
-
-
-def _own_bytes(sample: GpuSample, used: Known[int], others: bool) -> Known[int]:
-    if not is_listed(sample):
-        return _WHOSE
-    ours = known_or(sample.pids, ())
-    listed = list_processes(sample)
-    told = [one.used_bytes for one in listed if one.pid in ours and is_known(one.used_bytes)]
-    if len(told) == len(ours):
-        return sum(told)
-    return _WHOSE if others or is_known(sample.lists_only) else used
+        return ratio_of(self.used, self.total)
 
 
 def read_fill(sample: GpuSample) -> Fill:
     """Return the memory of one reading; on a sliced card, that of the job's slice."""
     ours = known_or(sample.pids, ())
+    listed = list_processes(sample)
+    part: GpuSample | MigInstance = sample
+    beside = any(one.pid not in ours and not one.of_job for one in listed)
     if is_sliced(sample):
-        own = find_slice((sample,))
-        beside = any(
-            set(known_or(one.pids, ())) - set(ours)
-            for one in sample.mig_instances
-            if len(sample.mig_instances) == 1 or set(known_or(one.pids, ())) & set(ours)
-        )
-        used = own.memory_used_bytes
-        return Fill(
-            used, own.memory_total_bytes, _own_bytes(sample, used, beside) if is_known(used) else used
-        )
-    beside = any(one.pid not in ours and not one.of_job for one in list_processes(sample))
-    used = sample.memory_used_bytes
-    return Fill(used, sample.memory_total_bytes, _own_bytes(sample, used, beside))
+        own = find_slice(sample)
+        if own is None:
+            return Fill(NO_SLICE, NO_SLICE, NO_SLICE)
+        part, beside = own, not set(ours).issuperset(known_or(own.pids, ()))
+    used, total = part.memory_used_bytes, part.memory_total_bytes
+    told = [one.used_bytes for one in listed if one.pid in ours and is_known(one.used_bytes)]
+    if not is_listed(sample):
+        return Fill(used, total, _WHOSE)
+    if len(told) == len(ours):
+        return Fill(used, total, sum(told))
+    return Fill(used, total, _WHOSE if beside or is_known(sample.lists_only) else used)
 
 
-def find_sample(frame: Frame, uuid: str) -> GpuSample | None:
-    """Return the reading of one card in a Frame."""
-    return next((one for one in known_or(frame.gpus, ()) if one.uuid == uuid), None)
+def _fill_of(frame: Frame, uuid: str) -> Fill:
+    sample = next((one for one in known_or(frame.gpus, ()) if one.uuid == uuid), None)
+    return read_fill(sample) if sample is not None else Fill(_NOT_THERE, _NOT_THERE, _NOT_THERE)
 
 
 def find_fullest(history: Sequence[Frame], uuid: str) -> Known[float]:
     """Return how full a card was at most over the history, before anything was freed to find room."""
-    samples = [one for frame in history if (one := find_sample(frame, uuid)) is not None]
-    ratios = [ratio for one in samples if is_known(ratio := read_fill(one).ratio)]
+    ratios = [ratio for frame in history if is_known(ratio := _fill_of(frame, uuid).ratio)]
     return max(ratios) if ratios else _NOT_THERE
 
 
-def _own_on(uuid: str) -> Callable[[Frame], Known[float]]:
-    def read(frame: Frame) -> Known[float]:
-        sample = find_sample(frame, uuid)
-        own = read_fill(sample).own if sample is not None else _NOT_THERE
-        return float(own) if is_known(own) else own
-
-    return read
-
-
-def _own_or_used(frame: Frame, uuid: str) -> Known[int]:
-    sample = find_sample(frame, uuid)
-    if sample is None:
-        return _NOT_THERE
-    fill = read_fill(sample)
-    return fill.own if is_known(fill.own) else fill.used
-
-
-def _is_steady(values: Sequence[float], growth: Growth) -> bool:
-    """Tell whether it grew alike in all windows, not in a few large steps."""
-    highest, records = values[0], 0
-    for value in values[1:]:
-        if value > highest:
-            highest, records = value, records + 1
-    if records < max(LEAST_RECORDS, RECORD_RATIO * (len(values) - 1)):
-        return False
-    return growth.grows and min(growth.slopes) >= STEADY_RATIO * growth.mean
-
-
 def read_own_growth(scene: Scene, uuid: str, least_bytes_s: float) -> Known[Growth | None]:
-    """Return how the job's memory on a card grows; None where slowly, not steadily, or not at all.
-
-    Missing where it may grow, but the history is too short or the memory may be that of others.
-    """
+    """Return how the job's memory on a card grows; None where slowly, not steadily, or not at all."""
+    # Missing where it may grow, but the history is too short or the memory may be that of others.
     now_ns, seconds = scene.frame.taken_ns, GROWTH_WINDOWS * GROWTH_WINDOW_S
     recent = [frame for frame in scene.history if now_ns - frame.taken_ns <= seconds * 1e9]
-    read = _own_on(uuid)
-    own = read(scene.frame)
-    ends = [_own_or_used(frame, uuid) for frame in (recent[0], scene.frame)]
+    first, last = (_fill_of(frame, uuid) for frame in (recent[0], scene.frame))
+    before, now = (fill.own if is_known(fill.own) else fill.used for fill in (first, last))
     seconds = (now_ns - recent[0].taken_ns) / 1e9
-    if is_known(ends[0]) and is_known(ends[1]) and ends[1] - ends[0] < least_bytes_s * seconds:
+    if is_known(before) and is_known(now) and now - before < least_bytes_s * seconds:
         return None  # most cards: nothing more is to be read of them
-    if not is_known(own):
-        return own
+    if not is_known(last.own):
+        return last.own
+
+    def read(frame: Frame) -> Known[float]:
+        return map_known(float, _fill_of(frame, uuid).own)
+
     growth = read_growth(scene, read)
     if not is_known(growth):
         return growth
+    # A leak grows alike in all windows, and not in a few large steps.
     values = [value for frame in recent if is_known(value := read(frame))]
-    return growth if _is_steady(values, growth) else None
+    records = len(set(itertools.accumulate(values, max))) - 1
+    often = records >= max(LEAST_RECORDS, RECORD_RATIO * (len(values) - 1))
+    return growth if often and growth.grows and min(growth.slopes) >= STEADY_RATIO * growth.mean else None
+
+
+def find_allocator(frame: Frame, pid: int) -> Known[AllocatorFigures]:
+    """Return what the hook of a rank tells of its allocator."""
+    hook = find_hook(frame, pid)
+    unseen = Missing("no hook tells what the allocator holds")
+    return hook.settings.allocator if hook is not None and is_known(hook.settings) else unseen
 
 
 def read_held_growth(scene: Scene, pids: Sequence[int]) -> Known[Growth]:
     """Return how the tensors' memory in the allocators of these ranks grows, by their hooks."""
 
     def read(frame: Frame) -> Known[float]:
-        held = 0.0
-        told = 0
-        for one in list_hooks(frame):
-            if one.pid in pids and is_known(one.settings) and is_known(one.settings.allocator):
-                held, told = held + one.settings.allocator.allocated_bytes, told + 1
-        return held if told and told == len(pids) else Missing("no hook tells what the allocator holds")
+        told = all_known(find_allocator(frame, pid) for pid in pids)
+        return map_known(lambda each: float(sum(one.allocated_bytes for one in each)), told)
 
     return read_growth(scene, read)
 
 
 SLICE_WAIT = 0.5
-"""Share of the time above which a wait counts on a MIG slice, whose utilisation nobody knows."""
 
 
 def find_gpu_idle(rank: RankScene, scene: Scene) -> Applicable[float]:
@@ -257,8 +226,8 @@ def may_starve(rank: RankScene, wait: DataWait, scene: Scene) -> bool:
     own = cards_of(rank.process.pid, scene.gpus)
     if not own or not all(is_sliced(card.last) for card in own) or wait.share.low < SLICE_WAIT:
         return False
-    active = [card.sm_active_pct for card in own]
-    if not all(is_known(pct) and 1 - pct / 100 >= SLICE_WAIT for pct in active):
+    # A card that was not read may be full.
+    if max(known_or(card.sm_active_pct, 100.0) for card in own) > 100 * (1 - SLICE_WAIT):
         return False
     loader = rank.loader
     if loader is None:
@@ -284,19 +253,12 @@ def find_unseen_cards(scene: Scene) -> str:
 
 
 HOLLOW_SM_PCT = 25.0
-"""SM activity below which 100 % busy is wrong; a healthy H100 job reads 91-93."""
 HOLLOW_POWER_RATIO = 0.35
-"""P below which 100 % busy is wrong: a quarter of the usable span above idle power (5-15 %)."""
 FULL_SM_PCT = 60.0
-"""SM activity above which a busy card truly computes."""
 FULL_POWER_RATIO = 0.55
-"""P above which a busy card truly computes, where SM activity is not read."""
 SMALL_LIMIT_W = 150.0
-"""Power limit up to which idle work may draw a third to half (T4, L4, A2, A10): reported, not measured."""
 FULL_SMALL_RATIO = 0.65
-"""P above which such a card truly computes: a guess, above what a spinning kernel may draw."""
 SPIN_PCT = 1.0
-"""Activity of tensor cores and memory below which active SMs only poll a flag."""
 
 MEDIUM_POWER = Missing("its power is between that of a card that spins and of one that computes")
 
@@ -320,38 +282,30 @@ def _only_spins(card: CardScene) -> bool:
 
 
 def judge_hollow(card: CardScene) -> Known[bool]:
-    """Tell whether a card is busy by its driver, but does next to nothing by its SMs or its power.
-
-    SM activity decides where the card has it, unless the power contradicts it; else the power does, relative
-    to what the clock allows. At a low clock both must agree. Missing where the readings do not decide.
-    """
+    """Tell whether a card is busy by its driver, but does next to nothing by its SMs or its power."""
+    # SM activity decides where the card has it, unless the power contradicts it; else the power does,
+    # relative to what the clock allows. At a low clock both must agree.
     if not is_known(card.busy_pct):
         return card.busy_pct
     if card.busy_pct < BUSY_PCT:
         return False
     if not is_known(card.clock_ratio):
         return card.clock_ratio
-    if is_known(card.sm_active_pct):
-        powerful = is_known(card.power_ratio) and card.power_ratio >= full_power_ratio(card)
-        if powerful or (card.sm_active_pct >= HOLLOW_SM_PCT and not _only_spins(card)):
-            return False
-        work = card.work_ratio
-        if card.clock_ratio < WORKING_CLOCK_RATIO and is_known(work) and work >= HOLLOW_POWER_RATIO:
-            return Missing("SM activity is low, and the power is not for so low a clock")
-        return True
-    work = card.work_ratio
-    small = full_power_ratio(card) == FULL_SMALL_RATIO
-    if small and is_known(work) and HOLLOW_POWER_RATIO <= work < FULL_SMALL_RATIO:
-        return MEDIUM_POWER
-    return map_known(lambda ratio: ratio < HOLLOW_POWER_RATIO, work)
+    active, work, full = card.sm_active_pct, card.work_ratio, full_power_ratio(card)
+    if not is_known(active):
+        if full == FULL_SMALL_RATIO and HOLLOW_POWER_RATIO <= known_or(work, 0.0) < full:
+            return MEDIUM_POWER
+        return map_known(lambda ratio: ratio < HOLLOW_POWER_RATIO, work)
+    if known_or(card.power_ratio, 0.0) >= full or (active >= HOLLOW_SM_PCT and not _only_spins(card)):
+        return False
+    if card.clock_ratio < WORKING_CLOCK_RATIO and known_or(work, 0.0) >= HOLLOW_POWER_RATIO:
+        return Missing("SM activity is low, and the power is not for so low a clock")
+    return True
 
 
 ALL_SM_PCT = 80.0
-"""SM activity above which a card has no time left to wait for other ranks."""
 ALL_POWER_RATIO = 0.8
-"""P above which it has none; by the power of a spinning kernel, two thirds of the rest may be waits."""
 SLACK_RATIO = 0.3
-"""Share of time in which a GPU must do nothing useful: the complement of starved (U < 70)."""
 
 
 def median_over(values: Iterable[Known[float]]) -> Known[float]:
@@ -362,81 +316,64 @@ def median_over(values: Iterable[Known[float]]) -> Known[float]:
 
 def gpu_figures(scene: Scene) -> tuple[FigureReading, ...]:
     """Return what the cards do as evidence: medians over the cards of what was read."""
-    cards = scene.gpus
     rows = (
-        (Figure.GPU_BUSY, median_over(card.busy_pct for card in cards), 1.0, "NVML utilisation"),
-        (Figure.SM_ACTIVITY, median_over(card.sm_active_pct for card in cards), 1.0, ""),
-        (Figure.TENSOR_ACTIVITY, median_over(card.tensor_pct for card in cards), 1.0, ""),
-        (Figure.DRAM_ACTIVITY, median_over(card.dram_pct for card in cards), 1.0, ""),
-        (Figure.GPU_POWER, median_over(card.power_ratio for card in cards), 100.0, ""),
-        (Figure.GPU_CLOCK, median_over(card.clock_ratio for card in cards), 100.0, ""),
+        (Figure.GPU_BUSY, "busy_pct", 1.0, "NVML utilisation"),
+        (Figure.SM_ACTIVITY, "sm_active_pct", 1.0, ""),
+        (Figure.TENSOR_ACTIVITY, "tensor_pct", 1.0, ""),
+        (Figure.DRAM_ACTIVITY, "dram_pct", 1.0, ""),
+        (Figure.GPU_POWER, "power_ratio", 100.0, ""),
+        (Figure.GPU_CLOCK, "clock_ratio", 100.0, ""),
     )
     return tuple(
         reading(figure, scale * value, scene.frame, source=source)
-        for figure, value, scale, source in rows
-        if is_known(value)
+        for figure, name, scale, source in rows
+        if is_known(value := median_over(map(attrgetter(name), scene.gpus)))
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Slack:
-    """Hold how long (0-1) a card does nothing useful, how long it runs no kernel at all, and the origins."""
+    """Hold how long (0-1) a card does nothing useful, and how long it runs no kernel at all."""
 
     ratio: float
     idle_ratio: float
-    origins: frozenset[Origin]
 
 
 def works_all_the_time(card: CardScene) -> bool:
     """Tell whether a card has no time left in which it could wait."""
-    active, work = card.sm_active_pct, card.work_ratio
-    return (is_known(active) and active >= ALL_SM_PCT) or (is_known(work) and work >= ALL_POWER_RATIO)
+    return (
+        known_or(card.sm_active_pct, 0.0) >= ALL_SM_PCT or known_or(card.work_ratio, 0.0) >= ALL_POWER_RATIO
+    )
 
 
 def card_slack(card: CardScene) -> Known[Slack]:
     """Return the slack of one card; Missing where a hollow card cannot be told from a full one."""
+    hollow = judge_hollow(card)
     if not is_known(card.busy_pct):
         return card.busy_pct
-    idle = max(0.0, 1 - card.busy_pct / 100)
-    origins = {Origin.DRIVER} if idle >= SLACK_RATIO else set[Origin]()
-    ratio = idle
-    hollow = judge_hollow(card)
-    if is_known(hollow) and not hollow and card.busy_pct >= BUSY_PCT:
-        return Slack(idle, idle, frozenset(origins))
-    if isinstance(hollow, Missing):
+    if not is_known(hollow):
         return hollow
-    powerful = is_known(card.power_ratio) and card.power_ratio >= full_power_ratio(card)
-    if is_known(card.sm_active_pct) and card.sm_active_pct < HOLLOW_SM_PCT and not powerful:
-        ratio = max(ratio, 1 - card.sm_active_pct / 100)
-        origins.add(Origin.DRIVER)
-    work = card.work_ratio if hollow else card.power_ratio
-    if is_known(work) and work < HOLLOW_POWER_RATIO:
-        if hollow:
-            ratio = max(ratio, 1 - work / full_power_ratio(card))
-        origins.add(Origin.DRIVER)
-    return Slack(ratio, idle, frozenset(origins))
+    idle, full = max(0.0, 1 - card.busy_pct / 100), full_power_ratio(card)
+    if not hollow and card.busy_pct >= BUSY_PCT:
+        return Slack(idle, idle)
+    active, power = known_or(card.sm_active_pct, 100.0), known_or(card.power_ratio, 0.0)
+    work = known_or(card.work_ratio, 1.0)
+    rests, saves = active < HOLLOW_SM_PCT and power < full, hollow and work < HOLLOW_POWER_RATIO
+    return Slack(max(idle, 1 - active / 100 if rests else 0.0, 1 - work / full if saves else 0.0), idle)
 
 
 def rank_slack(rank: RankScene, scene: Scene) -> Known[Slack]:
     """Return the slack of the busiest card of a rank."""
-    best: Known[Slack] = Missing("its card is not known")
-    for card in cards_of(rank.process.pid, scene.gpus):
-        slack = card_slack(card)
-        if not is_known(slack):
-            return slack
-        if not is_known(best) or slack.ratio < best.ratio:
-            best = slack
-    return best
+    slacks = all_known(card_slack(card) for card in cards_of(rank.process.pid, scene.gpus))
+    nothing = Missing("its card is not known")
+    return map_known(lambda known: min(known, key=lambda one: one.ratio) if known else nothing, slacks)
 
 
 def slackest(scene: Scene) -> Known[tuple[RankScene, Slack]]:
     """Return the rank whose GPU has the most slack; Missing when none is known."""
-    found: list[tuple[RankScene, Slack]] = []
-    reason = Missing("no rank was read")
-    for rank in scene.ranks:
-        slack = rank_slack(rank, scene)
-        if is_known(slack):
-            found.append((rank, slack))
-        else:
-            reason = slack
-    return max(found, key=lambda pair: pair[1].ratio) if found else reason
+    slacks = [(rank, rank_slack(rank, scene)) for rank in scene.ranks]
+    known = [(rank, slack) for rank, slack in slacks if is_known(slack)]
+    unread = [slack for _, slack in slacks if isinstance(slack, Missing)]
+    if known:
+        return max(known, key=lambda pair: pair[1].ratio)
+    return unread[-1] if unread else Missing("no rank was read")

@@ -1,11 +1,7 @@
 """Measure a main thread's wait for data as one share with its interval, and which loader feeds it. Pure.
 
-Two origins see it: stack samples, and frequent samples of state and system call. Behind a pin thread a rank
-waits in a lock with a time-out, not in the poll of a queue. Without workers only stacks tell loading from
-computing.
-
-The hook's figure is exact where torch's DataLoader makes the batches: the time inside its next(). Stacks also
-see copies that the program makes of a batch afterwards, so they may show more.
+Stack samples see it, and frequent samples of state and system call. The hook's figure is exact where torch's
+DataLoader makes the batches: the time inside its next(). Stacks also see copies of a batch afterwards.
 """
 
 from __future__ import annotations
@@ -26,12 +22,13 @@ from tpmon.model.host import LoaderSample
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.text.job_words import is_evaluating, is_stalled
 
-LEAST_SAMPLES = 20
-"""With fewer samples, a share of 10 % is told from none in only half of the cases."""
-LEAST_HANDED = 0.1
-"""Lower end of the share of samples at a queue of no loader above which it may hand batches on."""
-LEAST_READINGS = 5
-"""Readings once a second, where there are no frequent samples."""
+# What each number decides, and where it comes from: docs/thresholds.toml.
+LEAST_SAMPLES, LEAST_READINGS, LEAST_HANDED = 20, 5, 0.1
+AGREES_RATIO, LEAST_STEPS = 0.1, 3
+IDLE_STEPS, RESTS, STARVES = 4, 0.25, 0.5
+
+_BATCHES = (StepRule.BATCH_AFTER_UPDATE, StepRule.BATCH_AFTER_BACKWARD, StepRule.CALL)
+"""Rules of loops whose batches come from torch's DataLoader; otherwise fetching counts as forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +51,11 @@ class DataWait:
         return sum(self.parts[name].ratio for name in names if name in self.parts)
 
 
+def wait_by(origin: Origin, share: Share, parts: Mapping[DataPart, Share] = MappingProxyType({})) -> DataWait:
+    """Return a wait that one origin sees."""
+    return DataWait(share, parts, frozenset((origin,)), share.low)
+
+
 def measure_share(ratio: float, samples: int) -> Share:
     """Return a share of ``samples`` with its 95 % interval."""
     return share_of(ratio * samples, samples)
@@ -67,21 +69,18 @@ def _add(one: Share, other: Share) -> Share:
     return Share(ratio, max(0.0, low), min(1.0, high), one.samples)
 
 
-def _join(stacks: RankPhases, looks: Share) -> Share:
+def _share_in(stacks: RankPhases, ratio: float) -> Share:
+    return share_of(ratio * stacks.samples, stacks.samples, stacks.design)
+
+
+def _join(stacks: RankPhases, looks: Share, queue: float) -> Share:
     """Pool the queue wait, which both see, weighted by independent samples; add what only stacks see."""
     seen = stacks.ratio(Phase.DATA_WAIT)
-    queue = min(seen, _queue_of(stacks))
+    queue = min(seen, queue)
     by_stacks, by_looks = stacks.samples / stacks.design, looks.samples / DESIGN
-    size = by_stacks + by_looks
-    pooled = share_of(queue * by_stacks + looks.ratio * by_looks, size, 1.0)
+    pooled = share_of(queue * by_stacks + looks.ratio * by_looks, by_stacks + by_looks, 1.0)
     pooled = replace(pooled, samples=stacks.samples + looks.samples)
-    if seen <= queue:
-        return pooled
-    return _add(pooled, share_of((seen - queue) * stacks.samples, stacks.samples, stacks.design))
-
-
-def _queue_of(stacks: RankPhases) -> float:
-    return stacks.parts[DataPart.QUEUE].ratio if DataPart.QUEUE in stacks.parts else 0.0
+    return pooled if seen <= queue else _add(pooled, _share_in(stacks, seen - queue))
 
 
 def combine_wait(
@@ -94,15 +93,15 @@ def combine_wait(
     told = is_known(stacks) and stacks.samples >= LEAST_SAMPLES
     if is_known(stacks) and told:
         seen = stacks.share(Phase.DATA_WAIT)
-        queue = share_of(_queue_of(stacks) * stacks.samples, stacks.samples, stacks.design)
-        if not is_known(looks) or (is_any_lock and queue.high < looks.low):
-            return DataWait(seen, stacks.parts, frozenset((Origin.STACKS,)), seen.low)
-        both = _join(stacks, looks)
+        queue = stacks.parts[DataPart.QUEUE].ratio if DataPart.QUEUE in stacks.parts else 0.0
+        if not is_known(looks) or (is_any_lock and _share_in(stacks, queue).high < looks.low):
+            return wait_by(Origin.STACKS, seen, stacks.parts)
+        both = _join(stacks, looks, queue)
         surest = max(seen.low, looks.low, both.low)
         shares = {Origin.STACKS: seen.ratio, Origin.PROC: looks.ratio}
         return DataWait(both, stacks.parts, frozenset(shares), surest, shares)
     if is_known(looks):
-        return DataWait(looks, MappingProxyType({}), frozenset((Origin.PROC,)), looks.low)
+        return wait_by(Origin.PROC, looks)
     return stacks if isinstance(stacks, Missing) else Missing("too few stack samples yet")
 
 
@@ -114,24 +113,12 @@ def join_handed(wait: Known[DataWait], stacks: Known[RankPhases], *, loader_behi
     """
     if not loader_behind or not is_known(stacks) or stacks.samples < LEAST_SAMPLES:
         return wait
-    handed = share_of(stacks.plain_waits_ratio * stacks.samples, stacks.samples, stacks.design)
+    handed = _share_in(stacks, stacks.plain_waits_ratio)
     if handed.low < LEAST_HANDED:
         return wait
-    seen = stacks.share(Phase.DATA_WAIT)
-    parts = dict(stacks.parts)
-    queue = parts.get(DataPart.QUEUE)
-    parts[DataPart.QUEUE] = handed if queue is None else _add(queue, handed)
-    share = _add(seen, handed)
-    return DataWait(share, MappingProxyType(parts), frozenset((Origin.STACKS,)), share.low)
-
-
-AGREES_RATIO = 0.10
-"""How far outside a sampled interval the exact share may lie: their spans differ."""
-LEAST_STEPS = 3
-"""Steps in the hook's span; with fewer, one slow batch would be a share."""
-
-_BATCHES = (StepRule.BATCH_AFTER_UPDATE, StepRule.BATCH_AFTER_BACKWARD, StepRule.CALL)
-"""Rules of loops whose batches come from torch's DataLoader; otherwise fetching counts as forward."""
+    parts, share = dict(stacks.parts), _add(stacks.share(Phase.DATA_WAIT), handed)
+    parts[DataPart.QUEUE] = _add(parts[DataPart.QUEUE], handed) if DataPart.QUEUE in parts else handed
+    return wait_by(Origin.STACKS, share, MappingProxyType(parts))
 
 
 def exact_wait(pace: Known[StepPace]) -> Known[float]:
@@ -160,7 +147,7 @@ def join_hook(wait: Known[DataWait], pace: Known[StepPace]) -> Known[DataWait]:
         return wait
     share = Share(exact, exact, exact, round(pace.rate_hz * pace.span_s))
     if not is_known(wait):
-        return DataWait(share, MappingProxyType({}), frozenset((Origin.HOOK,)), exact, {Origin.HOOK: exact})
+        return replace(wait_by(Origin.HOOK, share), told={Origin.HOOK: exact})
     told = dict(wait.told) or dict.fromkeys(wait.origins, wait.share.ratio)
     told[Origin.HOOK] = exact
     origins = wait.origins | {Origin.HOOK}
@@ -169,24 +156,11 @@ def join_hook(wait: Known[DataWait], pace: Known[StepPace]) -> Known[DataWait]:
     return replace(wait, share=share, origins=origins, surest_low=max(wait.surest_low, exact), told=told)
 
 
-IDLE_STEPS = 4
-"""Steps in which the idle shares of two loaders are compared; within one they are equally busy."""
-
-RESTS = 0.25
-"""Mean share of waiting for work above which workers have time to spare; too slow ones have 0-8 %."""
-STARVES = 0.5
-"""Share of samples that must find the queue empty."""
-
-
 def _moves(loader: LoaderSample, frames: Sequence[Frame]) -> bool:
     """Tell whether the queues of a loader changed over the span, or hold work."""
-    pids = {queue.pid for queue in loader.queues}
-    seen = [
-        one
-        for frame in frames
-        for one in frame.loader
-        if one.pid == loader.pid and {queue.pid for queue in one.queues} == pids
-    ]
+    pids = [queue.pid for queue in loader.queues]
+    loaders = (one for frame in frames for one in frame.loader if one.pid == loader.pid)
+    seen = [one for one in loaders if [queue.pid for queue in one.queues] == pids]
     ready = {one.ready_bytes for one in seen if is_known(one.ready_bytes)}
     return len(ready) > 1 or any(
         is_known(queue.pending_bytes) and queue.pending_bytes > 0 for one in seen for queue in one.queues

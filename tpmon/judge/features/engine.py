@@ -1,33 +1,38 @@
-"""Judge the rules that are conjunctions: from conditions on figures the whole answer follows. Pure.
-
-What was not read leaves the cause unsure, the first condition that does not hold clears it, and all of them
-make the suspicion: its evidence, its origins and its margin are those of the figures that decide.
-"""
+"""Judge the rules that are conjunctions: from conditions on figures the whole answer follows. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, Generic, Protocol, TypeVar, Union
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, Union
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Claim, EarlyAnswer, FigureReading, Suspicion, reading, tell
-from tpmon.judge.features.snapshot import RankScene, Scene
+from tpmon.judge.answers.result import (
+    Answer,
+    Claim,
+    FigureReading,
+    Suspicion,
+    by_conditions,
+    reading,
+    take_heaviest,
+    tell,
+)
+from tpmon.judge.features.snapshot import RankScene, Rule, Scene
 from tpmon.judge.stacks.profile import Share
 from tpmon.model.figures import Figure
-from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, is_known, map_known
+from tpmon.model.process import ProcessSample
 from tpmon.model.text.job_words import say_value
 from tpmon.model.verdict import Kind
 
 Of = TypeVar("Of")
-Judged_contra = TypeVar("Judged_contra", contravariant=True)
-"""What a rule judges: a starved rank, a card, a job."""
 Text = Union[str, Callable[[Of, Scene], str]]
 Rows = tuple[FigureReading, ...]
 
 
-def _write(text: Text[Of], of: Of, scene: Scene) -> str:
+def write_text(text: Text[Of], of: Of, scene: Scene) -> str:
+    """Return words that may depend on what is judged."""
     return text if isinstance(text, str) else text(of, scene)
 
 
@@ -50,19 +55,19 @@ class Proof(Claim):
         self, figure: Figure, value: Known[float], least: float, *, sure: float = 1.0, **more: Any
     ) -> float:
         """Return a value that reaches a threshold, where the margin is ``sure``; else that ends the rule."""
-        known = self._need(figure, value, **more)
-        if known < least:
-            self._clear(figure, known, f"below {say_value(tell(self.read(figure, least)))}", **more)
-        return self._take(figure, known, sure * known / least, **more)
+        known, words = self._need(figure, value, **more)
+        self.clear(known < least, f"{words}, below {say_value(tell(self.read(figure, least)))}")
+        self.add(figure, known, sure * known / least, **more)
+        return known
 
     def below(
         self, figure: Figure, value: Known[float], most: float, *, sure: float = 1.0, **more: Any
     ) -> float:
         """Return a value that is below a threshold, where the margin is ``sure``; else that ends the rule."""
-        known = self._need(figure, value, **more)
-        if known >= most:
-            self._clear(figure, known, f"not below {say_value(tell(self.read(figure, most)))}", **more)
-        return self._take(figure, known, sure * most / known if known > 0 else math.inf, **more)
+        known, words = self._need(figure, value, **more)
+        self.clear(known >= most, f"{words}, not below {say_value(tell(self.read(figure, most)))}")
+        self.add(figure, known, sure * most / known if known > 0 else math.inf, **more)
+        return known
 
     def add(self, figure: Figure, value: Known[float], margin: float = math.inf, **more: Any) -> None:
         """Take a value as evidence that has no threshold here."""
@@ -79,117 +84,101 @@ class Proof(Claim):
         return reading(figure, map_known(lambda known: scale * known, value), self.scene.frame, **more)
 
     def suspect(
-        self, kind: Kind, cause: Applicable[str], weight: float, summary: str, **more: Any
+        self,
+        kind: Kind,
+        cause: Applicable[str],
+        weight: float | Share,
+        summary: str,
+        *needs: Need,
+        process: ProcessSample | None = None,
+        **more: Any,
     ) -> Suspicion:
-        """Make the suspicion, all conditions of which hold."""
+        """Make the suspicion, all conditions of which hold; ``process`` is the one that it points at."""
+        # A Share of the time is the weight, and what the cause costs.
+        if isinstance(weight, Share):
+            more |= {"share": weight.ratio, "share_low": weight.low, "share_high": weight.high}
+            weight = weight.ratio
+        if process is not None:
+            more |= {"pid": process.pid, "rank": process.rank}
         margin = self.margin if self.margin < math.inf else 1.0
-        return Suspicion(
-            kind, cause, weight, margin, summary=summary, evidence=self.evidence, shows=self.shown, **more
-        )
+        more |= {"evidence": self.evidence, "shows": self.shown, "observed": frozenset(needs)}
+        return Suspicion(kind, cause, weight, margin, summary=summary, **more)
 
-    def suspect_rank(
-        self, kind: Kind, cause: str, rank: RankScene, share: Share, summary: str, **more: Any
-    ) -> Suspicion:
-        """Make the suspicion of a rank that loses a share of its time."""
-        low, high, process = share.low, share.high, rank.process
-        shares = {"share": share.ratio, "share_low": low, "share_high": high}
-        return self.suspect(
-            kind, cause, share.ratio, summary, pid=process.pid, rank=process.rank, **shares, **more
-        )
-
-    def _need(self, figure: Figure, value: Known[float], **more: Any) -> float:
-        return value if is_known(value) else self.known(value, f"{self.read(figure, value, **more).name}: ")
-
-    def _clear(self, figure: Figure, value: float, why: str, **more: Any) -> None:
+    def _need(self, figure: Figure, value: Known[float], **more: Any) -> tuple[float, str]:
         row = self.read(figure, value, **more)
-        self.clear(True, f"{row.name} {say_value(tell(row))}, {why}")
-
-    def _take(self, figure: Figure, value: float, margin: float, **more: Any) -> float:
-        self.add(figure, value, margin, **more)
-        return value
+        return self.known(value, f"{row.name}: "), f"{row.name} {say_value(tell(row))}"
 
 
-class Term(Protocol[Judged_contra]):
-    """Take one condition of a conjunction into a proof; where it does not hold, that ends the rule."""
-
-    def take(self, proof: Proof, of: Judged_contra, /) -> None:
-        """Take it for what is judged."""
+Term = Callable[[Proof, Of], None]
+"""A condition of a conjunction, which it takes into a proof; where it does not hold, that ends the rule."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bound(Generic[Of]):
-    """Hold the condition that a figure is past its threshold, and how it is read off what is judged."""
+def proves(what: str) -> Callable[[Callable[[Proof, Scene], Answer]], Rule]:
+    """Make the rule of the cause ``what``, by conditions, of a function that begins with its proof."""
 
-    figure: Figure
-    read: Callable[[Of, Scene], Known[float]]
-    limit: float
-    is_upper: bool = False
-    sure: float = 1.0
-    must: bool = True
-    """Else it is one more reading that agrees, where it is past its threshold."""
+    def widen(judge: Callable[[Proof, Scene], Answer]) -> Rule:
+        judge_one = by_conditions(judge)
+        return wraps(judge)(lambda scene: judge_one(Proof(what, scene), scene))
 
-    def take(self, proof: Proof, of: Of) -> None:
-        """Add the figure to the proof; where it is not past its threshold, that ends the rule."""
-        value = self.read(of, proof.scene)
-        if self.must:
-            take = proof.below if self.is_upper else proof.at_least
-            take(self.figure, value, self.limit, sure=self.sure)
-        elif is_known(value) and (value < self.limit) is self.is_upper:
-            proof.add(self.figure, value)
+    return widen
 
 
-@dataclass(frozen=True, slots=True)
-class Given(Generic[Of]):
-    """Hold a condition that has no threshold, and what is said where it does not hold."""
+def of_ranks(what: str) -> Callable[[Callable[[Proof, RankScene, Scene], Answer]], Rule]:
+    """Make the same of a function that judges one rank: the heaviest answer."""
 
-    holds: Callable[[Of, Scene], Known[bool]]
-    why: Text[Of]
-    is_doubt: bool = False
-    """Where it does not hold nothing can be told."""
+    def widen(judge: Callable[[Proof, RankScene, Scene], Answer]) -> Rule:
+        judge_one = by_conditions(judge)
 
-    def take(self, proof: Proof, of: Of) -> None:
-        """Let the rule go on; where the condition does not hold, that ends it."""
-        if not proof.known(self.holds(of, proof.scene)):
-            (proof.doubt if self.is_doubt else proof.clear)(True, _write(self.why, of, proof.scene))
+        @wraps(judge)
+        def judge_all(scene: Scene) -> Answer:
+            return take_heaviest([judge_one(Proof(what, scene), one, scene) for one in scene.ranks], what)
 
+        return judge_all
 
-Needs = Union[tuple[Need, ...], Callable[[Of, Scene], Iterable[Need]]]
-Suspect = Callable[["Conjunction[Of]", Of, Proof], Suspicion]
+    return widen
 
 
-@dataclass(frozen=True, slots=True)
-class Conjunction(Generic[Of]):
-    """Hold one cause as a row; called with a Scene it answers.
+def reaches(
+    figure: Figure,
+    read: Callable[[Of, Scene], Known[float]],
+    limit: float,
+    *,
+    sure: float = 1.0,
+    must: bool = True,
+) -> Term[Of]:
+    """Make the condition that a figure reaches its threshold; where it need not, it agrees if it does."""
 
-    ``about`` finds what is judged, or ends the rule where there is none; ``suspect`` makes the suspicion.
-    """
+    def take(proof: Proof, of: Of) -> None:
+        value = read(of, proof.scene)
+        if must:
+            proof.at_least(figure, value, limit, sure=sure)
+        elif is_known(value) and value >= limit:
+            proof.add(figure, value)
 
-    kind: Kind
-    cause: str
-    name: str
-    about: Callable[[Scene], Of]
-    suspect: Suspect[Of]
-    holds: tuple[Term[Of], ...]
-    says: Text[Of]
-    proves: Needs[Of] = ()
-    shows: tuple[Callable[[Of, Scene], Rows], ...] = ()
+    return take
 
-    def __call__(self, scene: Scene) -> Answer:
-        """Judge a Scene."""
-        proof = Proof(self.name, scene)
-        try:
-            of = self.about(scene)
-            for one in self.holds:
-                one.take(proof, of)
-        except EarlyAnswer as early:
-            return early.answer
-        proof.shown += tuple(row for show in self.shows for row in show(of, scene))
-        return self.suspect(self, of, proof)
 
-    def observed(self, of: Of, scene: Scene) -> frozenset[Need]:
-        """Return the needs that it proves."""
-        return frozenset(self.proves(of, scene) if callable(self.proves) else self.proves)
+def given(holds: Callable[[Of, Scene], Known[bool]], why: Text[Of], *, is_doubt: bool = False) -> Term[Of]:
+    """Make a condition that has no threshold; ``is_doubt``: where it does not hold nothing can be told."""
 
-    def say(self, of: Of, scene: Scene) -> str:
-        """Return its words."""
-        return _write(self.says, of, scene)
+    def take(proof: Proof, of: Of) -> None:
+        if not proof.known(holds(of, proof.scene)):
+            (proof.doubt if is_doubt else proof.clear)(True, write_text(why, of, proof.scene))
+
+    return take
+
+
+def tells(
+    figure: Figure,
+    read: Callable[[Of, Scene], Known[float]],
+    *,
+    margin: Callable[[Of, Scene], float] = lambda *_: math.inf,
+    decides: bool = True,
+) -> Term[Of]:
+    """Take a figure that has no threshold as evidence; where it decides nothing it is only shown."""
+
+    def take(proof: Proof, of: Of) -> None:
+        value = read(of, proof.scene)
+        proof.add(figure, value, margin(of, proof.scene)) if decides else proof.show(figure, value)
+
+    return take

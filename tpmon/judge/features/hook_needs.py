@@ -8,24 +8,18 @@ from tpmon.judge.answers.needs import Need
 from tpmon.judge.features.snapshot import Scene
 from tpmon.judge.watch.tracker import list_hooks
 from tpmon.model.hook import TrainSettings
-from tpmon.model.known import Known, Missing, is_known, map_known
+from tpmon.model.known import Known, is_known, known_or, map_known
 
-MANY_BREAKS = 3
-"""Graph breaks above which a compiled model is in many graphs."""
+MANY_BREAKS = 3  # graph breaks above which a compiled model is in many graphs
 MANY_BUCKETS = 8
-SMALL_BUCKET_BYTES = 25 << 20
-"""DDP's default cap; that many buckets of at most this size are many small reductions."""
-STEADY_STEPS = 10
-"""Steps after which compiling again is not part of the start."""
+SMALL_BUCKET_BYTES = 25 << 20  # DDP's default cap
+DEEP_PREFETCH = 4
+STEADY_STEPS = 10  # steps after which compiling again is not part of the start
 
 
 def _settings(scene: Scene) -> list[tuple[int, TrainSettings]]:
-    hooks = list_hooks(scene.frame)
-    return [
-        (one.pid, one.settings)
-        for one in hooks
-        if is_known(one.settings) and one.counts.steps >= STEADY_STEPS
-    ]
+    hooks = (one for one in list_hooks(scene.frame) if one.counts.steps >= STEADY_STEPS)
+    return [(one.pid, one.settings) for one in hooks if is_known(one.settings)]
 
 
 def count_risen(scene: Scene, pid: int, read: Callable[[TrainSettings], Known[int]]) -> int:
@@ -40,80 +34,62 @@ def count_risen(scene: Scene, pid: int, read: Callable[[TrainSettings], Known[in
     return max(0, values[1] - values[0]) if len(values) == 2 else 0
 
 
-def get_retries(settings: TrainSettings) -> Known[int]:
-    """Return how often the allocator freed its cache to find room."""
-    return map_known(lambda one: one.alloc_retries, settings.allocator)
-
-
-def get_ooms(settings: TrainSettings) -> Known[int]:
-    """Return how often it still found none."""
-    return map_known(lambda one: one.ooms, settings.allocator)
+def count_retries(scene: Scene, pid: int) -> tuple[int, int]:
+    """Return how often a rank's allocator freed its cache to find room, and how often it still found none."""
+    retries = count_risen(scene, pid, lambda told: map_known(lambda one: one.alloc_retries, told.allocator))
+    return retries, count_risen(scene, pid, lambda told: map_known(lambda one: one.ooms, told.allocator))
 
 
 def _frames(settings: TrainSettings) -> Known[int]:
-    if isinstance(settings.compiled, Missing):
-        return settings.compiled
-    one = settings.compiled
-    return (one.frames_ok or one.graphs) + one.limit_hits
+    return map_known(lambda one: (one.frames_ok or one.graphs) + one.limit_hits, settings.compiled)
 
 
-def _of_wrapper(settings: TrainSettings) -> Iterator[Need]:
-    """Return what a wrapper around the model proves; one made before the hook came is unknown."""
+def _list_needs(settings: TrainSettings) -> Iterator[tuple[Need, bool]]:
+    """List what settings prove where it holds; a wrapper that was made before the hook came is unknown."""
     if is_known(ddp := settings.ddp):
-        yield Need.DDP_IN_STACK
-        yield Need.FIND_UNUSED_ON if ddp.find_unused else Need.FIND_UNUSED_OFF
-        if ddp.buckets >= MANY_BUCKETS and ddp.bucket_cap_bytes <= SMALL_BUCKET_BYTES:
-            yield Need.SMALL_BUCKETS
+        yield Need.DDP_IN_STACK, True
+        yield Need.FIND_UNUSED_ON, ddp.find_unused
+        yield Need.FIND_UNUSED_OFF, not ddp.find_unused
+        are_small = ddp.buckets >= MANY_BUCKETS and ddp.bucket_cap_bytes <= SMALL_BUCKET_BYTES
+        yield Need.SMALL_BUCKETS, are_small
+        yield Need.LARGE_BUCKETS, not are_small
     if is_known(fsdp := settings.fsdp):
-        yield Need.FSDP_IN_STACK
-        yield Need.FSDP1_IN_USE if fsdp.version == 1 else Need.FSDP2_IN_USE
-        if is_known(fsdp.limit_all_gathers):
-            yield Need.GATHERS_LIMITED if fsdp.limit_all_gathers else Need.GATHERS_UNLIMITED
+        yield Need.FSDP_IN_STACK, True
+        yield Need.FSDP1_IN_USE, fsdp.version == 1
+        yield Need.FSDP2_IN_USE, fsdp.version != 1
+        yield Need.GATHERS_LIMITED, known_or(fsdp.limit_all_gathers, False)
+        yield Need.GATHERS_UNLIMITED, not known_or(fsdp.limit_all_gathers, True)
+    # Autocast being off says nothing about the forward.
+    yield Need.DEBUG_TAX_SET, known_or(settings.anomaly, False)
+    yield Need.TF32_ALLOWED, known_or(settings.matmul_tf32, False)
+    yield Need.AUTOCAST_ON, known_or(settings.autocast, False)
+    if is_known(loader := settings.loader):
+        yield Need.TORCH_LOADER, True
+        # Without workers the main thread pins: there is no thread to be seen from outside.
+        yield Need.BATCHES_PINNED, loader.pin_memory
+        yield Need.WORKERS_KEPT, loader.persistent_workers
+        yield Need.PREFETCH_DEEP, known_or(loader.prefetch_factor, 0) >= DEEP_PREFETCH
+    if is_known(compiled := settings.compiled):
+        is_compiled, breaks = bool(compiled.frames_ok or compiled.graphs), compiled.graph_breaks
+        for eager in (Need.EAGER_MODEL, Need.NOTHING_COMPILED):
+            yield eager, not compiled.frames and not compiled.graphs
+        yield Need.MODEL_COMPILED, is_compiled
+        yield Need.FEW_BREAKS, is_compiled and breaks < MANY_BREAKS
+        yield Need.GRAPH_BREAKS, breaks >= MANY_BREAKS
+        yield Need.RECOMPILES_SEEN, bool(compiled.limit_hits)
+    if is_known(allocator := settings.allocator):
+        yield Need.NO_RETRIES, not allocator.alloc_retries
+    yield Need.BENCHMARK_ON, known_or(settings.cudnn_benchmark, False)
+    yield Need.DETERMINISTIC_ON, known_or(settings.cudnn_deterministic, False)
+    yield Need.DETERMINISTIC_ON, known_or(settings.deterministic, False)
 
 
-def _of_switches(settings: TrainSettings) -> Iterator[Need]:
-    """Return what a switch that is on proves; autocast being off says nothing about the forward."""
-    switches = (
-        (settings.anomaly, Need.DEBUG_TAX_SET),
-        (settings.matmul_tf32, Need.TF32_ALLOWED),
-        (settings.autocast, Need.AUTOCAST_ON),
-    )
-    for is_on, need in switches:
-        if is_known(is_on) and is_on:
-            yield need
-
-
-def _of_loader(settings: TrainSettings) -> Iterator[Need]:
-    if not is_known(loader := settings.loader):
-        return
-    yield Need.TORCH_LOADER
-    if loader.pin_memory:  # without workers the main thread pins: there is no thread to be seen from outside
-        yield Need.BATCHES_PINNED
-    if loader.persistent_workers:
-        yield Need.WORKERS_KEPT
-
-
-def _of_compiler(settings: TrainSettings) -> Iterator[Need]:
-    if not is_known(compiled := settings.compiled):
-        return
-    if not compiled.frames and not compiled.graphs:
-        yield Need.EAGER_MODEL
-    if compiled.graph_breaks >= MANY_BREAKS:
-        yield Need.GRAPH_BREAKS
-    if compiled.limit_hits:
-        yield Need.RECOMPILES_SEEN
-
-
-_READ = (_of_wrapper, _of_switches, _of_loader, _of_compiler)
 _AGAINST = frozenset(
     (
-        Need.TF32_ALLOWED,
-        Need.AUTOCAST_ON,
-        Need.FIND_UNUSED_OFF,
-        Need.FSDP2_IN_USE,
-        Need.GATHERS_LIMITED,
-        Need.GATHERS_UNLIMITED,
-        Need.WORKERS_KEPT,
+        *(Need.TF32_ALLOWED, Need.AUTOCAST_ON, Need.FIND_UNUSED_OFF, Need.FSDP2_IN_USE, Need.GATHERS_LIMITED),
+        *(Need.GATHERS_UNLIMITED, Need.WORKERS_KEPT, Need.PREFETCH_DEEP, Need.LARGE_BUCKETS, Need.NO_RETRIES),
+        *(Need.NOTHING_COMPILED, Need.MODEL_COMPILED, Need.FEW_BREAKS, Need.BENCHMARK_ON),
+        Need.DETERMINISTIC_ON,
     )
 )
 """These speak against a remedy only if every rank agrees: one that differs may need it."""
@@ -121,12 +97,14 @@ _AGAINST = frozenset(
 
 def observe_settings(scene: Scene) -> frozenset[Need]:
     """Return the needs that the settings of the ranks prove; none without a hook."""
-    told = [(pid, {need for read in _READ for need in read(settings)}) for pid, settings in _settings(scene)]
-    seen = {need for _, needs in told for need in needs}
-    seen -= {need for need in seen & _AGAINST if not all(need in needs for _, needs in told)}
-    for pid, _ in told:
+    told = {
+        pid: {need for need, holds in _list_needs(settings) if holds} for pid, settings in _settings(scene)
+    }
+    seen = set[Need]().union(*told.values())
+    seen -= {need for need in seen & _AGAINST if not all(need in needs for needs in told.values())}
+    for pid in told:
         if count_risen(scene, pid, _frames):
             seen.add(Need.RECOMPILES_SEEN)
-        if count_risen(scene, pid, get_retries):
+        if count_retries(scene, pid)[0]:
             seen.add(Need.ALLOCATOR_RETRIES)
     return frozenset(seen)

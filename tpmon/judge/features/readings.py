@@ -4,35 +4,48 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from tpmon.model.figures import Origin
 from tpmon.model.host import SUMMED_ANON, CpuSample, MemorySample
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import Known, Missing, is_known, map_known
 from tpmon.model.waits import IO, RUNNING, Wait, WaitReason, describe_wait
 
 NO_FRAMES = Missing("too few readings yet")
+Value = TypeVar("Value")
+
+
+def _reduce(
+    values: Iterable[Known[float]], reduce: Callable[[Sequence[float]], float], nothing: Missing
+) -> Known[float]:
+    listed = list(values)
+    try:
+        # Numbers compare and add up, a Missing does not: most columns end here.
+        return reduce(listed) if listed else nothing  # type: ignore[arg-type]
+    except TypeError:
+        known = [value for value in listed if is_known(value)]
+        reason = next((value for value in listed if isinstance(value, Missing)), nothing)
+        return reduce(known) if known and 2 * len(known) >= len(listed) else reason
 
 
 def median_known(values: Iterable[Known[float]]) -> Known[float]:
     """Return the median of the values that were read; the first reason when fewer than half were."""
-    listed = list(values)
-    if len(listed) > 1:
-        try:
-            # Numbers compare with each other, a Missing does not: most columns end here.
-            ordered: list[float] = sorted(listed)  # type: ignore[arg-type]
-        except TypeError:
-            pass
-        else:
-            middle = len(ordered) // 2
-            return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-    known = [value for value in listed if is_known(value)]
-    if known and 2 * len(known) >= len(listed):
-        return statistics.median(known)
-    return next((value for value in listed if isinstance(value, Missing)), NO_FRAMES)
+    return _reduce(values, _find_median, NO_FRAMES)
 
 
-def all_known(values: Iterable[Known[float]]) -> Known[list[float]]:
+def _find_median(values: Sequence[float]) -> float:
+    ordered, middle = sorted(values), len(values) // 2  # a third of the time of statistics.median
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def mean_known(values: Iterable[Known[float]], nothing: Missing = NO_FRAMES) -> Known[float]:
+    """Return the mean of the values that were read; the first reason when fewer than half were."""
+    # Shares of time need the mean: by the median, a card that works for 3 s and rests for 2 never rests.
+    return _reduce(values, statistics.fmean, nothing)
+
+
+def all_known(values: Iterable[Known[Value]]) -> Known[list[Value]]:
     """Return the values, or the reason of the first that was not read."""
     known = []
     for value in values:
@@ -42,33 +55,12 @@ def all_known(values: Iterable[Known[float]]) -> Known[list[float]]:
     return known
 
 
-def mean_known(values: Iterable[Known[float]], nothing: Missing = NO_FRAMES) -> Known[float]:
-    """Return the mean of the values that were read; the first reason when fewer than half were.
-
-    Shares of time need the mean: by the median, a card that works for 3 s and rests for 2 never rests.
-    """
-    listed = list(values)
-    try:
-        if listed:
-            return statistics.fmean(listed)  # type: ignore[arg-type]
-    except TypeError:
-        pass  # one is Missing, which is no number
-    known = [value for value in listed if is_known(value)]
-    if known and 2 * len(known) >= len(listed):
-        return statistics.fmean(known)
-    return next((value for value in listed if isinstance(value, Missing)), nothing)
-
-
 def share_of(values: Sequence[Known[Wait]], wanted: WaitReason) -> Known[float]:
     """Return the share of one reason among the readings; Missing when fewer than half were read."""
-    known = [value for value in values if is_known(value)]
-    if not known or 2 * len(known) < len(values):
-        return next((value for value in values if isinstance(value, Missing)), NO_FRAMES)
-    return sum(value.reason is wanted for value in known) / len(known)
+    return mean_known(map_known(lambda wait: float(wait.reason is wanted), value) for value in values)
 
 
-LEAST_LOOKS = 3
-"""Samples that found a thread not running, needed to tell what it waits for."""
+LEAST_LOOKS = 3  # samples that found a thread not running, needed to tell what it waits for
 
 
 def list_io_waits(states: Sequence[str], waits: Sequence[Known[Wait]]) -> tuple[Wait, ...]:
@@ -95,11 +87,9 @@ def share_waits(waits: Sequence[Known[Wait]], rest: float = 1.0) -> dict[Wait, f
 
 
 def weigh_rest(states: Sequence[str], demands: Sequence[Known[float]]) -> float:
-    """Return by how much samples understate the time in which a main thread wanted no CPU; 1: not known.
-
-    Its demand is exact. On a crowded machine samples come when this tool has a CPU, so a thread on that CPU
-    is found in state R too often.
-    """
+    """Return by how much samples understate the time in which a main thread wanted no CPU; 1: not known."""
+    # Its demand is exact. On a crowded machine samples come when this tool has a CPU, so a thread on that CPU
+    # is found in state R too often.
     known = [one for one in demands if is_known(one)]
     looked = len(states) - states.count("R")
     if looked < LEAST_LOOKS or 2 * len(known) < len(demands):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 from datetime import datetime
 from functools import wraps
@@ -14,27 +14,10 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from tpmon.judge.answers.result import Answer, Claim, by_conditions
+from tpmon.judge.dumps.camps import count_elsewhere
+from tpmon.judge.features import data_wait, readings
 from tpmon.judge.features.cards import CardScene, doubt_cards, see_cards
-from tpmon.judge.features.data_wait import (
-    LEAST_READINGS,
-    LEAST_SAMPLES,
-    DataWait,
-    combine_wait,
-    find_loader_in_use,
-    is_behind,
-    join_handed,
-    join_hook,
-    measure_share,
-)
-from tpmon.judge.features.readings import (
-    NO_FRAMES,
-    list_io_waits,
-    mean_known,
-    median_known,
-    share_of,
-    share_waits,
-    weigh_rest,
-)
+from tpmon.judge.features.data_wait import DataWait
 from tpmon.judge.stacks.profile import RankPhases, Share
 from tpmon.judge.watch.tracker import NO_WATCH, WatchedTime, find_pace
 from tpmon.model.frame import Frame
@@ -42,32 +25,22 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample
 from tpmon.model.host import LoaderSample, ShmSample
 from tpmon.model.known import Applicable, Known, Missing, is_known, join_known, known_or, map_known
-from tpmon.model.process import ProcessSample, Role, ThreadKind
+from tpmon.model.process import EnvironmentSetting, ProcessSample, Role, ThreadKind
+from tpmon.model.text.redaction import MOST_DIGITS
 from tpmon.model.units import format_bytes
 from tpmon.model.waits import IO, Wait, WaitReason
 
-SPAN_S = 10.0
-"""Rules judge medians over this span (docs/thresholds.md: they were set on 10 s)."""
-LEAST_FRAMES = 3
-"""The span grows with readings further apart than a third of it: one Frame has no duration."""
+SPAN_S = 10.0  # rules judge medians over this span (docs/thresholds.md: they were set on 10 s)
+LEAST_FRAMES = 3  # the span grows with readings further apart than a third of it: one Frame has no duration
 SHM_SMALL_BYTES = 1 << 30
-SHM_LEAST_BYTES = 128 << 20
-"""Free bytes below which a larger mount has no room for more workers: two batches of images in fp32."""
-SHM_FULL = 0.5
-"""Fill of a mount below 1 GiB above which the next batch may not fit: it failed at 75 %."""
-SHM_STEPS = 2.0
-"""Room that must be left, as a multiple of the largest growth seen within a second."""
-GAP_INTERVALS = 3.0
-"""Intervals between two readings above which they are a gap: what grew in it, and when, is not known."""
-SWAP_BYTES = 16 * (1 << 20)
-"""Pages swapped out once, at the start, and never touched again are no fault."""
-SWAP_FAULTS_S = 5.0
-"""Major faults per second above which swapped pages are in use."""
-STALLED_PCT = 2.0
-"""Stalls for memory below which faults are those of mapped files and swapped pages are old; a job that
-thrashed had 27 to 31 % (docs/thresholds.md)."""
-MANY_PROCESSES = 64
-"""With more, medians use every other second: half the cost (docs/overhead.md), the same span."""
+SHM_LEAST_BYTES = 128 << 20  # free bytes below which a larger mount has no room for more workers
+SHM_FULL = 0.5  # fill of a mount below 1 GiB above which the next batch may not fit: it failed at 75 %
+SHM_STEPS = 2.0  # room that must be left, as a multiple of the largest growth seen within a second
+GAP_INTERVALS = 3.0  # intervals between two readings above which they are a gap
+SWAP_BYTES = 16 * (1 << 20)  # pages swapped out once, at the start, and never touched again are no fault
+SWAP_FAULTS_S = 5.0  # major faults per second above which swapped pages are in use
+STALLED_PCT = 2.0  # stalls for memory below which faults are those of mapped files and swapped pages are old
+MANY_PROCESSES = 64  # with more, medians use every other second
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +86,18 @@ class RankScene:
     """Hold what one rank and its loader did over the span."""
 
     process: ProcessSample
+    samples: tuple[ProcessSample, ...]
+    """The process in each Frame of the span, oldest first; in every other one of a large job."""
     demand: Known[float]
     waiting: Known[float]
     ran: Known[float]
     """CPUs that it got: a mean, as for all shares of time."""
-    main_demand: Known[float]
-    """Of the main thread alone, in threads."""
-    driving_demand: Known[float]
-    """Of the threads that launch GPU work: the main thread and autograd's, which take turns."""
     busy_threads: Known[float]
     batch_wait_ratio: Known[float]
     """Share of the readings in which the main thread waited for a batch, by its kernel wait."""
-    running_ratio: float
     main: Known[MainThreadScene]
     """The main thread by frequent samples; finer than ``batch_wait_ratio`` where it was read."""
     phases: Known[RankPhases]
-    """The main thread by stack samples."""
     data_wait: Known[DataWait]
     """How long it waits for or works on its batches, by all origins."""
     loader: LoaderSample | None
@@ -140,6 +109,10 @@ class RankScene:
     feeders: tuple[WorkerScene, ...]
     """The workers of ``loader``, which feeds the rank where there are several."""
 
+    def demand_by(self, *kinds: ThreadKind) -> Known[float]:
+        """Return what its threads of some kinds want together, in threads; Missing when there are none."""
+        return readings.median_known(demand_of(one, kinds) for one in self.samples)
+
 
 @dataclass(frozen=True, slots=True)
 class Scene:
@@ -150,7 +123,6 @@ class Scene:
     history: tuple[Frame, ...]
     """Every Frame of the Window, oldest first, for what lasts longer than the span."""
     history_s: float
-    """How far the Window reaches back."""
     span_s: float
     budget: Known[float]
     used: Known[float]
@@ -169,9 +141,7 @@ class Scene:
     gpu_pct: Known[float]
     """Mean SM % of the job's cards over the span."""
     watch: WatchedTime = NO_WATCH
-    """How long nothing moved, and the newest picture of all stacks."""
     answers: dict[object, Any] = field(default_factory=dict, compare=False)
-    """Answers that ``once`` keeps, by the question."""
 
     def __post_init__(self) -> None:
         """Begin without answers: those passed on by ``replace`` belong to another Scene."""
@@ -181,6 +151,20 @@ class Scene:
     def now(self) -> datetime:
         """Return the wall-clock time of the last Frame."""
         return self.frame.taken
+
+    @property
+    def elsewhere(self) -> int:
+        """Count the ranks of the job that are on other machines, as far as its size is known."""
+        return count_elsewhere(self.frame.target.world_size, len(self.ranks))
+
+    @property
+    def size(self) -> int:
+        """Count the ranks of the job that are known, here and elsewhere."""
+        return len(self.ranks) + self.elsewhere
+
+    def age_s(self, process: ProcessSample) -> float:
+        """Return for how long a process lives."""
+        return (self.frame.taken - process.started).total_seconds()
 
 
 Answered = TypeVar("Answered")
@@ -193,27 +177,24 @@ def once(ask: Callable[[Scene], Answered]) -> Callable[[Scene], Answered]:
     def recall(scene: Scene) -> Answered:
         if ask not in scene.answers:
             scene.answers[ask] = ask(scene)
-        answer: Answered = scene.answers[ask]
-        return answer
+        return scene.answers[ask]  # type: ignore[no-any-return]
 
     return recall
 
 
 _MAIN = (ThreadKind.MAIN,)
-_DRIVING = (ThreadKind.MAIN, ThreadKind.AUTOGRAD)
 
 
 def demand_of(sample: ProcessSample, kinds: Sequence[ThreadKind]) -> Known[float]:
     """Add the demand of a process's threads of some kinds, in threads; Missing when there are none."""
-    total = 0.0
-    found = False
-    for group in sample.thread_groups:
+    total: float | None = None
+    for group in sample.thread_groups:  # hot: three calls of functions for each worker and second would show
         if group.kind in kinds:
-            if not is_known(group.runnable):
-                return group.runnable
-            total += group.runnable
-            found = True
-    return total if found else Missing("its threads were not read")
+            runnable = group.runnable
+            if isinstance(runnable, Missing):
+                return runnable
+            total = runnable if total is None else total + runnable
+    return Missing("its threads were not read") if total is None else total
 
 
 def ran_of(sample: ProcessSample) -> Known[float]:
@@ -222,10 +203,7 @@ def ran_of(sample: ProcessSample) -> Known[float]:
 
 
 _WORK = Wait(WaitReason.WORK)
-_WORKER_FIELDS = attrgetter(
-    "state",
-    "waits_for",
-    "runnable",
+_MEDIANS = (
     "waiting",
     "busy_threads",
     "read_calls_s",
@@ -233,8 +211,7 @@ _WORKER_FIELDS = attrgetter(
     "asked_read_bytes_s",
     "major_faults_s",
 )
-
-
+_WORKER_FIELDS = attrgetter("state", "waits_for", "runnable", *_MEDIANS)
 _Rows = tuple[tuple[Any, ...], ...]  # of the samples of a worker: its _WORKER_FIELDS, and its own demand
 
 
@@ -244,7 +221,7 @@ def _see_worker(
     """Condense one worker; ``alike`` keeps the figures by what was read: most workers of a large job rest."""
     last = samples[-1]
     rows = (*map(_WORKER_FIELDS, samples), tuple(demand_of(one, _MAIN) for one in samples))
-    figures = alike.get(rows)
+    figures = alike.get(rows)  # a hash of this takes as long as ten function calls
     if figures is None:
         figures = alike[rows] = _measure_worker(rows)
     return WorkerScene(
@@ -261,23 +238,18 @@ def _measure_worker(rows: _Rows) -> dict[str, Any]:
     # One median a column: with 128 workers this is most of a judgement.
     *sampled, own = rows
     states, waits, *columns = zip(*sampled, strict=True)
-    demand, waiting, busy, calls, device, asked, faults = map(median_known, columns)
-    rest = weigh_rest(states, own)
-    shares = share_waits(waits, rest)
+    demand, *medians = map(readings.median_known, columns)
+    rest = readings.weigh_rest(states, own)
+    shares = readings.share_waits(waits, rest)
     reasons = [wait.reason if isinstance(wait, Wait) else None for wait in waits]
     blocked = sum(state == "D" or reason in IO for state, reason in zip(states, reasons, strict=True))
     return {
+        **dict(zip(_MEDIANS, medians, strict=True)),
         "demand": demand,
-        "waiting": waiting,
-        "busy_threads": busy,
-        "idle_ratio": shares.get(_WORK, 0.0) if shares else share_of(waits, WaitReason.WORK),
+        "idle_ratio": shares.get(_WORK, 0.0) if shares else readings.share_of(waits, WaitReason.WORK),
         "blocked_ratio": rest * blocked / len(states),
-        "io_waits": list_io_waits(states, waits) if blocked else (),
+        "io_waits": readings.list_io_waits(states, waits) if blocked else (),
         "waits": shares,
-        "read_calls_s": calls,
-        "device_read_bytes_s": device,
-        "asked_read_bytes_s": asked,
-        "major_faults_s": faults,
     }
 
 
@@ -294,14 +266,11 @@ def _see_main(pid: int, frames: Sequence[Frame]) -> Known[MainThreadScene]:
     looks = sum(one.looks for one in found)
     if not looks:
         return Missing("no sample of the main thread yet")
-    return MainThreadScene(
-        looks=looks,
-        running=sum(one.running for one in found) / looks,
-        batch_wait=sum(one.batch_wait for one in found) / looks,
-        io=sum(one.io for one in found) / looks,
-        timed_lock=sum(one.timed_lock for one in found) / looks,
-        lock=sum(one.lock for one in found) / looks,
-    )
+    at = {name: sum(getattr(one, name) for one in found) / looks for name in _MAIN_AT}
+    return MainThreadScene(looks, **at)
+
+
+_MAIN_AT = ("running", "batch_wait", "io", "timed_lock", "lock")
 
 
 def _see_batch_wait(
@@ -310,15 +279,15 @@ def _see_batch_wait(
     if not loaders:
         return Missing("no workers: only stacks tell loading from computing")
     pins = any(loader.pin_thread for loader in loaders)
-    if is_known(main) and main.looks >= LEAST_SAMPLES:
-        return measure_share(main.timed_lock if pins else main.batch_wait, main.looks)
+    if is_known(main) and main.looks >= data_wait.LEAST_SAMPLES:
+        return data_wait.measure_share(main.timed_lock if pins else main.batch_wait, main.looks)
     if pins:
         return Missing("behind a pin thread a wait for a batch looks like any lock")
-    ratio = share_of(waits, WaitReason.BATCH)
+    ratio = readings.share_of(waits, WaitReason.BATCH)
     read = sum(is_known(words) for words in waits)
     if not is_known(ratio):
         return ratio
-    return measure_share(ratio, read) if read >= LEAST_READINGS else NO_FRAMES
+    return data_wait.measure_share(ratio, read) if read >= data_wait.LEAST_READINGS else readings.NO_FRAMES
 
 
 def _see_rank(
@@ -336,7 +305,7 @@ def _see_rank(
         if process.rank_pid == last.pid and process.role is Role.WORKER
     )
     idle = {worker.pid: worker.idle_ratio for worker in workers}
-    loader, feeding = find_loader_in_use(last.pid, frames, idle)
+    loader, feeding = data_wait.find_loader_in_use(last.pid, frames, idle)
     feeders = tuple(worker for worker in workers if worker.pid in feeding) or workers
     main = _see_main(last.pid, frames)
     unseen = Missing("no stack sample of this rank yet")
@@ -344,25 +313,23 @@ def _see_rank(
     loaders = [loader for one in frames for loader in one.loader if loader.pid == last.pid]
     return RankScene(
         process=last,
-        demand=median_known(sample.runnable for sample in samples),
-        waiting=median_known(sample.waiting for sample in samples),
-        ran=mean_known(ran_of(sample) for sample in samples),
-        main_demand=median_known(demand_of(sample, _MAIN) for sample in samples),
-        driving_demand=median_known(demand_of(sample, _DRIVING) for sample in samples),
-        busy_threads=median_known(map_known(float, sample.busy_threads) for sample in samples),
-        batch_wait_ratio=share_of(waits, WaitReason.BATCH),
-        running_ratio=sum(sample.state == "R" for sample in samples) / len(samples),
+        samples=tuple(samples),
+        demand=readings.median_known(sample.runnable for sample in samples),
+        waiting=readings.median_known(sample.waiting for sample in samples),
+        ran=readings.mean_known(ran_of(sample) for sample in samples),
+        busy_threads=readings.median_known(map_known(float, sample.busy_threads) for sample in samples),
+        batch_wait_ratio=readings.share_of(waits, WaitReason.BATCH),
         main=main,
         phases=stacks,
-        data_wait=join_hook(
-            join_handed(
-                combine_wait(
+        data_wait=data_wait.join_hook(
+            data_wait.join_handed(
+                data_wait.combine_wait(
                     _see_batch_wait(main, waits, loaders),
                     stacks,
                     is_any_lock=any(loader.pin_thread for loader in loaders),
                 ),
                 stacks,
-                loader_behind=is_behind(loader, [one.idle_ratio for one in feeders]),
+                loader_behind=data_wait.is_behind(loader, [one.idle_ratio for one in feeders]),
             ),
             find_pace(frame, last.pid),
         ),
@@ -386,10 +353,8 @@ def known_cards(frame: Frame) -> tuple[GpuSample, ...]:
 
 
 def ranks_on(card: CardScene, scene: Scene) -> tuple[ProcessSample, ...]:
-    """Return the ranks that compute on a card; none where several may use another one just as well.
-
-    Open device files alone place a rank that holds one card, or that is the only one on it.
-    """
+    """Return the ranks that compute on a card; none where several may use another one just as well."""
+    # Open device files alone place a rank that holds one card, or that is the only one on it.
     ranks = tuple(rank.process for rank in scene.ranks if rank.process.pid in card.pids)
     if not card.visible_only or len(ranks) == 1:
         return ranks
@@ -410,16 +375,13 @@ def see(
     # Half an interval more than the Frames' distance: they are not exactly on time.
     span_s = max(SPAN_S, (LEAST_FRAMES - 0.5) * frame.interval_s)
     recent = tuple(one for one in frames if frame.taken_ns - one.taken_ns <= span_s * 1e9)
-    by_pid: dict[int, list[ProcessSample]] = {}
+    by_pid: dict[int, list[ProcessSample]] = {process.pid: [] for process in frame.processes}
+    began = {process.pid: process.start_ticks for process in frame.processes}
     every_other = len(frame.processes) > MANY_PROCESSES and len(recent) > 2 * LEAST_FRAMES
     for one in recent[::-2][::-1] if every_other else recent:
         for process in one.processes:
-            by_pid.setdefault(process.pid, []).append(process)
-    for process in frame.processes:
-        if by_pid[process.pid][0].start_ticks != process.start_ticks:  # the PID was another process's
-            by_pid[process.pid] = [
-                one for one in by_pid[process.pid] if one.start_ticks == process.start_ticks
-            ]
+            if began.get(process.pid) == process.start_ticks:  # else the PID was another process's
+                by_pid[process.pid].append(process)
     ranks = [process for process in frame.processes if process.role is Role.RANK]
     # The first of equal ranks is named, whatever order the kernel lists them in.
     ranks.sort(key=lambda one: (known_or(one.rank, math.inf), one.pid))
@@ -431,31 +393,39 @@ def see(
         history_s=(frame.taken_ns - frames[0].taken_ns) / 1e9,
         span_s=(frame.taken_ns - recent[0].taken_ns) / 1e9,
         budget=frame.cpu.budget_cores,
-        used=median_known(one.cpu.used_cores for one in recent),
-        runnable=median_known(one.cpu.runnable for one in recent),
-        pool_ratio=median_known(one.cpu.oversubscription for one in recent),
-        delay_ratio=median_known(one.cpu.run_delay_ratio for one in recent),
-        throttled_ratio=median_known(one.cpu.throttled_ratio for one in recent),
-        refault_bytes_s=median_known(one.memory.refault_bytes_s for one in recent),
-        major_faults_s=median_known(one.memory.major_faults_s for one in recent),
-        memory_psi_pct=median_known(one.memory.psi_some_pct for one in recent),
+        used=readings.median_known(one.cpu.used_cores for one in recent),
+        runnable=readings.median_known(one.cpu.runnable for one in recent),
+        pool_ratio=readings.median_known(one.cpu.oversubscription for one in recent),
+        delay_ratio=readings.median_known(one.cpu.run_delay_ratio for one in recent),
+        throttled_ratio=readings.median_known(one.cpu.throttled_ratio for one in recent),
+        refault_bytes_s=readings.median_known(one.memory.refault_bytes_s for one in recent),
+        major_faults_s=readings.median_known(one.memory.major_faults_s for one in recent),
+        memory_psi_pct=readings.median_known(one.memory.psi_some_pct for one in recent),
         ranks=tuple(_see_rank(by_pid[rank.pid], by_pid, recent, phases, alike) for rank in ranks),
         cards=tuple(card for card in known_cards(frame) if is_known(card.pids) and card.pids),
         gpus=doubt_cards(see_cards(recent, frames), len(ranks)),
-        gpu_pct=mean_known(_gpu_mean(one) for one in recent),
+        gpu_pct=readings.mean_known(_gpu_mean(one) for one in recent),
         watch=watch,
     )
 
 
-Rule = Callable[[Scene], Answer]
-"""One cause: what it says about a Scene."""
+Rule = Callable[[Scene], Answer]  # one cause: what it says about a Scene
+
+
+def list_settings(scene: Scene, names: Collection[str]) -> list[EnvironmentSetting]:
+    """List what the ranks were started with of these names, where their environment was read."""
+    told = (one for rank in scene.ranks for one in known_or(rank.process.environment, ()))
+    return [one for one in told if one.name in names]
+
+
+def read_count(setting: EnvironmentSetting) -> int:
+    """Return the value of a setting as a whole number, 0 where it is none."""
+    return int(setting.value) if setting.value.isdecimal() and len(setting.value) <= MOST_DIGITS else 0
 
 
 def find_largest_step(frames: Sequence[Frame]) -> float:
-    """Return the largest growth of /dev/shm in bytes per second, without growth over a gap.
-
-    Two readings within a second may lie on both sides of one batch: less than a second counts as one.
-    """
+    """Return the largest growth of /dev/shm in bytes per second, without growth over a gap."""
+    # Two readings within a second may lie on both sides of one batch: less than a second counts as one.
     used = [
         (frame.taken_ns / 1e9, frame.memory.shm.used_bytes, frame.interval_s)
         for frame in frames
@@ -473,19 +443,15 @@ def find_largest_step(frames: Sequence[Frame]) -> float:
 
 def is_shm_tight(shm: ShmSample, scene: Scene) -> bool:
     """Tell whether /dev/shm is small and half full, or short of room for batches or two steps of growth."""
-    step = find_largest_step(scene.history)
     has_little = shm.total_bytes - shm.used_bytes < SHM_LEAST_BYTES <= shm.total_bytes
-    return has_little or is_shm_small_and_full(shm) or lacks_shm_room(shm, step)
+    return has_little or measure_shm(shm, find_largest_step(scene.history)) > 1
 
 
-def is_shm_small_and_full(shm: ShmSample) -> bool:
-    """Tell whether the next batch may not fit into a small mount."""
-    return shm.total_bytes < SHM_SMALL_BYTES and shm.used_bytes > SHM_FULL * shm.total_bytes
-
-
-def lacks_shm_room(shm: ShmSample, step: float) -> bool:
-    """Tell whether there is no room for two more steps of growth, bytes in a second."""
-    return step > 0 and shm.total_bytes - shm.used_bytes < SHM_STEPS * step
+def measure_shm(shm: ShmSample, step: float) -> float:
+    """Return how far /dev/shm is past its limit, 1 at it: half of a small mount, two more steps of growth."""
+    by_fill = shm.used_bytes / (SHM_FULL * max(shm.total_bytes, 1))
+    by_growth = SHM_STEPS * step / max(shm.total_bytes - shm.used_bytes, 1)
+    return max(by_fill, by_growth) if shm.total_bytes < SHM_SMALL_BYTES else by_growth
 
 
 def claim_touched_swap(scene: Scene) -> tuple[int, float]:
@@ -501,5 +467,4 @@ def claim_touched_swap(scene: Scene) -> tuple[int, float]:
     return swap, faults
 
 
-find_touched_swap = by_conditions(claim_touched_swap)
-"""The same, or why nothing touches it."""
+find_touched_swap = by_conditions(claim_touched_swap)  # the same, or why nothing touches it

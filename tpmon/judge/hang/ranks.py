@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.dumps.camps import SLOW_PHASES, ThreadSeen, say_place, say_waiting, worst_first
 from tpmon.judge.dumps.describe import LibraryCall
 from tpmon.judge.dumps.merge import ThreadKey
-from tpmon.judge.dumps.outlier import SLOW_PHASES, ThreadSeen, worst_first
-from tpmon.judge.features.cards import CardScene, cards_of
+from tpmon.judge.features.cards import cards_of
 from tpmon.judge.features.snapshot import Scene
-from tpmon.judge.features.standstill import IDLE_CARD_PCT
-from tpmon.judge.hang.activity import weigh_beside
-from tpmon.judge.hang.devices import blame_cards, expand_card, expand_unseen_card, may_card_spin
-from tpmon.judge.hang.graph import GROUP, Graph, Leads, Step, build, key_of
-from tpmon.judge.hang.group import blame_nobody, doubt_all_here, say_waiting
-from tpmon.judge.hang.loader import expand_batch, expand_children, expand_peers
-from tpmon.judge.hang.sinks import Blame, End, Goes, Grace, Sink, blame, give_grace, pick_blame
+from tpmon.judge.hang.activity import (
+    blame_cards,
+    expand_card,
+    expand_unseen_card,
+    may_be_busy,
+    may_card_spin,
+    read_history,
+    weigh_beside,
+)
+from tpmon.judge.hang.graph import (
+    GROUP,
+    Blame,
+    End,
+    Goes,
+    Grace,
+    Graph,
+    Leads,
+    Sink,
+    Step,
+    WaitFacts,
+    blame,
+    build,
+    give_grace,
+    key_of,
+    pick_blame,
+    pick_end,
+)
+from tpmon.judge.hang.group import blame_nobody, doubt_all_here
+from tpmon.judge.hang.loader import TASKS, expand_batch, expand_children, expand_peers
+from tpmon.judge.hang.readings import draw_facts
 from tpmon.judge.hang.threads import (
     close_circle,
     expand_thread,
@@ -25,13 +49,13 @@ from tpmon.judge.hang.threads import (
     list_others,
     name_of,
     name_thread,
-    say_place,
+    need_of_io,
+    runs_program,
 )
-from tpmon.judge.stacks.classify import is_users
 from tpmon.judge.stacks.phases import Phase
-from tpmon.judge.watch.picture import UNREAD, Picture, find_wait
+from tpmon.judge.watch.picture import UNREAD
 from tpmon.judge.watch.servers import ASKS, asks_actor, asks_another, asks_here, waits_for_itself
-from tpmon.model.frozen import dataclass
+from tpmon.judge.watch.tracker import asks_frozen
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.text.dump_words import name_rank, name_ranks
@@ -39,91 +63,70 @@ from tpmon.model.waits import INPUTS, WaitReason, describe_wait, is_wait
 
 _SLOW_PHASES = (*SLOW_PHASES, Phase.LOGGING)
 """Also those that send a run's last records, and end when they have arrived."""
-_CHILD_CALLS = (
-    LibraryCall.QUEUE_GET,
-    LibraryCall.POOL_RESULT,
-    LibraryCall.PIPE_READ,
-    LibraryCall.PROCESS_JOIN,
-    LibraryCall.FUTURE,
-    LibraryCall.SUBPROCESS,
-    LibraryCall.MANAGER_CALL,
-)
+_CHILD_CALLS = (*TASKS, LibraryCall.QUEUE_GET, LibraryCall.PIPE_READ, LibraryCall.MANAGER_CALL)
 _FOR_WORK = (LibraryCall.QUEUE_GET, LibraryCall.EVENT, LibraryCall.PROCESS_EVENT)
 """Calls in which threads of healthy programs wait for their next task."""
+_TICKING_CALLS = (None, LibraryCall.SELECT, *_FOR_WORK)
+"""Calls with a time-out by which programs keep to a pace, and wait for nobody in particular."""
 _SURE = (Sink.FORK, Sink.FULL_PIPE, Sink.CIRCLE)
 """Sinks that end no sooner because of the part of the run in which they are."""
-
-Wait = tuple[ThreadSeen, Known[WaitReason]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Cast:
-    """Hold the threads of a picture by node, and the ranks of the job with what each waits for."""
-
-    scene: Scene
-    picture: Picture
-    threads: Mapping[ThreadKey, ThreadSeen]
-    waits: tuple[Wait, ...]
+_PACES = (Sink.SLEEP, Sink.EVENT, Sink.REST, Sink.EVENT_LOOP)
+"""Sinks of a main thread that may only wait for its own clock."""
 
 
-def draw_graph(scene: Scene, picture: Picture) -> Graph:
+def draw_graph(facts: WaitFacts) -> Graph:
     """Draw who waits for whom, from the main threads of all ranks on."""
-    waits = tuple((seen, find_wait(seen, picture)) for seen in picture.scene.ranks)
-    threads = {key_of(one): one for one in (*picture.threads, *picture.scene.ranks)}
-    cast = _Cast(scene, picture, threads, waits)
-    starts = [key_of(seen) for seen, _ in waits]
-    return build(starts, lambda node: _expand(node, cast), lambda node, circle: _close(node, circle, cast))
+    ranks = {key_of(one): one for one in facts.picture.scene.ranks}
+    others: dict[ThreadKey, ThreadSeen] = {}
+    outside = (node for node, one in ranks.items() if facts.wait_of(one) is not WaitReason.COLLECTIVE)
+    group = Leads(tuple(outside), pick_end)
 
+    def find(node: ThreadKey) -> ThreadSeen:
+        """Return the thread of a node; most jobs are told by the main threads of their ranks alone."""
+        if node not in ranks and not others:
+            others.update((key_of(one), one) for one in facts.picture.threads)
+        return ranks[node] if node in ranks else others[node]
 
-def _expand(node: ThreadKey, cast: _Cast) -> Step:
-    if node == GROUP:
-        outside = [key_of(seen) for seen, wait in cast.waits if wait is not WaitReason.COLLECTIVE]
-        return Leads(tuple(outside), pick_end)
-    seen = cast.threads[node]
-    wait = next((wait for one, wait in cast.waits if one is seen), None)
-    if wait is not None:
-        return _expand_rank(seen, wait, cast)
-    return _expand_other(seen, cast)
+    def expand(node: ThreadKey) -> Step:
+        if node == GROUP:
+            return group
+        seen = find(node)
+        return (_expand_rank if node in ranks else _expand_other)(seen, facts.at(seen))
 
-
-def pick_end(ends: Sequence[End]) -> End:
-    """Return what goes on, else the surest blame."""
-    goes = next((one for one in ends if isinstance(one, Goes)), None)
-    return goes or pick_blame([one for one in ends if isinstance(one, Blame)])
-
-
-def _close(node: ThreadKey, circle: frozenset[ThreadKey], cast: _Cast) -> End:
-    """Say what a circle of waits ends at; of one through the collective, that the rank is not in it."""
-    if GROUP in circle:
-        seen = cast.threads[node]
+    def close(node: ThreadKey, circle: frozenset[ThreadKey]) -> End:
+        """Say what a circle of waits ends at; of one through the collective, that the rank is not in it."""
+        if GROUP not in circle:
+            return close_circle([find(one) for one in sorted(circle)])
+        seen = find(node)
         return blame(Sink.PEER, seen, f"{name_of(seen)} {say_place(seen)}")
-    return close_circle([cast.threads[one] for one in sorted(circle)])
+
+    return build(ranks, expand, close)
 
 
-def _expand_other(seen: ThreadSeen, cast: _Cast) -> Step:
+def _expand_other(seen: ThreadSeen, facts: WaitFacts) -> Step:
     """Say what keeps a thread that is no rank's main one; a process that moves may retry without end."""
-    wait, is_main = find_wait(seen, cast.picture), seen.thread.kind is ThreadKind.MAIN
+    wait, is_main = facts.wait_of(seen), seen.thread.kind is ThreadKind.MAIN
     who = name_of(seen) if is_main else f"{name_thread(seen)} of it"
+    process = facts.process_of(seen)
+    unchanged_s = math.inf if process is None else known_or(process.waits_unchanged_s, math.inf)
     if wait is WaitReason.NOTHING:
         return blame(Sink.WORKER_MOVES, seen, f"{who} moves: {seen.doing.text}")
-    if wait is WaitReason.SLEEP and _keeps_pace(seen, cast):
+    if wait is WaitReason.SLEEP and unchanged_s < facts.picture.seconds:
         return blame(Sink.WORKER_MOVES, seen, f"{who} sleeps again and again in {seen.doing.text}")
-    step = expand_thread(seen, wait, who, cast.scene, cast.picture)
-    pipes = expand_pipe(seen, cast.picture, step) if wait is WaitReason.READ_WRITE else None
-    return pipes or (_map(step, lambda end: _weigh_other(end, seen, wait, cast)) if is_main else step)
+    step = expand_thread(seen, wait, who, facts)
+    mains = [main for one in seen.ends if (main := facts.picture.rank_or_main(one.pid)) is not None]
+    writes = wait is WaitReason.READ_WRITE and is_wait(seen.thread.waits_for, WaitReason.PIPE_WRITE)
+    if writes and mains and isinstance(step, Blame):
+        # It waits for the process that should read from its full pipe.
+        return Leads(tuple(key_of(one) for one in mains if one is not seen), lambda _: step)
 
+    def weigh(end: End) -> End:
+        found = weigh_beside(end, seen, wait, facts)
+        # Clients of stores wait for an answer with time-outs and retries of their own.
+        asks = isinstance(found, Blame) and found.seen is seen and wait in ASKS and asks_another(seen)
+        return give_grace(found, Grace.COMPUTE) if isinstance(found, Blame) and asks else found
 
-def _keeps_pace(seen: ThreadSeen, cast: _Cast) -> bool:
-    """Tell whether a process sleeps for short times: it tries again, or keeps to a pace."""
-    process = next((one for one in cast.scene.frame.processes if one.pid == seen.thread.pid), None)
-    return process is not None and known_or(process.waits_unchanged_s, math.inf) < cast.picture.seconds
-
-
-def _weigh_other(end: End, seen: ThreadSeen, wait: Known[WaitReason], cast: _Cast) -> End:
-    found = weigh_beside(end, seen, wait, cast.scene, cast.picture)
-    # Clients of stores wait for an answer with time-outs and retries of their own.
-    asks = isinstance(found, Blame) and found.seen is seen and wait in ASKS and asks_another(seen)
-    return give_grace(found, Grace.COMPUTE) if isinstance(found, Blame) and asks else found
+    return _map(step, weigh) if is_main else step
 
 
 def _map(step: Step, change: Callable[[End], End]) -> Step:
@@ -133,26 +136,17 @@ def _map(step: Step, change: Callable[[End], End]) -> Step:
     return change(step)
 
 
-def expand_pipe(seen: ThreadSeen, picture: Picture, found: Step) -> Leads | None:
-    """Lead from a write into a full pipe to the process that should read it; None for anything else."""
-    target = seen.thread.waits_on
-    others = known_or(target.others, ()) if is_known(target) else ()
-    mains = [main for one in others if (main := picture.rank_or_main(one.pid)) is not None]
-    if not is_wait(seen.thread.waits_for, WaitReason.PIPE_WRITE) or not mains or not isinstance(found, Blame):
-        return None
-    return Leads(tuple(key_of(one) for one in mains if one is not seen), lambda _: found)
-
-
-def _expand_rank(seen: ThreadSeen, wait: Known[WaitReason], cast: _Cast) -> Step:
-    """Say what keeps one rank."""
+def _expand_rank(seen: ThreadSeen, facts: WaitFacts) -> Step:
+    wait = facts.wait_of(seen)
     if wait is WaitReason.COLLECTIVE:
         return Leads((GROUP,), pick_end)
-    return _map(_expand_wait(seen, wait, cast), lambda end: _weigh_rank(end, seen, wait, cast))
+    step = _expand_wait(seen, wait, facts)
+    return _map(step, lambda end: _weigh_rank(end, seen, wait, facts))
 
 
-def _weigh_rank(end: End, seen: ThreadSeen, wait: Known[WaitReason], cast: _Cast) -> End:
+def _weigh_rank(end: End, seen: ThreadSeen, wait: Known[WaitReason], facts: WaitFacts) -> End:
     """Give the wait of a rank the grace of what it may wait for."""
-    found = weigh_beside(end, seen, wait, cast.scene, cast.picture)
+    found = weigh_beside(end, seen, wait, facts)
     if isinstance(found, Goes) or found.sink in _SURE:
         return found
     asks = wait in ASKS and asks_another(seen) and found.sink is not Sink.EVENT_LOOP
@@ -170,106 +164,109 @@ def _weigh_rank(end: End, seen: ThreadSeen, wait: Known[WaitReason], cast: _Cast
     return give_grace(found, Grace.SLOW) if is_slow else found
 
 
-def _expand_wait(seen: ThreadSeen, wait: Known[WaitReason], cast: _Cast) -> Step:
-    scene, picture, name = cast.scene, cast.picture, name_rank(seen.thread)
-    if wait in (WaitReason.STOPPED, UNREAD):
-        return Goes(f"{name} is stopped" if wait is WaitReason.STOPPED else f"{name}: not enough looks")
+def _expand_wait(seen: ThreadSeen, wait: Known[WaitReason], facts: WaitFacts) -> Step:
+    name = name_rank(seen.thread)
+    if wait is UNREAD:
+        return Goes(f"{name}: not enough looks")
+    if wait is WaitReason.STOPPED and facts.history:
+        return Goes(f"{name} is stopped")  # since when tells its reading
+    if not facts.picture.looks and wait is WaitReason.OTHER:
+        return facts.unseen[seen.thread.pid]
     if wait in INPUTS:
         return blame(Sink.PERSON, seen, f"{name} {say_place(seen)}")
     if wait is WaitReason.BATCH:
-        return expand_batch(seen, scene, picture)
+        return expand_batch(seen, facts)
     if wait is WaitReason.THREADS:
-        return find_left(seen, picture)
+        return find_left(seen, facts)
     if waits_for_itself(seen):
-        text = f"{name} {say_place(seen)}: its tasks wait for each other, and no other process can wake it"
+        text = (
+            f"{name} {say_place(seen)}: its coroutines await each other, or a task that has ended "
+            "(which of them, no stack shows), and no other process can wake it"
+        )
         return blame(Sink.EVENT_LOOP, seen, text)
     # A thread that waits for the GIL is no further: what it asked for may have come.
-    asks = seen.doing.call in _CHILD_CALLS or picture.polls(seen) or picture.asks_below(seen)
-    child = expand_children(seen, scene, picture) if asks and wait is not WaitReason.GIL else None
-    if child is not None:
-        return child
-    other = expand_peers(seen, scene, picture) if wait is WaitReason.READ_WRITE else None
+    asks = seen.doing.call in _CHILD_CALLS or facts.picture.polls(seen) or facts.picture.asks_below(seen)
+    process = facts.process_of(seen) if wait in (WaitReason.SLEEP, WaitReason.OTHER) else None
+    frozen = process is not None and asks_frozen(process, facts.history[-1])
+    other = expand_children(seen, facts) if (asks or frozen) and wait is not WaitReason.GIL else None
+    # Who sleeps beside processes without a task does not wait for them.
+    other = other if asks or isinstance(other, Leads) else None
+    if other is None and wait is WaitReason.READ_WRITE:
+        other = expand_peers(seen, facts)
     if other is not None:
         return other
-    cards = cards_of(seen.thread.pid, scene.gpus)
-    if cards and (
-        wait is WaitReason.DEVICE or (wait is WaitReason.RUNNING and _may_wait(seen, cards, picture))
-    ):
-        return expand_card(seen, scene, picture)
-    at_card = not cards and wait in (WaitReason.DEVICE, WaitReason.RUNNING)
-    unseen = expand_unseen_card(seen, picture) if at_card else None
-    return unseen or expand_thread(seen, wait, name, scene, picture)
+    cards = cards_of(seen.thread.pid, facts.cards)
+    # A running thread may wait for a card, unless it loops, or its cards are idle.
+    spins = not cards or (not facts.picture.goes_round(seen) and any(map(may_be_busy, cards)))
+    if wait is WaitReason.DEVICE or (wait is WaitReason.RUNNING and spins):
+        card = expand_card(seen, facts) if cards else expand_unseen_card(seen, facts)
+        if card is not None:
+            return card
+    return expand_thread(seen, wait, name, facts)
 
 
-def _may_wait(seen: ThreadSeen, cards: Sequence[CardScene], picture: Picture) -> bool:
-    """Tell whether a running thread may wait for a card: not if it loops, or its cards are idle."""
-    if picture.goes_round(seen):
-        return False
-    return any(not is_known(one.busy_pct) or one.busy_pct >= IDLE_CARD_PCT for one in cards)
-
-
-def find_end(scene: Scene, picture: Picture) -> End:
+def find_end(facts: WaitFacts) -> End:
     """Return what keeps the job from going on, or what shows that nothing does.
 
     Actors without a task may get one later, or be what the others wait for.
     """
-    waits = [(seen, find_wait(seen, picture)) for seen in picture.scene.ranks]
-    free = [seen for seen, wait in waits if wait is WaitReason.TASK]
-    if free and len(free) == len(waits):
-        return Goes(f"{name_ranks(seen.thread for seen in free)}: no task was given")
-    end = _find_end([one for one in waits if one[1] is not WaitReason.TASK], scene, picture)
+    waits = {key_of(seen): facts.wait_of(seen) for seen in facts.picture.scene.ranks}
+    ranks = [seen for seen in facts.picture.scene.ranks if waits[key_of(seen)] is not WaitReason.TASK]
+    free = [seen for seen in facts.picture.scene.ranks if waits[key_of(seen)] is WaitReason.TASK]
+    names = name_ranks(seen.thread for seen in free)
+    if free and not ranks:
+        return Goes(f"{names}: no task was given")
+    waiting = [seen for seen in ranks if waits[key_of(seen)] is WaitReason.COLLECTIVE]
+    others = [seen for seen in ranks if waits[key_of(seen)] is not WaitReason.COLLECTIVE]
+    end = _find_end(waiting, others, facts)
     if not free or isinstance(end, Goes):
         return end
     end = give_grace(end, Grace.SLOW)
-    names = f"{name_ranks(seen.thread for seen in free)} without a task"
-    waiting = [seen for seen, wait in waits if wait is WaitReason.COLLECTIVE]
     is_theirs = end.cause in ("no-progress", "missing-rank") and not end.needs
-    if not is_theirs or len(waiting) + len(free) < len(waits):
-        return replace(end, text=f"{end.text}; {names}")
-    text = f"{say_waiting(waiting, len(waits))}; {names}"
-    return replace(
-        end, cause="missing-rank", seen=free[0], text=text, also=tuple(waiting), is_of_all=len(free) > 1
-    )
+    if not is_theirs or len(waiting) < len(ranks):
+        return replace(end, text=f"{end.text}; {names} without a task")
+    text = f"{say_waiting(waiting, len(waits))}; {names} without a task"
+    end = replace(end, cause="missing-rank", seen=free[0], text=text, also=tuple(waiting))
+    return replace(end, is_of_all=len(free) > 1)
 
 
-def _find_end(waits: Sequence[Wait], scene: Scene, picture: Picture) -> End:
-    waiting = [seen for seen, wait in waits if wait is WaitReason.COLLECTIVE]
+def _find_end(waiting: Sequence[ThreadSeen], others: Sequence[ThreadSeen], facts: WaitFacts) -> End:
     # Of equal ones a dump names the same.
-    order = worst_first([seen for seen, wait in waits if wait is not WaitReason.COLLECTIVE])
-    outside = [(seen, find_wait(seen, picture)) for seen in order]
-    for seen, wait in outside:
+    outside = worst_first(others)
+    for seen in outside:
+        wait = facts.wait_of(seen)
         if wait is WaitReason.NOTHING:
             return Goes(f"{name_rank(seen.thread)} moves: {seen.doing.text}")
         # A job whose other ranks wait for the one at the prompt is not idle.
         if wait in INPUTS and not waiting:
             return Goes(f"{name_rank(seen.thread)} waits for input")
-    server = picture.main_of(scene.watch.served)
+    server = facts.picture.main_of(facts.watch.served)
     if server is not None:
         return Goes(f"{name_rank(server.thread)} waits for requests: {server.doing.text}")
-    unread = picture.scene.unread
+    unread = facts.picture.scene.unread
     if not outside and not unread:
-        return blame_nobody(waiting, scene, picture)
-    graph = draw_graph(scene, picture)
-    ends = [graph.follow(key_of(seen)) for seen, _ in outside]
-    going = next((one for one in ends if isinstance(one, Goes)), None)
-    if going is not None:
-        return going
+        return blame_nobody(waiting, facts)
+    graph = draw_graph(facts)
+    ends = [graph.follow(key_of(seen)) for seen in outside]
     told = [one for one in ends if isinstance(one, Blame)]
+    if len(told) < len(ends):
+        return pick_end(ends)
     # A card that may be busy but does next to nothing is in a collective, if there are other ranks.
-    spins = [one for one in told if one.cause == "gpu-wait" and may_card_spin(one.seen, scene)]
-    if spins and (len(spins) < len(told) or picture.scene.remote or unread or waiting):
+    spins = [one for one in told if one.cause == "gpu-wait" and may_card_spin(one.seen, facts)]
+    if spins and (len(spins) < len(told) or facts.picture.scene.remote or unread or waiting):
         told = [one for one in told if one not in spins]
         spinning = [one.seen for one in spins]
-        outside = [(seen, wait) for seen, wait in outside if seen not in spinning]
+        outside = tuple(seen for seen in outside if seen not in spinning)
         waiting = [*waiting, *spinning]
-    if unread:
-        return _blame_unread(waiting, scene, picture)
+    # A dump names who is seen outside, unless the kernel holds an unread one; it calls nobody hung for that.
+    if unread and (facts.history or not outside or any(one.state == "D" for one in unread)):
+        return _blame_unread(waiting, facts)
     if not told:
         least = max((one.grace for one in spins), default=Grace.ENDLESS)
-        return give_grace(blame_nobody(waiting, scene, picture), least)
+        return give_grace(blame_nobody(waiting, facts), least)
     if not waiting and len(told) > 1 and all(one.cause == "gpu-wait" for one in told):
         found = blame_cards(told)
-        return found if found.grace is Grace.TRANSFER else doubt_all_here(found, scene)
+        return found if found.grace is Grace.TRANSFER else doubt_all_here(found, facts)
     # The others wait for what one of them does on purpose.
     first = give_grace(pick_blame(told), max(one.grace for one in told))
     works = next((one for one in spins if one.grace is Grace.TRANSFER), None)
@@ -277,47 +274,70 @@ def _find_end(waits: Sequence[Wait], scene: Scene, picture: Picture) -> End:
         # It may do what the others wait for.
         first = replace(give_grace(first, Grace.TRANSFER), text=f"{first.text}; meanwhile {works.text}")
     if waiting:
-        return _blame_missing(first, waiting, outside)
+        return _blame_missing(first, waiting, outside, len(waiting) + len(outside) + len(unread))
     # A program that sleeps polls for a file, or keeps to a pace, unless somebody waits for it.
-    alone = first.sink is Sink.SLEEP and any(seen is first.seen for seen, _ in outside)
-    return _judge_sleep(first, picture) if alone else first
+    alone = first.sink in _PACES and first.seen in outside
+    alone = alone and _keeps_pace(first.seen, facts.at(first.seen))
+    return _judge_pace(first, facts) if alone else first
 
 
-def _judge_sleep(found: Blame, picture: Picture) -> End:
+def _keeps_pace(seen: ThreadSeen, facts: WaitFacts) -> bool:
+    """Tell whether a main thread sleeps, or wakes up by itself at one place: only its own clock moves it."""
+    wait, trait = facts.wait_of(seen), facts.picture.trait_of(seen)
+    if wait is WaitReason.SLEEP:
+        return True
+    asks = asks_another(seen) or seen.doing.call not in _TICKING_CALLS
+    if (wait is not WaitReason.OTHER or asks) and not waits_for_itself(seen):
+        return False
+    if trait is not None and trait.used_s > 0:
+        return True
+    # One that wakes up less often than it was looked at: by the switches of a process whose other threads, as
+    # those of CUDA would, have none. What came before it stood still is left out.
+    pid, rested_s = seen.thread.pid, (facts.watch.taken_ns - facts.watch.still_ns) / 2e9
+    alone = len(facts.picture.threads_of(pid)) < 2 and not cards_of(pid, facts.cards)
+    history = read_history(facts.history, pid, rested_s)
+    return alone and any(known_or(one.switches_s, 0.0) > 0 for one in history)
+
+
+def _judge_pace(found: Blame, facts: WaitFacts) -> End:
     """Say what a main thread polls: a thread of its own that stands at a lock, else nothing that is seen."""
-    stuck = next((one for one in list_others(found.seen, picture) if _is_stuck(one, picture)), None)
-    talks = any(one.thread.kind is ThreadKind.COMM for one in picture.threads_of(found.seen.thread.pid))
-    if stuck is None and talks and (len(picture.scene.ranks) == 1 or picture.scene.remote):
+    seen, here, scene = found.seen, facts.at(found.seen), facts.picture.scene
+    own = (one for one in list_others(seen, here) if one.thread.kind is ThreadKind.OTHER)
+    stuck = next((one for one in own if runs_program(one) and _is_stuck(one, here)), None)
+    if stuck is not None:
+        text = f"{found.text}; {name_thread(stuck)} of it {say_place(stuck)}"
+        return blame(Sink.EVENT, seen, text, also=(stuck,))
+    talks = any(one.thread.kind is ThreadKind.COMM for one in here.picture.threads_of(seen.thread.pid))
+    if talks and (len(scene.ranks) == 1 or scene.remote):
         # C code of a store sleeps too, until ranks have come that are not seen here.
         return give_grace(found, Grace.REMOTE)
-    if stuck is None:
-        return Goes(f"{found.text}, and nobody waits for it")
-    text = f"{found.text}; {name_thread(stuck)} of it {say_place(stuck)}"
-    return blame(Sink.EVENT, found.seen, text, also=(stuck,))
+    return Goes(f"{found.text}, and nobody waits for it")
 
 
-def _is_stuck(seen: ThreadSeen, picture: Picture) -> bool:
-    """Tell whether a thread of the program stands at a lock, and does not only wait for work."""
-    at_lock = find_wait(seen, picture) is WaitReason.LOCK and seen.doing.call not in _FOR_WORK
-    return at_lock and seen.thread.kind is ThreadKind.OTHER and any(map(is_users, seen.frames))
+def _is_stuck(seen: ThreadSeen, facts: WaitFacts) -> bool:
+    """Tell whether a thread stands at a lock, but not for want of work, or in a read that nobody answers."""
+    wait = facts.wait_of(seen)
+    if wait is WaitReason.READ_WRITE:
+        return need_of_io(seen) in (Need.BLOCKED_READ, Need.NOBODY_AT_PIPE) or asks_another(seen)
+    return wait is WaitReason.LOCK and seen.doing.call not in _FOR_WORK
 
 
 def find_poller(scene: Scene) -> ThreadSeen | None:
-    """Return the main thread of a job whose ranks all sleep, and wait for nobody; None for any other."""
+    """Return a main thread of a job whose ranks all keep a pace, and wait for nobody; None for any other."""
     picture = scene.watch.picture
     if picture is None or picture.scene.unread:
         return None
-    mains = picture.scene.ranks
-    sleep = all(find_wait(seen, picture) is WaitReason.SLEEP for seen in mains)
-    return mains[0] if sleep and isinstance(find_end(scene, picture), Goes) else None
+    facts, mains = draw_facts(scene, picture), picture.scene.ranks
+    polls = all(_keeps_pace(seen, facts) for seen in mains)
+    return mains[0] if polls and isinstance(find_end(facts), Goes) else None
 
 
-def _blame_unread(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture) -> End:
+def _blame_unread(waiting: Sequence[ThreadSeen], facts: WaitFacts) -> End:
     """Say what /proc shows of a rank whose stack could not be read, where all others wait for it."""
-    unread = picture.scene.unread
-    first = picture.main_of(unread[0].pid)
-    process = next((one for one in scene.frame.processes if one.pid == unread[0].pid), None)
-    all_wait = bool(waiting) and len(waiting) == len(picture.scene.ranks)
+    unread = facts.picture.scene.unread
+    first = facts.picture.main_of(unread[0].pid)
+    process = facts.process_of(first) if first is not None else None
+    all_wait = bool(waiting) and len(waiting) == len(facts.picture.scene.ranks)
     if not all_wait or first is None or process is None:
         return Goes(f"{name_ranks(unread)} could not be read")
     reason = first.sighting.frames
@@ -329,12 +349,14 @@ def _blame_unread(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture)
     return blame(Sink.UNREAD, first, text, also=waiting)
 
 
-def _blame_missing(found: Blame, waiting: Sequence[ThreadSeen], outside: Sequence[Wait]) -> Blame:
+def _blame_missing(
+    found: Blame, waiting: Sequence[ThreadSeen], outside: Sequence[ThreadSeen], local: int
+) -> Blame:
     """Say that the rank which the others wait for is not with them."""
-    head = say_waiting(waiting, len(waiting) + len(outside))
+    head = say_waiting(waiting, local)
     culprit = found.seen.thread
     pids = (culprit.pid, culprit.rank_pid)  # a worker is blamed in the words of its rank
-    more = [seen.thread for seen, _ in outside if seen.thread.pid not in pids]
+    more = [seen.thread for seen in outside if seen.thread.pid not in pids]
     others = f"; {name_ranks(more)} not there either" if more else ""
-    cause = found.cause if found.cause in ("dead-worker", "lost-batch") else "missing-rank"
+    cause = found.cause if found.cause in ("dead-worker", "lost-batch", "stopped") else "missing-rank"
     return replace(found, cause=cause, text=f"{head}; {found.text}{others}")

@@ -8,12 +8,21 @@ far gives way to it (``GIVES_WAY``), so the innermost meaningful frame wins, and
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, takewhile
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.stacks.phases import GIVES_WAY, DataPart, FrameRule, Mark, Phase, read_frame_rules
+from tpmon.judge.stacks.phases import (
+    GIVES_WAY,
+    DataPart,
+    FrameKind,
+    FrameRule,
+    Mark,
+    Phase,
+    RulesByFile,
+    read_frame_rules,
+)
 from tpmon.model.frozen import dataclass
 from tpmon.model.stacks import StackFrame
 from tpmon.model.units import clean_text
@@ -22,57 +31,12 @@ _LIBRARY = re.compile(
     r"/(site|dist)-packages/|/tpmon/hook/|/lib(64)?/python\d|/python3\d*\.zip/|^<(?!stdin|ipython-input|command-)|torchinductor_|/bin/[^/.]+$"
 )
 _NATIVE = re.compile(r"\.so(?:\.[\d.]+)?$|\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|pyx|rs|S)$|^\[|/python[\d.]*$")
-_FUTURES = "/concurrent/futures/_base.py"
-_PIPES = "/multiprocessing/connection.py"
-_RAY = "/ray/_private/worker.py"
-_WAIT_FILES = (
-    "/threading.py",
-    "/queue.py",
-    "/selectors.py",
-    _FUTURES,
-    _PIPES,
-    "/multiprocessing/queues.py",
-    "/joblib/parallel.py",
-    "/zmq/sugar/socket.py",
-    _RAY,
-)
-"""Files of libraries whose innermost frame waits for other threads or processes."""
-_RECEIVES = frozenset(
-    [
-        "get",
-        "next",
-        "__next__",
-        "result",
-        "as_completed",
-        "poll",
-        "_retrieve",
-        "retrieve",
-        "get_objects",
-        "recv",
-        "recv_bytes",
-        "recv_multipart",
-        "recv_pyobj",
-        "recv_json",
-        "recv_string",
-    ]
-)
-"""Functions of these files that receive what others hand over."""
-_RECEIVE_FILES = (*_WAIT_FILES, "/multiprocessing/pool.py")
-_RECEIVES_BY_WAIT = (_FUTURES, _PIPES, _RAY)
-"""Files whose function ``wait`` returns what is ready; elsewhere it waits for a lock or an event."""
-_ENDS_OF_PROCESSES = ("/multiprocessing/popen_fork.py", "/multiprocessing/process.py")
-"""A wait for the end of a process polls a pipe, but receives nothing."""
-_CALL_FILES = ("/socket.py", "/ssl.py", "/subprocess.py")
-"""Files of the standard library whose innermost frame waits for a server or a child."""
-_EVENT_LOOP = (("_run_once", "asyncio/base_events.py"), ("select", "selectors.py"))
-_NOTEBOOK = re.compile(r"/(?:ipykernel|jupyter_client|nbclient)/|/ipykernel_launcher\.py$")
+_EVENT_LOOP = (("asyncio/base_events.py", "_run_once"), ("selectors.py", "select"))
 _EXECUTOR_LOOP = ("concurrent/futures/thread.py", "_worker")
 _POOL_LOOP = ("multiprocessing/pool.py", "worker")
 _TASK_LOOPS = (("concurrent/futures/process.py", "_process_worker"), _EXECUTOR_LOOP, _POOL_LOOP)
 """Loops of pools over their tasks."""
 _TASK_QUEUES = (("multiprocessing/queues.py", "get"), ("queue.py", "get"))
-_REMOTE_CALLS = "/multiprocessing/managers.py"
-"""A call on an object in another process waits for its answer, not for data."""
 
 
 @lru_cache(maxsize=4096)
@@ -94,7 +58,7 @@ def last_name(function: str) -> str:
 
 def is_at(frame: StackFrame, path: str, function: str) -> bool:
     """Say whether a frame is in this function of a file whose path ends in this one."""
-    return (frame.file == path or frame.file.endswith(f"/{path}")) and last_name(frame.function) == function
+    return last_name(frame.function) == function and (frame.file == path or frame.file.endswith(f"/{path}"))
 
 
 def is_task_loop(frame: StackFrame) -> bool:
@@ -116,15 +80,25 @@ def waits_for_task(frames: Sequence[StackFrame], index: int) -> bool:
     return is_at(frames[index], *_EXECUTOR_LOOP) or (is_at(frames[index], *_POOL_LOOP) and in_thread)
 
 
-def _ends_in(frames: Sequence[StackFrame], files: tuple[str, ...]) -> bool:
-    """Say whether the innermost Python frame is in one of these files of Python or an installed package."""
-    last = next((frame.file for frame in reversed(frames) if not is_native(frame.file)), "")
-    return last.endswith(files) and is_library(last)
+@lru_cache(maxsize=4096)
+def _is_kind(kind: FrameKind, function: str, file: str) -> bool:
+    return is_library(file) and _find_rule(read_frame_rules().kinds[kind], function, file) is not None
+
+
+def is_any(kind: FrameKind, frames: Iterable[StackFrame]) -> bool:
+    """Say whether one of these frames is of this kind."""
+    return any(_is_kind(kind, frame.function, frame.file) for frame in frames)
+
+
+def ends_in(kind: FrameKind, frames: Sequence[StackFrame]) -> bool:
+    """Say whether the innermost Python frame is of this kind."""
+    last = _last_python(frames)
+    return last is not None and _is_kind(kind, last.function, last.file)
 
 
 def waits_for_others(frames: Sequence[StackFrame]) -> bool:
     """Say whether the innermost Python frame is in a file that waits at queues, locks or futures."""
-    return _ends_in(frames, _WAIT_FILES)
+    return ends_in(FrameKind.WAITS, frames)
 
 
 def receives(frames: Sequence[StackFrame]) -> bool:
@@ -134,49 +108,25 @@ def receives(frames: Sequence[StackFrame]) -> bool:
     """
     if not waits_for_others(frames):
         return False
-    inner = []
-    for frame in reversed(frames):
-        if not is_library(frame.file):
-            break
-        inner.append(frame)
-    if any(frame.file.endswith(_REMOTE_CALLS) or _is_end_of_process(frame) for frame in inner):
-        return False
-    return any(_takes(frame) for frame in inner)
+    inner = list(takewhile(lambda frame: is_library(frame.file), reversed(frames)))
+    return is_any(FrameKind.RECEIVES, inner) and not is_any(FrameKind.ANSWERS, inner)
 
 
-def _is_end_of_process(frame: StackFrame) -> bool:
-    # Every frame of a process that multiprocessing started is below one of these files.
-    return frame.file.endswith(_ENDS_OF_PROCESSES) and last_name(frame.function) in ("wait", "join", "poll")
-
-
-def waits_for_future(frames: Sequence[StackFrame]) -> bool:
-    """Say whether the innermost frames wait for a future of the standard library."""
-    return receives(frames) and any(frame.file.endswith(_FUTURES) for frame in frames[-4:])
-
-
-def _takes(frame: StackFrame) -> bool:
-    name = last_name(frame.function)
-    if name == "wait":
-        return frame.file.endswith(_RECEIVES_BY_WAIT)
-    return name in _RECEIVES and frame.file.endswith(_RECEIVE_FILES)
-
-
-def calls_out(frames: Sequence[StackFrame]) -> bool:
-    """Say whether the innermost Python frame waits for a server or for a child process."""
-    return _ends_in(frames, _CALL_FILES)
+def retries(frames: Sequence[StackFrame]) -> bool:
+    """Say whether the innermost frames are a client's sleep before it asks its server again."""
+    inner = (one for one in reversed(frames) if not is_native(one.file))
+    sleep = next((one for one in inner if not one.file.endswith("/threading.py")), None)
+    return sleep is not None and is_any(FrameKind.RETRIES, [sleep])
 
 
 def is_event_loop(frames: Sequence[StackFrame]) -> bool:
     """Say whether asyncio's event loop itself waits, outside of callbacks."""
-    return len(frames) > 1 and all(
-        last_name(frame.function) == name and frame.file.endswith(file)
-        for frame, (name, file) in zip(frames[-2:], _EVENT_LOOP, strict=True)
-    )
+    return len(frames) > 1 and all(map(lambda one, place: is_at(one, *place), frames[-2:], _EVENT_LOOP))
 
 
 def rests_in_notebook(frames: Sequence[StackFrame]) -> bool:
     """Say whether the kernel of a notebook has no cell to run."""
-    return is_event_loop(frames) and any(_NOTEBOOK.search(frame.file) for frame in frames)
+    return is_event_loop(frames) and is_any(FrameKind.NOTEBOOK, frames)
 
 
 _INSTALLED = re.compile(
@@ -188,42 +138,6 @@ _PACKAGES = (
     re.compile(r"/lib(?:64)?/python\d[\d.]*/([^/]+)"),
 )
 _COLLATES = Mark(Phase.DATA_WAIT, DataPart.COLLATE, Need.COLLATE_IN_STACK, weak=True)
-_CHOOSES = Mark(Phase.DATA_WAIT, DataPart.SAMPLER)
-_WRAPPERS = frozenset(
-    (
-        "wrapper",
-        "inner",
-        "inner_func",
-        "log_wrapper",
-        "_no_grad_wrapper",
-        "decorate_context",
-        "_wrapped",
-        "_fn",
-        "__call__",
-    )
-)
-_ALIASES = {
-    "__exit__": "join",
-    "_inner_training_loop": "check of the loss",
-    "_maybe_log_save_evaluate": "reading of the loss",
-    "get_batch_samples": "count of a batch's items",
-    "to_item": "reading of a metric",
-    "_sync_buffers": "broadcast of buffers",
-    "_check_and_sync_module_buffers": "broadcast of buffers",
-    "_sync_module_states": "broadcast of parameters",
-    "_sync_params_and_buffers": "broadcast of parameters",
-    "_verify_param_shape_across_processes": "comparison of parameters",
-    "_rebuild_buckets": "rebuild of buckets",
-    "foreach_all_gather": "all_gather",
-    "foreach_all_gather_copy_out": "all_gather",
-    "foreach_reduce": "reduce_scatter",
-    "_batch_p2p": "pipeline send and receive",
-    "_wait_batch_p2p": "pipeline send and receive",
-    "__avg_scatter_grads": "reduce_scatter of gradients",
-    "__avg_scatter_contiguous_grads": "reduce_scatter of gradients",
-    "__reduce_and_partition_ipg_grads": "reduce_scatter of gradients",
-}
-"""Words for functions that nobody calls by hand."""
 FETCH_FILE = "torch/utils/data/_utils/fetch.py"
 _ITEMS = frozenset(("<listcomp>", "__getitem__", "__getitems__", "__next__", "__iter__", "<genexpr>"))
 _MODULE = "<module>"
@@ -262,11 +176,6 @@ class StackReading:
     """As in ``StackPlace``."""
 
     @property
-    def by_name(self) -> bool:
-        """Tell whether it counts as loading only by the name of one of the program's functions."""
-        return self.is_hint and self.part is DataPart.FETCH
-
-    @property
     def spot(self) -> StackPlace:
         """Return where it is, with the phase of that place."""
         return StackPlace(self.where, self.phase, self.is_loop, self.function)
@@ -277,6 +186,13 @@ def _within_packages(file: str) -> str:
     """Return the path of an installed file from its library's folder on, "" for others."""
     found = _INSTALLED.match(file)
     return file[found.end() :] if found else ""
+
+
+def _find_rule(rules: RulesByFile, function: str, file: str) -> FrameRule | None:
+    """Return the rule for a function of a file: a file's before a folder's, of the longest path."""
+    name = last_name(function)
+    those = chain(rules.get(file.rpartition("/")[2], ()), rules[""])
+    return next((rule for rule in those if _fits(rule, name, file)), None)
 
 
 def _fits(rule: FrameRule, name: str, file: str) -> bool:
@@ -296,11 +212,9 @@ def mark_frame(function: str, file: str) -> Mark | None:
         # A module's own lines run at its import, whatever the file does later.
         return None
     rules = read_frame_rules()
-    for rule in chain(rules.frames.get(file.rpartition("/")[2], ()), rules.frames[""]):
-        if _fits(rule, name, file):
-            return rule.mark
-    if is_library(file):
-        return None
+    rule = _find_rule(rules.frames, name, file)
+    if rule is not None or is_library(file):
+        return rule.mark if rule is not None else None
     return next((mark for mark, pattern in rules.names if pattern.fullmatch(name)), None)
 
 
@@ -317,47 +231,11 @@ def _is_collate(fetch: str, name: str, below: str) -> bool:
     return fetch.startswith("_Map") or name in ("__call__", "<lambda>") or "collate" in name.lower()
 
 
-def _asks_sampler(mark: Mark | None, frame: StackFrame) -> bool:
-    """Say whether a frame is torch's loader at its start: it makes no iterator but the sampler's there."""
-    is_start = mark is not None and mark.part is DataPart.START
-    return is_start and frame.file.endswith("/dataloader.py")
-
-
-def _last_python(frames: Sequence[StackFrame]) -> int:
-    return next((i for i in range(len(frames) - 1, -1, -1) if not is_native(frames[i].file)), -1)
-
-
-def retries(frames: Sequence[StackFrame]) -> bool:
-    """Say whether the innermost frames are a client's sleep before it asks its server again."""
-    inner = (frame for frame in reversed(frames) if not is_native(frame.file))
-    frame = next((one for one in inner if not one.file.endswith("/threading.py")), None)
-    if frame is None or not is_library(frame.file):
-        return False
-    rules = read_frame_rules().retries
-    last = frame.file.rpartition("/")[2]
-    return any(_fits(rule, last_name(frame.function), frame.file) for rule in rules.get(last, ()))
-
-
-@lru_cache(maxsize=4096)
-def _only_calls(function: str, file: str) -> bool:
-    rules, name = read_frame_rules().calling, last_name(function)
-    return any(_fits(rule, name, file) for rule in chain(rules.get(file.rpartition("/")[2], ()), rules[""]))
-
-
-def calls_operators(frames: Sequence[StackFrame]) -> bool:
-    """Say whether the innermost Python frame is torch's own that only leads to operators."""
-    frame = frames[_last_python(frames)]
-    return is_library(frame.file) and _only_calls(frame.function, frame.file)
-
-
-def _mark_leaf(frames: Sequence[StackFrame]) -> Mark | None:
-    """Return the mark that the innermost Python frame has only by being the innermost."""
-    frame = frames[_last_python(frames)] if frames else None
-    if frame is None:
-        return None
-    name = last_name(frame.function)
-    rules = read_frame_rules().leaves.get(frame.file.rpartition("/")[2], ())
-    return next((rule.mark for rule in rules if _fits(rule, name, frame.file)), None)
+def _last_python(frames: Sequence[StackFrame]) -> StackFrame | None:
+    for frame in reversed(frames):
+        if not is_native(frame.file):
+            return frame
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,28 +251,29 @@ class _Region:
     is_hint: bool
 
 
+def _mark_called(frames: Sequence[StackFrame], index: int, name: str) -> Mark | None:
+    """Return the mark that a frame has by the one that called it."""
+    caller, rules = frames[index - 1], read_frame_rules().below.get(name)
+    if is_at(caller, FETCH_FILE, "fetch"):
+        called = last_name(frames[index + 1].function) if index + 1 < len(frames) else ""
+        return _COLLATES if _is_collate(caller.function, name, called) else None
+    rule = _find_rule(rules, caller.function, caller.file) if rules is not None else None
+    return rule.mark if rule is not None else None
+
+
 def _walk(frames: Sequence[StackFrame]) -> _Region:
     phase, outer, part, begin = Phase.OTHER, Phase.OTHER, None, 0
     marks: list[Mark | None] = []
     needs: set[Need] = set()
-    fetching = False
-    importing = False
+    importing, rules, caller = False, read_frame_rules(), ""
     for index, frame in enumerate(frames):
-        mark = mark_frame(frame.function, frame.file)
-        if fetching:
-            below = last_name(frames[index + 1].function) if index + 1 < len(frames) else ""
-            if _is_collate(frames[index - 1].function, last_name(frame.function), below):
-                mark = _COLLATES
-        fetching = (
-            mark is not None and frame.file.endswith(FETCH_FILE) and last_name(frame.function) == "fetch"
-        )
-        if index and _asks_sampler(marks[-1], frames[index - 1]) and last_name(frame.function) == "__iter__":
-            mark = _CHOOSES
-        if importing and not is_library(frame.file):
-            importing = False
-        if mark is not None and mark.phase is Phase.IMPORT:
-            importing = True
-        elif importing:
+        mark, name = mark_frame(frame.function, frame.file), last_name(frame.function)
+        if index and (caller == "fetch" or name in rules.below):
+            mark = _mark_called(frames, index, name) or mark
+        caller = name
+        imports = mark is not None and mark.phase is Phase.IMPORT
+        importing = imports or (importing and is_library(frame.file))
+        if importing and not imports:
             # What a library does while it is imported is its import.
             mark = None
         marks.append(mark)
@@ -402,18 +281,17 @@ def _walk(frames: Sequence[StackFrame]) -> _Region:
             continue
         if mark.need is not None:
             needs.add(mark.need)
-        if mark.phase is None:
-            continue
         if mark.phase is phase:
             # Reading a file for a model that is restored reads no data.
             part = part if phase is Phase.LOAD else mark.part or part
         elif mark.phase in GIVES_WAY[phase] and not (mark.weak and phase is not Phase.OTHER):
             outer, phase, part, begin = phase, mark.phase, mark.part, index
-    leaf = _mark_leaf(frames)
-    if leaf is not None and leaf.need is not None and not importing:
-        outer, phase, part, begin = phase, Phase.SYNC, None, _last_python(frames)
-        marks[begin] = leaf
-        needs.add(leaf.need)
+    last = _last_python(frames)
+    leaf = _find_rule(rules.leaves, last.function, last.file) if last is not None else None
+    if last is not None and leaf is not None and leaf.mark.need is not None and not importing:
+        outer, phase, part, begin = phase, Phase.SYNC, None, len(frames) - 1 - frames[::-1].index(last)
+        marks[begin] = leaf.mark
+        needs.add(leaf.mark.need)
     by_name = False
     if phase is Phase.DATA_WAIT:
         begun = marks[begin]
@@ -429,18 +307,6 @@ def classify(frames: Sequence[StackFrame]) -> tuple[Phase, DataPart | None]:
     """Say which phase the main thread is in; ``frames`` outermost first."""
     region = _walk(frames)
     return region.phase, region.part
-
-
-_AUTOTUNES = frozenset(("autotune_to_one_config", "benchmark_all_configs", "coordinate_descent_tuning"))
-
-
-def autotunes_in(frames: Sequence[StackFrame]) -> bool:
-    """Tell whether a stack shows a compiler that tries out kernels."""
-    return any(
-        one.file.endswith("triton/runtime/autotuner.py") or last_name(one.function) in _AUTOTUNES
-        for one in frames
-        if is_library(one.file)
-    )
 
 
 def _short(text: str) -> str:
@@ -475,16 +341,17 @@ def _operation(frames: Sequence[StackFrame], region: _Region) -> str:
 
     Within a forward or backward pass nobody called it by hand: take the innermost public one.
     """
+    words = read_frame_rules().words
     names = [
-        last_name(frames[index].function)
+        name
         for index in range(region.begin, len(frames))
         if (mark := region.marks[index]) is not None and mark.named and mark.phase is region.phase
+        if "<" not in (name := last_name(frames[index].function)) and words.get(name, name)
     ]
-    names = [name for name in names if name not in _WRAPPERS and "<" not in name]
     if region.outer in (Phase.FORWARD, Phase.BACKWARD):
         names = [name for name in reversed(names) if not name.startswith("_")] or names
     if names:
-        return _ALIASES.get(names[0]) or _short(names[0])
+        return words.get(names[0]) or _short(names[0])
     # A generator or a lambda has no name of its own: its caller has.
     begin = frames[: region.begin + 1]
     return plain_name(
@@ -527,13 +394,12 @@ def _word(frames: Sequence[StackFrame], region: _Region) -> str:
     return f"{phase.value}: {detail}" if detail else phase.value
 
 
-def _is_users(frame: StackFrame, mark: Mark | None) -> bool:
-    return not is_library(frame.file) and (mark is None or mark in read_frame_rules().marks_of_names)
-
-
 def is_users(frame: StackFrame) -> bool:
     """Say whether a frame is the user's own code."""
-    return _is_users(frame, mark_frame(frame.function, frame.file))
+    if is_library(frame.file):
+        return False
+    mark = mark_frame(frame.function, frame.file)
+    return mark is None or mark in read_frame_rules().marks_of_names
 
 
 def find_users(frames: Sequence[StackFrame]) -> int:
@@ -543,12 +409,8 @@ def find_users(frames: Sequence[StackFrame]) -> int:
 
 _OF_PHASES = frozenset(
     (
-        Need.LOGGING_IN_STACK,
-        Need.COMPILE_IN_STACK,
-        Need.IMPORT_IN_STACK,
-        Need.LOAD_IN_STACK,
-        Need.SAVE_IN_STACK,
-        Need.VALIDATION_IN_STACK,
+        *(Need.LOGGING_IN_STACK, Need.COMPILE_IN_STACK, Need.IMPORT_IN_STACK, Need.LOAD_IN_STACK),
+        *(Need.SAVE_IN_STACK, Need.VALIDATION_IN_STACK),
     )
 )
 """Proven only by the winning phase: an import within a loader is no wait for imports."""
@@ -564,8 +426,7 @@ def read_stack(frames: Sequence[StackFrame]) -> StackReading:
     """Read one stack, outermost frame first: phase, place in words, and what it proves."""
     if not frames:
         return StackReading(Phase.OTHER, None, "no Python frames", ("", "", 0), frozenset())
-    region = _walk(frames)
-    index = next((i for i in range(len(frames) - 1, -1, -1) if _is_users(frames[i], region.marks[i])), -1)
+    region, index = _walk(frames), find_users(frames)
     frame = frames[index]
     name, line, word = plain_name(frame.function), name_line(frame), _word(frames, region)
     is_loop, site = False, tuple[str, ...]()

@@ -36,17 +36,7 @@ class Phase(str, Enum):
 
 
 TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-ELSEWHERE = (
-    Phase.DATA_WAIT,
-    Phase.COMMS,
-    Phase.CHECKPOINT,
-    Phase.VALIDATION,
-    Phase.LOGGING,
-    Phase.IMPORT,
-    Phase.LOAD,
-    Phase.COMPILE,
-    Phase.INPUT,
-)
+ELSEWHERE = tuple(phase for phase in Phase if phase not in (*TRAINING, Phase.SYNC, Phase.OTHER))
 """Neither the model, nor a wait for the GPU, nor the user's own code."""
 OUTSIDE = (Phase.OTHER, Phase.LOGGING)
 """Python outside the parts of a step."""
@@ -117,13 +107,25 @@ GIVES_WAY: Mapping[Phase, frozenset[Phase]] = {
     # OTHER) within it is training.
     _P.VALIDATION: _set(_P.OTHER, _P.CHECKPOINT, _P.BACKWARD, _P.OPTIMIZER, _P.INPUT),
     _P.LOAD: _set(_P.IMPORT, _P.COMPILE, _P.INPUT),
-    _P.SYNC: _set(_P.INPUT),
-    _P.COMMS: _set(_P.INPUT),
-    _P.CHECKPOINT: _set(_P.INPUT),
-    _P.COMPILE: _set(_P.INPUT),
+    **dict.fromkeys((_P.SYNC, _P.COMMS, _P.CHECKPOINT, _P.COMPILE), _set(_P.INPUT)),
     _P.INPUT: frozenset(),
 }
 """Which inner phases take over from an outer one; all others count for the outer."""
+
+
+class FrameKind(Enum):
+    """Name what some functions of libraries do, whatever the phase; the value is their part of the table."""
+
+    WAITS = "waits"
+    RECEIVES = "receives"
+    ANSWERS = "answers"
+    FUTURES = "futures"
+    CALLS = "calls"
+    OPENS = "opens"
+    RETRIES = "retries"
+    LEADS = "leads"
+    AUTOTUNES = "autotunes"
+    NOTEBOOK = "notebook"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,71 +143,75 @@ class FrameRule:
     installed: bool = False
 
 
+RulesByFile = Mapping[str, tuple[FrameRule, ...]]
+"""Rules by the last part of their path, the longest path first; folders stand under ""."""
+
+
 @dataclass(frozen=True, slots=True)
 class FrameRules:
-    """Hold rules by the last part of their path, folders under "", and the names of functions."""
+    """Hold the tables of ``frames.toml``; ``below`` by the name of the function that a frame has called."""
 
-    frames: Mapping[str, tuple[FrameRule, ...]]
-    leaves: Mapping[str, tuple[FrameRule, ...]]
-    retries: Mapping[str, tuple[FrameRule, ...]]
-    calling: Mapping[str, tuple[FrameRule, ...]]
+    frames: RulesByFile
+    leaves: RulesByFile
+    below: Mapping[str, RulesByFile]
+    kinds: Mapping[FrameKind, RulesByFile]
     names: tuple[tuple[Mark, re.Pattern[str]], ...]
     marks_of_names: frozenset[Mark]
+    words: Mapping[str, str]
 
 
 _ALL = "*"
 _ALL_BUT = "* but "
-
-
-def _read_rules(
-    table: Mapping[str, Any],
-    marks: Mapping[str, Mark],
-    also_at: Mapping[str, str],
-    *,
-    installed: bool = False,
-) -> Iterator[FrameRule]:
-    for path, row in table.items():
-        paths = [path, *(new + path[len(old) :] for old, new in also_at.items() if path.startswith(old))]
-        for name, value in row.items():
-            if name not in marks:
-                raise TableError(f"{path}: {name}: no such mark; the marks are {', '.join(marks)}")
-            text: str = convert(str, value)
-            but = frozenset(text[len(_ALL_BUT) :].split() if text.startswith(_ALL_BUT) else ())
-            functions = frozenset(() if but or text == _ALL else text.split())
-            if not (but or functions or text == _ALL):
-                raise TableError(f"{path}: {name}: names no function; {_ALL!r} is all of them")
-            for one in paths:
-                yield FrameRule(one, marks[name], functions, but, installed)
-
-
-def _by_file(rules: Iterable[FrameRule]) -> dict[str, tuple[FrameRule, ...]]:
-    """Group rules by the last part of their path, longest path first."""
-    grouped: dict[str, list[FrameRule]] = {"": []}
-    for rule in rules:
-        grouped.setdefault(rule.path.rpartition("/")[2], []).append(rule)
-    return {last: tuple(sorted(some, key=lambda one: -len(one.path))) for last, some in grouped.items()}
+_NO_MARK = Mark(None)
 
 
 def make_rules(table: Mapping[str, Any]) -> FrameRules:
     """Make the rules of a table of frames; TableError for an unknown mark, phase, part or need."""
     marks = {name: make_row(Mark, name, {"phase": None, **row}) for name, row in table["marks"].items()}
-    also_at = table["also_at"]
-    frames = _read_rules(table["frames"], marks, also_at)
-    installed = _read_rules(table["installed"], marks, also_at, installed=True)
+
+    def find_mark(where: str, name: str) -> Mark:
+        if name not in marks:
+            raise TableError(f"{where}{name}: no such mark; the marks are {', '.join(marks)}")
+        return marks[name]
+
+    def read(rows: Mapping[str, Any], *, installed: bool = False) -> Iterator[FrameRule]:
+        for paths, row in rows.items():
+            for name, value in row.items() if isinstance(row, dict) else [("", row)]:
+                mark = find_mark(f"{paths}: ", name) if name else _NO_MARK
+                text: str = convert(str, value)
+                but = frozenset(text[len(_ALL_BUT) :].split() if text.startswith(_ALL_BUT) else ())
+                functions = frozenset(() if but or text == _ALL else text.split())
+                if not (but or functions or text == _ALL):
+                    raise TableError(f"{paths}: {name}: names no function; {_ALL!r} is all of them")
+                for path in paths.split(", "):
+                    yield FrameRule(path, mark, functions, but, installed)
+                    for old, new in table["also_at"].items():
+                        if path.startswith(old):
+                            yield FrameRule(new + path[len(old) :], mark, functions, but, installed)
+
+    frames = (*read(table["frames"]), *read(table["installed"], installed=True))
     names = []
     for name, patterns in table["names"].items():
-        if name not in marks:
-            raise TableError(f"{name}: no such mark")
-        mark = replace(marks[name], weak=marks[name].phase is not Phase.OTHER)
+        mark = find_mark("", name)
+        # A hint, except for a function that trains.
+        mark = replace(mark, weak=mark.phase is not Phase.OTHER)
         names.append((mark, re.compile("|".join(convert(tuple[str, ...], patterns)))))
     return FrameRules(
-        frames=_by_file((*frames, *installed)),
-        leaves=_by_file(_read_rules(table["leaves"], marks, also_at)),
-        retries=_by_file(_read_rules(table["retries"], marks, also_at)),
-        calling=_by_file(_read_rules(table["calling"], marks, also_at)),
+        frames=_by_file(frames),
+        leaves=_by_file(read(table["leaves"])),
+        below={name: _by_file(read(rows)) for name, rows in table["below"].items()},
+        kinds={one: _by_file(read(table[one.value], installed=True)) for one in FrameKind},
         names=tuple(names),
         marks_of_names=frozenset(mark for mark, _ in names),
+        words={name: word for word, text in table["words"].items() for name in convert(str, text).split()},
     )
+
+
+def _by_file(rules: Iterable[FrameRule]) -> RulesByFile:
+    grouped: dict[str, list[FrameRule]] = {"": []}
+    for rule in rules:
+        grouped.setdefault(rule.path.rpartition("/")[2], []).append(rule)
+    return {last: tuple(sorted(some, key=lambda one: -len(one.path))) for last, some in grouped.items()}
 
 
 @cache
@@ -214,9 +220,7 @@ def read_frame_rules() -> FrameRules:
     return make_rules(read_table(__file__, "frames.toml"))
 
 
+# What each threshold is, and where it comes from: docs/thresholds.toml.
 COMPUTING_RATIO = 0.6
-"""Share of samples in forward, backward and optimizer that makes computing what the ranks do."""
 LIVELY_RATIO = 0.4
-"""Share of samples in the model below which steps may be a small part of the run."""
 HELD_RATIO = 0.2
-"""Share of samples that no single wait may reach in a balanced run."""

@@ -4,49 +4,34 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import lru_cache
 from itertools import takewhile
 from math import sqrt
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.stacks.classify import (
-    StackPlace,
-    StackReading,
-    autotunes_in,
-    calls_operators,
-    calls_out,
-    classify,
-    is_users,
-    last_name,
-    read_stack,
-    receives,
-    rests_in_notebook,
-    retries,
-    waits_for_future,
-    waits_for_others,
-    waits_for_task,
-)
-from tpmon.judge.stacks.phases import OUTSIDE, TRAINING, DataPart, Phase
+from tpmon.judge.stacks import classify
+from tpmon.judge.stacks.classify import StackPlace, StackReading
+from tpmon.judge.stacks.phases import OUTSIDE, TRAINING, DataPart, FrameKind, Phase
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
 
 Kind = TypeVar("Kind", bound=Hashable)
 
+# What each threshold is, and where it comes from: docs/thresholds.toml.
 Z_95 = 1.96
 DESIGN = 1.75
-"""How many samples count as one independent sample, at least. Measured on 114 windows of 15 s of six loops (5
-to 90 % data wait, steps of 20 ms to 3 s) with 228 samples each, beside other work on two cores: the squared
-error was 1.4 times the binomial one (1.7 in the busier half); the plain interval held the truth in 90 % of
-the windows, this one in 98 %."""
 MIN_SLICES = 3
 CHANGE_Z = 3.5
 MIN_CHANGE = 0.15
 MIN_COMPARED = 10
-"""With fewer samples the test for two proportions takes chance for change."""
+MIN_RATIO = 0.05
+SPAN_S = 60.0
+MIN_REREADS = 3
+MIN_CHANGE_S = 12.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +99,8 @@ def differs(one: Mapping[Kind, int], other: Mapping[Kind, int]) -> bool:
     return False
 
 
-MIN_RATIO = 0.05
-"""Below one sample in twenty, a remedy would gain less than the noise of a measurement."""
-
 _FACTS = frozenset((Need.DDP_IN_STACK, Need.FSDP_IN_STACK, Need.RECOMPUTE_IN_STACK))
 """One sample proves these: a model is wrapped or it is not, however rare the frames."""
-
-
-def find_needs(proofs: Mapping[Need, int], samples: int) -> frozenset[Need]:
-    """Return the needs whose frames were seen often enough; ``proofs`` counts samples for each need."""
-    return frozenset(
-        need
-        for need, count in proofs.items()
-        if count > 0 and (need in _FACTS or count >= MIN_RATIO * samples)
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,53 +138,36 @@ def read_beside(stacks: Sequence[StackCount], beside: Iterable[StackCount]) -> l
 
     A wait for a future is a checkpoint if another thread writes one for at least half of that wait.
     """
-    readings = [read_stack(stack.frames) for stack in stacks]
+    readings = [classify.read_stack(stack.frames) for stack in stacks]
     waits = [
         index
         for index, (stack, reading) in enumerate(zip(stacks, readings, strict=True))
-        if reading.phase is Phase.OTHER and waits_for_future(stack.frames)
+        if reading.phase is Phase.OTHER and classify.receives(stack.frames)
+        # It is for a future of the standard library.
+        if classify.is_any(FrameKind.FUTURES, stack.frames[-4:])
     ]
+    # Each thread is sampled like the main one: the busiest of those that write counts.
+    saved: Counter[int] = Counter()
+    for stack in beside if waits else ():
+        saved[stack.tid] += stack.samples if _saves(stack) else 0
     waited = sum(stacks[index].samples for index in waits)
-    if waited and 2 * _count_saves(beside) >= waited:
-        for index in waits:
-            readings[index] = _as_checkpoint(readings[index])
+    name = Phase.CHECKPOINT.value
+    for index in waits if 2 * max(saved.values(), default=0) >= waited else ():
+        one = readings[index]
+        where, place = f"{name}: {one.where}", (name, *one.place[1:])
+        readings[index] = replace(one, phase=Phase.CHECKPOINT, where=where, place=place)
     return readings
 
 
-def _as_checkpoint(reading: StackReading) -> StackReading:
-    name = Phase.CHECKPOINT.value
-    place = (name, *reading.place[1:])
-    return replace(reading, phase=Phase.CHECKPOINT, where=f"{name}: {reading.where}", place=place)
-
-
-def _count_saves(beside: Iterable[StackCount]) -> int:
-    """Count the samples of the busiest thread that writes a checkpoint: each is sampled like the main one."""
-    counts: Counter[int] = Counter()
-    for stack in beside:
-        if stack.frames and not _rests(stack.frames) and _saves(stack):
-            counts[stack.tid] += stack.samples
-    return max(counts.values(), default=0)
-
-
-def _rests(frames: Sequence[StackFrame]) -> bool:
-    return waits_for_task(frames, len(frames) - 1) or waits_for_others(frames)
-
-
 def _saves(stack: StackCount) -> bool:
-    if read_stack(stack.frames).phase is Phase.CHECKPOINT:
-        return True
-    names = [stack.thread, *(last_name(frame.function) for frame in stack.frames if is_users(frame))]
-    return any(_SAVES.search(name) for name in names)
-
-
-__all__ = ["DataPart", "Phase", "RankPhases", "Share", "classify", "read_phases"]
-
-SPAN_S = 60.0
-"""Older slices show the run as it was."""
-MIN_REREADS = 3
-"""Slices that read data after an earlier one had trained: one read between two trainings is part of two."""
-MIN_CHANGE_S = 12.0
-"""A behaviour that came back sooner was an outlier (a checkpoint, a stall), not a change."""
+    frames = stack.frames
+    if not frames or classify.waits_for_task(frames, len(frames) - 1) or classify.waits_for_others(frames):
+        return False
+    names = [
+        stack.thread,
+        *(classify.last_name(frame.function) for frame in frames if classify.is_users(frame)),
+    ]
+    return classify.read_stack(frames).phase is Phase.CHECKPOINT or any(map(_SAVES.search, names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +175,8 @@ class RankPhases:
     """Hold how one rank's main thread spent the span of its slices.
 
     ``shares`` holds every Phase that was seen; ``parts`` the DataParts, as shares of all samples. ``where``
-    is the most frequent place of the newest slice in words ("forward model.py:88").
+    is the most frequent place of the newest slice in words ("forward model.py:88"), ``newest`` its phase.
+    Ratios are of all samples, 0-1, by their innermost frame.
     """
 
     pid: int
@@ -231,7 +188,6 @@ class RankPhases:
     parts: Mapping[DataPart, Share]
     where: str
     newest: Phase
-    """The phase of that place."""
     needs: frozenset[Need]
     """The *_IN_STACK needs in at least 5 % of samples; of wrappers (DDP, FSDP) and recomputing, in one."""
     autotunes: bool = False
@@ -243,37 +199,36 @@ class RankPhases:
     same_place_s: float = 0.0
     """The same for the phase and the innermost line of the user's code; below it a wait may repeat."""
     waits_ratio: float = 0.0
-    """Share of samples, 0-1, whose innermost frame waits at a queue, a lock or a future of the standard
-    library, or in a library that hands over results."""
+    """At a queue, a lock or a future of the standard library, or in a library that hands over results."""
     plain_waits_ratio: float = 0.0
     """Those in no phase: nothing else says what they wait for."""
     handed_ratio: float = 0.0
-    """Plain waits at the receiving end of a queue, a pipe, a pool or a future."""
+    """Plain waits at the receiving end of a queue, a pipe, a pool or a future; most of them in ``handed``."""
     handed: Applicable[Spot] = NOT_APPLICABLE
-    """Where most of these are."""
     spots: Mapping[Phase, Spot] = field(default_factory=dict)
     """Where most samples of each phase are, without the waits of ``handed``."""
     calls_ratio: float = 0.0
-    """Share of samples, 0-1, in a training phase or outside any, whose innermost frame waits for a server or
-    a child; outside the parts of a step also for a thread or an event."""
+    """In a training phase or outside any, for a server or a child; outside of steps also for a thread or an
+    event; most of them in ``calls``."""
     call_waits_ratio: float = 0.0
     """Those that wait for a thread or an event, which may have a time-out."""
     calls_in_step_ratio: float = 0.0
     """Those within the parts of a step."""
     calls: Applicable[Spot] = NOT_APPLICABLE
-    """Where most of these are."""
     resting_ratio: float = 0.0
-    """Share of samples, 0-1, in which a notebook has no cell to run."""
+    """In a notebook that has no cell to run."""
     hinted_ratio: float = 0.0
-    """Share of samples, 0-1, that count as loading only by the name of one of the program's functions."""
+    """Loading only by the name of one of the program's functions."""
+    retrying_ratio: float = 0.0
+    """In the sleep of a client before it asks its server again."""
+    calling_ratio: float = 0.0
+    """In the parts of a step, in Python of torch that only leads to operators."""
+    one_operator_ratio: float = 0.0
+    """Of the samples in the forward pass, those in the one line that calls operators for longest."""
     design: float = DESIGN
     """How many samples count as one independent sample."""
     proven: Mapping[Need, float] = field(default_factory=dict)
     """Share of samples, 0-1, whose frames prove a need; empty where they were not counted."""
-    retrying_ratio: float = 0.0
-    """Share of samples, 0-1, in the sleep of a client before it asks its server again."""
-    calling_ratio: float = 0.0
-    """Share of samples, 0-1, in the parts of a step in Python of torch that only leads to operators."""
 
     def ratio(self, *phases: Phase) -> float:
         """Return the share of samples in any of ``phases``, 0-1."""
@@ -284,39 +239,31 @@ class RankPhases:
         return share_of(round(self.ratio(*phases) * self.samples), self.samples, self.design)
 
 
+Places = Mapping[StackPlace, int]
+"""Samples by place."""
+
+
 @dataclass(frozen=True, slots=True)
 class SliceLook:
-    """Hold what was read from one slice of one rank, for ``read_phases`` to add up."""
+    """Hold what was read from one slice of one rank, for ``add_up_phases``.
+
+    ``signs`` counts samples by the field of ``RankPhases`` that they belong to.
+    """
 
     taken: StackSlice
     samples: int
     kinds: Mapping[tuple[Phase, DataPart | None], int]
     proofs: Mapping[Need, int]
     where: StackPlace
-    autotunes: int
-    waits: int
-    """Samples at a queue, a lock or a future."""
-    plain_waits: int
-    """Those in no phase."""
-    handed: Mapping[StackPlace, int]
-    """Those at a receiving end."""
-    spots: Mapping[StackPlace, int]
-    """All other samples by place, without a notebook at rest."""
-    calls: Mapping[StackPlace, int]
-    """As ``RankPhases.calls_ratio``, by place."""
-    call_waits: int
-    """Those that wait for a thread or an event."""
-    hinted: int
-    retrying: int
-    calling: int
-    """Samples as ``RankPhases.calling_ratio``."""
-    resting: int
-    """Samples of a notebook without a cell to run."""
-    distinct: int
-    only: tuple[StackFrame, ...] | None
-    """The stack of the main thread, if there is only one."""
-    place: tuple[str, str, int] | None
-    """Its place, if there is only one."""
+    autotunes: bool
+    signs: Mapping[str, int]
+    handed: Places
+    calls: Places
+    spots: Places
+    stacks: frozenset[tuple[StackFrame, ...]]
+    places: frozenset[tuple[str, str, int]]
+    operators: Mapping[StackFrame, int]
+    """Samples of the forward pass by the innermost line."""
 
 
 def _begin_ns(taken: StackSlice) -> int:
@@ -334,11 +281,31 @@ def main_stacks(taken: StackSlice) -> tuple[StackCount, ...]:
     return tuple(stack for stack in stacks if stack.tid == tid and stack.frames and stack.samples > 0)
 
 
-def _is_call(phase: Phase, frames: Sequence[StackFrame]) -> bool:
-    """Tell whether a stack that receives nothing shows a wait for something other than a card or a rank."""
-    if phase in OUTSIDE and waits_for_others(frames):
-        return True
-    return (phase in OUTSIDE or phase in TRAINING) and calls_out(frames)
+def _list_signs(reading: StackReading, frames: Sequence[StackFrame]) -> Iterator[str]:
+    """Yield the ratios of ``RankPhases`` that a stack counts for."""
+    phase, waits = reading.phase, classify.waits_for_others(frames)
+    trains, outside = phase in TRAINING, phase in OUTSIDE
+    if waits:
+        yield "waits_ratio"
+        if phase is Phase.OTHER:
+            yield "plain_waits_ratio"
+    if reading.is_hint and reading.part is DataPart.FETCH:
+        yield "hinted_ratio"
+    if classify.retries(frames):
+        yield "retrying_ratio"
+    if trains and classify.ends_in(FrameKind.LEADS, frames):
+        yield "calling_ratio"
+    if classify.rests_in_notebook(frames):
+        yield "resting_ratio"
+    elif phase is Phase.OTHER and classify.receives(frames):
+        yield "handed_ratio"
+    elif (outside and waits) or ((outside or trains) and classify.ends_in(FrameKind.CALLS, frames)):
+        # For something other than a card or a rank.
+        yield "calls_ratio"
+        if waits:
+            yield "call_waits_ratio"
+        if trains:
+            yield "calls_in_step_ratio"
 
 
 _NOWHERE = StackPlace("", Phase.OTHER)
@@ -346,65 +313,52 @@ _NOWHERE = StackPlace("", Phase.OTHER)
 
 def _look(taken: StackSlice) -> SliceLook:
     kinds: Counter[tuple[Phase, DataPart | None]] = Counter()
-    places: Counter[tuple[str, str, int]] = Counter()
-    wheres: Counter[StackPlace] = Counter()
+    places: set[tuple[str, str, int]] = set()
     proofs: Counter[Need] = Counter()
-    handed: Counter[StackPlace] = Counter()
-    spots: Counter[StackPlace] = Counter()
-    calls: Counter[StackPlace] = Counter()
-    waits = plain_waits = hinted = resting = call_waits = autotunes = calling = retrying = 0
+    signs: Counter[str] = Counter()
+    operators: Counter[StackFrame] = Counter()
+    wheres, handed, calls, spots = (Counter[StackPlace]() for _ in range(4))
+    autotunes = 0
     stacks = main_stacks(taken)
     mine = {id(stack) for stack in stacks}
     beside = [stack for stack in taken.stacks if id(stack) not in mine]
     for stack, reading in zip(stacks, read_beside(stacks, beside), strict=True):
-        kinds[reading.phase, reading.part] += stack.samples
-        places[reading.place] += stack.samples
-        spot = reading.spot
-        wheres[spot] += stack.samples
-        autotunes += stack.samples if reading.phase is Phase.COMPILE and autotunes_in(stack.frames) else 0
-        retrying += stack.samples if retries(stack.frames) else 0
-        calling += stack.samples if reading.phase in TRAINING and calls_operators(stack.frames) else 0
-        if waits_for_others(stack.frames):
-            waits += stack.samples
-            plain_waits += stack.samples if reading.phase is Phase.OTHER else 0
-        if rests_in_notebook(stack.frames):
-            resting += stack.samples
-        elif reading.phase is Phase.OTHER and receives(stack.frames):
-            handed[spot] += stack.samples
-        else:
-            spots[spot] += stack.samples
-            if _is_call(reading.phase, stack.frames):
-                calls[spot] += stack.samples
-                call_waits += stack.samples if waits_for_others(stack.frames) else 0
-        hinted += stack.samples if reading.by_name else 0
+        count, spot = stack.samples, reading.spot
+        kinds[reading.phase, reading.part] += count
+        places.add(reading.place)
+        wheres[spot] += count
+        if reading.phase is Phase.FORWARD:
+            operators[stack.frames[-1]] += count
+        found = tuple(_list_signs(reading, stack.frames))
+        for name in found:
+            signs[name] += count
+        if "handed_ratio" in found:
+            handed[spot] += count
+        elif "resting_ratio" not in found:
+            spots[spot] += count
+            calls[spot] += count if "calls_ratio" in found else 0
+        if reading.phase is Phase.COMPILE and classify.is_any(FrameKind.AUTOTUNES, stack.frames):
+            autotunes += count
         for need in reading.needs:
-            proofs[need] += stack.samples
+            proofs[need] += count
     for stack in beside:
         # On a GPU the backward pass runs on autograd's own thread: recomputing shows there.
-        if Need.RECOMPUTE_IN_STACK in read_stack(stack.frames).needs:
+        if Need.RECOMPUTE_IN_STACK in classify.read_stack(stack.frames).needs:
             proofs[Need.RECOMPUTE_IN_STACK] += stack.samples
-    where = max(wheres, key=lambda one: (wheres[one], one.where), default=_NOWHERE)
-    distinct = {stack.frames for stack in stacks} if len(stacks) > 1 else stacks
     return SliceLook(
         taken,
-        sum(kinds.values()),
-        dict(kinds),
-        dict(proofs),
-        where,
-        autotunes,
-        waits,
-        plain_waits,
-        dict(handed),
-        dict(spots),
-        dict(calls),
-        call_waits,
-        hinted,
-        retrying,
-        calling,
-        resting,
-        len(distinct),
-        stacks[0].frames if len(distinct) == 1 else None,
-        next(iter(places)) if len(places) == 1 else None,
+        kinds.total(),
+        kinds,
+        proofs,
+        where=max(wheres, key=lambda one: (wheres[one], one.where), default=_NOWHERE),
+        autotunes=2 * autotunes > kinds.total(),
+        signs=signs,
+        handed=handed,
+        calls=+calls,
+        spots=spots,
+        stacks=frozenset(stack.frames for stack in stacks),
+        places=frozenset(places),
+        operators=operators,
     )
 
 
@@ -464,8 +418,8 @@ def _name_place(look: SliceLook, *, loads_itself: bool) -> StackPlace:
     return look.where
 
 
-def _add_up(counts: Iterable[Mapping[StackPlace, int]]) -> Counter[StackPlace]:
-    total: Counter[StackPlace] = Counter()
+def _add_up(counts: Iterable[Mapping[Kind, int]]) -> Counter[Kind]:
+    total: Counter[Kind] = Counter()
     for one in counts:
         total.update(one)
     return total
@@ -486,26 +440,25 @@ def _lasted_s(looks: Iterable[SliceLook], newest: SliceLook) -> float:
 
 def _read_rank(looks: Sequence[SliceLook], now_ns: int) -> RankPhases:
     newest = looks[0]
-    recent = [look for look in looks if look.taken.ended_ns >= now_ns - SPAN_S * 1e9]
+    recent = _keep_recent(looks, now_ns)
     kept = _since_change(recent)
     loads_itself = _loads_for_itself(recent)
     reading = (Phase.DATA_WAIT, DataPart.FETCH) if loads_itself else (Phase.LOAD, None)
-    samples = sum(look.samples for look in kept)
     phases: Counter[Phase] = Counter()
     parts: Counter[DataPart] = Counter()
-    proofs: Counter[Need] = Counter()
-    for look in kept:
-        proofs.update(look.proofs)
-        for kind, count in look.kinds.items():
-            phase, part = reading if kind == _READ else kind
-            phases[phase] += count
-            if part is not None:
-                parts[part] += count
-    handed, calls = _add_up(look.handed for look in kept), _add_up(look.calls for look in kept)
-    in_step = sum(count for place, count in calls.items() if place.phase in TRAINING)
+    for kind, count in _add_up(look.kinds for look in kept).items():
+        phase, part = reading if kind == _READ else kind
+        phases[phase] += count
+        if part is not None:
+            parts[part] += count
+    samples = phases.total()
+    proofs, signs = _add_up(look.proofs for look in kept), _add_up(look.signs for look in kept)
+    operators = _add_up(look.operators for look in kept)
     place = _name_place(newest, loads_itself=loads_itself)
     design = measure_design([look.kinds for look in kept])
-    return RankPhases(
+    same_stack = takewhile(lambda look: len(look.stacks) == 1 and look.stacks == newest.stacks, looks)
+    same_place = takewhile(lambda look: len(look.places) == 1 and look.places == newest.places, looks)
+    found = RankPhases(
         pid=newest.taken.pid,
         rank=newest.taken.rank,
         samples=samples,
@@ -515,36 +468,22 @@ def _read_rank(looks: Sequence[SliceLook], now_ns: int) -> RankPhases:
         parts={part: share_of(count, samples, design) for part, count in parts.items()},
         where=place.where,
         newest=place.phase,
-        autotunes=2 * newest.autotunes > newest.samples,
-        needs=find_needs(proofs, samples),
-        distinct=newest.distinct,
-        unchanged_s=_lasted_s(
-            takewhile(lambda look: look.only is not None and look.only == newest.only, looks), newest
+        autotunes=newest.autotunes,
+        needs=frozenset(
+            need for need, count in proofs.items() if need in _FACTS or count >= MIN_RATIO * samples
         ),
-        same_place_s=_lasted_s(
-            takewhile(lambda look: look.place is not None and look.place == newest.place, looks), newest
-        ),
-        waits_ratio=sum(look.waits for look in kept) / samples,
-        plain_waits_ratio=sum(look.plain_waits for look in kept) / samples,
-        handed_ratio=handed.total() / samples,
-        handed=find_spot(handed, samples),
+        distinct=len(newest.stacks),
+        unchanged_s=_lasted_s(same_stack, newest),
+        same_place_s=_lasted_s(same_place, newest),
+        handed=find_spot(_add_up(look.handed for look in kept), samples),
         spots=_find_spots(kept, samples),
-        calls_ratio=calls.total() / samples,
-        call_waits_ratio=sum(look.call_waits for look in kept) / samples,
-        calls_in_step_ratio=in_step / samples,
-        calls=find_spot(calls, samples),
-        resting_ratio=sum(look.resting for look in kept) / samples,
-        hinted_ratio=sum(look.hinted for look in kept) / samples,
-        retrying_ratio=sum(look.retrying for look in kept) / samples,
-        calling_ratio=sum(look.calling for look in kept) / samples,
+        calls=find_spot(_add_up(look.calls for look in kept), samples),
+        one_operator_ratio=max(operators.values()) / operators.total() if operators else 0.0,
         design=design,
         proven={need: min(1.0, count / samples) for need, count in proofs.items()},
     )
-
-
-def read_phases(slices: Iterable[StackSlice], now_ns: int) -> dict[int, RankPhases]:
-    """Say by rank PID how the main thread spent the last minute of ``slices``, in any order."""
-    return add_up_phases(read_slices(slices), now_ns)
+    ratios: dict[str, Any] = {name: count / samples for name, count in signs.items()}
+    return replace(found, **ratios)
 
 
 def add_up_phases(looks: Iterable[SliceLook], now_ns: int) -> dict[int, RankPhases]:
@@ -553,13 +492,27 @@ def add_up_phases(looks: Iterable[SliceLook], now_ns: int) -> dict[int, RankPhas
     ``now_ns`` is CLOCK_MONOTONIC. Ranks without a sample in the last minute are left out, and so are slices
     from before the run changed its behaviour, so that a verdict can follow.
     """
+    return {pid: _read_rank(those, now_ns) for pid, those in _group_by_rank(looks, now_ns).items()}
+
+
+def name_places(looks: Iterable[SliceLook], now_ns: int) -> dict[int, str]:
+    """Say by rank PID where the main thread was last: ``where`` of its phases, without the rest of them."""
+    return {
+        pid: _name_place(those[0], loads_itself=_loads_for_itself(_keep_recent(those, now_ns))).where
+        for pid, those in _group_by_rank(looks, now_ns).items()
+    }
+
+
+def _keep_recent(looks: Iterable[SliceLook], now_ns: int) -> list[SliceLook]:
+    return [look for look in looks if look.taken.ended_ns >= now_ns - SPAN_S * 1e9]
+
+
+def _group_by_rank(looks: Iterable[SliceLook], now_ns: int) -> dict[int, list[SliceLook]]:
+    """Group the slices with samples by rank, newest first; only ranks with one in the last minute."""
     ranks: dict[int, list[SliceLook]] = {}
     for look in looks:
         if look.samples:
             ranks.setdefault(look.taken.pid, []).append(look)
-    found = {}
-    for pid, those in ranks.items():
+    for those in ranks.values():
         those.sort(key=lambda look: look.taken.ended_ns, reverse=True)
-        if those[0].taken.ended_ns >= now_ns - SPAN_S * 1e9:
-            found[pid] = _read_rank(those, now_ns)
-    return found
+    return {pid: those for pid, those in ranks.items() if _keep_recent(those[:1], now_ns)}

@@ -1,4 +1,4 @@
-"""Tell for how long nothing of a job has moved: as tpmon saw it, and by signs from before it came. Pure.
+"""Tell for how long nothing of a job has moved: as tpmon saw it, by older signs, by its own records. Pure.
 
 A sign is the last moment at which the job was alive: no hang is older. Log, connections and hook give signs
 again and again, so their silence counts; what is written or started now and then only makes a hang younger.
@@ -6,19 +6,34 @@ again and again, so their silence counts; what is written or started now and the
 
 from __future__ import annotations
 
+from datetime import datetime
+
+from tpmon.judge.answers.result import FigureReading, reading_aged
+from tpmon.judge.dumps.collective_words import (
+    JUST_NOW_S,
+    Waits,
+    find_backend,
+    find_framework,
+    name_call,
+    say_abort,
+    say_assumed_abort,
+    say_why,
+    write_report,
+)
+from tpmon.judge.dumps.collectives import DEFAULT_TIMEOUTS_S
+from tpmon.judge.watch.picture import Picture, find_wait
 from tpmon.judge.watch.tracker import WatchedTime, age_ns, event_age_s, log_age_s
-from tpmon.model.figures import Origin
+from tpmon.model.figures import Figure, Origin
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
-from tpmon.model.process import Role
+from tpmon.model.process import Role, ThreadKind
+from tpmon.model.results.collectives import CollectiveFinding, Collectives
+from tpmon.model.waits import WaitReason
 
 OWN_S = 4.0
-"""How long tpmon itself must have seen nothing move, whatever older signs say."""
 OUTSIDE_S = 240.0
-"""Age above which the last line of the log and the last data of connections count as signs."""
 OLD_S = 1800.0
-"""Age above which an older sign alone shows that a slow wait has lasted too long."""
 
 LAST_STEP = "last step by the hook"
 LAST_WRITE = "last log write"
@@ -49,17 +64,6 @@ class Quiet:
         """Return the longest time that is known."""
         return max(self.own_s, self.outside_s if self.own_s >= OWN_S else 0.0)
 
-    def slow_s(self, *, logs: bool, awaits: bool) -> float:
-        """Return for how long, at least, a wait that may last minutes has lasted.
-
-        Logs are old in runs that write seldom, and people attach to runs that pause; connections and hook
-        report every step. ``logs``: rank 0 runs here, as the others' logs are always old. ``awaits``: it was
-        long seen to wait, with rank 0, for a rank elsewhere: a rank that waits saves nothing, its log counts.
-        """
-        exact = self.sign in (LAST_STEP, LAST_DATA) or (logs and (awaits or self.outside_s >= OLD_S))
-        outside_s = self.outside_s if exact else min(self.outside_s, self.idle_s)
-        return max(self.own_s, outside_s if self.own_s >= OWN_S else 0.0)
-
 
 def connections_age_s(frame: Frame) -> float | None:
     """Return how long ago a connection of the job last sent or received data, None where there is none."""
@@ -72,8 +76,6 @@ def connections_age_s(frame: Frame) -> float | None:
 
 def see_quiet(watch: WatchedTime, frame: Frame) -> Quiet:
     """Say for how long nothing has moved."""
-    own_s = (frame.taken_ns - watch.still_ns) / 1e9 if watch.still_ns else 0.0
-    cornered_s = (frame.taken_ns - watch.cornered_ns) / 1e9 if watch.cornered_ns else 0.0
     written, talked = log_age_s(frame), connections_age_s(frame)
     outside_s, sign = 0.0, ""
     if written is not None:
@@ -94,7 +96,7 @@ def see_quiet(watch: WatchedTime, frame: Frame) -> Quiet:
     # A job that was seen to get on since then was alive: older signs are for the time before tpmon.
     if watch.moved_ns and watch.moved_ns > frame.taken_ns - age_ns(outside_s):
         outside_s, sign = 0.0, ""
-    return Quiet(max(own_s, 0.0), max(cornered_s, 0.0), outside_s, sign, talked or 0.0)
+    return Quiet(watch.still_s, watch.cornered_s, outside_s, sign, talked or 0.0)
 
 
 def file_age_s(frame: Frame) -> float | None:
@@ -107,11 +109,6 @@ def file_age_s(frame: Frame) -> float | None:
     return max(0.0, (frame.taken - written.last_write).total_seconds()) if is_known(written) else None
 
 
-def keeps_journal(frame: Frame) -> bool:
-    """Tell whether a rank writes an open file besides its log throughout a run, which may date a hang."""
-    return is_known(frame.written) and frame.written.journal
-
-
 def find_youngest_s(frame: Frame) -> float | None:
     """Return how long ago the youngest loader worker was started, None where there is none.
 
@@ -120,3 +117,62 @@ def find_youngest_s(frame: Frame) -> float | None:
     """
     started = [one.started for one in frame.processes if one.role is Role.WORKER]
     return max(0.0, (frame.taken - max(started)).total_seconds()) if started else None
+
+
+CAUSES = frozenset(("missing-rank", "remote-rank", "no-progress", "gpu-wait"))
+"""Causes in which ranks wait for others, or may."""
+BEFORE_S = 5.0
+
+
+def show_calls(
+    calls: Collectives | None, picture: Picture, frame: Frame, still_s: float, *, on_cards: bool = False
+) -> list[FigureReading]:
+    """Return the evidence of a hang in which ranks wait for others; ``still_s``: how long nothing moved.
+
+    ``on_cards``: they may wait in collectives of their cards, and the host only for the card.
+    """
+    mains = picture.scene.ranks
+    in_ranks = any(find_wait(seen, picture) is WaitReason.COLLECTIVE for seen in mains)
+    if not in_ranks and not (on_cards and (len(mains) > 1 or picture.scene.remote)):
+        return []
+    rows: list[FigureReading] = []
+    found = _find_open(calls, frame.taken, still_s)
+    if found is not None:
+        finding, source, age_s = found
+        name, why = name_call(finding), say_why(finding)
+        count = float(finding.sequence)
+        rows = [reading_aged(Figure.COLLECTIVE, count, age_s, of=name, text=why, source=source)]
+        left_s = finding.abort_s - age_s if is_known(finding.abort_s) else 0.0
+        if left_s > 0:
+            text = say_abort(finding, left_s)
+            rows.append(reading_aged(Figure.COLLECTIVE_LIMIT, left_s, age_s, text=text, source=source))
+    if calls is not None:
+        words = ", ".join(said for report in calls.ras if (said := write_report(report)))
+        rows += [reading_aged(Figure.NCCL_RAS, 0.0, 0.0, text=words)] if words else []
+    if calls is None or not calls.records:
+        names = (one.thread.name for one in picture.threads if one.thread.kind is ThreadKind.COMM)
+        waits = Waits(find_backend(names), still_s, find_framework(one.frames for one in mains))
+        age_s, words = (frame.taken_ns - picture.last_ns) / 1e9, say_assumed_abort(waits, DEFAULT_TIMEOUTS_S)
+        row = reading_aged(Figure.COLLECTIVE_LIMIT, still_s, age_s, text=words, source="stacks")
+        rows += [row] if words else []
+    return rows
+
+
+def _find_open(
+    calls: Collectives | None, now: datetime, still_s: float
+) -> tuple[CollectiveFinding, str, float] | None:
+    """Return the first open collective of this hang, where it was read and how long ago; None for none."""
+    findings = calls.findings if calls is not None else ()
+    finding = next((one for one in findings if one.waited_s >= JUST_NOW_S), None)
+    if finding is None or calls is None:
+        return None
+    those = [one for one in calls.records if is_known(one.rank) and one.rank in finding.waiting]
+    first = min(those, key=lambda one: one.taken)
+    age_s = (now - first.taken).total_seconds()
+    return (finding, first.source.value, max(0.0, age_s)) if age_s <= still_s + BEFORE_S else None
+
+
+def find_waited_s(calls: Collectives | None, now: datetime, still_s: float) -> float:
+    """Return how long ranks have waited in a collective by the job's own records; 0 where none tells."""
+    found = _find_open(calls, now, still_s)
+    return found[0].waited_s + found[2] if found is not None else 0.0

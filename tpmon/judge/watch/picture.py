@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 
+from tpmon.judge.dumps.camps import DumpScene, ThreadSeen, see_threads, set_scene
 from tpmon.judge.dumps.describe import LibraryCall, is_in_task
 from tpmon.judge.dumps.merge import RESTS_RATIO, join_looks, looks_of_round
-from tpmon.judge.dumps.outlier import DumpScene, ThreadSeen, see_threads, set_scene
-from tpmon.judge.stacks.classify import find_users, is_library, is_native, is_users, last_name
+from tpmon.judge.stacks.classify import find_users, is_at, is_library, is_native, is_users
 from tpmon.judge.stacks.phases import Phase
 from tpmon.model.dump import (
     DeadChild,
@@ -21,22 +22,17 @@ from tpmon.model.dump import (
     WaitKind,
 )
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
-from tpmon.model.waits import INPUTS, IO, PIPES, WaitReason, is_wait, is_wait_in
+from tpmon.model.waits import INPUTS, IO, PIPES, QUEUES, WaitReason, is_wait, is_wait_in
 
 LEAST_ROUNDS = 3
 LEAST_SPAN_S = 4.0
-"""Between the first and the last dump of a picture."""
 POLL_RATIO = 0.05
-"""Share of time on a CPU up to which a main thread at one line may poll: a step takes more."""
 FEW_BYTES_S = 1e6
-"""Bytes a second up to which a process reads and writes nothing that matters."""
 FEW_FAULTS_S = 100.0
-"""Page faults a second up to which the kernel's time is not spent on making memory."""
 LEAST_USED_S = 0.3
-"""CPU that a thread must have used before its share in the kernel counts: ticks are 10 ms long."""
 
 Corner = tuple[StackFrame, ...]
 
@@ -63,6 +59,8 @@ class Trait:
 class Picture:
     """Hold what the last dumps together say about every thread.
 
+    ``looks``: how many; at 0 what readings alone say, at 1 where each thread is now, whether it moves or not.
+
     ``traits`` are by process and thread, of threads that were in every dump; ``tolls`` are what each process
     used from the first dump to the last.
     """
@@ -76,6 +74,10 @@ class Picture:
     errors: tuple[DumpError, ...]
     dead: tuple[DeadChild, ...] = ()
     tolls: Mapping[int, ProcessToll] = field(default_factory=dict)
+    _by_pid: dict[int, tuple[ThreadSeen, ...]] = field(default_factory=dict, compare=False, repr=False)
+    """The threads of each process, once one of them was asked for: 512 ranks have thousands."""
+    _holders: dict[int, ThreadSeen | None] = field(default_factory=dict, compare=False, repr=False)
+    """Which thread of a process held the GIL in every dump: each of its hundreds asks."""
 
     @property
     def seconds(self) -> float:
@@ -84,7 +86,20 @@ class Picture:
 
     def threads_of(self, pid: int) -> tuple[ThreadSeen, ...]:
         """Return the threads of one process."""
-        return tuple(one for one in self.threads if one.thread.pid == pid)
+        if not self._by_pid:
+            threads: defaultdict[int, list[ThreadSeen]] = defaultdict(list)
+            for one in self.threads:
+                threads[one.thread.pid].append(one)
+            self._by_pid.update((one, tuple(those)) for one, those in threads.items())
+        return self._by_pid.get(pid, ())
+
+    def holder_of(self, pid: int) -> ThreadSeen | None:
+        """Return the thread of a process that held the GIL in every dump."""
+        if pid not in self._holders:
+            traits = ((one, self.trait_of(one)) for one in self.threads_of(pid))
+            held = (one for one, trait in traits if trait is not None and trait.gil_ratio >= 1.0)
+            self._holders[pid] = next(held, None)
+        return self._holders[pid]
 
     def main_of(self, pid: int) -> ThreadSeen | None:
         """Return the main thread of one process."""
@@ -127,15 +142,11 @@ class Picture:
 
     def asks_below(self, seen: ThreadSeen) -> bool:
         """Tell whether only processes that a rank started have the other end of what it waits at."""
-        target = seen.thread.waits_on
-        others = known_or(target.others, ()) if is_known(target) else ()
-        return bool(others) and all(self.is_below(one.pid, seen.thread.pid) for one in others)
-
-    def is_below(self, pid: int, rank_pid: int) -> bool:
-        """Tell whether a process is one that a rank started."""
-        main = self.main_of(pid)
-        below = main is not None and main.thread.role is Role.HELPER and main.thread.rank_pid == rank_pid
-        return below and pid != rank_pid
+        mains = [self.main_of(end.pid) for end in seen.ends]
+        return bool(mains) and all(
+            one is not None and one.thread.role is Role.HELPER and one.thread.rank_pid == seen.thread.pid
+            for one in mains
+        )
 
     def goes_round(self, seen: ThreadSeen) -> bool:
         """Tell whether a thread loops in one function; long C calls of torch and numpy free the GIL."""
@@ -151,7 +162,7 @@ def find_corner(stacks: Iterable[Sequence[StackFrame]]) -> Corner | None:
     found: Corner | None = None
     for frames in stacks:
         inner = find_users(frames)
-        if inner < 0 or not all(map(_is_standard, frames[inner + 1 :])):
+        if inner < 0 or not all(map(is_standard, frames[inner + 1 :])):
             return None
         corner = (*frames[:inner], replace(frames[inner], line=0))
         if found is not None and corner != found:
@@ -160,7 +171,8 @@ def find_corner(stacks: Iterable[Sequence[StackFrame]]) -> Corner | None:
     return found
 
 
-def _is_standard(frame: StackFrame) -> bool:
+def is_standard(frame: StackFrame) -> bool:
+    """Tell whether a frame is of the standard library."""
     return is_library(frame.file) and "-packages/" not in frame.file and "torch" not in frame.file
 
 
@@ -224,33 +236,25 @@ def _find_traits(rounds: Sequence[DumpRound]) -> dict[tuple[int, int], Trait]:
             for thread in process.threads:
                 if is_known(thread.tid):
                     looks.setdefault((process.pid, thread.tid), []).append(thread)
-    return {
-        key: trait
-        for key, same in looks.items()
-        if len(same) == len(rounds) and (trait := _find_trait(same)) is not None
-    }
+    found: dict[tuple[int, int], Trait] = {}
+    for key, same in looks.items():
+        used_ns = _grew(same[0].run_ns, same[-1].run_ns)
+        if used_ns is None or len(same) != len(rounds):
+            continue
+        stacks = [look.frames for look in same if is_known(look.frames)]
+        in_kernel_ns = _grew(same[0].kernel_ns, same[-1].kernel_ns) or 0
+        found[key] = Trait(
+            used_s=used_ns / 1e9,
+            ready=all(look.state == "R" for look in same),
+            gil_ratio=sum(look.holds_gil is True for look in same) / len(same),
+            goes_round=len(stacks) == len(same) and find_corner(stacks) is not None,
+            kernel_ratio=min(1.0, in_kernel_ns / used_ns) if used_ns >= LEAST_USED_S * 1e9 else 0.0,
+        )
+    return found
 
 
-def _find_trait(same: Sequence[ThreadLook]) -> Trait | None:
-    begun_ns, ended_ns = same[0].run_ns, same[-1].run_ns
-    if not is_known(begun_ns) or not is_known(ended_ns):
-        return None
-    used_ns = max(0, ended_ns - begun_ns)
-    stacks = [look.frames for look in same if is_known(look.frames)]
-    return Trait(
-        used_s=used_ns / 1e9,
-        ready=all(look.state == "R" for look in same),
-        gil_ratio=sum(look.holds_gil is True for look in same) / len(same),
-        goes_round=len(stacks) == len(same) and find_corner(stacks) is not None,
-        kernel_ratio=_kernel_ratio(same, used_ns),
-    )
-
-
-def _kernel_ratio(same: Sequence[ThreadLook], used_ns: int) -> float:
-    begun_ns, ended_ns = same[0].kernel_ns, same[-1].kernel_ns
-    if not is_known(begun_ns) or not is_known(ended_ns) or used_ns < LEAST_USED_S * 1e9:
-        return 0.0
-    return min(1.0, max(0, ended_ns - begun_ns) / used_ns)
+def _grew(before: Applicable[int], now: Applicable[int]) -> int | None:
+    return max(0, now - before) if is_known(before) and is_known(now) else None
 
 
 _IO_KINDS = (WaitKind.FILE, WaitKind.PIPE, WaitKind.SOCKET, WaitKind.UNIX)
@@ -262,11 +266,10 @@ _IDLE_CALLS = (
     LibraryCall.IDLE_PROCESS,
     LibraryCall.MANAGER,
 )
-_RAY_LOOP = "ray/_private/worker.py"
+_RAY_LOOP = ("ray/_private/worker.py", "main_loop")
 
 
 TICKS_RATIO = 0.1
-"""Share of time on a CPU up to which a thread does no more than ask for the GIL again."""
 _TICKS = frozenset((WaitReason.TIMED_LOCK, WaitReason.SLEEP))
 """Waits that a poll repeats."""
 
@@ -274,21 +277,9 @@ _TICKS = frozenset((WaitReason.TIMED_LOCK, WaitReason.SLEEP))
 UNREAD = Missing("its looks do not tell what it waits for")
 
 
-def is_running(seen: ThreadSeen, picture: Picture) -> bool:
-    """Tell whether a thread ran, or wanted to, all the time between the dumps."""
-    return seen.thread.state == "R" and not picture.rests(seen)
-
-
 def find_gil_holder(seen: ThreadSeen, picture: Picture) -> ThreadSeen | None:
     """Return the thread of the same process that held the GIL in every dump."""
-    return next(
-        (
-            one
-            for one in picture.threads_of(seen.thread.pid)
-            if (trait := picture.trait_of(one)) is not None and trait.gil_ratio >= 1.0
-        ),
-        None,
-    )
+    return picture.holder_of(seen.thread.pid) if picture.traits else None
 
 
 def waits_for_gil(seen: ThreadSeen, picture: Picture) -> bool:
@@ -323,12 +314,15 @@ def find_wait(seen: ThreadSeen, picture: Picture) -> Known[WaitReason]:
         return WaitReason.STOPPED
     if not seen.is_read:
         return UNREAD
+    if not picture.looks:
+        return _find_wait_by_kernel(seen, picture)
     if waits_for_gil(seen, picture):
         return WaitReason.GIL
-    polls = picture.polls(seen)
-    if seen.motion in (Motion.MOVING, Motion.SLOW) and not polls:
+    # One look tells where a thread is now, whether it moves or not.
+    polls, is_now = picture.polls(seen), picture.looks == 1
+    if seen.motion in (Motion.MOVING, Motion.SLOW) and not polls and not is_now:
         return WaitReason.RUNNING if picture.goes_round(seen) else WaitReason.NOTHING
-    if seen.motion is not Motion.FROZEN and not polls:
+    if seen.motion is not Motion.FROZEN and not polls and not is_now:
         return UNREAD
     if picture.rests(seen) and _reads_input(seen):
         return WaitReason.TERMINAL
@@ -336,9 +330,19 @@ def find_wait(seen: ThreadSeen, picture: Picture) -> Known[WaitReason]:
         return WaitReason.TASK
     if seen.doing.wait not in (WaitReason.CALL, WaitReason.OTHER):
         return seen.doing.wait
-    if is_running(seen, picture) and not polls:
+    if seen.thread.state == "R" and not picture.rests(seen) and not polls:
         return WaitReason.RUNNING
     return _find_rest(seen)
+
+
+def _find_wait_by_kernel(seen: ThreadSeen, picture: Picture) -> WaitReason:
+    """Say the same where no stack was read: most kernel waits may be for anything."""
+    if _reads_input(seen):
+        return WaitReason.TERMINAL
+    if is_wait_in(seen.thread.waits_for, QUEUES) and is_known(seen.thread.waits_for):
+        return seen.thread.waits_for.reason
+    # One that sleeps may be what the others wait for.
+    return WaitReason.SLEEP if all(map(sleeps, picture.scene.ranks)) else WaitReason.OTHER
 
 
 def _find_rest(seen: ThreadSeen) -> WaitReason:
@@ -361,12 +365,11 @@ def _find_rest(seen: ThreadSeen) -> WaitReason:
 
 def has_no_task(seen: ThreadSeen, picture: Picture) -> bool:
     """Tell whether a process is a ray actor that has no request: its driver may be at work."""
-    frames = [one for one in seen.frames if not is_native(one.file)]
-    if not frames or not picture.rests(seen) or last_name(frames[-1].function) != "main_loop":
+    inner = next((one for one in reversed(seen.frames) if not is_native(one.file)), None)
+    if inner is None or not is_at(inner, *_RAY_LOOP) or not picture.rests(seen):
         return False
     others = (one for one in picture.threads_of(seen.thread.pid) if one.thread.tid != seen.thread.tid)
-    busy = any(is_users(frame) for one in others for frame in one.frames)
-    return frames[-1].file.endswith(_RAY_LOOP) and not busy
+    return not any(is_users(frame) for one in others for frame in one.frames)
 
 
 def is_idle(seen: ThreadSeen, picture: Picture) -> bool:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from tpmon.judge.dumps.camps import ThreadSeen
 from tpmon.judge.dumps.describe import own_frames
-from tpmon.judge.dumps.outlier import ThreadSeen
 from tpmon.judge.stacks.classify import (
     find_users,
     is_at,
@@ -104,12 +104,12 @@ def _may_serve(seen: ThreadSeen, picture: Picture) -> bool:
     apart = rests_in_notebook(frames) or _has_no_request(frames)
     if not apart and any(one.thread.kind is ThreadKind.COMM for one in threads):
         return False
-    return not any(shows_training(_frames(one)) or _works(one, picture) for one in threads if one is not seen)
-
-
-def _works(seen: ThreadSeen, picture: Picture) -> bool:
-    """Tell whether a thread runs code of the program: for an answer, or for steps."""
-    return not picture.rests(seen) and any(map(is_users, _frames(seen)))
+    # A thread that runs code of the program does so for an answer, or for steps.
+    return not any(
+        shows_training(_frames(one)) or (not picture.rests(one) and any(map(is_users, _frames(one))))
+        for one in threads
+        if one is not seen
+    )
 
 
 def _has_no_request(frames: Sequence[StackFrame]) -> bool:
@@ -125,11 +125,8 @@ def _is_in_loop(frames: Sequence[StackFrame]) -> bool:
 
 def waits_for_itself(seen: ThreadSeen) -> bool:
     """Tell whether an event loop waits for nothing but what its own process may send: nobody can ask it."""
-    target = seen.thread.waits_on
-    if not is_event_loop(_frames(seen)) or not is_known(target):
-        return False
-    others = target.others
-    return is_known(others) and bool(others) and all(one.pid == seen.thread.pid for one in others)
+    pids = {end.pid for end in seen.ends}
+    return pids == {seen.thread.pid} and is_event_loop(_frames(seen))
 
 
 def asks_another(seen: ThreadSeen) -> bool:
@@ -151,12 +148,10 @@ def asks_actor(seen: ThreadSeen) -> bool:
 def asks_here(seen: ThreadSeen) -> bool:
     """Tell whether a thread waits for the answer of another process of this machine, such as a model."""
     target = seen.thread.waits_on
-    if any(_STORES.search(one.file) for one in _last_call(_frames(seen))) or not is_known(target):
+    if any(_STORES.search(one.file) for one in _last_call(_frames(seen))):
         return False
-    if target.kind not in (WaitKind.SOCKET, WaitKind.UNIX):
-        return False
-    others = target.others
-    return is_known(others) and any(end.pid != seen.thread.pid for end in others)
+    at_socket = is_known(target) and target.kind in (WaitKind.SOCKET, WaitKind.UNIX)
+    return at_socket and any(end.pid != seen.thread.pid for end in seen.ends)
 
 
 def _frames(seen: ThreadSeen) -> Sequence[StackFrame]:

@@ -12,7 +12,6 @@ from tpmon.model.frozen import dataclass
 STINTS_SPAN_S = 600.0
 MOST_STINTS = 64
 MOST_GAP_S = 10.0
-"""A longer time between two slices of a rank is not known to be like the second."""
 PAUSES = (Phase.VALIDATION, Phase.CHECKPOINT)
 _NO_RUN = (Phase.IMPORT, Phase.LOAD, Phase.COMPILE, Phase.INPUT)
 """A start, or a person: neither training nor a pause of it."""
@@ -64,16 +63,6 @@ def _read(look: SliceLook, begun_ns: int) -> Stint:
     )
 
 
-def _join(first: Stint, second: Stint) -> Stint:
-    return replace(
-        first,
-        ended_ns=second.ended_ns,
-        validation_s=first.validation_s + second.validation_s,
-        checkpoint_s=first.checkpoint_s + second.checkpoint_s,
-        steps_s=first.steps_s + second.steps_s,
-    )
-
-
 def follow_stints(stints: tuple[Stint, ...], looks: Sequence[SliceLook], pid: int) -> tuple[Stint, ...]:
     """Add what the new slices of one rank show; another rank, as after a restart, begins anew."""
     if stints and stints[-1].pid != pid:
@@ -91,7 +80,15 @@ def follow_stints(stints: tuple[Stint, ...], looks: Sequence[SliceLook], pid: in
         if 2 * idle > look.samples:
             continue
         new = _read(look, begun_ns)
-        joins = bool(found) and found[-1].pause is new.pause and found[-1].ended_ns == begun_ns
-        found[-1:] = [_join(found[-1], new)] if joins else [*found[-1:], new]
+        if found and found[-1].pause is new.pause and found[-1].ended_ns == begun_ns:
+            before = found.pop()
+            new = replace(
+                new,
+                begun_ns=before.begun_ns,
+                validation_s=before.validation_s + new.validation_s,
+                checkpoint_s=before.checkpoint_s + new.checkpoint_s,
+                steps_s=before.steps_s + new.steps_s,
+            )
+        found.append(new)
     oldest_ns = last_ns - round(STINTS_SPAN_S * 1e9)
     return tuple(one for one in found[-MOST_STINTS:] if one.ended_ns > oldest_ns)

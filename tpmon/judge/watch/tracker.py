@@ -7,11 +7,10 @@ CPU and GPU use do not matter: a wait for other ranks or for the card may spin.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
+from tpmon.judge.dumps.camps import say_where, see_threads, set_scene
 from tpmon.judge.dumps.collectives import judge_collectives
 from tpmon.judge.dumps.merge import Sighting
-from tpmon.judge.dumps.outlier import HANG_AFTER_S, find_odd, see_threads, set_scene
 from tpmon.judge.stacks.classify import find_users
 from tpmon.judge.stacks.profile import main_stacks
 from tpmon.judge.watch.picture import Corner, Picture, choose_rounds, draw_picture, find_corner
@@ -19,17 +18,15 @@ from tpmon.judge.watch.servers import find_server, shows_training
 from tpmon.judge.watch.stints import Stint
 from tpmon.model.dump import DumpRound, DumpThread, Motion
 from tpmon.model.frame import Frame
-from tpmon.model.frozen import dataclass
+from tpmon.model.frozen import dataclass, replace
 from tpmon.model.hook import HookSample, HookState, StepPace
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, Why, is_known, known_or
 from tpmon.model.process import ProcessSample, Role, ThreadKind
 from tpmon.model.results.collectives import Collectives
-from tpmon.model.stacks import StackSlice
 from tpmon.model.text.job_words import say_stop
 from tpmon.model.waits import FILES, QUEUES, SOCKETS, WaitReason, is_wait, is_wait_in
 
 MOST_AGE_S = 366 * 86_400.0
-"""No job waits longer; a larger reading is not an age."""
 HOOK = "hook"
 
 
@@ -87,12 +84,9 @@ def last_stepped(frame: Frame) -> StepPace | None:
 
 
 STOPPED_S = 4.0
-"""A debugger, or reading stacks, stops a process for less."""
 MOST_LOST = 8
-"""How many stops and pauses are kept, newest last: a step that contains one ends soon after it."""
 LONGEST_STEP_S = 3.0
 LONGEST_STEP_INTERVALS = 1.5
-"""A longer gap between Frames is a pause of tpmon itself (suspend), and no sign that the job went on."""
 
 
 def longest_reading_s(interval_s: float) -> float:
@@ -100,43 +94,21 @@ def longest_reading_s(interval_s: float) -> float:
     return max(LONGEST_STEP_S, LONGEST_STEP_INTERVALS * interval_s)
 
 
-def find_gap_ns(before_ns: int, frame: Frame, interval_s: float = 0.0) -> int:
-    """Return how long tpmon itself paused between the Frame of ``before_ns`` (0: none) and this one.
-
-    ``interval_s`` is the interval of the earlier Frame; a key may have changed it since.
-    """
-    longest_s = longest_reading_s(max(frame.interval_s, interval_s))
-    gap_ns = frame.taken_ns - before_ns - round(longest_s * 1e9)
-    return max(0, gap_ns) if before_ns else 0
-
-
 def is_stopped(process: ProcessSample) -> bool:
     """Tell whether a signal, a debugger or the freezer holds a process."""
     return say_stop(process) != ""
 
 
-def leave_out_lost(step_s: float, lost_s: Sequence[float], interval_s: float) -> float:
-    """Return a step less the longest lost time that may lie within it, by ends known to a reading each."""
-    blur_s = 2 * longest_reading_s(interval_s)
-    return max(0.0, step_s - max((one for one in lost_s if one <= step_s + blur_s), default=0.0))
-
-
+HANG_AFTER_S = 30.0
 RHYTHM_FACTOR = 2.0
-"""A pause is a hang when it is this many times longer than any that the run came back from."""
 MOST_HANG_AFTER_S = 600.0
 LEAST_PAUSE_S = 2.0
-"""Shorter pauses belong to the steps."""
 STACK_FRESH_S = 45.0
-"""How old a rank's newest stack may be: many ranks are sampled in turn."""
 KEPT_ROUNDS = 6
 KEPT_S = 60.0
-"""Dumps further apart are not compared."""
 MOVED_DEMAND = 0.05
-"""Share of a reading on a CPU above which a main thread that waits as before has worked in between."""
 WORKS_DEMAND = 0.3
-"""Demand, waits for a CPU included, above which a main thread does more than poll on a crowded machine."""
 MOVED_SINCE_S = 1.5
-"""A rank that moved later than this after a picture's first dump is no longer where the picture has it."""
 
 _OUTSIDE = (SOCKETS - {WaitReason.UNIX_SOCKET}) | QUEUES | FILES
 """Waits that no process which a rank started itself can end, other than a loader's."""
@@ -259,6 +231,24 @@ class WatchedTime:
         return max((one.moved_ns for one in self.ranks), default=0)
 
     @property
+    def watched_s(self) -> float:
+        """Return how long tpmon has watched."""
+        return self._age_s(self.begun_ns)
+
+    @property
+    def still_s(self) -> float:
+        """Return for how long no rank was seen to move, whatever the cards do; 0 where that is not known."""
+        return self._age_s(self.still_ns)
+
+    @property
+    def cornered_s(self) -> float:
+        """Return the same, with a rank that loops in one function counted as still."""
+        return self._age_s(self.cornered_ns)
+
+    def _age_s(self, at_ns: int) -> float:
+        return max(0.0, (self.taken_ns - at_ns) / 1e9) if at_ns else 0.0
+
+    @property
     def rhythm_s(self) -> float:
         """Return how long it may stand still, by the longest pause that it came back from."""
         return RHYTHM_FACTOR * self.longest_s
@@ -285,6 +275,7 @@ def _note_stacks(one: RankMemory, stacks: Sequence[Corner], begun_ns: int, ended
     corner_ns = one.corner_ns if corner is not None and corner == one.corner else begun_ns
     # A resting thread is judged by its waits: the library that waits looks around now and then.
     moved = one.ticks and _differs(only, one.stack) and _differs(corner, one.corner)
+    # What changed while tpmon paused may have changed at once.
     seen_ns = ended_ns if one.seen_ns >= one.back_ns else one.left_ns
     return replace(
         one,
@@ -302,8 +293,8 @@ def _differs(now: Corner | None, before: Corner | None) -> bool:
     return now is None or (before is not None and now != before)
 
 
-def _note_slices(one: RankMemory, slices: Iterable[StackSlice]) -> RankMemory:
-    for taken in slices:
+def _note_looks(one: RankMemory, frame: Frame) -> RankMemory:
+    for taken in known_or(frame.stacks, ()):
         stacks = [stack.frames for stack in main_stacks(taken)] if taken.pid == one.pid else []
         if stacks:
             trains = any(map(shows_training, stacks))
@@ -313,36 +304,26 @@ def _note_slices(one: RankMemory, slices: Iterable[StackSlice]) -> RankMemory:
                 one = replace(one, trained=one.trained or trains, trained_in_thread=False)
             begun_ns = taken.ended_ns - round(taken.seconds * 1e9)
             one = _note_stacks(one, stacks, begun_ns, taken.ended_ns)
+    for look in known_or(frame.rounds, ()):
+        own = [process for process in look.processes if process.pid == one.pid]
+        threads = own[0].threads if own and own[0].start_ticks == one.start_ticks else ()
+        main = next((thread for thread in threads if thread.kind is ThreadKind.MAIN), None)
+        if main is not None and is_known(main.frames) and main.frames:
+            one = _note_stacks(one, (main.frames,), look.taken_ns, look.taken_ns)
     return one
 
 
-def _note_rounds(one: RankMemory, rounds: Iterable[DumpRound]) -> RankMemory:
-    for taken in rounds:
-        for process in taken.processes:
-            if (process.pid, process.start_ticks) != (one.pid, one.start_ticks):
-                continue
-            main = next((thread for thread in process.threads if thread.kind is ThreadKind.MAIN), None)
-            if main is not None and is_known(main.frames) and main.frames:
-                one = _note_stacks(one, (main.frames,), taken.taken_ns, taken.taken_ns)
-    return one
-
-
-def _ran_main(process: ProcessSample) -> float:
-    """Return the share of the reading that a main thread had a CPU, at most; 0 where it is not known.
+def _see_demand(process: ProcessSample) -> tuple[float, float]:
+    """Return the share of the reading that a main thread had a CPU, at most, and that it wanted one.
 
     Its demand includes waiting for a CPU, which is known only for the process as a whole.
     """
     mains = [group.runnable for group in process.thread_groups if group.kind is ThreadKind.MAIN]
+    wanted = sum(known_or(one, 0.0) for one in mains)
     ran, waited = process.runnable, process.waiting
     if not mains or not all(map(is_known, mains)) or not is_known(ran) or not is_known(waited):
-        return 0.0
-    return min(sum(known_or(one, 0.0) for one in mains), max(0.0, ran - waited))
-
-
-def _worked(process: ProcessSample) -> bool:
-    """Tell whether a main thread did more than poll, or wanted to: others may have the CPUs."""
-    mains = [known_or(one.runnable, 0.0) for one in process.thread_groups if one.kind is ThreadKind.MAIN]
-    return _ran_main(process) >= MOVED_DEMAND or sum(mains) >= WORKS_DEMAND
+        return 0.0, wanted
+    return min(wanted, max(0.0, ran - waited)), wanted
 
 
 def asks_frozen(process: ProcessSample, frame: Frame) -> bool:
@@ -355,16 +336,11 @@ def asks_frozen(process: ProcessSample, frame: Frame) -> bool:
     started = (one for one in frame.processes if one.rank_pid == process.pid)
     below = [one for one in started if one.role in (Role.HELPER, Role.WORKER)]
     frozen = any(one.threads == 1 and is_wait(one.waits_for, WaitReason.LOCK) for one in below)
-    return frozen and all(_ran(one) < MOVED_DEMAND for one in below)
+    ran = (known_or(one.runnable, 0.0) - known_or(one.waiting, 0.0) for one in below)
+    return frozen and all(one < MOVED_DEMAND for one in ran)
 
 
-def _ran(process: ProcessSample) -> float:
-    return known_or(process.runnable, 0.0) - known_or(process.waiting, 0.0)
-
-
-def _note_rank(
-    before: RankMemory | None, process: ProcessSample, frame: Frame, slices: Sequence[StackSlice]
-) -> RankMemory:
+def _note_rank(before: RankMemory | None, process: ProcessSample, frame: Frame) -> RankMemory:
     if before is None or before.start_ticks != process.start_ticks:
         before = RankMemory(process.pid, process.start_ticks, begun_ns=frame.taken_ns)
     unchanged = process.waits_unchanged_s
@@ -374,38 +350,39 @@ def _note_rank(
     # second. Its wait is not known then: it is no new wait, and no end of the pause before it.
     ticks = not rests or is_wait_in(wait, _TICKING) or asks_frozen(process, frame)
     wait_ns, moved_ns = 0, before.moved_ns
+    ran, wanted = _see_demand(process)
+    worked = ran >= MOVED_DEMAND
     # The first readings have no rates: a wait as old as they are was not seen to begin.
     first_ns = max(before.begun_ns, before.back_ns) + round(MOVED_SINCE_S * 1e9)
     if rests:
         wait_ns = frame.taken_ns - age_ns(known_or(unchanged, 0.0))
         # A thread that worked and waits for the same again has got on, however few its switches are.
-        if not ticks and _ran_main(process) >= MOVED_DEMAND:
+        if not ticks and worked:
             wait_ns = frame.taken_ns
         if not ticks and 0 < before.wait_ns < wait_ns and wait_ns >= before.back_ns:
-            # What changed while tpmon paused may have changed at once.
             moved_ns = max(moved_ns, wait_ns if wait_ns > first_ns else before.left_ns)
         wait_ns = max(wait_ns, moved_ns)
-    ran_ns = frame.taken_ns if _worked(process) else before.ran_ns
+    # One that wanted to work is no poll either: others may have the CPUs.
+    ran_ns = frame.taken_ns if worked or wanted >= WORKS_DEMAND else before.ran_ns
     one = replace(before, wait_ns=wait_ns, ticks=ticks, moved_ns=moved_ns, ran_ns=ran_ns)
-    one = _note_slices(one, slices)
-    return _note_rounds(one, known_or(frame.rounds, ()))
+    return _note_looks(one, frame)
 
 
 def describe_still(watch: WatchedTime, frame: Frame) -> str:
     """Say where the ranks stand by the stacks that were sampled; "" where one has none, or moves."""
     processes = {one.pid: one for one in frame.processes}
     seen = [
-        _sight(processes[one.pid], one.stack)
+        sight(processes[one.pid], one.stack)
         for one in watch.ranks
         if one.stack is not None and one.pid in processes
     ]
     if not seen or len(seen) < len(watch.ranks):
         return ""
-    return find_odd(set_scene(see_threads(seen), frame.target.world_size)).summary
+    return say_where(set_scene(see_threads(seen), frame.target.world_size))
 
 
-def _sight(process: ProcessSample, frames: Corner) -> Sighting:
-    """Make what a dump would show of a main thread that stood in all samples."""
+def sight(process: ProcessSample, frames: Corner) -> Sighting:
+    """Make what a dump would show of a main thread that stands; ``frames`` may not be known, ()."""
     unread = Missing("no dump was read")
     thread = DumpThread(
         host="",
@@ -438,8 +415,10 @@ def log_age_s(frame: Frame) -> float | None:
 
 def _leave_out_gap(watch: WatchedTime, frame: Frame) -> WatchedTime:
     """Leave out the time in which tpmon itself paused: it shows neither standstill nor movement."""
-    gap_ns = find_gap_ns(watch.taken_ns, frame, watch.interval_s)
-    if not gap_ns:
+    # A key may have changed the interval since the last Frame.
+    longest_s = longest_reading_s(max(frame.interval_s, watch.interval_s))
+    gap_ns = frame.taken_ns - watch.taken_ns - round(longest_s * 1e9)
+    if not watch.taken_ns or gap_ns <= 0:
         return watch
     left_ns, back_ns = watch.taken_ns, frame.taken_ns
     still_ns, cornered_ns = watch.still_ns + gap_ns, watch.cornered_ns + gap_ns
@@ -476,10 +455,9 @@ def observe(watch: WatchedTime, frame: Frame) -> WatchedTime:
     """Add one Frame to the memory."""
     now_ns = frame.taken_ns
     watch = _leave_out_gap(watch, frame)
-    slices = known_or(frame.stacks, ())
     old = {one.pid: one for one in watch.ranks}
     living = [one for one in frame.processes if one.role is Role.RANK and one.state not in ("Z", "X")]
-    ranks = tuple(_note_rank(old.get(one.pid), one, frame, slices) for one in living)
+    ranks = tuple(_note_rank(old.get(one.pid), one, frame) for one in living)
     still_ns = max((one.still_ns(now_ns) for one in ranks), default=now_ns)
     cornered_ns = max((one.cornered_ns(now_ns) for one in ranks), default=now_ns)
     written, event_ns = log_age_s(frame), last_event_ns(frame)
@@ -501,7 +479,10 @@ def observe(watch: WatchedTime, frame: Frame) -> WatchedTime:
     circles = bool(same) and cornered_ns <= watch.cornered_ns and all(one.ticks for one in movers)
     longest_s = max(watch.circled_s, paused_s)
     ended_s = 0.0 if circles or longest_s < LEAST_PAUSE_S else longest_s
-    step_s = leave_out_lost(longest_step_s(frame), watch.lost_s, max(frame.interval_s, watch.interval_s))
+    # The longest lost time that may lie within a step, by ends known to a reading each, is no part of it.
+    blur_s = 2 * longest_reading_s(max(frame.interval_s, watch.interval_s))
+    step_s = longest_step_s(frame)
+    step_s -= max((one for one in watch.lost_s if one <= step_s + blur_s), default=0.0)
     watch = _note_stop(watch, living, now_ns)
     watch = replace(
         watch,

@@ -102,10 +102,14 @@ class CaptureRequest:
 
 
 class CaptureStage(str, Enum):
-    """Name how far a capture is that a screen asked for; three of them wait for an answer."""
+    """Name how far a capture is that a screen asked for; five of them wait for an answer."""
 
     ASKED = "asked"
     """What can be told without touching the run is being read."""
+    HOOKLESS = "hookless"
+    """Waits for a yes: the run has no hook, and what it costs to put one in is said."""
+    HOOKING = "hooking"
+    """Waits for a yes to the same once more: then it is written into the process."""
     PLANNED = "planned"
     """Waits for a yes: nothing was asked of the run yet."""
     SIZING = "sizing"
@@ -118,7 +122,13 @@ class CaptureStage(str, Enum):
 
 
 DEAR_MS = 2_000.0
-CAPTURE_WAITS = (CaptureStage.PLANNED, CaptureStage.PRICED, CaptureStage.DEAR)
+CAPTURE_WAITS = (
+    CaptureStage.HOOKLESS,
+    CaptureStage.HOOKING,
+    CaptureStage.PLANNED,
+    CaptureStage.PRICED,
+    CaptureStage.DEAR,
+)
 CAPTURE_ACTS = (CaptureStage.SIZING, CaptureStage.RECORDING)
 """While the run does something for it, which a cancel takes back."""
 
@@ -166,8 +176,19 @@ class CapturePrice:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTime:
+    """Hold the median of so many steps, in ms."""
+
+    ms: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankCapture:
-    """Hold what became of a capture on one rank; ``step_*_ms`` are mean steps around the window."""
+    """Hold what became of a capture on one rank; ``step_*_ms`` are median steps around the window.
+
+    They are of ``steps_before``, ``steps`` and ``steps_after`` steps.
+    """
 
     pid: int
     rank: Applicable[int]
@@ -179,6 +200,8 @@ class RankCapture:
     step_before_ms: Known[float]
     step_during_ms: Known[float]
     step_after_ms: Known[float]
+    steps_before: int = 0
+    steps_after: int = 0
 
 
 @dataclass(frozen=True, slots=True)

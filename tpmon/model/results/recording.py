@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tpmon.model.frame import Event
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable
+from tpmon.model.known import NOT_APPLICABLE, Applicable
 from tpmon.model.verdict import Confidence, Kind
 
 
@@ -27,6 +27,8 @@ class Subject:
     hang_after_s: Applicable[float]
     may_look: bool
     log_lines: bool
+    node: Applicable[str] = NOT_APPLICABLE
+    """The node of a fleet whose agent judged its Frames: what that remembered is not in the recording."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,13 +23,32 @@ class StackBytes:
 
 
 @dataclass(frozen=True, slots=True)
+class CategoryBytes:
+    """Hold what the bytes of a category take: in use at the end, requested ones at the peak."""
+
+    name: str
+    live_bytes: int
+    peak_bytes: Known[int]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryVerdict:
+    """Hold what holds the memory of a device: full, fragmented, grows, held or empty; and what to try."""
+
+    cause: str
+    summary: str
+    try_this: Known[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Pieces:
     """Hold how the reserved memory of a device is cut up.
 
     ``free_bytes`` is reserved and in no block in use: ``releasable_bytes`` of it lie in segments without any
-    such block, which empty_cache gives back, ``stuck_bytes`` in the others. ``private_bytes``, free in pools
-    of CUDA graphs, are beside these: no other request gets them. ``fragmentation_pct`` is the part of the
-    free bytes that no single request could get.
+    such block, or in expandable ones: the allocator itself gives them back to the device before a request
+    fails; ``stuck_bytes`` in the others. ``private_bytes``, free in pools of CUDA graphs, are beside these:
+    no other request gets them. ``fragmentation_pct`` is the part of the free bytes that no single request
+    could get.
     """
 
     segments: int
@@ -75,9 +94,11 @@ class OutOfMemory:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSnapshot:
-    """Hold one device: how it is cut up, what lives on it by stack, what lived at its peak."""
+    """Hold one device: what holds its memory, what that is, its pieces, what lives by stack, its peak."""
 
     device: int
+    verdict: MemoryVerdict
+    categories: tuple[CategoryBytes, ...]
     pieces: Pieces
     live: tuple[StackBytes, ...]
     events: int

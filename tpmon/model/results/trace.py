@@ -12,12 +12,14 @@ from tpmon.model.results.trace_tables import (
     CauseShare,
     FrameRow,
     HotKernel,
+    IdleLine,
     MemoryCurve,
     ModuleRow,
     OperatorGroupRow,
     PatternRow,
     ProductRow,
     RangeRow,
+    StepWork,
 )
 from tpmon.model.verdict import Kind
 
@@ -34,18 +36,25 @@ class LargeGap:
     source: Applicable[str]
 
 
-GAP_CAUSES = ("data", "sync_explicit", "sync_implicit", "alloc", "launch", "cpu_op", "comms", "other")
+GAP_CAUSES = (
+    *("queued", "data", "sync_explicit", "sync_implicit", "alloc"),
+    *("launch", "cpu_op", "comms", "other"),
+)
 """What may hold a device, in the order in which the first one counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceGaps:
-    """Hold the idle time of one device in us; eight causes sum to ``idle``, untold ones are missing."""
+    """Hold the idle time of one device in us; nine causes sum to ``idle``, untold ones are missing.
+
+    ``in_graphs`` is a part of ``queued``, ``computing`` of ``cpu_op``: of operators that launch no kernel.
+    """
 
     device: int
     window: float
     busy: float
     idle: float
+    queued: Known[float]
     data: Known[float]
     sync_explicit: Known[float]
     sync_implicit: Known[float]
@@ -54,10 +63,12 @@ class DeviceGaps:
     cpu_op: Known[float]
     comms: Known[float]
     other: Known[float]
+    in_graphs: Known[float]
+    computing: Known[float]
     largest: tuple[LargeGap, ...]
 
     def causes(self) -> tuple[tuple[str, Known[float]], ...]:
-        """Return the eight causes with their microseconds, in the order of ``GAP_CAUSES``."""
+        """Return the nine causes with their microseconds, in the order of ``GAP_CAUSES``."""
         return tuple((name, getattr(self, name)) for name in GAP_CAUSES)
 
 
@@ -74,27 +85,39 @@ class HostTime:
 
 
 TRACE_SCHEMA = "tpmon.trace/1"
+STEP_BEFORE, STEP_DURING, STEP_AFTER = "step_before_ms", "step_during_ms", "step_after_ms"
+"""What a capture of tpmon writes into a trace: the median step around its window, or why it is not known."""
+STEPS_BEFORE, STEPS_DURING, STEPS_AFTER = "steps_before", "steps_during", "steps_after"
+"""Of how many steps each is the median."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Say what of a file could not be read: whole events, events without some values, bytes."""
+    """Say what of a file could not be read: whole events, events without some values, bytes.
+
+    ``apart`` of the events begin and end apart, which torch.profiler does not write.
+    """
 
     events: int
     values: int
     bytes: int
     broken_off: bool
     reason: str
+    apart: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """Hold one step: ``host_ms`` as the host saw it, ``ms`` with the device work it launched."""
+    """Hold one step: ``host_ms`` as the host saw it, ``ms`` with the device work it launched.
+
+    ``left_ms`` of them are in no mean: start-up and captures, or all of a step that is not judged.
+    """
 
     name: str
     start_ms: float
     host_ms: float
     ms: float
+    left_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +153,9 @@ class OperatorRow:
 class TraceSummary:
     """Hold what is said of a trace in one look: steps, split, top operators, and what was lost.
 
-    ``steps`` is 0 where none are marked, and the whole trace then counts as one. ``split_us`` is the
-    exclusive breakdown of the mean step.
+    ``steps`` is 0 where none are marked; ``repeats`` then stand in for them, and where there are none
+    the whole trace counts as one. ``left_out_us`` are start-up, warm-up and captures: in no mean or share,
+    which are of ``judged_steps``. ``split_us`` is the exclusive breakdown of the mean step.
     """
 
     path: str
@@ -139,6 +163,9 @@ class TraceSummary:
     world_size: Known[int]
     events: int
     steps: int
+    repeats: int
+    judged_steps: int
+    left_out_us: float
     step_ms: Known[float]
     step_p50_ms: Known[float]
     step_p95_ms: Known[float]
@@ -160,7 +187,8 @@ class CardUse:
     """Hold how busy one device was in the window of the steps.
 
     Utilisation counts kernels alone; ``busy_pct`` counts copies too. Occupancy is the mean by time of its
-    kernels: as reported, and recomputed, since what is reported is 0 above 48 KiB of shared memory.
+    kernels: as reported, and recomputed, since what is reported is 0 above 48 KiB of shared memory. The queue
+    is empty when nothing launched waits to run; the delay is from the return of a launch, its median.
     """
 
     device: int
@@ -176,17 +204,24 @@ class CardUse:
     occupancy_pct: Known[float]
     tensor_core_pct: Known[float]
     tensor_core_unknown_pct: Known[float]
+    launch_delay_us: Known[float]
+    queue_empty_pct: Known[float]
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
     """Hold the steps of a trace and what the mean step is made of.
 
+    Where none are marked, ``repeats`` stand in for them. ``left_out_us`` are start-up, warm-up and captures:
+    in no mean or share, which are of ``judged_steps``, nor in a step that is not marked.
     ``step_ms`` has the device work of a step in it, ``host_step_ms`` is the mark of the host alone.
     ``breakdown_us`` is exclusive and sums to the step; ``overlapping_us`` counts each kind in full.
     """
 
     steps: int
+    repeats: int
+    judged_steps: int
+    left_out_us: float
     step_ms: float
     step_p50_ms: float
     step_p95_ms: float
@@ -287,7 +322,12 @@ class Communication:
 
 @dataclass(frozen=True, slots=True)
 class TraceVerdict:
-    """Say what holds the run, from this trace alone; kinds and causes are those of the live verdict."""
+    """Say what holds the run, from this trace alone; kinds and causes are those of the live verdict.
+
+    ``advice_pct`` is what each advice is about, in percent of the window: a pattern, else all of the verdict.
+    ``ceiling`` is what the run gains at most, ``lines`` are those of the program in that time, ``weight`` is
+    what the profiler itself adds to the times of the host.
+    """
 
     kind: Kind
     cause: Applicable[str]
@@ -298,6 +338,10 @@ class TraceVerdict:
     try_: Applicable[str] = NOT_APPLICABLE
     advice: tuple[str, ...] = ()
     shares: tuple[CauseShare, ...] = ()
+    ceiling: Applicable[str] = NOT_APPLICABLE
+    lines: tuple[IdleLine, ...] = ()
+    weight: Applicable[str] = NOT_APPLICABLE
+    advice_pct: tuple[Applicable[float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,14 +401,16 @@ class TraceFile:
     shapes: Applicable[tuple[OperatorGroupRow, ...]]
     lines: Applicable[tuple[OperatorGroupRow, ...]]
     ranges: tuple[RangeRow, ...]
+    step_work: StepWork
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRankRow:
-    """Hold one rank beside the others, in milliseconds of the mean step.
+    """Hold one rank beside the others, in milliseconds of the mean step of those that are judged.
 
     ``wait_ms`` and ``transfer_ms`` are of all matched collectives of the trace: waiting for the last rank of
-    the group, and moving data.
+    the group, and moving data. ``kind`` and ``cause`` are those of its verdict. The shares are of the step,
+    ``comms_pct`` is what no computation hides. ``waits_for`` is the rank for which it waits most.
     """
 
     rank: Known[int]
@@ -376,6 +422,27 @@ class TraceRankRow:
     other_ms: float
     wait_ms: Known[float]
     transfer_ms: Known[float]
+    kind: Kind
+    cause: Applicable[str]
+    waits_for: Applicable[int] = NOT_APPLICABLE
+
+    @property
+    def compute_pct(self) -> float:
+        """Return computation in percent of the step."""
+        return self._share(self.compute_ms)
+
+    @property
+    def comms_pct(self) -> float:
+        """Return communication that no computation hides in percent of the step."""
+        return self._share(self.comm_ms - self.overlap_ms)
+
+    @property
+    def idle_pct(self) -> float:
+        """Return what is neither in percent of the step."""
+        return self._share(self.other_ms)
+
+    def _share(self, ms: float) -> float:
+        return 100 * ms / self.step_ms if self.step_ms > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,12 +460,91 @@ class RankTable:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupWait:
+    """Say that ``ranks`` of a group of ``members`` wait for ``late``, in ms of the mean step.
+
+    ``most_ms`` is the longest wait, ``mean_ms`` the mean of ``ranks``. ``group`` is its name, "" for untold.
+    """
+
+    group: str
+    members: tuple[int, ...]
+    late: int
+    ranks: tuple[int, ...]
+    most_ms: float
+    mean_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class BusRate:
+    """Hold the matched collectives of one name: what they move and how fast, as nccl-tests count it.
+
+    Times are those of the rank where each is shortest, which waits least: ``step_ms`` of a step. Of a call
+    ``call_us``, ``bytes`` and ``gb_s`` are the median, ``low_gb_s`` and ``high_gb_s`` the 10th and 90th
+    percentile.
+    """
+
+    name: str
+    calls: int
+    step_ms: float
+    call_us: float
+    bytes: Known[int]
+    gb_s: Known[float]
+    low_gb_s: Known[float]
+    high_gb_s: Known[float]
+
+
+@dataclass(frozen=True, slots=True)
+class LongerPart:
+    """Hold by how much a rank spends more of a step on one cause than the median of the others."""
+
+    name: str
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class LateCause:
+    """Say what holds the rank that the others wait for; ``place`` is the line, operator or kernel.
+
+    ``longer`` are the causes that take longer there than on the median of the other ranks, ``ms`` of a step.
+    """
+
+    kind: Kind
+    cause: Applicable[str]
+    longer: tuple[LongerPart, ...]
+    place: Applicable[str]
+
+
+@dataclass(frozen=True, slots=True)
+class JobVerdict:
+    """Say what holds the job, from the traces of its ranks beside each other.
+
+    ``share_pct`` is of the mean step: waiting, moving data, or what the ranks are bound by alike. ``late`` is
+    the rank that the others wait for in the end, ``held`` what holds it. ``waits`` are by group, the longest
+    first. ``rates`` are missing where no collective was matched. ``notes`` say what is not known, and why.
+    """
+
+    kind: Kind
+    cause: Applicable[str]
+    confidence: str
+    share_pct: float
+    summary: str
+    late: Applicable[int]
+    held: Applicable[LateCause]
+    waits: tuple[GroupWait, ...]
+    rates: Known[tuple[BusRate, ...]]
+    try_: Applicable[str]
+    ceiling: Applicable[str]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TraceReport:
-    """Hold what ``tpmon trace --json`` prints."""
+    """Hold what ``tpmon trace --json`` prints; ``job`` does not apply to files that are not of one job."""
 
     schema: str
     files: tuple[TraceFile, ...]
     ranks: Applicable[RankTable]
+    job: Applicable[JobVerdict] = NOT_APPLICABLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,15 @@ class PatternRow:
 
 
 @dataclass(frozen=True, slots=True)
+class IdleLine:
+    """Hold one line of the program that stands in the time that the verdict is about, and its part of it."""
+
+    name: str
+    us: float
+    share_pct: float
+
+
+@dataclass(frozen=True, slots=True)
 class HotKernel:
     """Hold the kernel that computes longest, its part of all kernels, and what profiles it alone."""
 
@@ -226,3 +235,78 @@ class MarkedSteps:
     marks: int
     first: Known[int]
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkRow:
+    """Hold the device work of one category in a mean step of one device.
+
+    ``us`` is exclusive, as of what runs at once the first category counts, and sums to the busy time;
+    ``overlapping_us`` counts all of it. ``count`` is of all steps and devices. ``largest`` is the kernel with
+    most of the time, ``largest_pct`` of this row.
+    """
+
+    category: str
+    us: float
+    share_pct: float
+    overlapping_us: float
+    count: int
+    largest: str
+    largest_pct: float
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseRow:
+    """Hold one phase of a mean step: its part of the host's step, and the device work launched in it."""
+
+    phase: str
+    host_us: Applicable[float]
+    device_us: Applicable[float]
+    device_pct: Applicable[float]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphReplays:
+    """Hold the replays of CUDA graphs: how many, the device time of each, their part of the busy time."""
+
+    count: int
+    mean_us: float
+    share_pct: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepRates:
+    """Hold what is computed in a second, over all of the step's time, on the mean device.
+
+    ``samples`` and ``tokens`` are those of a step. ``counted_pct`` is the part of the products' time of which
+    shapes tell the operations; ``mfu_pct`` is of ``peak_tflop_s``, that of the card in ``dtype``.
+    """
+
+    samples: Known[float]
+    samples_per_s: Known[float]
+    tokens: Known[float]
+    tokens_per_s: Known[float]
+    tflop_s: Known[float]
+    counted_pct: Known[float]
+    mfu_pct: Known[float]
+    dtype: Known[str]
+    peak_tflop_s: Known[float]
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """Hold what the judged steps are made of, in microseconds of a mean step of one device.
+
+    ``unit`` is step, repeat, or "" where the whole trace counts as one. ``at_once_us`` is of the whole trace:
+    what sums of durations, those of kernels and operators, count more than once.
+    """
+
+    unit: str
+    steps: int
+    step_us: float
+    busy_us: float
+    at_once_us: float
+    categories: tuple[WorkRow, ...]
+    phases: Known[tuple[PhaseRow, ...]]
+    replays: Applicable[GraphReplays]
+    rates: StepRates

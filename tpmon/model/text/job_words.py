@@ -8,11 +8,19 @@ from datetime import datetime
 from tpmon.model.frame import NO_STEPS, Frame
 from tpmon.model.gpu import GpuSample, list_silent, list_used, may_be_on
 from tpmon.model.hook import StepPace, StepRule, list_shares
-from tpmon.model.host import CpuSample
-from tpmon.model.known import Applicable, Known, Missing, is_known, known_or
-from tpmon.model.process import EnvironmentSetting, ProcessSample, Role
-from tpmon.model.units import count_of, format_bytes, format_moment, format_pct, format_rate, format_seconds
-from tpmon.model.verdict import Evidence, Finding, Kind, SinceIs, pick_code
+from tpmon.model.host import CpuSample, LogPace
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
+from tpmon.model.process import EnvironmentSetting, Outcome, ProcessSample, Role
+from tpmon.model.units import (
+    count_of,
+    format_bytes,
+    format_moment,
+    format_number,
+    format_pct,
+    format_rate,
+    format_seconds,
+)
+from tpmon.model.verdict import END_CAUSES, Evidence, Finding, Kind, SinceIs, pick_code
 from tpmon.model.waits import WaitReason, describe_wait
 
 
@@ -143,6 +151,21 @@ def say_steps_fact(pace: Known[StepPace]) -> list[str]:
     return list(filter(None, (say_rate(pace), "" if is_stalled(pace) else say_samples(pace))))
 
 
+def say_log_pace(pace: Applicable[LogPace]) -> str:
+    """Say how fast the log tells that steps go: "3.21 steps/s (log)", with its age where it is old; or ""."""
+    if not is_known(pace):
+        return ""
+    age = f", {format_seconds(pace.age_s)} old" if pace.is_old else ""
+    return f"{say_log_rate(pace)} (log{age})"
+
+
+def say_log_rate(pace: LogPace) -> str:
+    """Say the rate alone, of what the log counts: "3.21 steps/s", "9.4 it/s", "a step in 42 s"."""
+    if 0 < pace.rate_hz < SLOW_HZ:
+        return f"a {pace.unit} in {format_seconds(1 / pace.rate_hz)}"
+    return f"{format_step_rate(pace.rate_hz)} {'steps' if pace.unit == 'step' else pace.unit}/s"
+
+
 JOIN = " · "
 WAITING_FROM = 0.5
 """With fewer runnable threads their waiting share is a share of next to nothing."""
@@ -201,12 +224,15 @@ def state_facts(
     *,
     had_ranks: bool = False,
     steps: Known[StepPace] = NO_STEPS,
+    pace: Applicable[LogPace] = NOT_APPLICABLE,
 ) -> str:
     """Return the facts line, such as "GPU 41 % busy · 4 workers · 99 % of 2 CPUs · …".
 
-    ``ranks`` and ``workers`` are the living ones of this machine, ``steps`` those that a hook told.
+    ``ranks`` and ``workers`` are the living ones of this machine, ``steps`` those that a hook told,
+    ``pace`` what the log tells where no hook does.
     """
-    facts = [*say_steps_fact(steps), _silence_fact(gpus), _gpu_fact(gpus)]
+    told = say_steps_fact(steps) if is_known(steps) else [say_log_pace(pace)]
+    facts = [*told, _silence_fact(gpus), _gpu_fact(gpus)]
     if not ranks:
         facts.insert(0, "no rank left" if had_ranks else "no rank yet")
     if ranks > 1:
@@ -252,17 +278,28 @@ _RECENT_S = 120.0
 """Younger than this, a time of day carries its seconds."""
 
 
+_OVER = {cause: "FAILED" if cause == END_CAUSES[Outcome.FAILED] else "ENDED" for cause in END_CAUSES.values()}
+"""What a job is that is over, by its cause: ``idle`` says little of one that was killed."""
+
+
+def write_kind(finding: Finding) -> str:
+    """Write the verdict word: "DATA-BOUND"; of a job that is over "ENDED" or "FAILED"."""
+    over = _OVER.get(known_or(finding.cause, ""), "") if finding.kind is Kind.IDLE else ""
+    return over or finding.kind.value.upper()
+
+
 def name_kind(finding: Finding) -> str:
     """Write the verdict word with its sign: "! DATA-BOUND", "!! HUNG", and "COMPUTE-BOUND" for a calm one."""
     sign = _SIGNS.get(pick_code(finding.kind, finding.cause), "")
-    return f"{sign} {finding.kind.value.upper()}".lstrip()
+    return f"{sign} {write_kind(finding)}".lstrip()
 
 
 def name_cause(finding: Finding) -> str:
     """Write the cause, its reason where it could not be told, "" for a kind without causes."""
     if isinstance(finding.cause, Missing):
         return f"cause ? {finding.cause.reason}"
-    return finding.cause if is_known(finding.cause) else ""
+    cause = known_or(finding.cause, "")
+    return "" if cause.upper() == write_kind(finding) else cause
 
 
 def join_cause(kind: Kind, cause: Applicable[str]) -> str:
@@ -361,7 +398,7 @@ def say_value(evidence: Evidence) -> str:
         return format_seconds(value)
     if unit == "%":
         return f"{format_pct(value)} %"
-    number = f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    number = format_number(value)
     return f"{number}x" if unit == "x" else f"{number} {unit}".rstrip()
 
 

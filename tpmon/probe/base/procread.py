@@ -16,7 +16,6 @@ from typing import TypeVar
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.model.results.doctor import say_refusal
 from tpmon.model.text.redaction import admit_text, name_failure
 
 K = TypeVar("K")
@@ -332,6 +331,8 @@ def read_exe(pid: int, proc: str) -> Known[str]:
     try:
         return os.readlink(f"{proc}/{pid}/exe").removesuffix(" (deleted)")
     except PermissionError as error:
+        from tpmon.model.results.doctor import say_refusal  # noqa: PLC0415  # its module is large
+
         return Missing(say_refusal(error, "environ"))
     except FileNotFoundError:
         if os.path.exists(f"{proc}/{pid}"):

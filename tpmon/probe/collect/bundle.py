@@ -35,14 +35,21 @@ _MOST_PROCESSES = 600
 
 def list_versions(job: Job) -> tuple[tuple[str, Known[str]], ...]:
     """Return the versions of the software involved, from files; nothing of the job is imported."""
+    return (
+        *list_own_versions(),
+        ("Python of the job", job.python_version),
+        ("torch of the job", job.torch_version),
+    )
+
+
+def list_own_versions() -> tuple[tuple[str, Known[str]], ...]:
+    """Return the versions of tpmon and of the machine that it runs on."""
     system = os.uname()
     named = read_or("", lambda: platform.freedesktop_os_release().get("PRETTY_NAME", "?"))
     driver = read_text(f"{PROC}/driver/nvidia/version", 4096).partition("\n")[0].strip()
     return (
         ("tpmon", __version__),
         ("Python of tpmon", platform.python_version()),
-        ("Python of the job", job.python_version),
-        ("torch of the job", job.torch_version),
         ("kernel", f"{system.sysname} {system.release} {system.machine}"),
         ("system", admit_text(named, 100) or Missing("no os-release file")),
         ("NVIDIA driver", admit_text(driver, 200) or Missing("no NVIDIA driver shows itself here")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from datetime import datetime
 from functools import partial
 
@@ -21,7 +21,8 @@ from tpmon.model.frame import (
     Target,
     TargetState,
 )
-from tpmon.model.host import LimitSample, NetworkSample, OutputSample, ShmSample, Tenant
+from tpmon.model.frozen import replace
+from tpmon.model.host import LimitSample, NetworkSample, OutputSample, ShmSample, Tenant, join_log_paces
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Identity, ProcessSample, Role
 from tpmon.model.results.collectives import CollectivesReading, DumpRecords, RecordSource, SourceNote
@@ -30,9 +31,9 @@ from tpmon.model.text.job_words import list_taxes, state_facts
 from tpmon.model.text.redaction import admit_text
 from tpmon.probe.base.worker import Background, Pace, Worker, read_within
 from tpmon.probe.collect.frame import (
-    age_output,
     has_pin_thread,
     list_loader_ranks,
+    list_output,
     make_cpu,
     make_memory,
     make_process,
@@ -123,11 +124,18 @@ class Collector:
     """Collect Frames of one job. Owned by one thread; slow sources run in daemon threads."""
 
     def __init__(
-        self, job: Job, interval_s: float = 1.0, *, stacks: bool = True, threads_later: bool = False
+        self,
+        job: Job,
+        interval_s: float = 1.0,
+        *,
+        stacks: bool = True,
+        threads_later: bool = False,
+        gpu: Applicable[GpuProbe] = NOT_APPLICABLE,
     ) -> None:
         """Start the probes; the first ``collect`` has counters only, the second has rates.
 
-        With ``threads_later`` the first leaves the threads, half of its cost, to ``read_rest``.
+        With ``threads_later`` the first leaves the threads, half of its cost, to ``read_rest``. A ``gpu``
+        that is handed over is used, and neither started nor stopped.
         """
         self._threads_later = threads_later
         self._job = job
@@ -138,7 +146,7 @@ class Collector:
         self._had_ranks = False
         self._host = HostReader()
         self._links = NetworkReader(lambda: self._rank_pids()[0])
-        self._gpu = GpuProbe()
+        self._gpu = gpu if is_known(gpu) else GpuProbe()
         self._loader = LoaderProbe()
         self._main_threads = MainThreadProbe()
         self._loops = LoopThreads()
@@ -187,7 +195,7 @@ class Collector:
             LIMITS_EVERY_S,
         )
         self._ticks = 0
-        self._tracker = EventTracker(job.root)
+        self._tracker = EventTracker(job.root, answers=job.root_answers)
         self._last: Frame | None = None
         self._sources = (
             self._loader,
@@ -203,8 +211,8 @@ class Collector:
             self._left_over,
             self._limits,
         )
-        self._gpu.start()
-        for source in self._sources:
+        self._own_gpu = () if is_known(gpu) else (self._gpu,)
+        for source in (*self._own_gpu, *self._sources):
             source.start()
 
     def set_interval(self, seconds: float) -> None:
@@ -219,7 +227,8 @@ class Collector:
         """Stop every probe; never waits for one that is stuck."""
         for source in (*self._sources, self.dumps, self.records, self.samples):
             source.stop()
-        self._gpu.stop()
+        for probe in self._own_gpu:
+            probe.stop()
         self._steps.close()
         self._population.close()
         self._membership.close()
@@ -271,7 +280,9 @@ class Collector:
         cpu = replace(cpu, tenants=self._tenants.latest()[0])
         sockets, _ = self._socket_source.latest()
         network, _ = self._network.latest()
-        outputs, _ = self._outputs.latest()
+        outputs, read_s = self._outputs.latest()
+        output = list_output(known_or(outputs, ()), read_s, processes, taken)
+        pace = join_log_paces(output) if is_known(outputs) else outputs
         steps = self._steps.read(processes)
         target = self._target(processes, steps)
         self._had_ranks = self._had_ranks or target.local_ranks > 0
@@ -291,6 +302,7 @@ class Collector:
                 gpu.of_job,
                 had_ranks=self._had_ranks,
                 steps=steps.steps,
+                pace=pace,
             ),
             ages_s=self._tell_ages(readings, gpu, steps, now_ns),
             sources=GroupTexts(
@@ -308,7 +320,7 @@ class Collector:
             cpu=cpu,
             memory=make_memory(processes, group, host, self._shm.latest()[0], anon),
             loader=self._loader.latest(),
-            output=tuple(age_output(one, taken) for one in known_or(outputs, ())),
+            output=output,
             network=network,
             sockets=map_known(lambda one: one.sample, sockets),
             driver=gpu.driver,
@@ -326,6 +338,7 @@ class Collector:
             written=self._written.latest()[0],
             unlisted_gpus=gpu.unlisted,
             limits=self._limits.latest()[0],
+            pace=pace,
         )
 
     def _tell_ages(self, readings: Sequence[Reading], gpu: GpuReading, steps: StepsRead, now_ns: int) -> Ages:
@@ -439,6 +452,7 @@ class Collector:
         events += (Event(taken, EventKind.ENDED, said),)
         before, later_s = self._last.ages_s, (now_ns - self._last.taken_ns) / 1e9
         outputs = read_within(LAST_WORDS_S, lambda: self._log.read(()))
+        output = list_output(known_or(outputs, self._last.output), 0.0, self._last.processes, taken)
         return replace(
             self._last,
             taken=taken,
@@ -447,7 +461,8 @@ class Collector:
             ages_s=Ages(
                 *(map_known(lambda age: age + later_s, getattr(before, one.name)) for one in fields(Ages))
             ),
-            output=tuple(age_output(one, taken) for one in known_or(outputs, self._last.output)),
+            output=output,
+            pace=join_log_paces(output),
             stacks=self._stacks.take(),
             rounds=self.dumps.take(),
             collectives=self.records.take(),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from tpmon.model.frame import NO_STEPS
+from tpmon.model.frozen import replace
 from tpmon.model.gpu import GpuSample, find_used
 from tpmon.model.host import SUMMED_ANON, CpuSample, MemorySample, OutputSample, Pool, PoolLibrary, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
@@ -221,6 +221,20 @@ def list_loader_ranks(processes: Sequence[ProcessSample]) -> tuple[LoaderRank, .
         for process in processes
         if process.role is Role.RANK
     )
+
+
+def list_output(
+    outputs: Sequence[OutputSample], age_s: float, processes: Sequence[ProcessSample], taken: datetime
+) -> tuple[OutputSample, ...]:
+    """Return the logs as of the Frame, ``age_s`` after they were read, with the rank of each pace."""
+    ranks = {one.pid: one.rank for one in processes if one.role is Role.RANK}
+    listed = []
+    for one in outputs:
+        pace = one.pace
+        if is_known(pace):
+            pace = replace(pace, rank=ranks.get(one.pid, NOT_APPLICABLE), age_s=pace.age_s + age_s)
+        listed.append(replace(age_output(one, taken), pace=pace))
+    return tuple(listed)
 
 
 def age_output(output: OutputSample, taken: datetime) -> OutputSample:

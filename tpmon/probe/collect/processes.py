@@ -27,6 +27,7 @@ from tpmon.probe.proc.counters import (
     OnceFile,
     ProcFile,
     Shares,
+    is_clock_of,
     open_file,
     parse_io,
     read_cpu_clock,
@@ -237,8 +238,9 @@ class ProcessProbe:
         self.keep = keep
         self._stat = _Parsed(f"{base}/stat", 1024, parse_stat, keep=keep)
         self._io = _Optional(f"{base}/io", 512, "io", keep=keep)
-        clock = read_cpu_clock if proc == PROC else tell_no_clock
-        self.threads = ThreadSet(pid, kind_of, allowance, proc, born_after_ns, keep, clock)
+        self._read_clock = read_cpu_clock if proc == PROC else tell_no_clock
+        self._clock_ns = -1
+        self.threads = ThreadSet(pid, kind_of, allowance, proc, born_after_ns, keep, self._read_clock)
         self._raw_io: Known[bytes] = Missing("not read yet")
         self._parsed_io: Known[Io] = self._raw_io
         self._raw_wait: tuple[str, Known[bytes], Known[bytes], Role] | None = None
@@ -280,13 +282,16 @@ class ProcessProbe:
     def read(self, role: Role, *, skip_threads: bool, threads_later: bool = False) -> ProcessReading:
         """Read the process, its threads perhaps later; OSError when it is gone, ValueError for odd text."""
         taken_ns = time.monotonic_ns()
-        stat = self._stat.read()
-        raw_io = self._io.read()
-        if raw_io != self._raw_io:
-            self._parsed_io = raw_io if isinstance(raw_io, Missing) else parse_io(raw_io)
-            self._raw_io = raw_io
-        io = self._parsed_io
-        old, self._old = self._old, (stat, io, taken_ns)
+        old = self._old
+        self._looks += 1
+        clock_ns = self._read_clock(self.pid)
+        rests = old is not None and self._rests(old[0], clock_ns)
+        if old is not None and rests:
+            stat, io, _ = old
+        else:
+            stat, io = self._read_counters()
+            self._clock_ns = clock_ns if is_clock_of(clock_ns, stat.cpu_s) else -1
+        self._old = (stat, io, taken_ns)
         if old is None and self._born_after_ns:
             unborn = replace(stat, cpu_s=0.0, minor_faults=0, major_faults=0)
             old = (unborn, map_known(lambda _: Io(0, 0, 0, 0, 0), io), self._born_after_ns)
@@ -298,12 +303,16 @@ class ProcessProbe:
             threads = leave_unread(taken_ns)
         else:
             threads = self.threads.read(
-                time.monotonic_ns, stat.threads, moved=moved, skip=skip_threads, cpu_s=stat.cpu_s
+                time.monotonic_ns,
+                stat.threads,
+                moved=moved,
+                skip=skip_threads,
+                cpu_s=stat.cpu_s,
+                sleeps=stat.state == "S" and not rests,
             )
         # A process without CPU use, reads and writes is still where it was. It is read again now and then
         # all the same, as a lock can change hands without either.
         still = old is not None and old[0] is stat and old[1] is io
-        self._looks += 1
         left = find_left(self.pid, self._loop_tid, self._proc) if stat.state == "Z" else None
         state = left.state if left is not None else self._read_state(stat)
         if left is not None:
@@ -326,6 +335,21 @@ class ProcessProbe:
             state=state,
             allowed_cpus=self._allowed,
         )
+
+    def _rests(self, last: StatLine, clock_ns: int) -> bool:
+        """Tell whether a process that slept did not run since: to read, to stop and to die it has to.
+
+        What takes no CPU is seen when it is read again all the same: that it waits for one, and what others
+        do to it, such as taking back memory.
+        """
+        return last.state == "S" and 0 <= clock_ns == self._clock_ns and self._looks % REREAD_TICKS != 0
+
+    def _read_counters(self) -> tuple[StatLine, Known[Io]]:
+        stat, raw_io = self._stat.read(), self._io.read()
+        if raw_io != self._raw_io:
+            self._parsed_io = raw_io if isinstance(raw_io, Missing) else parse_io(raw_io)
+            self._raw_io = raw_io
+        return stat, self._parsed_io
 
     def begin_threads(self) -> None:
         """Read the threads for the first time, so that they show demand; raises as ``read`` does."""

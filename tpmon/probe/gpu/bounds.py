@@ -13,10 +13,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from tpmon.model.frozen import dataclass
+from tpmon.model.frozen import dataclass, replace
 from tpmon.model.gpu import GpuProcess, GpuSample, MigInstance
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.units import clean_text

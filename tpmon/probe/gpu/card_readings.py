@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from tpmon.model.frozen import dataclass
+from tpmon.model.frozen import dataclass, replace
 from tpmon.model.gpu import NOT_VISIBLE, Driver, GpuSample, GpuState, say_unlisted
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, Why, is_known, map_known
 from tpmon.model.results.doctor import drop_pointers, point_to

@@ -217,7 +217,7 @@ if repeated each 30 s. So the wait doubles up to this."""
 
 
 class GpuProbe:
-    """Own the NVML child and its readings; any one thread may call ``read``."""
+    """Own the NVML child and its readings; any thread may call ``read``."""
 
     def __init__(self, command: Sequence[str] | None = None, backoff_s: Sequence[float] = BACKOFF_S) -> None:
         self._backoff_s = tuple(backoff_s)
@@ -226,6 +226,7 @@ class GpuProbe:
         self._unreadable = 0
         self.pids_are_ours = in_first_pid_namespace()
         self._files = DeviceFiles()
+        self._shared = False
         self._held = Background("open device files", self._files.scan, SCAN_EVERY_S)
         self._listed = Background("cards of the driver", read_driver_cards, LIST_EVERY_S)
         listener = Listener(self._on_start, self._on_lines, self._on_end)
@@ -237,9 +238,15 @@ class GpuProbe:
         self._held.start()
         self._listed.start()
 
+    def watch(self, pids: Mapping[int, int]) -> None:
+        """Name the processes of all jobs at once, where several are read from the one child."""
+        self._shared = True
+        self._files.watch(pids)
+
     def read(self, job_pids: Mapping[int, int]) -> GpuReading:
         """Return what is known now; ``job_pids`` maps the job's PIDs to their start ticks."""
-        self._files.watch(job_pids)
+        if not self._shared:
+            self._files.watch(job_pids)
         held, _ = self._held.latest()
         with self._lock:
             reading = self._board.read(

@@ -13,9 +13,8 @@ import stat
 import time
 from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 
-from tpmon.model.frozen import dataclass
+from tpmon.model.frozen import dataclass, replace
 from tpmon.model.gpu import GpuSample, GpuState, list_processes
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.results.doctor import say_refusal

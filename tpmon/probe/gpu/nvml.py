@@ -73,9 +73,13 @@ class GpmSampler:
         self._samples: list[Any] = []
         self._request: Any = None
         self._old_ns = 0
+        self._last: Known[Gpm] = Missing("first GPM sample")
 
     def read(self, now_ns: int) -> Known[Gpm]:
-        """Take a sample and return the metrics since the last one; Missing at the first."""
+        """Take a sample and return the metrics since the last one; Missing at the first.
+
+        A reading that follows too soon, as after a late one, takes no sample: it returns the last metrics.
+        """
         if self._off is not None:
             return self._off
         if not self._samples:
@@ -84,7 +88,17 @@ class GpmSampler:
                 return failed
         span_s = (now_ns - self._old_ns) / 1e9
         if self._old_ns and span_s < MIN_SPAN_S:
-            return Missing("GPM samples lie too close together")
+            return self._last
+        self._last = self._sample(now_ns, span_s)
+        return self._last
+
+    def close(self) -> None:
+        """Free the driver's samples."""
+        for sample in self._samples:
+            self._calls.ask("nvmlGpmSampleFree", sample)
+        self._samples = []
+
+    def _sample(self, now_ns: int, span_s: float) -> Known[Gpm]:
         new = self._take(self._samples[1])
         if isinstance(new, Missing):
             self._old_ns = 0
@@ -94,12 +108,6 @@ class GpmSampler:
         if first or span_s > MAX_SPAN_S:
             return Missing("first GPM sample" if first else "GPM sampled again after a gap")
         return self._difference()
-
-    def close(self) -> None:
-        """Free the driver's samples."""
-        for sample in self._samples:
-            self._calls.ask("nvmlGpmSampleFree", sample)
-        self._samples = []
 
     def _open(self) -> Missing | None:
         support = self._calls.ask("nvmlGpmQueryDeviceSupport", self._handle)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import reduce
 from itertools import pairwise
 from operator import or_
 from typing import Any
 
-from tpmon.model.frozen import dataclass
+from tpmon.model.frozen import dataclass, replace
 from tpmon.model.gpu import GpuProcess, GpuSample, GpuState, ThrottleShare
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known
 from tpmon.model.units import clean_text

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from datetime import datetime
 from itertools import pairwise
 from operator import sub
 from typing import Any
@@ -24,6 +25,7 @@ from tpmon.model.hook import (
     LoopPhase,
     NamedTime,
     PhaseTimes,
+    PutIn,
     StepCounts,
     StepReading,
     StepRule,
@@ -51,7 +53,7 @@ _SEAL_SHRINK = 0x2
 _LINK = f"/memfd:{wire.TELEMETRY_NAME} (deleted)"
 
 _FIRST_WAIT_S = 2.0
-_LONGEST_WAIT_S = 30.0  # listing descriptors takes 20 to 300 us, and a process seldom gets a hook later
+_LONGEST_WAIT_S = 4.0  # listing descriptors takes 20 to 300 us, and t puts a hook in for some seconds
 
 _CHECK_S = 10.0  # between checks of a page: after an exec the new program's hook has one of the same number
 
@@ -213,13 +215,20 @@ class StepReader:
 
 def explain_absence(pid: int, proc: str = PROC) -> str:
     """Say why a process has no page, by the hook's word or a page mapped without descriptor; "" else."""
-    lines = read_text(f"{proc}/{pid}/maps").splitlines()
-    mapped = [(line.partition("-")[0], line.split(maxsplit=5)[5:]) for line in lines]
+    mapped = _read_mapped(pid, proc)
     if any(at == f"{wire.WORD_ADDRESS:x}" for at, _ in mapped):
         return f"its hook turned itself off: {_read_word(pid, proc) or 'why may not be read (ptrace_scope)'}"
-    if any(path == [_LINK] for _, path in mapped):
+    if not any(path == [_LINK] for _, path in mapped) or read_or([], lambda: _list_links(f"{proc}/{pid}/fd")):
+        return ""  # none, or one that is being made now
+    if any(path == [_LINK] for _, path in _read_mapped(pid, proc)):  # else it was just taken away
         return "the program closed the descriptors of its hook, by which alone tpmon finds it"
     return ""
+
+
+def _read_mapped(pid: int, proc: str) -> list[tuple[str, list[str]]]:
+    """Return where each mapping of a process begins, and its file, if any."""
+    lines = read_text(f"{proc}/{pid}/maps").splitlines()
+    return [(line.partition("-")[0], line.split(maxsplit=5)[5:]) for line in lines]
 
 
 def _read_word(pid: int, proc: str = PROC) -> str:
@@ -306,8 +315,17 @@ def parse_reading(
         taken_ns=taken_ns,
         settings=parse_settings(page, taken_ns),
         device=parse_device(page, taken_ns),
+        put_in=_parse_put_in(header),
     )
     return reading, PageSeen(count, ended)
+
+
+def _parse_put_in(header: wire.Header) -> Applicable[PutIn]:
+    try:
+        at = datetime.fromtimestamp(header.put_in_ns / 1e9).astimezone()
+    except (OverflowError, OSError, ValueError):
+        return NOT_APPLICABLE
+    return PutIn(at, admit_text(header.put_in_by, 16)) if header.put_in_ns else NOT_APPLICABLE
 
 
 def _list_ends(records: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -32,6 +32,8 @@ MOST_FOLDERS = 8
 MOST_GROUPS = 3
 TOLD_RATIO = 0.2
 """Share of its limit from which it is told what the descriptors are."""
+TOLD_GROWTH = 32
+"""Descriptors more than the fewest that a process was seen with, from which they are told, too."""
 _NO_LIMIT = 1 << 40
 _MANY_PROCESSES = 8192
 _SUFFIX = re.compile(r" \(deleted\)$")
@@ -88,6 +90,7 @@ class LimitReader:
         self._fullest: tuple[int, ...] = ()
         self._user: tuple[LimitSample, ...] = ()
         self._groups: tuple[Group, ...] = ()
+        self._least: dict[int, int] = {}
         self._rooms: tuple[tuple[str, str], ...] = ()  # a folder on each local file system, its mount
         self._folders: dict[str, int] = {}  # where ranks were seen to write, with the rank
 
@@ -118,8 +121,9 @@ class LimitReader:
             reverse=True,
         )
         self._fullest = tuple(pid for _, _, pid in counts[:MOST_WATCHED])
+        self._least = {pid: min(count, self._least.get(pid, count)) for _, count, pid in counts}
         for ratio, count, pid in counts[:MOST_SAMPLES]:
-            told = ratio >= TOLD_RATIO
+            told = ratio >= TOLD_RATIO or count >= self._least[pid] + TOLD_GROWTH
             links = read_or({}, partial(read_links, pid, self._proc, MOST_LISTED)) if told else {}
             yield LimitSample(
                 Resource.DESCRIPTORS,

@@ -24,6 +24,7 @@ from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.results.doctor import NOT_PERMITTED, point_to, say_refusal
 from tpmon.model.text.redaction import admit_text
 from tpmon.probe.base.procread import PROC, read_links, read_or, read_text
+from tpmon.probe.host.addresses import read_addresses
 from tpmon.probe.proc.counters import CounterRates
 from tpmon.probe.proc.pipe_peers import BY_FAMILY, HEADER, NETLINK_ERROR, ask_sock_diag, walk_attributes
 
@@ -388,11 +389,11 @@ class SocketReader:
             return job
         try:
             mine = read_established(job.inodes) if job.inodes else []
+            if mine and not self._interface_of:
+                self._interface_of = read_addresses()
         except (OSError, ValueError) as error:
             refused = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM)
             return Missing(REFUSED if refused else f"sock_diag: {error}")
-        if mine and not self._interface_of:
-            self._interface_of = read_addresses()
         names = {find_interface(one, self._interface_of) for one in mine}
         return SocketReading(sum_up(mine), job.devices | (names - {""}))
 
@@ -403,19 +404,6 @@ def find_interface(connection: TcpSocket, interface_of: Mapping[str, str]) -> st
     if local.startswith("127.") or remote in interface_of:
         return LOOPBACK
     return interface_of.get(local, "")
-
-
-def read_addresses() -> dict[str, str]:
-    """Read the interface of each address in our network namespace."""
-    # Imported here: 15 ms that a job without connections never pays.
-    import psutil  # noqa: PLC0415
-
-    return {
-        address.address.partition("%")[0]: name
-        for name, addresses in psutil.net_if_addrs().items()
-        for address in addresses
-        if address.family in (socket.AF_INET, socket.AF_INET6)
-    }
 
 
 _LISTEN = 1 << 10

@@ -1,9 +1,9 @@
 """Read the last lines of the job's output, and when it last wrote a file.
 
-Only files are read: reading a pipe or a terminal would take the text from its reader. They are opened through
-/proc/PID/fd/N, so a renamed, deleted or bind-mounted log is still the right one. All of this can hang on a
-dead network mount: call it off the tick. Of other open files only those on local file systems (by mountinfo)
-are asked for their time.
+Only files are read: reading a pipe or a terminal would take the text from its reader. Behind a pipe those
+are read that its reader writes, as ``tee`` does. They are opened through /proc/PID/fd/N, so a renamed,
+deleted or bind-mounted log is still the right one. All of this can hang on a dead network mount: call it off
+the tick. Of other open files only those on local file systems (by mountinfo) are asked for their time.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
 from tpmon.foreign_file import Owner, open_foreign, read_owner
 from tpmon.model.frozen import dataclass
-from tpmon.model.host import FileWrite, OutputSample
+from tpmon.model.host import FileWrite, LogPace, OutputSample
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.results.doctor import NOT_PERMITTED, point_to, say_refusal
 from tpmon.model.text.redaction import admit_text, hide_lines, name_failure
 from tpmon.model.units import clean_text
-from tpmon.probe.base.procread import PROC, date_file, parse_field, read_file, read_or
+from tpmon.probe.base.procread import PROC, date_file, list_pids, parse_field, read_file, read_or
 from tpmon.probe.base.worker import Background
+from tpmon.probe.host.log_pace import LogFollower, LogTail
 from tpmon.probe.proc.wait_object import read_mount
 
 TAIL_BYTES = 4096
@@ -121,12 +122,13 @@ def _was_opened(path: str) -> bool:
     return read_or(False, lambda: not read_flags(f"{process}/fdinfo/{number}") & os.O_PATH)
 
 
-def _read_tail(path: str, owner: Owner, most_bytes: int = TAIL_BYTES) -> tuple[int, bytes]:
-    """Return the size of a regular file and its last bytes."""
+def _read_tail(path: str, owner: Owner, most_bytes: int = TAIL_BYTES) -> tuple[os.stat_result, bytes]:
+    """Return what fstat says of a regular file, and its last bytes up to that size."""
     fd = _open(path, owner)
     try:
         found = os.fstat(fd)
-        return found.st_size, os.pread(fd, most_bytes, max(0, found.st_size - most_bytes))
+        most_bytes = min(most_bytes, found.st_size)
+        return found, os.pread(fd, most_bytes, max(0, found.st_size - most_bytes))
     finally:
         os.close(fd)
 
@@ -144,10 +146,10 @@ def read_more(sample: OutputSample, most: int, proc: str = "/proc") -> Known[tup
     """Return up to ``most`` last lines of a log that was found, cleaned and redacted."""
     place = f"{proc}/{sample.pid}/fd/{sample.fd}"
     try:
-        size, raw = _read_tail(place, read_owner(sample.pid, proc), MORE_BYTES)
+        found, raw = _read_tail(place, read_owner(sample.pid, proc), MORE_BYTES)
     except OSError as error:
         return Missing(_mark_unread(error, place))
-    return parse_tail(raw, size > len(raw), most, MORE_LENGTH)
+    return parse_tail(raw, found.st_size > len(raw), most, MORE_LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,23 +161,31 @@ class _File:
     stamp: _Stamp
     sample: OutputSample
     owner: Owner
+    follower: LogFollower
 
 
 def _read_output(
     pid: int, fd: int, place: str, path: str, found: os.stat_result,
-    *, owner: Owner, stamps: Mapping[_Identity, _Stamp],
+    *, owner: Owner, before: Mapping[_Identity, _File],
 ) -> _File:  # fmt: skip
     lines: tuple[str, ...] = ()
-    size: Known[int] = found.st_size
-    try:
-        size, raw = _read_tail(place, owner)
-        lines = parse_tail(raw, cut=size > len(raw))
-    except OSError as error:
-        size = Missing(f"not readable: {_mark_unread(error, place)}")
-    except Exception as error:  # noqa: BLE001  # odd text in one log costs no other log
-        size = Missing(f"not understood: {name_failure(error)}")
+    size: Known[int]
     identity, now_s = (found.st_dev, found.st_ino), time.time()
-    stamp = _stamp(found.st_mtime, found.st_size, stamps.get(identity), now_s)
+    last = before.get(identity)
+    follower = LogFollower() if last is None else last.follower
+    pace: Known[LogPace]
+    try:
+        now, raw = _read_tail(place, owner)
+        size = now.st_size
+        lines = parse_tail(raw, cut=size > len(raw))
+        written_s = max(0.0, now_s - now.st_mtime)
+        follower.feed(LogTail(size, raw, now.st_mtime, written_s, time.monotonic_ns()))
+        pace = follower.tell(pid, fd)
+    except OSError as error:
+        pace = size = Missing(f"not readable: {_mark_unread(error, place)}")
+    except Exception as error:  # noqa: BLE001  # odd text in one log costs no other log
+        pace = size = Missing(f"not understood: {name_failure(error)}")
+    stamp = _stamp(found.st_mtime, found.st_size, None if last is None else last.stamp, now_s)
     age_s: Known[float]
     if stamp.written_s is None:
         dated_s, age_s = found.st_mtime, Missing(f"the file's clock is {stamp.ahead_s:.0f} s ahead of ours")
@@ -189,52 +199,113 @@ def _read_output(
         last_write=date_file(dated_s),
         last_write_age_s=age_s,
         lines=lines,
+        pace=pace,
     )
-    return _File(path, identity, stamp, sample, owner)
+    return _File(path, identity, stamp, sample, owner, follower)
+
+
+@dataclass(frozen=True, slots=True)
+class _Behind:
+    """Hold the files and the pipes behind some descriptors, and the first that was refused."""
+
+    files: dict[_Identity, _File]
+    pipes: frozenset[_Identity]
+    refused: tuple[int, int] | None
 
 
 def _find_files(
-    pids: Sequence[int], proc: str, stamps: Mapping[_Identity, _Stamp]
-) -> tuple[list[_File], tuple[int, int] | None]:
-    """Read each regular file once; also return the first descriptor that was refused."""
+    descriptors: Iterable[tuple[int, int]], proc: str, before: Mapping[_Identity, _File]
+) -> _Behind:
+    """Read each regular file behind descriptors (PID and number) once."""
     files: dict[_Identity, _File] = {}
+    pipes: set[_Identity] = set()
     refused = None
-    for pid in pids:
-        for fd in DESCRIPTORS:
-            link = f"{proc}/{pid}/fd/{fd}"
-            try:
-                found = os.stat(link)
-                if stat.S_ISREG(found.st_mode) and (found.st_dev, found.st_ino) not in files:
-                    path, owner = os.readlink(link), read_owner(pid, proc)
-                    file = _read_output(pid, fd, link, path, found, owner=owner, stamps=stamps)
-                    files[file.identity] = file
-            except PermissionError:
-                refused = refused or (pid, fd)
-            except OSError:
-                # Closed, or the process ended: then there is no output.
-                continue
-    return list(files.values()), refused
+    for pid, fd in descriptors:
+        link = f"{proc}/{pid}/fd/{fd}"
+        try:
+            found = os.stat(link)
+            identity = (found.st_dev, found.st_ino)
+            if stat.S_ISFIFO(found.st_mode):
+                pipes.add(identity)
+            elif stat.S_ISREG(found.st_mode) and identity not in files:
+                path, owner = os.readlink(link), read_owner(pid, proc)
+                file = _read_output(pid, fd, link, path, found, owner=owner, before=before)
+                files[file.identity] = file
+        except PermissionError:
+            refused = refused or (pid, fd)
+        except OSError:
+            # Closed, or the process ended: then there is no output.
+            continue
+    return _Behind(files, frozenset(pipes), refused)
+
+
+def _reads_from(pid: int, proc: str) -> Applicable[_Identity]:
+    """Return the pipe that is a process's standard input, if that is one."""
+    found = read_or(None, partial(os.stat, f"{proc}/{pid}/fd/0"))
+    is_pipe = found is not None and stat.S_ISFIFO(found.st_mode)
+    return (found.st_dev, found.st_ino) if found is not None and is_pipe else NOT_APPLICABLE
+
+
+MOST_HOPS = 3
+"""So many programs of a pipeline are followed: ``| grep | ts | tee``."""
+SEARCH_EVERY_S = 10.0
+"""How often the readers of pipes are looked for, while there is one without."""
+
+
+class PipeReaders:
+    """Keep which processes read from which pipe: to find them, all processes of the machine are asked."""
+
+    def __init__(self, proc: str = PROC) -> None:
+        self._proc = proc
+        self._by_pipe: dict[_Identity, list[int]] = {}
+        self._searched_s = -SEARCH_EVERY_S
+
+    def find(self, pipes: frozenset[_Identity]) -> list[int]:
+        """Return the processes whose standard input is one of these pipes."""
+        now_s = time.monotonic()
+        if not all(map(self._list_alive, pipes)) and now_s - self._searched_s >= SEARCH_EVERY_S:
+            self._searched_s = now_s
+            found: dict[_Identity, list[int]] = {}
+            for pid in list_pids(self._proc):
+                pipe = _reads_from(pid, self._proc)
+                if is_known(pipe):
+                    found.setdefault(pipe, []).append(pid)
+            self._by_pipe = found  # at once: the readers of several logs share this
+        return [pid for pipe in pipes for pid in self._list_alive(pipe)]
+
+    def _list_alive(self, pipe: _Identity) -> list[int]:
+        return [pid for pid in self._by_pipe.get(pipe, ()) if _reads_from(pid, self._proc) == pipe]
 
 
 class OutputReader:
     """Read the logs of a job, also after its end; none stays open, as that keeps a disk full or busy."""
 
-    def __init__(self, proc: str = "/proc") -> None:
+    def __init__(self, proc: str = PROC, readers: PipeReaders | None = None) -> None:
+        """Begin with no file; ``readers`` is what several of these share."""
         self._proc = proc
         self._files: list[_File] = []
+        self._readers = PipeReaders(proc) if readers is None else readers
 
     def read(self, pids: Sequence[int]) -> tuple[OutputSample, ...]:
-        """Read the regular files behind descriptors 1 and 2 of ``pids``, each once.
+        """Read the regular files behind descriptors 1 and 2 of ``pids``, and behind their pipes, each once.
 
         Where none has one any more, the last ones are read by path; where another user owns all, one sample
         says so.
         """
-        stamps = {file.identity: file.stamp for file in self._files}
-        files, refused = _find_files(pids, self._proc, stamps)
+        before = {file.identity: file for file in self._files}
+        found = _find_files(((pid, fd) for pid in pids for fd in DESCRIPTORS), self._proc, before)
+        files, refused, pipes = found.files, found.refused, found.pipes
+        for _ in range(MOST_HOPS):
+            readers = self._readers.find(pipes) if pipes else []
+            written = (
+                (pid, fd) for pid in readers for fd in (1, *(fd for fd, _ in list_written(pid, self._proc)))
+            )
+            behind = _find_files(written, self._proc, before)
+            files, pipes = {**behind.files, **files}, behind.pipes
         if refused and not files:
             why = Missing(point_to(NOT_PERMITTED, "fd"))
             return (OutputSample(*refused, "not known", why, why, why, ()),)
-        self._files = files or [_read_again(file) for file in self._files]
+        self._files = list(files.values()) or [_read_again(file) for file in self._files]
         return tuple(file.sample for file in self._files)
 
 
@@ -246,9 +317,8 @@ def _read_again(file: _File) -> _File:
         return file  # removed, or the path of another container
     if (found.st_dev, found.st_ino) != file.identity or not stat.S_ISREG(found.st_mode):
         return file
-    stamps = {file.identity: file.stamp}
-    pid, fd = file.sample.pid, file.sample.fd
-    return _read_output(pid, fd, file.path, file.path, found, owner=file.owner, stamps=stamps)
+    pid, fd, before = file.sample.pid, file.sample.fd, {file.identity: file}
+    return _read_output(pid, fd, file.path, file.path, found, owner=file.owner, before=before)
 
 
 MOST_PROCESSES = 8

@@ -125,7 +125,7 @@ class FactCache:
 def survey(cache: FactCache) -> Survey:
     """Find the roots of all jobs, and the Python processes that may be jobs but could not be read."""
     table, proc = cache.table, cache.proc
-    candidates = [pid for pid, stat in table.items() if _may_train(stat, proc)]
+    candidates = [pid for pid, stat in table.items() if may_train(stat, proc)]
     cache.load({at for pid in candidates for at in ancestry(pid, table)})
     left = frozenset(find_left_over(table, proc))
     trained = [
@@ -155,7 +155,7 @@ def ancestry(pid: int, table: Mapping[int, StatLine]) -> Iterator[int]:
         pid = table[pid].parent
 
 
-def _may_train(stat: StatLine, proc: str) -> bool:
+def may_train(stat: StatLine, proc: str) -> bool:
     """Tell by cheap readings whether a process may be Python with torch of its own."""
     if stat.kernel or has_ended(stat.state, stat.threads) or stat.name.startswith(WORKER_NAME):
         return False

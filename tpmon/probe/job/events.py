@@ -214,16 +214,18 @@ def describe_final(gone: Departure, *, oom_kills: int = 0) -> ProcessEnd:
 
 
 class MemberEnds:
-    """Follow the ends of one job's members; the end of ``root`` is the job's."""
+    """Follow the ends of one job's members; the end of ``root`` is the job's, where it ``answers`` for it."""
 
-    def __init__(self, root: Identity) -> None:
+    def __init__(self, root: Identity, *, answers: bool = True) -> None:
         self._root = root
+        self._answers = answers
         self._root_end: ProcessEnd | None = None
         self._last: ProcessEnd | None = None
         self._first: tuple[Member, ProcessEnd] | None = None
         self._first_ns = 0
         self._newest_ticks = 0  # start of the newest rank that lived at the first failure
         self._rank_outcomes: set[Outcome] = set()
+        self._failed_rank: tuple[Member, ProcessEnd] | None = None
 
     def add(
         self, changes: Changes, now_ns: int, *, living: Sequence[ProcessSample] = (), oom_kills: int = 0
@@ -242,7 +244,14 @@ class MemberEnds:
             self._last = end
         if any(one.role is Role.RANK for one in changes.born):
             self._rank_outcomes.clear()  # a rank that was born since starts afresh
+            self._failed_rank = None
         self._rank_outcomes |= {end.outcome for end in ends if end.role is Role.RANK}
+        failed = (
+            (each.member, end)
+            for each, end in zip(changes.gone, ends, strict=True)
+            if end.role is Role.RANK and end.outcome is Outcome.FAILED
+        )
+        self._failed_rank = self._failed_rank or next(failed, None)
         if self._first is not None and self._went_on(self._first[0], changes, living):
             self._first = None
         return tuple(end for end in ends if end.role is not Role.HELPER)[:MOST_ENDS]
@@ -261,8 +270,15 @@ class MemberEnds:
         return Outcome.WELL if self._rank_outcomes == {Outcome.WELL} else Outcome.UNKNOWN
 
     @property
+    def _says_nothing(self) -> bool:
+        """Tell whether the root has ended with the 0 that it ends with however its ranks do."""
+        return not self._answers and self._root_end is not None and self._root_end.outcome is Outcome.WELL
+
+    @property
     def outcome(self) -> Outcome:
         """Say how the job ended: by its root, else by a rank or worker that failed before."""
+        if self._says_nothing:
+            return self.ranks_outcome
         end = self._root_end or self._last
         outcome = Outcome.UNKNOWN if end is None else end.outcome
         if outcome is Outcome.UNKNOWN and self._first is not None:
@@ -272,6 +288,9 @@ class MemberEnds:
 
     def describe(self) -> str:
         """Say how the job ended, and who failed first: "exit 1, after rank 0 (85): SIGKILL"."""
+        if self._says_nothing and self.ranks_outcome is not Outcome.WELL:
+            first = self._first or self._failed_rank
+            return UNSEEN if first is None else f"{name_member(first[0])}: {first[1].how}"
         end = self._root_end or self._last
         how = UNSEEN if end is None else end.how
         if self._first is None or self.outcome is Outcome.WELL or how == self._first[1].how:
@@ -283,7 +302,8 @@ class MemberEnds:
         """Return the signal that ended the job, or who failed first; not applicable where it ended well."""
         if self.outcome is Outcome.WELL:
             return NOT_APPLICABLE
-        ends = (self._root_end or self._last, *(self._first or ())[1:])
+        first = self._first or (self._failed_rank if self._says_nothing else None)
+        ends = (self._root_end or self._last, *(first or ())[1:])
         return next((one.signal for one in ends if one is not None and is_known(one.signal)), NOT_APPLICABLE)
 
 
@@ -317,9 +337,9 @@ def describe_attach(pid: int, ranks: int, workers: int, taken: datetime) -> Even
 class EventTracker:
     """Turn differences from the last Frame into events, and remember who ended and how."""
 
-    def __init__(self, root: Identity) -> None:
+    def __init__(self, root: Identity, *, answers: bool = True) -> None:
         self._oom_kills = OomKills()
-        self.ends = MemberEnds(root)
+        self.ends = MemberEnds(root, answers=answers)
         self._last_ends: tuple[ProcessEnd, ...] = ()
         self._told_shedding = self._attached = False
         self._stopped: frozenset[tuple[int, int]] = frozenset()

@@ -92,13 +92,25 @@ class Job:
     """Of each process, also of shells between the members; ``Membership`` keeps it up to date."""
     parts: Mapping[int, RolePart] = field(repr=False, compare=False)
 
+    @property
+    def root_answers(self) -> bool:
+        """Tell whether the exit code of the root says how the ranks ended."""
+        root = self.facts.get(self.root.pid)
+        return root is None or root.program.answers
 
-def find_descendants(root: int, table: Mapping[int, StatLine]) -> list[int]:
-    """List ``root`` and all that descends from it, parents first, without those that have ended."""
+
+def list_children(table: Mapping[int, StatLine]) -> Mapping[int, Sequence[int]]:
+    """Return the children of each process, without those that have ended."""
     children: dict[int, list[int]] = {}
     for pid, stat in table.items():
         if not has_ended(stat.state, stat.threads):
             children.setdefault(stat.parent, []).append(pid)
+    return children
+
+
+def find_descendants(root: int, table: Mapping[int, StatLine]) -> list[int]:
+    """List ``root`` and all that descends from it, parents first, without those that have ended."""
+    children = list_children(table)
     found = [root] if root in table else []
     for pid in found:
         found += children.get(pid, ())

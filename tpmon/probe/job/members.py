@@ -47,7 +47,7 @@ from tpmon.probe.job.job import (
 from tpmon.probe.job.process_facts import Facts, read_all_facts
 from tpmon.probe.job.roles import STARTING, YOUNG_S, Departed, RolePart, assign_parts
 from tpmon.probe.job.tree import Effort, Family, find_waiting, tell_effort
-from tpmon.probe.proc.counters import NO_DESCRIPTOR, Shares, read_shares
+from tpmon.probe.proc.counters import NO_DESCRIPTOR, Shares, is_clock_of, read_cpu_clock, read_shares
 
 SCAN_EVERY_NS = 5_000_000_000
 FULL_SCAN_EVERY_NS = 60_000_000_000
@@ -60,7 +60,17 @@ _FACTS_S = 0.2
 class _Watched:
     """Hold the descriptors and the last facts of one process; shells inside the job have no part."""
 
-    __slots__ = ("children", "children_fd", "facts", "has_room", "identity", "parent", "pidfd", "told")
+    __slots__ = (
+        "children",
+        "children_fd",
+        "clock_ns",
+        "facts",
+        "has_room",
+        "identity",
+        "parent",
+        "pidfd",
+        "told",
+    )
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
@@ -68,6 +78,7 @@ class _Watched:
         self.parent = facts.stat.parent
         self.told: tuple[Facts, RolePart, int, float] | None = None  # what the member was made from
         self.children: bytes | None = None
+        self.clock_ns = -1  # its CPU time when it was last read
         self.children_fd = -1
         self.pidfd = -1
         self.has_room = False  # it counts among those that may keep descriptors
@@ -205,8 +216,8 @@ class Membership:
     def _settle(self, ended: list[_Watched], *, slow: bool, retry: bool) -> bool:
         """Read again the members that may have become something else; True when one has.
 
-        These are the young, the children of those that ended and, when ``slow``, all. One whose PID another
-        process has by now is added to ``ended``. ``retry`` reads again what did not answer.
+        These are the young, the children of those that ended and, when ``slow``, all that ran since. One
+        whose PID another process has by now is added to ``ended``. ``retry`` reads again what did not answer.
         """
         dead = {watched.identity.pid for watched in ended}
         now = now_ticks()
@@ -216,11 +227,15 @@ class Membership:
             before = watched.facts
             age_s = (now - watched.identity.start_ticks) / TICKS_PER_S
             unnamed = not before.stat.name.startswith(WORKER_NAME)
-            if pid in dead or not (slow or before.stat.parent in dead or (unnamed and age_s < YOUNG_S)):
+            clock_ns = read_cpu_clock(pid) if slow and self._proc == PROC else -1
+            ran = slow and (retry or not 0 <= clock_ns == watched.clock_ns)
+            due = before.stat.parent in dead or (unnamed and age_s < YOUNG_S)
+            if pid in dead or not (ran or due):
                 continue
             stat = self._read_stat(pid)
             if stat is None:
                 continue  # it ends just now
+            watched.clock_ns = clock_ns if is_clock_of(clock_ns, stat.cpu_s) else -1
             if stat.start_ticks != watched.identity.start_ticks:
                 ended.append(watched)
                 continue

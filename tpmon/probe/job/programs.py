@@ -29,6 +29,7 @@ _JUPYTER_SERVER = re.compile(
 _RAY_DAEMON = re.compile(r"/ray/(dashboard|autoscaler|_private)/(?!workers/)")
 _SLURM_TASKS = re.compile(r"slurmstepd: \[[\d_+]+\.\d+\]")
 _MPI = re.compile(r"(mpirun|mpiexec)(\.(hydra|mpich|openmpi))?|hydra_pmi_proxy|orte(run|d)|prte(run|d)?")
+_OF_ONE_NODE = re.compile(r"slurmstepd\b|(?:hydra_pmi_proxy|orted|prted)$")
 _LAUNCHERS = {
     "torchrun": "torchrun",
     "torch.distributed.run": "torchrun",
@@ -65,13 +66,15 @@ class Program:
     login servers, Jupyter servers (not their kernels), Ray daemons, Slurm steps that start no tasks (batch,
     extern, interactive), and watchers (tpmon, py-spy). A shell that runs a script is neither boundary nor
     member. ``launcher`` and ``service`` are names, or ""; a ``service`` serves a rank without training or
-    loading.
+    loading. What starts the ranks of one node for a launcher elsewhere does not answer for them: its exit
+    code says nothing of their ends (0 after a SIGKILL, seen with slurmstepd 22.05.8).
     """
 
     label: str
     shell: bool
     boundary: bool
     launcher: str
+    answers: bool
     service: str
     spawned: bool
     compiles: bool
@@ -88,6 +91,7 @@ def identify(name: str, argv: tuple[str, ...]) -> Program:
         shell=shell,
         boundary=_is_interactive(argv) if shell else not launcher and _is_server(name, argv, command),
         launcher=launcher,
+        answers=not _OF_ONE_NODE.match(argv[0].rpartition("/")[2] if argv else name),
         service=_find_service(name, command),
         spawned=command.how == "code" and command.name.startswith("from multiprocessing.spawn import"),
         compiles=any("_inductor/compile_worker" in word for word in argv[1:4]),

@@ -18,12 +18,12 @@ from tpmon.errors import (
     LateStartError,
     NoTargetError,
     NotPermittedError,
+    SeveralJobsError,
     StartingError,
     TpmonError,
-    UsageError,
 )
 from tpmon.model.known import Missing, is_known, known_or
-from tpmon.model.process import Identity
+from tpmon.model.process import Identity, Role
 from tpmon.model.results.doctor import point_to
 from tpmon.model.units import format_seconds
 from tpmon.probe.base.procread import (
@@ -40,8 +40,9 @@ from tpmon.probe.base.procread import (
 )
 from tpmon.probe.base.worker import explain_limit
 from tpmon.probe.job.discovery import FactCache, ancestry, choose_root, survey
-from tpmon.probe.job.job import NO_TORCH, Job, assemble_job, now_ticks, user_name
+from tpmon.probe.job.job import NO_TORCH, Job, assemble_job, now_ticks, pids_of, user_name
 from tpmon.probe.job.left_over import find_left_over, list_left_over
+from tpmon.probe.job.names import ScriptName, find_by_name, name_script
 from tpmon.probe.job.process_facts import IMPORT_S, Facts, find_left
 from tpmon.probe.job.roles import YOUNG_S
 from tpmon.probe.job.tree import LAUNCHER_GONE, read_rendezvous
@@ -50,6 +51,7 @@ from tpmon.probe.proc.counters import require_descriptors
 
 _MOST_NAMED = 8
 _SLURM_JOB = "SLURM_JOB_ID"
+_START_ONE = "tpmon demo, which starts a small one; tpmon ps lists the jobs of all users"
 _LIST_JOBS = "tpmon ps lists the training jobs of this machine"
 
 
@@ -84,43 +86,86 @@ def find_only_job(proc: str = PROC) -> Job:
     none or where others may be hidden, UsageError for several.
     """
     require_descriptors()
-    jobs, unanswered = find_own_jobs(proc)
+    jobs, every, unanswered = _find_jobs(proc)
     if slurm_job := os.environ.get(_SLURM_JOB, ""):
         starts = [(job, [known_or(fact.environ, {}) for fact in job.facts.values()]) for job in jobs]
         jobs = [
             job for job, those in starts if any(one.get(_SLURM_JOB) == slurm_job for one in those)
         ] or jobs
     if len(jobs) > 1:
-        names = ", ".join(f"{job.root.pid} ({job.script})" for job in jobs[:_MOST_NAMED])
-        more = f" and {len(jobs) - _MOST_NAMED} more" if len(jobs) > _MOST_NAMED else ""
-        raise UsageError(
-            f"this user runs {len(jobs)} training jobs here: {names}{more}",
-            "tpmon ps lists them; then a PID in place of --job",
+        raise SeveralJobsError(
+            f"this user runs {len(jobs)} training jobs here: {_list_names(jobs)}",
+            "tpmon ps lists them; then a PID, or the name of a script",
         )
     if unanswered:
         named = ", ".join(map(str, unanswered[:_MOST_NAMED]))
         raise NoTargetError(
             f"not every process could be read in time, so another job may be among them: {named}",
-            "--job again, or tpmon ps and a PID in place of --job",
+            "the same again, or a PID; tpmon ps lists the jobs",
         )
     if not jobs:
-        raise NoTargetError("this user runs no training job on this machine", _LIST_JOBS)
+        owners = ", ".join(dict.fromkeys(job.user for job in every[:_MOST_NAMED]))
+        others = f"; there are those of {owners}: {_list_names(every)}" if every else ""
+        raise NoTargetError(f"this user runs no training job on this machine{others}", _START_ONE)
     return jobs[0]
+
+
+def find_named(name: str, proc: str = PROC) -> int:
+    """Return the root of the one job that goes by a name: its script, a part of its path, its module.
+
+    This user's jobs come before those of others. NoTargetError for none, SeveralJobsError for several.
+    """
+    require_descriptors()
+    own, every, _ = _find_jobs(proc)
+    for jobs in (own, every):
+        found = find_by_name(name, {at: _name_job(job) for at, job in enumerate(jobs)})
+        if len(found) == 1:
+            return jobs[found[0]].root.pid
+        if found:
+            meant = [jobs[at] for at in found]
+            raise SeveralJobsError(
+                f"{len(meant)} training jobs go by {name}: {_list_names(meant)}",
+                "one of these PIDs in its place, or more of the name",
+            )
+    if not every:
+        raise NoTargetError(f"no training job here goes by {name}: there is none", _START_ONE)
+    raise NoTargetError(
+        f"no training job here goes by {name}; there are: {_list_names(own or every)}",
+        "one of these names or PIDs; tpmon ps lists the jobs",
+    )
+
+
+def _name_job(job: Job) -> ScriptName:
+    rank = next(iter(pids_of(job.members, Role.RANK)), job.root.pid)
+    return name_script(job.script, job.facts[rank].argv if rank in job.facts else ())
+
+
+def _list_names(jobs: Sequence[Job]) -> str:
+    """Name jobs by PID and script, the first ones."""
+    names = ", ".join(f"{job.root.pid} ({job.script})" for job in jobs[:_MOST_NAMED])
+    return names + (f" and {len(jobs) - _MOST_NAMED} more" if len(jobs) > _MOST_NAMED else "")
 
 
 def find_own_jobs(proc: str = PROC) -> tuple[list[Job], list[int]]:
     """Find this user's jobs here, oldest first, and its unanswering processes that are in none."""
+    jobs, _, unanswered = _find_jobs(proc)
+    return jobs, unanswered
+
+
+def _find_jobs(proc: str) -> tuple[list[Job], list[Job], list[int]]:
+    """Find this user's jobs and all, oldest first, and its unanswering processes in no job of its own."""
     users = {os.geteuid(), int(os.environ.get("SUDO_UID", os.geteuid()))}
     table = read_table(proc)
     found = survey(FactCache(table, proc))
     read = each_process(
         found.roots, lambda tops: assemble_job(tops[0], tops[0], table, proc, strays=tops[1:])
     )
-    jobs = [job for job in read.values() if is_known(job) and job.uid in users]
+    every = [job for job in read.values() if is_known(job)]
+    jobs = [job for job in every if job.uid in users]
     odd = [tops[0] for tops, job in read.items() if isinstance(job, Missing)]
     unanswered = {*found.unanswered, *odd}.difference(*(job.facts for job in jobs))
     owners = each_process(sorted(unanswered), lambda pid: read_status(pid, proc).uid)
-    return jobs, [pid for pid, uid in owners.items() if uid in users]
+    return jobs, every, [pid for pid, uid in owners.items() if uid in users]
 
 
 def _find_job(pid: int, proc: str, remark: str) -> Job:
@@ -153,7 +198,7 @@ def _find_job(pid: int, proc: str, remark: str) -> Job:
         raise _deny(fact, proc)
     if not remark and LAUNCHER_GONE in job.rank_source:
         job = replace(job, remark=_describe_launcher_gone((root, *strays)))
-    return job
+    return replace(job, remark=job.remark or _describe_elsewhere(job))
 
 
 def _refuse_left_over(pid: int, table: Mapping[int, StatLine], proc: str) -> NoTargetError:
@@ -174,6 +219,17 @@ def _describe_launcher_gone(tops: Sequence[int]) -> str:
     named = ", ".join(map(str, tops[:8])) + (f" and {len(tops) - 8} more" if len(tops) > 8 else "")
     live = "one rank lives" if len(tops) == 1 else f"{len(tops)} ranks live"
     return f"the launcher of this job is gone; {live} on here: {named}"
+
+
+def _describe_elsewhere(job: Job) -> str:
+    """Say which command watches the nodes of all ranks; "" where all are here."""
+    ranks = [one for one in job.members if one.role is Role.RANK]
+    if not ranks or known_or(job.world_size, 0) <= len(ranks):
+        return ""
+    settings = [one for rank in ranks if is_known(rank.environment) for one in rank.environment]
+    jobs = [one.value for one in settings if one.name == _SLURM_JOB and one.value.isdecimal()]
+    where = f"--slurm {jobs[0]}" if jobs else "--hosts a,b"
+    return f"{len(ranks)} of {job.world_size} ranks are on this host: tpmon fleet {where} watches all"
 
 
 def _describe_starter(fact: Facts, below: int, cache: FactCache, *, waits: bool) -> str:

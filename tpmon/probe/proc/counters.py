@@ -183,6 +183,15 @@ def read_cpu_clock(pid: int) -> int:
         return -1
 
 
+CLOCK_APART_S = 0.05
+"""The clock and the ticks of one process never differ by as much, where both count the same time."""
+
+
+def is_clock_of(clock_ns: int, cpu_s: float) -> bool:
+    """Tell whether a CPU clock may be of the process whose stat says ``cpu_s``, and counts the same time."""
+    return abs(clock_ns / 1e9 - cpu_s) < CLOCK_APART_S
+
+
 def tell_no_clock(_pid: int) -> int:
     """Stand for ``read_cpu_clock`` where /proc is not that of this PID namespace."""
     return -1

@@ -18,7 +18,14 @@ from tpmon.model.known import Known, Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackCount
 from tpmon.probe.base.procread import PROC, read_status
-from tpmon.probe.proc.counters import NO_DESCRIPTOR, ProcFile, SchedStat, parse_schedstat, tell_no_clock
+from tpmon.probe.proc.counters import (
+    NO_DESCRIPTOR,
+    ProcFile,
+    SchedStat,
+    is_clock_of,
+    parse_schedstat,
+    tell_no_clock,
+)
 from tpmon.probe.proc.memory import read_memory
 
 DIGITS = DECIMALS
@@ -30,8 +37,6 @@ QUIET_TICKS = 5  # a quiet process is read at least so often: a thread that wait
 RESTING_SAMPLES = 3  # a thread unchanged so often is read with those of quiet processes, not each tick
 UNSEEN_S = 0.025
 """More CPU of a process than its read threads used means that a resting one runs; both count 10 ms ticks."""
-CLOCK_APART_S = 0.05
-"""The clock and the ticks of one process never differ by as much, where both count the same time."""
 NAMES_PER_TICK = 250  # 1000 in the first tick of a large job took a sixteenth of its first picture
 
 
@@ -152,6 +157,7 @@ class ThreadSet:
     _task_fd: int = -1
     _listed_ns: int = 0
     _read_ns: int = 0
+    _rested_ns: int = 0  # until when no thread ran since it was read
     _ticks: int = 0
     _was_moving: bool = True
     _all_read_cpu_s: float = 0.0  # CPU time of the process when all its threads were last read
@@ -168,11 +174,19 @@ class ThreadSet:
         self._loop_tid = self.pid
 
     def read(
-        self, now: Callable[[], int], threads: int, *, moved: bool, skip: bool, cpu_s: float = -1.0
+        self,
+        now: Callable[[], int],
+        threads: int,
+        *,
+        moved: bool,
+        skip: bool,
+        cpu_s: float = -1.0,
+        sleeps: bool = False,
     ) -> ThreadReading:
         """Return the newest reading, taking a new one unless the process is quiet or ``skip`` is set.
 
-        ``threads`` is num_threads of the same tick, ``moved`` whether the process used CPU since the last.
+        ``threads`` is num_threads of the same tick, ``moved`` whether the process used CPU since the last,
+        ``sleeps`` whether its main thread sleeps now.
         With its total ``cpu_s``, resting threads are left out while the others account for it. OSError when
         it is gone.
         """
@@ -195,7 +209,7 @@ class ThreadSet:
             self._count = threads
             everyone = True
         if self._has_schedstat:
-            self._measure(taken_ns, cpu_s, everyone=everyone)
+            self._measure(taken_ns, cpu_s, everyone=everyone, sleeps=sleeps)
         else:
             self._latest = self._lack_schedstat(taken_ns)
         if not self.keep_folder:
@@ -303,16 +317,21 @@ class ThreadSet:
         back = new.run_ns < old.run_ns or new.wait_ns < old.wait_ns or new.slices < old.slices
         return new if back else old
 
-    def _measure(self, taken_ns: int, cpu_s: float, *, everyone: bool) -> None:
+    def _measure(self, taken_ns: int, cpu_s: float, *, everyone: bool, sleeps: bool) -> None:
         clock_ns = self._read_clock(cpu_s) if everyone else -1
         # A thread that waits for a CPU and never runs moves no clock: now and then each file is read.
         by_clock = min(clock_ns, self._clock_ns) >= 0 and taken_ns - self._each_read_ns < QUIET_RELIST_NS
         threads = self._threads.values()
+        awake = [one for one in threads if one.unchanged < RESTING_SAMPLES]
+        stood = by_clock and clock_ns == self._clock_ns and self._latest.busy_threads == 0
+        if stood and sleeps and all(one.tid == self.pid for one in awake):
+            # Only the main thread would be read, and it slept all the time: to sleep again it has to run.
+            self._rested_ns = self._read_ns = taken_ns
+            self._latest = _Sums(filled=True).close(self._resting, taken_ns, first=False)
+            return
         each = everyone and not by_clock
         sums = _Sums()
-        any_gone = self._add(
-            sums, threads if each else [one for one in threads if one.unchanged < RESTING_SAMPLES], taken_ns
-        )
+        any_gone = self._add(sums, threads if each else awake, taken_ns)
         ran_ns = self._seen_run_ns + sums.run_ns
         resting = [] if each else [one for one in threads if one.read_ns != taken_ns]
         if by_clock and clock_ns - self._clock_ns == ran_ns:
@@ -347,7 +366,7 @@ class ThreadSet:
     def _read_clock(self, cpu_s: float) -> int:
         """Return the CPU clock of the process, -1 where it may be of another one, or counts otherwise."""
         clock_ns = self.cpu_clock(self.pid)
-        return clock_ns if abs(clock_ns / 1e9 - cpu_s) < CLOCK_APART_S else -1
+        return clock_ns if is_clock_of(clock_ns, cpu_s) else -1
 
     def _lacks_schedstat(self) -> bool:
         """Tell whether a living thread has no schedstat: no CONFIG_SCHED_INFO, or a sandbox's /proc."""
@@ -385,7 +404,7 @@ class ThreadSet:
                 thread.unchanged += not is_main
                 thread.demand = 0.0
                 continue
-            since_ns = thread.read_ns or self._read_ns
+            since_ns = max(thread.read_ns, self._rested_ns) or self._read_ns
             elapsed_ns = taken_ns - since_ns if since_ns else 0
             thread.read_ns = taken_ns
             thread.unchanged = 0

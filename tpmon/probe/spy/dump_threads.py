@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from tpmon.model.dump import ProcessToll, ThreadLook, WaitTarget
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.results.doctor import say_refusal
 from tpmon.model.stacks import StackCount, StackFrame
@@ -16,7 +17,7 @@ from tpmon.model.waits import FROZEN, RUNNING
 from tpmon.probe.base.procread import PROC, TICKS_PER_S, StatLine, parse_stat, read_file
 from tpmon.probe.job.loop_thread import find_loop, read_loop
 from tpmon.probe.job.roles import thread_kind
-from tpmon.probe.proc.counters import parse_io, parse_schedstat
+from tpmon.probe.proc.counters import SchedStat, parse_io, parse_schedstat
 from tpmon.probe.proc.pipe_peers import OtherEnds
 from tpmon.probe.proc.threads import number_stacks
 from tpmon.probe.proc.wait_object import Waiter, read_target
@@ -120,7 +121,7 @@ class _Reader:
             return ThreadLook(tid, name, thread_kind("", main=is_main), "?", *(_ENDED,) * 6, frames=frames)
         call = _read_call(folder)
         wchan = _read_wchan(folder)
-        run_ns, delay_ns = _read_times(folder)
+        times = _read_times(folder)
         waits_for = read_wait(stat.state, wchan, call, self.role, _MACHINE)
         if self.frozen:
             waits_for = FROZEN
@@ -136,10 +137,11 @@ class _Reader:
             call=call if isinstance(call, Missing) else name_call(call.number, _MACHINE),
             waits_for=waits_for,
             waits_on=waits_on,
-            run_ns=run_ns,
-            delay_ns=delay_ns,
+            run_ns=map_known(_RUN, times),
+            delay_ns=map_known(_DELAY, times),
             frames=frames,
             kernel_ns=round(stat.kernel_ticks * 1e9 / TICKS_PER_S),
+            slices=map_known(_SLICES, times),
         )
 
     def read_native(self, tids: Iterable[int]) -> tuple[list[ThreadLook], int]:
@@ -164,7 +166,7 @@ class _Reader:
 
     def _read_cheaply(self, tid: int, stat: StatLine, kind: ThreadKind, folder: str) -> ThreadLook:
         """Describe a native thread that nothing holds, without what it waits on."""
-        run_ns, delay_ns = _read_times(folder)
+        times = _read_times(folder)
         call = _read_call(folder) if self.waits else _NOT_READ
         return ThreadLook(
             tid=tid,
@@ -175,9 +177,10 @@ class _Reader:
             call=call if isinstance(call, Missing) else name_call(call.number, _MACHINE),
             waits_for=RUNNING if stat.state == "R" else _NOT_READ,
             waits_on=NOT_APPLICABLE,
-            run_ns=run_ns,
-            delay_ns=delay_ns,
+            run_ns=map_known(_RUN, times),
+            delay_ns=map_known(_DELAY, times),
             frames=NOT_APPLICABLE,
+            slices=map_known(_SLICES, times),
         )
 
 
@@ -197,10 +200,11 @@ def _read_wchan(folder: str) -> Known[str]:
         return Missing(f"wchan: {say_refusal(error, 'wchan')}")
 
 
-def _read_times(folder: str) -> tuple[Known[int], Known[int]]:
+_RUN, _DELAY, _SLICES = attrgetter("run_ns"), attrgetter("wait_ns"), attrgetter("slices")
+
+
+def _read_times(folder: str) -> Known[SchedStat]:
     try:
-        times = parse_schedstat(read_file(f"{folder}/schedstat", 256))
+        return parse_schedstat(read_file(f"{folder}/schedstat", 256))
     except (OSError, ValueError) as error:
-        why = Missing(f"schedstat: {error}")
-        return why, why
-    return times.run_ns, times.wait_ns
+        return Missing(f"schedstat: {error}")

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+import tpmon
 from tpmon.model.dump import DumpError, ErrorKind
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
@@ -62,11 +63,26 @@ class SpyOutcome:
 
 
 def find_spy() -> Known[str]:
-    """Find the py-spy program beside tpmon's Python, else on PATH."""
-    beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
-    found = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    """Find the py-spy program: beside tpmon's Python, on PATH, and of a tpmon.pyz beside it and in it."""
+    beside = os.path.join(os.path.dirname(sys.executable), _NAME)
+    found = choose_spy(beside, shutil.which(_NAME), tpmon.archive, os.path.dirname(tpmon.__path__[0]))
     missing = point_to("py-spy is not installed beside tpmon or on PATH", "py-spy")
     return found or Missing(f"{missing}: {install_spy()}")
+
+
+def choose_spy(beside: str, on_path: str | None, archive: str, laid_out: str) -> str:
+    """Return the first py-spy that can be started; "" for none.
+
+    Args:
+        beside: where it would be beside tpmon's Python.
+        on_path: the one on PATH.
+        archive: the tpmon.pyz that runs, whose choice is the one of PATH before any other; "" for none.
+        laid_out: the folder into which the tpmon.pyz was laid out, with a py-spy for some processors.
+    """
+    packed = os.path.join(laid_out, "py-spy", os.uname().machine, _NAME)
+    of_archive = (on_path, os.path.join(os.path.dirname(archive), _NAME), beside, packed)
+    places = of_archive if archive else (beside, on_path)
+    return next((one for one in places if one and os.path.isfile(one) and os.access(one, os.X_OK)), "")
 
 
 def install_spy() -> str:

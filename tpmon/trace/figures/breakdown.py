@@ -1,29 +1,22 @@
-"""Where the time goes: what ran in a step, why a device was idle, and what the host did without a device.
-
-Each idle moment has one cause, the first of: loader, explicit sync, implicit sync, allocator, launches and
-other calls, operators, communication of the host (gloo), other. Parts are differences of growing
-unions, so they sum to the idle time.
-"""
+"""Where the time goes: what ran in a step, on devices and on the host."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, sum_known
-from tpmon.model.results.trace import GAP_CAUSES, Breakdown, DeviceGaps, HostTime, LargeGap
+from tpmon.model.known import Known, Missing
+from tpmon.model.results.trace import Breakdown
 from tpmon.trace.figures.steps import TraceSteps
-from tpmon.trace.reading.columns import EventTable, Ints, Mask
-from tpmon.trace.reading.read import Trace, clean_name
+from tpmon.trace.reading.columns import Mask, distinct
+from tpmon.trace.reading.read import Trace
 from tpmon.trace.reading.schema import (
     MULTI_LOADER,
     SINGLE_LOADER,
-    CallClass,
     Category,
-    class_of_call,
     flag,
     is_comm_host,
     is_comm_kernel,
@@ -31,18 +24,7 @@ from tpmon.trace.reading.schema import (
     is_loader,
     is_step,
 )
-from tpmon.trace.reading.spans import (
-    NOTHING,
-    Nest,
-    Spans,
-    find_cuts,
-    grow,
-    invert,
-    split_windows,
-    unite,
-    unite_all,
-    unite_rows,
-)
+from tpmon.trace.reading.spans import NOTHING, Spans, unite, unite_all, unite_rows
 
 MOST_DEVICES = 256
 """No machine has more; a damaged file may name thousands, and they then count as one."""
@@ -175,14 +157,19 @@ def _find_strays(trace: Trace, numbers: Sequence[int]) -> tuple[int, ...]:
     return tuple(device for device, spent in zip(numbers, busy, strict=True) if spent < least)
 
 
-def break_down(activity: Activity, steps: TraceSteps, exclusive: bool) -> Breakdown:
-    """Return the mean step by what was running, in microseconds; of several devices their mean.
+def break_down(activity: Activity, steps: TraceSteps, cuts: Spans = NOTHING) -> tuple[Breakdown, Breakdown]:
+    """Return the mean step without ``cuts`` by what ran, in us, twice; of several devices their mean.
 
-    Exclusive: each moment counts for the first kind of the order alone, and the sum is the step.
-    Else each kind counts all of its time, so that the sum may be more; other is what none covers.
+    First exclusive: each moment counts for the first kind of the order alone, and the sum is the step.
+    Then each kind counts all of its time, so that the sum may be more; other is what none covers.
     """
-    each = [_break_down_one(one, steps, exclusive) for one in activity.each()]
-    means = dict(zip((*LAYERS, "other"), np.mean(np.array(each), axis=0).tolist(), strict=True))
+    each = np.mean(np.array([_break_down_one(one, steps, cuts) for one in activity.each()]), axis=0)
+    exclusive, full = (_name_layers(activity, means) for means in each.tolist())
+    return exclusive, full
+
+
+def _name_layers(activity: Activity, us: list[float]) -> Breakdown:
+    means = dict(zip((*LAYERS, "other"), us, strict=True))
     means["communication"] += means.pop("host_comms")
     anything = activity.on_device or activity.in_calls or activity.on_host
 
@@ -198,185 +185,33 @@ def break_down(activity: Activity, steps: TraceSteps, exclusive: bool) -> Breakd
     return Breakdown(**known)
 
 
-def _break_down_one(activity: Activity, steps: TraceSteps, exclusive: bool) -> list[float]:
-    layers: list[Spans] = [getattr(activity, name) for name in LAYERS]
+def _break_down_one(activity: Activity, steps: TraceSteps, cuts: Spans) -> tuple[list[float], list[float]]:
+    layers = [subtract(getattr(activity, name), cuts) for name in LAYERS]
     # Without a device the host is what computes, and communication behind it is hidden.
     order = tuple(range(8)) if activity.on_device else (0, 1, 2, 4, 5, 6, 3, 7)
-    means = [0.0] * 9
-    covered: list[Spans] = []
-    before = np.zeros(len(steps.start), dtype=np.int64)
+    exclusive, full = [0.0] * 9, [0.0] * 9
+    covered = [cuts]
+    before = cuts.within(steps.start, steps.end)
     for at in order:
         covered = [unite_all([*covered, layers[at]])]
         until = covered[0].within(steps.start, steps.end)
-        own = until - before if exclusive else layers[at].within(steps.start, steps.end)
-        means[at] = float(own.mean()) / 1000
+        exclusive[at] = float((until - before).mean()) / 1000
+        full[at] = float(layers[at].within(steps.start, steps.end).mean()) / 1000
         before = until
-    means[8] = float((steps.end - steps.start - before).mean()) / 1000
-    return means
+    exclusive[8] = full[8] = float((steps.end - steps.start - before).mean()) / 1000
+    return exclusive, full
 
 
-MOST_GAPS = 10
-NO_HOST_EVENTS = Missing("the trace holds no host events")
-NO_OPERATORS = Missing("operators were not recorded: activities had no CPU")
-CALL_CAUSES = ("sync_explicit", "sync_implicit", "alloc", "launch")
-"""What calls of the runtime tell alone."""
-COVERS_SLACK_NS = 1000
-"""A call that returns no more than this before its copy ends has waited for it."""
+def name_calls(trace: Trace, test: Callable[[str], bool]) -> Mask:
+    """Tell of each call whether its name passes a test, which no other name of the trace is asked."""
+    return flag(trace.names, test, trace.calls.name)[trace.calls.name]
 
 
-@dataclass(frozen=True, slots=True)
-class HostCauses:
-    """Hold what may hold a device, in the order in which the first one counts, and the classes of calls."""
-
-    layers: tuple[Spans, ...]
-    call_class: Ints
-
-
-def classify_calls(trace: Trace) -> Ints:
-    """Return the class of each call; an asynchronous copy of pageable memory that waits is implicit."""
-    names = np.array([int(class_of_call(name)) for name in trace.names] or [0], dtype=np.int64)
-    classes = names[trace.calls.name] if len(trace.calls.name) else np.zeros(0, np.int64)
-    pageable = np.array(["Pageable" in name for name in trace.names] or [False])
-    work = trace.work
-    rows = np.flatnonzero((work.category == Category.MEMCPY) & pageable[work.name] & (work.call >= 0))
-    calls = work.call[rows]
-    covers = trace.calls.end[calls] + COVERS_SLACK_NS >= work.end[rows]
-    waits = covers & (classes[calls] == CallClass.COPY)
-    classes[calls[waits]] = CallClass.IMPLICIT
-    return classes
-
-
-def find_causes(trace: Trace, activity: Activity, until: int) -> HostCauses:
-    """Unite the host events of each cause; a synchronise from ``until`` on is the profiler's own."""
-    calls = trace.calls
-    classes = classify_calls(trace)
-
-    def of(*kinds: CallClass) -> Spans:
-        rows = np.isin(classes, kinds) & ((classes != CallClass.EXPLICIT) | (calls.start < until))
-        return unite_rows(calls, rows)
-
-    waits = (of(CallClass.EXPLICIT), of(CallClass.IMPLICIT), of(CallClass.ALLOCATOR))
-    launches = of(CallClass.LAUNCH, CallClass.COPY)
-    layers = (activity.data_loader, *waits, launches, activity.cpu, activity.host_comms)
-    return HostCauses(layers, classes)
-
-
-def _split(layers: Sequence[Spans], busy: Spans, start: Ints, end: Ints) -> Ints:
-    """Split windows over ``layers`` where ``busy`` is not; the last row is what no layer covers."""
-    return split_windows(busy, grow(busy, layers), start, end)[1:]
-
-
-def find_gaps(
-    trace: Trace, causes: HostCauses, ops: Nest, window: tuple[int, int], origin: int
-) -> tuple[DeviceGaps, ...]:
-    """Attribute the idle time of each device in ``window``; places of gaps are counted from ``origin``."""
-    work, cuts = trace.work, find_cuts(trace.header, window)
-    told, untold = told_causes(trace)
-    found = []
-    for device in trace.list_devices():
-        busy = unite_all([unite_rows(work, work.device == device), cuts])
-        parts = _split(causes.layers, busy, np.array(window[:1]), np.array(window[1:]))[:, 0].tolist()
-        causes_us: dict[str, Known[float]] = {
-            name: ns / 1000 if name in told else untold for name, ns in zip(GAP_CAUSES, parts, strict=True)
-        }
-        idle = invert(busy, *window)
-        gaps = DeviceGaps(
-            device=device,
-            window=(window[1] - window[0] - cuts.total) / 1000,
-            busy=(busy.within_one(*window) - cuts.total) / 1000,
-            idle=idle.total / 1000,
-            **causes_us,
-            largest=_name_gaps(trace, causes, ops, origin, idle),
-        )
-        found.append(gaps)
-    return tuple(found)
-
-
-def _name_gaps(trace: Trace, causes: HostCauses, ops: Nest, origin: int, idle: Spans) -> tuple[LargeGap, ...]:
-    """Name what held the longest gaps: the largest cause, and the call, operator and line in the middle."""
-    longest = np.argsort(idle.start - idle.end, kind="stable")[:MOST_GAPS]
-    start, end = idle.start[longest], idle.end[longest]
-    if not len(start):
-        return ()
-    parts = _split(causes.layers, NOTHING, start, end)
-    main = _main_track(trace)
-    middle = (start + end) // 2
-    places = ops.find(np.full(len(middle), main, dtype=np.int32), middle)
-    found = []
-    told, untold = told_causes(trace)
-    for at in range(len(start)):
-        window = int(start[at]), int(end[at])
-        largest = GAP_CAUSES[int(np.argmax(parts[:, at]))]
-        cause: Known[str] = largest if largest in told else untold
-        operator: Applicable[str] = NOT_APPLICABLE
-        if places[at] >= 0:
-            operator = clean_name(trace.names[trace.host.name[ops.row[places[at]]]])
-        elif cause in ("data", "cpu_op"):
-            rows = loader_rows(trace) if cause == "data" else trace.host.category == Category.OP
-            operator = _longest(trace, trace.host, rows, *window)
-        call: Applicable[str] = NOT_APPLICABLE
-        if cause in CALL_CAUSES:
-            call = _longest(trace, trace.calls, True, *window)
-        source = _source(trace, main, int(middle[at]))
-        begin, length = (window[0] - origin) / 1e6, (window[1] - window[0]) / 1000
-        found.append(LargeGap(begin, length, cause, operator, call, source))
-    return tuple(found)
-
-
-def _main_track(trace: Trace) -> int:
-    """Return the thread that marks the steps, else the one with the most operators."""
-    host = trace.host
-    rows = np.flatnonzero(trace.named(host, is_step) & (host.category != Category.GPU_ANNOTATION))
-    if len(rows):
-        return int(host.track[rows[0]])
-    tracks = host.track[host.category == Category.OP]
-    return int(np.bincount(tracks).argmax()) if len(tracks) else -1
-
-
-def _longest(trace: Trace, table: EventTable, rows: Mask | bool, begin: int, stop: int) -> Applicable[str]:
-    """Name the event that has most of the time from ``begin`` to ``stop``."""
-    shared = np.where(rows, np.minimum(table.end, stop) - np.maximum(table.start, begin), 0)
-    if not len(shared) or shared.max() <= 0:
-        return NOT_APPLICABLE
-    return clean_name(trace.names[table.name[int(np.argmax(shared))]])
-
-
-def _source(trace: Trace, main: int, time: int) -> Applicable[str]:
-    """Return the innermost Python line of the main thread around a time that is no line of torch."""
-    for name in list_around(trace, main, time):
-        if ".py(" in name and not name.startswith(("torch/", "<", "threading.py")):
-            return clean_name(name)
-    return NOT_APPLICABLE
-
-
-def list_around(trace: Trace, track: int, time: int) -> list[str]:
-    """List the Python functions around a time on a thread, the innermost first."""
-    python = trace.python
-    until = int(np.searchsorted(python.start, time, side="right"))
-    around = np.flatnonzero((python.end[:until] > time) & (python.track[:until] == track))
-    return [trace.names[python.name[row]] for row in reversed(around.tolist())]
-
-
-def told_causes(trace: Trace) -> tuple[tuple[str, ...], Missing]:
-    """Return the causes of idle time that a trace can tell, and why not the others."""
-    if tells_host(trace):
-        return GAP_CAUSES, NO_OPERATORS
-    return (CALL_CAUSES, NO_OPERATORS) if len(trace.calls.start) else ((), NO_HOST_EVENTS)
-
-
-def sum_causes(gaps: Sequence[DeviceGaps], *causes: str) -> float:
-    """Sum the idle time of some causes over devices, in microseconds; what is not told counts for nothing."""
-    return sum_known(dict(gap.causes())[cause] for gap in gaps for cause in causes)
-
-
-def split_host(
-    trace: Trace, activity: Activity, causes: HostCauses, window: tuple[int, int]
-) -> Applicable[HostTime]:
-    """Split the window of a trace without device work by what the host did; NOT_APPLICABLE without either."""
-    if not (tells_host(trace) or len(trace.calls.start)):
-        return NOT_APPLICABLE
-    sync = unite_all(causes.layers[1:3])
-    layers = (activity.data_loader, sync, causes.layers[3], activity.cpu, activity.communication)
-    parts = _split(layers, NOTHING, np.array(window[:1]), np.array(window[1:]))[:, 0].tolist()
-    data, waits, alloc, compute, comms, other = (ns / 1000 for ns in parts)
-    return HostTime(data, comms, waits, alloc, compute, other)
+def subtract(one: Spans, other: Spans) -> Spans:
+    """Return what of ``one`` is not in ``other``."""
+    if not len(other.start):
+        return one
+    times = distinct(np.concatenate((one.start, one.end, other.start, other.end)))
+    start, end = times[:-1], times[1:]
+    kept = (one.within(start, end) > 0) & (other.within(start, end) == 0)
+    return unite(start[kept], (end - start)[kept])

@@ -18,7 +18,7 @@ from tpmon.trace.reading.read import Trace, clean_name
 from tpmon.trace.reading.schema import Category, is_comm_host, is_host_backend
 from tpmon.trace.reading.spans import intersect_total, nest
 
-_UNKNOWN = Missing("the trace does not say sizes and types")
+SIZES_UNTOLD = Missing("the trace does not say sizes and types")
 _NO_GROUP = Missing("the trace does not say of how many ranks the group is")
 
 
@@ -50,7 +50,7 @@ def sum_communication(trace: Trace, activity: Activity) -> Applicable[Communicat
     rows = np.flatnonzero(comm_rows(trace)) if on_device else _host_comms(trace, activity.on_device)
     host = trace.host
     on_host = (
-        (trace.names[host.name[row]], int(host.duration[row]), _size_of(trace, row), 0.0)
+        (trace.names[host.name[row]], int(host.duration[row]), size_of(trace, row), 0.0)
         for row in rows.tolist()
     )
     return Communication(
@@ -69,7 +69,7 @@ def _host_comms(trace: Trace, on_device: bool = False) -> Ints:
     return np.flatnonzero(named & host_rows(trace))
 
 
-def _size_of(trace: Trace, row: int) -> int:
+def size_of(trace: Trace, row: int) -> int:
     """Return the bytes of the tensors of a host event; 0 where not all are told."""
     shape = int(trace.host.shape[row])
     if shape < 0 or "barrier" in trace.names[trace.host.name[row]]:  # its tensor has no meaning
@@ -106,15 +106,24 @@ def find_annotations(trace: Trace, rows: Ints, *, shaped: bool) -> Ints:
 
 
 def _on_device(trace: Trace, rows: Ints) -> Iterator[_Call]:
+    for row, (name, size, ranks) in zip(rows.tolist(), size_collectives(trace, rows), strict=True):
+        bus = size * bus_factor(name, ranks) if ranks > 0 else 0.0
+        yield name, int(trace.work.duration[row]), size, bus
+
+
+def size_collectives(trace: Trace, rows: Ints) -> Iterator[tuple[str, int, int]]:
+    """Yield name, bytes and ranks of each row of device work that communicates; 0 for what is not told.
+
+    Where ranks are not told, neither is what is received: bytes are those that the annotation sends.
+    """
     work = trace.work
     annotations = find_annotations(trace, rows, shaped=True).tolist()
     for row, number, around in zip(rows.tolist(), work.collective[rows].tolist(), annotations, strict=True):
         said = trace.collectives[number] if number >= 0 else None
         size = max(said.elements_in, said.elements_out, 0) * read_type(said.dtype)[0] if said else 0
-        bus = size * bus_factor(said.name, said.group_size) if said else 0.0
-        moved = size or (_size_of(trace, around) if around >= 0 else 0)
         name = (said.name if said else "") or trace.names[work.name[row]].split("(")[0]
-        yield name, int(work.duration[row]), moved, bus
+        ranks = max(said.group_size, 0) if said and size else 0
+        yield name, size or (size_of(trace, around) if around >= 0 else 0), ranks
 
 
 def _sum_calls(calls: Iterable[_Call]) -> tuple[CollectiveRow, ...]:
@@ -124,6 +133,8 @@ def _sum_calls(calls: Iterable[_Call]) -> tuple[CollectiveRow, ...]:
     found = []
     for name, own in by_name.items():
         total, moved, bus = (sum(column) for column in list(zip(*own, strict=True))[1:])
-        speed: Known[float] = bus / total if bus and total else _NO_GROUP if moved else _UNKNOWN
-        found.append(CollectiveRow(clean_name(name, 120), len(own), total / 1000, moved or _UNKNOWN, speed))
+        speed: Known[float] = bus / total if bus and total else _NO_GROUP if moved else SIZES_UNTOLD
+        found.append(
+            CollectiveRow(clean_name(name, 120), len(own), total / 1000, moved or SIZES_UNTOLD, speed)
+        )
     return tuple(sorted(found, key=lambda row: -row.total_us))

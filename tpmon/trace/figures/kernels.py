@@ -12,12 +12,13 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.results.trace import CardUse, CopyRow, KernelRow
 from tpmon.model.results.trace_tables import HotKernel
+from tpmon.trace.figures.breakdown import name_calls
 from tpmon.trace.figures.matmuls import DTYPES, CountedProduct, find_peak, rate, share_of_peak
 from tpmon.trace.figures.operators import Operators
-from tpmon.trace.reading.columns import Ints, Launch, Reals, distinct, find_main, group
+from tpmon.trace.reading.columns import NAME_CHARS, Ints, Launch, Reals, distinct, find_main, group
 from tpmon.trace.reading.read import Trace, clean_name, find_device
 from tpmon.trace.reading.schema import Category, Device, begins, is_comm_kernel, uses_tensor_cores
-from tpmon.trace.reading.spans import Nest, Spans, find_cuts, intersect_total, unite_rows
+from tpmon.trace.reading.spans import Nest, Spans, find_cuts, intersect_total, unite, unite_all, unite_rows
 
 BLOCKS_PER_SM = {(7, 5): 16, (8, 6): 16, (8, 9): 24, (12, 0): 24}
 """Resident blocks a multiprocessor takes, by compute capability (CUDA programming guide); else 32."""
@@ -119,7 +120,7 @@ def sum_kernels(
         why = figures.limited.get((int(work.launch[longest]), int(work.device[longest])), "")
         found.append(
             KernelRow(
-                clean_name(name, 600),
+                clean_name(name, NAME_CHARS),
                 len(part),
                 float(length.sum()) / 1000,
                 float(length.mean()) / 1000,
@@ -165,7 +166,9 @@ def _main_operator(trace: Trace, ops: Nest, places: Ints, length: Ints) -> Known
     known = places >= 0
     if not bool(known.any()):
         return Missing("launched before the capture, or outside of every operator")
-    return clean_name(trace.names[find_main(trace.host.name[ops.row[places[known]]], length[known])])
+    return clean_name(
+        trace.names[find_main(trace.host.name[ops.row[places[known]]], length[known])], NAME_CHARS
+    )
 
 
 def sum_copies(trace: Trace) -> tuple[CopyRow, ...]:
@@ -178,7 +181,9 @@ def sum_copies(trace: Trace) -> tuple[CopyRow, ...]:
     for number, count, total, moved in zip(groups.keys, groups.count.tolist(), totals, bytes_, strict=True):
         speed: Known[float] = float(moved / total) if total and moved else Missing("no bytes or no time")
         name = trace.names[number]
-        row = CopyRow(clean_name(name), count, float(total) / 1000, int(moved), speed, "Pageable" in name)
+        row = CopyRow(
+            clean_name(name, NAME_CHARS), count, float(total) / 1000, int(moved), speed, "Pageable" in name
+        )
         found.append(row)
     return tuple(sorted(found, key=lambda row: -row.total_us))
 
@@ -189,22 +194,33 @@ MOST_LAUNCHES = 50
 """Each launch is played again some dozens of times: more take minutes."""
 LEAST_PCT = 5.0
 """A kernel below this share of the kernels' time is not worth profiling alone."""
+_IS_OF_CARDS = begins(r"cuda[A-Z]|hip[A-Z]|cu[A-Z]")
 _IS_OF_OTHERS = begins(r"(?:hip|ur|ze)[A-Z]")
 """A call of HIP, Unified Runtime or Level Zero."""
 _IDENTIFIER = re.compile(r"([A-Za-z_]\w*)$")
 _TEMPLATE = re.compile(r"<[^<>]*>")
 
 
-def find_hot_kernel(trace: Trace, kernels: tuple[KernelRow, ...], steps: int) -> Applicable[HotKernel]:
+def find_hot_kernel(
+    trace: Trace, kernels: tuple[KernelRow, ...], rows: Ints, steps: int
+) -> Applicable[HotKernel]:
     """Name the kernel with the longest total that is no communication; ``steps`` are the marked ones.
 
+    ``rows`` are the device work that is judged: what runs once, before a loop, is not worth profiling.
     NOT_APPLICABLE where none takes ``LEAST_PCT`` of the kernels' time.
     """
-    total = sum(row.total_us for row in kernels)
-    row = next((row for row in kernels if not is_comm_kernel(row.name)), None)
-    if row is None or not total or 100 * row.total_us / total < LEAST_PCT:
+    rows = rows[trace.work.category[rows] == Category.KERNEL]
+    groups = group(trace.work.name[rows])
+    spent = groups.sum(trace.work.duration[rows])
+    total = float(spent.sum())
+    names = [trace.names[number] for number in groups.keys]
+    computing = [at for at, name in enumerate(names) if not is_comm_kernel(name)]
+    at = max(computing, key=lambda one: float(spent[one]), default=-1)
+    if at < 0 or not total or 100 * float(spent[at]) / total < LEAST_PCT:
         return NOT_APPLICABLE
-    return HotKernel(row.name, 100 * row.total_us / total, _write_command(trace, row, kernels, steps))
+    name = clean_name(names[at], NAME_CHARS)
+    row = next(row for row in kernels if row.name == name)
+    return HotKernel(row.name, 100 * float(spent[at]) / total, _write_command(trace, row, kernels, steps))
 
 
 def _write_command(trace: Trace, row: KernelRow, kernels: tuple[KernelRow, ...], steps: int) -> Known[str]:
@@ -241,13 +257,15 @@ def base_name(kernel: str) -> str:
     return found[1] if found else ""
 
 
-def use_card(trace: Trace, figures: LaunchFigures, window: tuple[int, int], device: int) -> CardUse:
+def use_card(
+    trace: Trace, figures: LaunchFigures, window: tuple[int, int], device: int, cuts: Spans
+) -> CardUse:
     """Return how busy a device with work was, in the window of the steps."""
     work = trace.work
     rows = np.flatnonzero(trace.select(Category.KERNEL, device))
     start, end, length = work.start[rows], work.end[rows], work.duration[rows]
     busy, every = unite_rows(work, rows), unite_rows(work, work.device == device)
-    cuts = find_cuts(trace.header, window)
+    cuts = unite_all([find_cuts(trace.header, window), cuts])
     span = max(window[1] - window[0] - cuts.total, 1)
     inside = np.clip(np.minimum(end, window[1]) - np.maximum(start, window[0]), 0, None)
     groups = group(work.name[rows])
@@ -255,8 +273,11 @@ def use_card(trace: Trace, figures: LaunchFigures, window: tuple[int, int], devi
     for number, spent in zip(groups.keys.tolist(), groups.sum(length).tolist(), strict=True):
         by_answer[uses_tensor_cores(trace.names[number])] += int(spent)
     total = int(length.sum())
-    no_kernels = Missing("no kernels on this device")
     card = find_device(trace, device)
+    tensor: dict[str, Known[float]] = {name: 100 * ns / max(total, 1) for name, ns in by_answer.items()}
+    if not total or not _may_have_tensor_cores(trace, card):
+        why = "the device has no tensor cores" if total else "no kernels on this device"
+        tensor = dict.fromkeys(by_answer, Missing(why))
     return CardUse(
         device=device,
         name=clean_name(card.name, 80) if card and card.name else Missing("the trace does not describe it"),
@@ -269,9 +290,36 @@ def use_card(trace: Trace, figures: LaunchFigures, window: tuple[int, int], devi
         sm_efficiency_pct=_sm_efficiency(start, end, figures.blocks_per_sm[rows], window, cuts),
         occupancy_reported_pct=weigh(figures.reported_pct[rows], inside),
         occupancy_pct=weigh(figures.occupancy_pct[rows], inside),
-        tensor_core_pct=100 * by_answer["yes"] / total if total else no_kernels,
-        tensor_core_unknown_pct=100 * by_answer["unknown"] / total if total else no_kernels,
+        tensor_core_pct=tensor["yes"],
+        tensor_core_unknown_pct=tensor["unknown"],
+        **_measure_queue(trace, window, device, cuts),
     )
+
+
+def _measure_queue(
+    trace: Trace, window: tuple[int, int], device: int, cuts: Spans
+) -> dict[str, Known[float]]:
+    """Return the median delay from the return of a launch to its work, and when nothing launched waits."""
+    work = trace.work
+    rows = np.flatnonzero((work.device == device) & (work.call >= 0))
+    rows = rows[(work.start[rows] >= window[0]) & (work.start[rows] < window[1])]
+    if not len(rows):
+        untold = Missing("no call of the trace launched its work")
+        return {"launch_delay_us": untold, "queue_empty_pct": untold}
+    returned = trace.calls.end[work.call[rows]]
+    delay = np.maximum(work.start[rows] - returned, 0)
+    waiting = unite(returned, delay)
+    span = max(window[1] - window[0] - cuts.total, 1)
+    filled = waiting.within_one(*window) - intersect_total(waiting, cuts)
+    return {"launch_delay_us": float(np.median(delay)) / 1000, "queue_empty_pct": 100 * (1 - filled / span)}
+
+
+def _may_have_tensor_cores(trace: Trace, card: Device | None) -> bool:
+    """Tell whether a device knows the notion: cards of NVIDIA from Volta on (not GTX 16), and of AMD."""
+    if card is not None and card.major:
+        return card.warp_size != 32 or (card.major >= 7 and "GTX 16" not in card.name)
+    called = name_calls(trace, _IS_OF_CARDS)
+    return bool(called.any()) or not len(called)
 
 
 def fill_sms(start: Ints, end: Ints, blocks: Reals) -> tuple[Ints, Reals]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +79,7 @@ class CountedProduct:
     misaligned: npt.NDArray[np.int8]
 
 
+@lru_cache(maxsize=2000)
 def name_kernel_dtype(kernel: str) -> str:
     """Return the number type that the name of a kernel tells, else ""."""
     for dtype, pattern in _BY_KERNEL:
@@ -341,9 +343,10 @@ def sum_products(trace: Trace, ops: Operators, counted: CountedProduct) -> tuple
         length = work.duration[part]
         spent = int(length.sum())
         called = ops.launchers[part]
-        places, first, place_of = np.unique(called[called >= 0], return_index=True, return_inverse=True)
-        flops = counted.call_flops[part[called >= 0]][first]
-        span = np.bincount(place_of, weights=length[called >= 0], minlength=len(places)).astype(np.int64)
+        calls = group(called[called >= 0])
+        places = calls.keys
+        flops = counted.call_flops[part[called >= 0]][calls.first]
+        span = calls.sum(length[called >= 0]).astype(np.int64)
         reached: Known[float] = NO_SHAPES
         if len(places) and int(span[np.isfinite(flops)].sum()) >= HALF * spent:
             reached = rate(flops, span, 1000)

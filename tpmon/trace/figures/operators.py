@@ -11,14 +11,24 @@ import msgspec
 import numpy as np
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, known_or
 from tpmon.model.results.trace import OperatorRow
 from tpmon.model.results.trace_tables import OperatorGroupRow
-from tpmon.trace.reading.columns import Ints, Small, group
+from tpmon.trace.reading.columns import NAME_CHARS, Ints, Small, distinct, group
 from tpmon.trace.reading.read import Trace, clean_name
-from tpmon.trace.reading.schema import SEARCHED_CHARS, UNREADABLE, Category, is_step
+from tpmon.trace.reading.schema import (
+    SEARCHED_CHARS,
+    UNREADABLE,
+    Category,
+    begins,
+    flag,
+    is_node_of_backward,
+    is_step,
+)
 from tpmon.trace.reading.spans import Nest, nest
 
+OUTSIDE, BEFORE = "(outside of operators)", "(launched before the capture)"
+is_graph_launch = begins(r"(?:cuda|hip|cu)GraphLaunch")
 MOST_GROUPS = 5000
 """Rows of operators by shape or by line."""
 
@@ -55,12 +65,57 @@ def nest_operators(trace: Trace) -> Operators:
     return Operators(*nested, launchers, *times)
 
 
+def match_nodes(trace: Trace, ops: Operators) -> tuple[Ints, Ints]:
+    """Return the outermost nodes of the backward pass, and the operator of the forward pass that made each.
+
+    Both have the same sequence number; nodes whose maker is not in the trace are left out.
+    """
+    sequence = trace.host.sequence[ops.row]
+    root = ops.find_roots()
+    is_node = trace.named(trace.host, is_node_of_backward)[ops.row]
+    ahead = np.flatnonzero(~is_node[root] & (sequence >= 0))
+    nodes = np.flatnonzero(is_node & (root == np.arange(len(root))) & (sequence >= 0))
+    if not len(ahead) or not len(nodes):
+        return nodes[:0], nodes[:0]
+    # Operators that make no node carry the number of the next one: the last to start is the one that made it.
+    order = ahead[np.lexsort((ops.start[ahead], sequence[ahead]))]
+    at = np.searchsorted(sequence[order], sequence[nodes], side="right") - 1
+    good = (at >= 0) & (sequence[order[np.maximum(at, 0)]] == sequence[nodes])
+    return nodes[good], order[at[good]]
+
+
 def sum_operators(trace: Trace, ops: Operators, most: int | None = None) -> tuple[OperatorRow, ...]:
-    """Sum the operators by name, the largest self time first: on the device where there is one."""
-    return tuple(
-        OperatorRow(clean_name(trace.names[number]), *figures)
+    """Sum the operators by name, the largest self time first: on the device where there is one.
+
+    Device work that no operator launched has rows of its own, so that self times on the device sum to the
+    durations of all device work.
+    """
+    rows = [
+        OperatorRow(clean_name(trace.names[number], NAME_CHARS), *figures)
         for number, figures in _sum_by(trace, ops, trace.host.name[ops.row], most)
-    )
+    ]
+    if len(ops.row):
+        rows = sorted([*rows, *_sum_rest(trace, ops)], key=lambda row: -known_or(row.device_self_us, 0.0))
+    return tuple(rows[:most])
+
+
+def _sum_rest(trace: Trace, ops: Operators) -> Iterator[OperatorRow]:
+    """Sum the device work that no operator launched: by graphs, outside of operators, before the trace."""
+    work, calls = trace.work, trace.calls
+    rest = np.flatnonzero(ops.launchers < 0)
+    call = work.call[rest]
+    graph = flag(trace.names, is_graph_launch, calls.name)[calls.name]
+    replayed = (call >= 0) & graph[call] if len(graph) else call >= 0
+    launches = {int(number): trace.names[number] for number in distinct(calls.name[call[replayed]])}
+    named = f"(graph replay: {clean_name(', '.join(launches.values()), 80)})"
+    kinds = ((named, replayed), (OUTSIDE, (call >= 0) & ~replayed), (BEFORE, call < 0))
+    for name, of_kind in kinds:
+        rows = rest[of_kind]
+        if len(rows):
+            spent = float(work.duration[rows].sum()) / 1000
+            made = distinct(work.call[rows])
+            host = float(calls.duration[made].sum()) / 1000 if name != BEFORE else 0.0
+            yield OperatorRow(name, len(made) if name != BEFORE else len(rows), host, host, spent, spent)
 
 
 Figures = tuple[int, float, float, Applicable[float], Applicable[float]]
@@ -100,7 +155,7 @@ def tabulate_groups(
     for key, figures in _sum_by(trace, ops, keys, MOST_GROUPS):
         name, group = key // wide, key % wide - 1
         said: Known[str] = clean_name(write(group), limit) if group >= 0 else Missing("not recorded for it")
-        found.append(OperatorGroupRow(clean_name(trace.names[name]), said, *figures))
+        found.append(OperatorGroupRow(clean_name(trace.names[name], NAME_CHARS), said, *figures))
     return tuple(found)
 
 
@@ -284,10 +339,35 @@ def count_flops(operator: str, inputs: Inputs, outputs: Mapping[tuple[Dims, Dims
     if backward is not None:
         (_image, weight), output = backward
         return 2 * _count_convolution(weight, output)  # the gradients of input and weight
+    attention = _count_attention(operator, inputs.dims)
+    if attention is not None:
+        return attention
     dims = inputs.dims
     if len(dims) > 1 and _CONV.match(operator) and (dims[0], dims[1]) in outputs:
         return _count_convolution(dims[1], outputs[dims[0], dims[1]])
     return math.nan
+
+
+_HEADS_SECOND = re.compile(r"^aten::_scaled_dot_product_(?:fused|flash|efficient|cudnn)_attention")
+"""Operators whose inputs are batch x heads x length x width; kernels of the others have the length second."""
+
+
+def _count_attention(operator: str, dims: tuple[Dims, ...]) -> float | None:
+    """Count fused attention as torch.utils.flop_counter does: 2 products forward, 5 backward, no mask.
+
+    None for what is none, or has its sequences packed into one.
+    """
+    backward = operator.endswith("_backward")
+    first = 1 if backward else 0  # the gradient of the output stands before the inputs
+    if name_kind(operator) != "attention" or len(dims) < first + 3:
+        return None
+    query, key, value = dims[first : first + 3]
+    if not len(query) == len(key) == len(value) == 4:
+        return None
+    heads, length = (1, 2) if _HEADS_SECOND.match(operator) else (2, 1)
+    scores = query[0] * query[heads] * query[length] * key[length]
+    products = (3 * query[3] + 2 * value[3]) if backward else query[3] + value[3]
+    return 2.0 * scores * products
 
 
 def _count_convolution(weight: Dims, output: Dims) -> float:

@@ -12,17 +12,43 @@ from collections.abc import Iterator
 import numpy as np
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import Known, Missing, is_known, sum_known
 from tpmon.model.results.trace import DeviceGaps, MemoryPeak
-from tpmon.model.results.trace_tables import ProductRow
-from tpmon.trace.figures.breakdown import Activity, HostCauses, sum_causes
+from tpmon.model.results.trace_tables import ProductRow, StepWork
+from tpmon.trace.figures.breakdown import Activity, subtract
+from tpmon.trace.figures.categories import (
+    ATTENTION,
+    CATEGORIES,
+    COMMUNICATION,
+    ELEMENTWISE,
+    MEMORY_WORK,
+    OPTIMIZER,
+    JudgedWork,
+    find_closures,
+    launched_inside,
+    name_category,
+)
+from tpmon.trace.figures.gaps import DeviceCauses, HostCauses, sum_causes
+from tpmon.trace.figures.kernels import LaunchFigures
 from tpmon.trace.figures.matmuls import DTYPES, KINDS, CountedProduct
-from tpmon.trace.figures.operators import Operators, measure_product, parse_inputs
+from tpmon.trace.figures.operators import Operators, match_nodes, measure_product, parse_inputs
+from tpmon.trace.figures.program import Stacks
+from tpmon.trace.figures.steady import SteadyPart
 from tpmon.trace.figures.steps import TraceSteps
-from tpmon.trace.reading.columns import Ints, distinct, find_main, group
+from tpmon.trace.reading.columns import Ints, Mask, distinct, find_main, group
 from tpmon.trace.reading.read import Trace, clean_name, find_device
-from tpmon.trace.reading.schema import CallClass, Category, is_node_of_backward, is_optimizer
-from tpmon.trace.reading.spans import intersect_total, unite_rows
+from tpmon.trace.reading.schema import (
+    CallClass,
+    Category,
+    Device,
+    flag,
+    is_node_of_backward,
+    is_optimizer,
+    is_product_kernel,
+    runs_compiled,
+    uses_tensor_cores,
+)
+from tpmon.trace.reading.spans import Spans, intersect_total, unite_all, unite_rows
 
 COPIES_PCT = 10.0
 """Of the window in copies that no kernel hides."""
@@ -38,6 +64,8 @@ TINY_PCT = 10.0
 """Of the window that those calls take on the host, and that the device waits for the host."""
 OPTIMIZER_KERNELS = 100
 """Kernels in one optimizer step; a fused one starts a few for each group of parameters."""
+MOST_UPDATES = 0.8
+"""Share (0-1) of all kernels in the optimizer from which on compiling the model leaves them as they are."""
 SYNC_STEPS = 0.8
 """Share (0-1) of the steps in which the host waits for the device: a log line now and then is no habit."""
 SYNC_PCT = 2.0
@@ -48,6 +76,12 @@ MISALIGNED_PCT = 5.0
 """Of the window in products whose sizes fit no tensor core."""
 ATTENTION_PCT = 1.0
 """Of the window in attention without a fused kernel: it takes memory of the square of the length, too."""
+FEW_BLOCKS_PCT = 20.0
+"""Of the window in kernels that have fewer blocks than the card has SMs."""
+MEMORY_WORK_PCT = 20.0
+"""Of the window in element-wise work, norms and reductions, which a compiler fuses."""
+THIN = 16
+"""Rows or columns of a product below which tensor cores, which take 8 or 16 at once, are not used."""
 RECOMPUTE_PCT = 2.0
 """Of the window in forward work that is done again in the backward."""
 FREE_MEMORY = 0.7
@@ -66,17 +100,27 @@ _REGION = re.compile(r"^Torch-Compiled Region: \d+/(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Hold a trace and what was found in it; ``gaps`` are those of the devices that count."""
+    """Hold a trace and what was found in it; ``gaps`` and ``devices`` are those of the devices that count."""
 
     trace: Trace
-    steps: TraceSteps
+    steady: SteadyPart
     ops: Operators
     activity: Activity
     causes: HostCauses
+    devices: tuple[DeviceCauses, ...]
     counted: CountedProduct
     gaps: tuple[DeviceGaps, ...]
     products: tuple[ProductRow, ...]
     peaks: tuple[MemoryPeak, ...]
+    stacks: Stacks | None
+    judged: JudgedWork
+    launches: LaunchFigures
+    work: StepWork
+
+    @property
+    def steps(self) -> TraceSteps:
+        """Return the steps that are judged."""
+        return self.steady.steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +142,12 @@ def find_patterns(parts: Parts) -> tuple[PatternSeen, ...]:
         (_optimizer, 0.0),
         (_syncs, SYNC_PCT),
         (_attention, ATTENTION_PCT),
+        (_hand_attention, ATTENTION_PCT),
         (_plain_products, FP32_PCT),
+        (_rounded_products, FP32_PCT),
+        (_few_blocks, FEW_BLOCKS_PCT),
+        (_memory_work, MEMORY_WORK_PCT),
+        (_half_products, MISALIGNED_PCT),
         (_recompiles, 0.0),
         (_recomputes, RECOMPUTE_PCT),
         (_misaligned, MISALIGNED_PCT),
@@ -113,8 +162,9 @@ def _idle_pct(parts: Parts, us: float) -> float:
 
 
 def _waits_for_host_pct(parts: Parts) -> float:
-    """Return the idle time in which devices wait for launches and operators of the host."""
-    return _idle_pct(parts, sum_causes(parts.gaps, "launch", "cpu_op"))
+    """Return the idle time in which devices wait for launches and operators that launch."""
+    computing = sum_known(gap.computing for gap in parts.gaps)
+    return _idle_pct(parts, sum_causes(parts.gaps, "launch", "cpu_op") - computing)
 
 
 def _busy_pct(parts: Parts, ns: float) -> float:
@@ -131,12 +181,22 @@ def _inside(parts: Parts, rows: Ints) -> Ints:
 
 
 def _count_steps(parts: Parts) -> int:
-    return len(parts.steps.names) if parts.steps.marked else 1
+    return len(parts.steps.names) if parts.steady.unit else 1
 
 
 def _say_each(parts: Parts, number: int, noun: str) -> str:
-    """Say how many of something a step has, or the whole trace where no steps are marked."""
-    return f"{number / _count_steps(parts):,.0f} {noun}{' a step' if parts.steps.marked else ''}"
+    """Say how many of something a step or repeat has, or the whole trace where there is neither."""
+    unit = parts.steady.unit
+    return f"{number / _count_steps(parts):,.0f} {noun}{f' a {unit}' if unit else ''}"
+
+
+def _say_where(parts: Parts, rows: Ints, noun: str) -> str:
+    """Say how many rows of device work a step has, or in how few of the steps all of them are."""
+    steps = parts.steps
+    at = distinct(np.searchsorted(steps.start, parts.trace.work.start[rows], side="right"))
+    if not parts.steady.unit or len(at) >= SYNC_STEPS * len(steps.names):
+        return _say_each(parts, len(rows), noun)
+    return f"{len(rows):,} {noun} in {len(at)} of {len(steps.names)} {parts.steady.unit}s"
 
 
 def _copies(parts: Parts) -> Iterator[PatternSeen]:
@@ -150,9 +210,9 @@ def _copies(parts: Parts) -> Iterator[PatternSeen]:
         kernels = unite_rows(work, parts.trace.select(Category.KERNEL, device))
         exposed += copies.total - intersect_total(copies, kernels)
     largest = parts.trace.names[find_main(work.name[rows], work.duration[rows])]
-    count = _say_each(parts, len(rows), "copies")
+    count = _say_where(parts, rows, "copies")
     words = f"{count} that kernels do not hide, most of the time: {largest}"
-    also = frozenset({"pageable"} if "Pageable" in largest else ())
+    also = frozenset({"pageable"} if "Pageable ->" in largest else ())
     yield PatternSeen("copy-heavy", clean_name(words), _busy_pct(parts, exposed), also)
 
 
@@ -167,7 +227,7 @@ def _launches(parts: Parts) -> Iterator[PatternSeen]:
 
 def _tiny_operators(parts: Parts) -> Iterator[PatternSeen]:
     """Find one operator that is called over and over for little: a loop over elements or parameters."""
-    if not parts.steps.marked:
+    if not parts.steady.unit:
         return  # calls of a whole trace say nothing of a step
     if parts.gaps and _waits_for_host_pct(parts) < TINY_PCT:
         return  # the host is ahead of the device: its operators cost nothing
@@ -195,21 +255,37 @@ def _optimizer(parts: Parts) -> Iterator[PatternSeen]:
     if not len(rows) or not len(launched):
         return
     begins = parts.trace.calls.start[work.call[launched]]
-    at = np.searchsorted(host.start[rows], begins, side="right") - 1
-    inside = (at >= 0) & (begins < host.end[rows[at]])
-    each = int(inside.sum()) / len(rows)
+    updates = unite_rows(host, rows)  # wrappers mark the step of what they wrap once more
+    count = max(len(updates.start), 1)
+    updates = subtract(updates, find_closures(parts.trace))
+    inside = updates.within(begins, begins + 1) > 0
+    each = int(inside.sum()) / count
     if each >= OPTIMIZER_KERNELS:
-        spent = float(host.duration[rows].sum()) / 1000
-        start, end = parts.steps.host_window
-        share = 100 * spent / max((end - start) / 1000, 1.0)
+        share = _cost_pct(parts, parts.judged.codes == OPTIMIZER) + _idle_inside(parts, updates)
         words = f"{each:,.0f} kernels in one step of the optimizer"
-        yield PatternSeen("unfused-optimizer", words, min(share, 100.0))
+        also = frozenset({"updates alone"} if inside.mean() >= MOST_UPDATES else ())
+        yield PatternSeen("unfused-optimizer", words, share, also)
+
+
+def _cost_pct(parts: Parts, rows: Mask) -> float:
+    """Return how much of the window some rows of device work run, on the mean device, in percent."""
+    own, _full = parts.judged.split(parts.trace, np.where(rows, 0, 1).astype(np.int8), 2)
+    return 100 * int(own[0]) / (parts.judged.length_ns * max(len(parts.judged.devices), 1))
+
+
+def _idle_inside(parts: Parts, times: Spans) -> float:
+    """Return how much of the window devices are idle within some times, in percent."""
+    window, cuts = parts.steps.window, parts.judged.cuts
+    idle = 0
+    for one in parts.devices:
+        idle += times.within_one(*window) - intersect_total(times, unite_all([one.busy, cuts]))
+    return 100 * max(idle, 0) / (parts.judged.length_ns * max(len(parts.devices), 1))
 
 
 def _syncs(parts: Parts) -> Iterator[PatternSeen]:
     calls, steps = parts.trace.calls, parts.steps
     share = _idle_pct(parts, sum_causes(parts.gaps, "sync_explicit", "sync_implicit"))
-    if not steps.marked or not parts.gaps:
+    if not parts.steady.unit or not parts.gaps:
         return
     copies = parts.trace.named(calls, lambda name: "Memcpy" in name)
     classes = parts.causes.call_class
@@ -245,13 +321,46 @@ def _attention(parts: Parts) -> Iterator[PatternSeen]:
     yield PatternSeen("math-attention", words, share)
 
 
+_ROLES = {"aten::bmm": b"B", "aten::baddbmm": b"B", "aten::_softmax": b"S"}
+_BY_HAND = re.compile(rb"Be*Se*B")
+
+
+def _hand_attention(parts: Parts) -> Iterator[PatternSeen]:
+    """Find products, a softmax and products again, with element-wise work alone between them."""
+    trace, ops, work = parts.trace, parts.ops, parts.trace.work
+    kernels = np.flatnonzero(
+        (ops.launchers >= 0) & trace.select(Category.KERNEL) & (parts.judged.codes != ATTENTION)
+    )
+    places = distinct(ops.launchers[kernels])  # in the order of their threads and starts
+    names = trace.host.name[ops.row[places]]
+    roles = np.full(len(trace.names), ord("x"), np.uint8)
+    for number in distinct(names).tolist():
+        plain = name_category(trace.names[number], "operators") == ELEMENTWISE
+        roles[number] = ord(_ROLES.get(trace.names[number], b"e" if plain else b"x"))
+    found = [places[one.start() : one.end()] for one in _BY_HAND.finditer(roles[names].tobytes())]
+    if not found:
+        return
+    taken = np.concatenate(found)
+    nodes, made = match_nodes(trace, ops)
+    rows = launched_inside(trace, ops.row[nodes[np.isin(made, taken)]])
+    rows[kernels[np.isin(ops.launchers[kernels], taken)]] = True
+    share = _cost_pct(parts, rows & (work.category == Category.KERNEL))
+    times = _say_each(parts, len(found), "times")
+    yield PatternSeen("hand-attention", f"attention as bmm, softmax and bmm, {times}", share)
+
+
+def _list_tensor_cards(parts: Parts) -> list[Device]:
+    """List the cards where all are of NVIDIA and have tensor cores: from Volta on, but for GTX 16."""
+    numbers = parts.judged.devices
+    cards = [card for device in numbers if (card := find_device(parts.trace, device))]
+    good = all(card.major >= 7 and card.warp_size == 32 and "GTX 16" not in card.name for card in cards)
+    return cards if good and len(cards) == len(numbers) else []
+
+
 def _plain_products(parts: Parts) -> Iterator[PatternSeen]:
     trace = parts.trace
-    cards = [card for device in trace.list_devices() if (card := find_device(trace, device))]
-    if not cards or len(cards) < len(trace.list_devices()):
-        return
-    # Cards of NVIDIA have tensor cores from Volta on, but for the small ones of Turing.
-    if not all(card.major >= 7 and card.warp_size == 32 and "GTX 16" not in card.name for card in cards):
+    cards = _list_tensor_cards(parts)
+    if not cards:
         return
     older = any(card.major < 8 for card in cards)
     named = [row.kind for row in parts.products if row.dtype == "fp32" and row.kind in _ROUNDED]
@@ -274,8 +383,8 @@ def _recompiles(parts: Parts) -> Iterator[PatternSeen]:
     if len(steps) < 2 and not (len(compiles) and again):
         return
     share = 100 * unite_rows(host, compiles).within_one(start, end) / max(end - start, 1)
-    words = f"the compiler runs in {len(steps)} of {_count_steps(parts)} steps"
-    if not parts.steps.marked:
+    words = f"the compiler runs in {len(steps)} of {_count_steps(parts)} {parts.steady.unit}s"
+    if not parts.steady.unit:
         words = f"the compiler runs {len(compiles)} times"
     if again:
         words += f"; a function is in its version {again + 1}"
@@ -323,3 +432,73 @@ def _misaligned(parts: Parts) -> Iterator[PatternSeen]:
     sizes = f" ({product.m} x {product.k} by {product.k} x {product.n})" if product else ""
     words = f"products whose sizes tensor cores do not take in full, most: {name}{sizes}"
     yield PatternSeen("misaligned-products", clean_name(words), share)
+
+
+def _rounded_products(parts: Parts) -> Iterator[PatternSeen]:
+    """Find products in TF32: bf16 moves half of the bytes, at twice the rate."""
+    counted = parts.counted
+    rows = (counted.dtype == DTYPES.index("tf32")) & (counted.kind > 0)
+    cards = _list_tensor_cards(parts)
+    if cards and rows.any() and all(card.major >= 8 for card in cards):
+        kinds = " and ".join(dict.fromkeys(row.kind for row in parts.products if row.dtype == "tf32"))
+        words = f"{kinds} in TF32, though the card has tensor cores for bf16, twice as fast"
+        yield PatternSeen("tf32-products", words, _cost_pct(parts, rows))
+
+
+def _few_blocks(parts: Parts) -> Iterator[PatternSeen]:
+    """Find kernels with fewer blocks than the card has SMs: the batch is too small to fill it."""
+    trace, work = parts.trace, parts.trace.work
+    blocks = parts.launches.blocks_per_sm
+    few = (blocks > 0) & (blocks < 1) & (parts.judged.codes != COMMUNICATION)
+    rows = parts.judged.rows[few[parts.judged.rows]]
+    card = find_device(trace, int(work.device[rows[0]])) if len(rows) else None
+    if card is None or not card.sms:
+        return
+    length = work.duration[rows]
+    order = np.argsort(blocks[rows], kind="stable")
+    middle = order[int(np.searchsorted(np.cumsum(length[order]), length.sum() / 2))]
+    largest = trace.names[find_main(work.name[rows], length)]
+    words = (
+        f"kernels with fewer blocks than the card has SMs ({card.sms}), half of that time below "
+        f"{blocks[rows[middle]]:.2f} blocks per SM; most: {clean_name(largest, 80)}"
+    )
+    yield PatternSeen("few-blocks", words, _cost_pct(parts, few))
+
+
+def _memory_work(parts: Parts) -> Iterator[PatternSeen]:
+    """Find work that reads and writes memory for every single operation, where nothing fuses it."""
+    if runs_compiled(parts.trace.names) or not len(parts.ops.row):
+        return
+    wanted = np.isin(parts.judged.codes, MEMORY_WORK)
+    named = {CATEGORIES[code] for code in MEMORY_WORK}
+    rows = [row for row in parts.work.categories if row.category in named]
+    told = ", ".join(f"{row.category} {100 * row.us / parts.work.step_us:.0f} %" for row in rows)
+    words = f"kernels that read and write memory for little arithmetic ({told} of the window)"
+    yield PatternSeen("elementwise-heavy", words, _cost_pct(parts, wanted))
+
+
+def _half_products(parts: Parts) -> Iterator[PatternSeen]:
+    """Find products of 16 bit that run on ordinary cores, and name the largest of them with its sizes."""
+    trace, ops, work, counted = parts.trace, parts.ops, parts.trace.work, parts.counted
+    half = np.isin(counted.dtype, [DTYPES.index("fp16"), DTYPES.index("bf16")]) & (counted.kind > 0)
+    plain = flag(
+        trace.names, lambda name: is_product_kernel(name) and uses_tensor_cores(name) == "no", work.name[half]
+    )
+    slow = half & plain[work.name] if len(work.name) else half
+    rows = parts.judged.rows[slow[parts.judged.rows]]
+    if not len(rows) or not _list_tensor_cards(parts):
+        return
+    known = rows[ops.launchers[rows] >= 0]
+    sizes, thin = "", False
+    if len(known):
+        at = int(known[np.argmax(work.duration[known])])
+        host = ops.row[ops.launchers[at]]
+        name, shape = trace.names[trace.host.name[host]], int(trace.host.shape[host])
+        product = measure_product(name, parse_inputs(trace.shapes[shape])) if shape >= 0 else None
+        sizes = f", most: {name}"
+        if product:
+            sizes += f" ({product.m} x {product.k} by {product.k} x {product.n})"
+            thin = min(product.m, product.n) < THIN
+    words = f"products of 16 bit on ordinary cores{sizes}"
+    also = frozenset({"thin"} if thin else ())
+    yield PatternSeen("half-off-tensor-cores", clean_name(words), _cost_pct(parts, slow), also)

@@ -8,25 +8,32 @@ to the one whose operator made the node of autograd, by the sequence number that
 from __future__ import annotations
 
 import re
-import sys
+from collections.abc import Callable
 
 import numpy as np
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
-from tpmon.model.results.trace_tables import CodePlace, FrameRow, ModuleRow, OperatorGroupRow, RangeRow
+from tpmon.model.results.trace_tables import (
+    CodePlace,
+    FrameRow,
+    IdleLine,
+    ModuleRow,
+    OperatorGroupRow,
+    RangeRow,
+)
 from tpmon.model.text.redaction import hide
 from tpmon.trace.compare import read_told
-from tpmon.trace.figures.breakdown import list_around
-from tpmon.trace.figures.operators import Operators, tabulate_groups
-from tpmon.trace.reading.columns import Ints, Mask, Small, distinct, group
+from tpmon.trace.figures.gaps import list_around
+from tpmon.trace.figures.operators import Operators, match_nodes, tabulate_groups
+from tpmon.trace.own_lines import LineOwner, ProgramCode, find_program, leads_in, rank_lines
+from tpmon.trace.reading.columns import NAME_CHARS, Ints, Mask, Small, distinct, group
 from tpmon.trace.reading.read import Trace, clean_name
-from tpmon.trace.reading.schema import Category, flag, is_comm_host, is_loader, is_node_of_backward, is_step
-from tpmon.trace.reading.spans import Nest, nest
+from tpmon.trace.reading.schema import Category, flag, is_comm_host, is_loader, is_step
+from tpmon.trace.reading.spans import Nest, Spans, intersect_total, nest, unite_rows
 
 MOST_FRAMES = 1000
 """Rows of the table of functions."""
-_PLACE = re.compile(r"^(?P<file>[^<(]*\.py)\(\d+\): ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +46,7 @@ class Stacks:
 
     nest: Nest
     line: Ints
-
-
-def is_own_line(name: str) -> bool:
-    """Tell whether a function is of the program: not of torch, nor of Python's own library."""
-    found = _PLACE.match(name)
-    if found is None:
-        return False
-    first = found["file"].split("/")[0]
-    return first != "torch" and first.removesuffix(".py") not in sys.stdlib_module_names
+    program: ProgramCode
 
 
 def nest_python(trace: Trace) -> Stacks | None:
@@ -61,13 +60,29 @@ def nest_python(trace: Trace) -> Stacks | None:
     working = distinct(host.track[host.category == Category.OP])
     wanted = np.flatnonzero(np.isin(python.track, working))
     nested = nest(python, wanted if len(wanted) else np.arange(len(python.start)))
-    own = flag(trace.names, is_own_line)
-    names = python.name[nested.row].astype(np.int64)
-    line = np.where(own[names], names, -1) if len(names) else names
+    program = find_program(_find_starts(trace, nested))
+    return Stacks(nested, _find_lines(trace, nested, program.is_own), program)
+
+
+def _find_starts(trace: Trace, nested: Nest) -> list[str]:
+    """Return the functions that are outermost, after what runs the program."""
+    names = trace.python.name[nested.row]
+    leads = flag(trace.names, leads_in)[names]
+    outermost = nested.parent < 0
+    for inner in nested.each_level():
+        above = nested.parent[inner]
+        outermost[inner] = outermost[above] & leads[above]
+    return [trace.names[at] for at in distinct(names[outermost & ~leads]).tolist()]
+
+
+def _find_lines(trace: Trace, nested: Nest, test: Callable[[str], bool]) -> Ints:
+    """Return of each function the innermost one around it whose name passes a test, -1 for none."""
+    names = trace.python.name[nested.row].astype(np.int64)
+    line = np.where(flag(trace.names, test)[names], names, -1) if len(names) else names
     for inner in nested.each_level():
         rows = inner[line[inner] < 0]
         line[rows] = line[nested.parent[rows]]
-    return Stacks(nested, line)
+    return line
 
 
 def group_by_line(
@@ -81,6 +96,36 @@ def group_by_line(
     place = stacks.nest.find(trace.host.track[ops.row], ops.start)
     lines = np.where(place >= 0, stacks.line[place], -1)
     return tabulate_groups(trace, ops, lines, trace.names.__getitem__)
+
+
+MOST_LINES = 3
+LEAST_LINE = 0.01
+"""Share (0-1) of that time: a line with less is not worth one of these."""
+_SAMPLES = 4000
+
+
+def find_idle_lines(trace: Trace, stacks: Stacks, idle: Spans) -> tuple[IdleLine, ...]:
+    """Find the lines of the program in which the thread with most Python stands in moments of ``idle``.
+
+    The moments are evenly spaced. The innermost line counts that is of no library, else of none of torch's or
+    Python's own.
+    """
+    if not idle.total or not len(stacks.line):
+        return ()
+    wanted = (np.arange(_SAMPLES) + 0.5) * (idle.total / _SAMPLES)
+    at = np.searchsorted(idle.before, wanted, side="right") - 1
+    times = idle.start[at] + (wanted - idle.before[at]).astype(np.int64)
+    track = int(np.bincount(trace.python.track[stacks.nest.row]).argmax())
+    place = stacks.nest.find(np.full(_SAMPLES, track, dtype=np.int32), times)
+    own = _find_lines(trace, stacks.nest, lambda name: stacks.program.owner_of(name) is LineOwner.PROGRAM)
+    lines = group(np.where(place >= 0, np.where(own >= 0, own, stacks.line)[place], -1))
+    found = []
+    for one in np.argsort(-lines.count, kind="stable").tolist():
+        share = float(lines.count[one]) / _SAMPLES
+        if lines.keys[one] >= 0 and share >= LEAST_LINE:
+            name = clean_name(trace.names[lines.keys[one]])
+            found.append(IdleLine(name, share * idle.total / 1000, 100 * share))
+    return tuple(found[:MOST_LINES])
 
 
 def sum_frames(trace: Trace, stacks: Stacks) -> tuple[FrameRow, ...]:
@@ -133,7 +178,6 @@ def _find_callers(place: Ints, line: Ints, self_ns: Ints) -> Ints:
 
 
 _FRAME = re.compile(r"^(?P<file>[^\n]*\.pyx?)\((?P<line>\d{1,9})\): ?(?P<function>.*)$")
-_PACKAGES = frozenset(("torch", "torchvision", "torchaudio", "numpy", "site-packages", "dist-packages"))
 _MOST_FOLDERS = 64
 _FOLDER_CHARS = 4096
 _MOST_TRIED = 4
@@ -150,15 +194,6 @@ def parse_frame(text: str, folders: tuple[str, ...] = ()) -> Known[CodePlace]:
     return CodePlace(
         clean_name(found["function"], 200), found["file"], min(int(found["line"]), 10**9), folders
     )
-
-
-def rank_frame(frame: str) -> int:
-    """Tell how near a Python function is to the user: 0 their own, 1 of Python's library, 2 of torch."""
-    path = frame.partition("(")[0]
-    parts = {part.removesuffix(".py") for part in path.split("/")}
-    if frame.startswith("<") or parts & _PACKAGES:
-        return 2
-    return int(path.partition("/")[0].removesuffix(".py") in sys.stdlib_module_names)
 
 
 def read_folders(trace: Trace) -> tuple[str, ...]:
@@ -182,16 +217,17 @@ def find_line(trace: Trace, name: str) -> Known[CodePlace]:
     if not len(times):
         return NOT_THERE
     for track, time in zip(tracks.tolist(), times.tolist(), strict=True):
-        # The innermost function of the user's, else of a library.
-        frames = filter(_FRAME.match, list_around(trace, track, time))
-        if frame := min(frames, key=rank_frame, default=""):
-            return parse_frame(frame, folders)
+        lines = [line for line in rank_lines(list_around(trace, track, time)) if _FRAME.match(line[1])]
+        if lines:
+            return parse_frame(min(lines, key=lambda line: line[0])[1], folders)
     return NO_FRAME
 
 
 def _find_events(trace: Trace, name: str) -> tuple[Ints, Ints]:
     """Return thread and time of the longest events of a name, on threads with Python functions first."""
-    numbers = [number for number, one in enumerate(trace.names) if clean_name(one, 600)[:400] == name[:400]]
+    begin = name.removesuffix("…")  # where a name was cut, all that begin so are meant
+    fits = str.__eq__ if begin == name else str.startswith
+    numbers = [at for at, one in enumerate(trace.names) if fits(clean_name(one, NAME_CHARS), begin)]
     host = trace.host
     rows = np.flatnonzero(np.isin(host.name, numbers) & (host.category != Category.GPU_ANNOTATION))
     tracks, times, lengths = host.track[rows], host.start[rows], host.duration[rows]
@@ -258,20 +294,8 @@ def _sum_backward(trace: Trace, modules: Nest, ops: Operators) -> Ints:
     found = np.zeros(len(modules.row), dtype=np.int64)
     if not len(ops.row):
         return found
-    host = trace.host
-    sequence = host.sequence[ops.row]
-    root = ops.find_roots()
-    is_node = trace.named(host, is_node_of_backward)[ops.row]
-    backward = is_node[root]
-    ahead = np.flatnonzero(~backward & (sequence >= 0))
-    nodes = np.flatnonzero(is_node & (root == np.arange(len(root))) & (sequence >= 0))
-    if not len(ahead) or not len(nodes):
-        return found
-    # Operators that make no node carry the number of the next one: the last to start is the one that made it.
-    order = ahead[np.lexsort((ops.start[ahead], sequence[ahead]))]
-    at = np.searchsorted(sequence[order], sequence[nodes], side="right") - 1
-    good = (at >= 0) & (sequence[order[np.maximum(at, 0)]] == sequence[nodes])
-    nodes, made = nodes[good], order[at[good]]
+    host, root = trace.host, ops.find_roots()
+    nodes, made = match_nodes(trace, ops)
     module_of = np.full(len(ops.row), -1, dtype=np.int64)
     module_of[nodes] = modules.find(host.track[ops.row[made]], ops.start[made])
     if len(trace.work.start):
@@ -291,10 +315,7 @@ MOST_RANGES = 1000
 def sum_ranges(trace: Trace) -> tuple[RangeRow, ...]:
     """Sum the ranges by name, the longest on the host first, after them those of a device alone."""
     host = trace.host
-    own = ~trace.named(
-        host,
-        lambda name: is_step(name) or is_loader(name) or is_comm_host(name) or name.startswith("Optimizer."),
-    )
+    own = _are_of_program(trace)
     rows = np.flatnonzero((host.category == Category.ANNOTATION) & own)
     on_device = np.flatnonzero((host.category == Category.GPU_ANNOTATION) & own)
     if len(on_device):
@@ -303,6 +324,41 @@ def sum_ranges(trace: Trace) -> tuple[RangeRow, ...]:
         there[host.name[rows]] = True
         on_device = on_device[~there[host.name[on_device]]]
     return (*_sum_host(trace, rows), *_sum_device(trace, on_device))[:MOST_RANGES]
+
+
+def _are_of_program(trace: Trace) -> Mask:
+    """Tell which host events no mark of torch itself has named."""
+    return ~trace.named(
+        trace.host,
+        lambda name: is_step(name) or is_loader(name) or is_comm_host(name) or name.startswith("Optimizer."),
+    )
+
+
+MOST_TRIED = 100
+"""Names of ranges that are looked at: some programs name each request."""
+MOST_OF_RANGE = 50.0
+"""Percent of a time from which on the range that it is in is worth a line; less than that of the rest."""
+
+
+def find_idle_range(trace: Trace, idle: Spans, window: tuple[int, int]) -> Applicable[IdleLine]:
+    """Find the range of the program (record_function) that most of ``idle`` is in, and of the rest is not.
+
+    A range around whole steps holds all of both and tells nothing.
+    """
+    host = trace.host
+    rows = np.flatnonzero((host.category == Category.ANNOTATION) & _are_of_program(trace))
+    rest = max(window[1] - window[0] - idle.total, 1)
+    found: list[tuple[int, IdleLine]] = []
+    groups = group(host.name[rows])
+    longest = np.argsort(-groups.sum(host.duration[rows]), kind="stable")[:MOST_TRIED]
+    for number in groups.keys[longest].tolist() if idle.total else ():
+        spans = unite_rows(host, rows[host.name[rows] == number])
+        inside, whole = intersect_total(spans, idle), spans.within_one(*window)
+        pct = 100 * inside / idle.total
+        if pct >= MOST_OF_RANGE and 100 * (whole - inside) < MOST_OF_RANGE * rest:
+            name = clean_name(hide(trace.names[number]))
+            found.append((whole, IdleLine(name, inside / 1000, pct)))
+    return min(found, key=lambda one: one[0])[1] if found else NOT_APPLICABLE  # the innermost
 
 
 def _sum_host(trace: Trace, rows: Ints) -> list[RangeRow]:

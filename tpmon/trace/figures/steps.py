@@ -65,15 +65,20 @@ def find_steps(trace: Trace) -> TraceSteps:
         return _whole(trace)
     start, end = host.start[rows], host.end[rows]
     names = tuple(trace.names[number] for number in host.name[rows].tolist())
+    return lay_steps(trace, names, start, end, marked=True)
+
+
+def lay_steps(trace: Trace, names: tuple[str, ...], start: Ints, end: Ints, *, marked: bool) -> TraceSteps:
+    """Lay steps of the host over the device work that they launched, but for last ones not captured whole."""
     device_end, counts, before = _device_ends(trace, start, end)
-    keep = len(rows)
+    keep = len(names)
     if len(counts) and counts.sum() > 0:
         while keep > 1 and counts[keep - 1] == 0:
             keep -= 1
         if keep > 1 and counts[keep - 1] < INCOMPLETE * counts[keep - 2]:
             keep -= 1
     left = ", ".join(names[keep:])
-    notes = (f"left out, as its device work was not captured whole: {left}",) if left else ()
+    notes = (f"left out, as its device work was not captured whole: {left}",) if left and marked else ()
     start, end, names = start[:keep], end[:keep], names[:keep]
     real_start = start.copy()
     real_start[0] = max(int(start[0]), before)
@@ -81,7 +86,7 @@ def find_steps(trace: Trace) -> TraceSteps:
     if keep > 1:
         real_start[1:] = np.maximum(start[1:], real_end[:-1])
     real_end = np.maximum(real_end, real_start)
-    return TraceSteps(names, start, end, real_start, real_end, marked=True, notes=notes)
+    return TraceSteps(names, start, end, real_start, real_end, marked=marked, notes=notes)
 
 
 def _device_ends(trace: Trace, start: Ints, end: Ints) -> tuple[Ints, Ints, int]:
@@ -113,13 +118,14 @@ def _find_leftover(trace: Trace, until: int) -> Ints:
     """
     work = trace.work
     lanes = (work.device.astype(np.int64) << 32) | (work.stream.astype(np.int64) & 0xFFFFFFFF)
-    numbers, lane = np.unique(lanes, return_inverse=True)
+    groups = group(lanes)
+    lane = groups.place
     matched = np.flatnonzero(work.call >= 0)
     matched = matched[trace.calls.start[work.call[matched]] < until]
     # Work is in the order of its start: of each stream the first row counts.
-    there, at = np.unique(lane[matched], return_index=True)
-    first = np.full(len(numbers), NEVER, dtype=np.int64)
-    first[there] = work.start[matched[at]]
+    there = group(lane[matched])
+    first = np.full(len(groups.keys), NEVER, dtype=np.int64)
+    first[there.keys] = work.start[matched[there.first]]
     untold = work.call < 0
     if bool((untold & (first[lane] > NEVER) & (work.start >= first[lane])).any()):
         return np.zeros(0, dtype=np.int64)  # calls are lost all along: that one is tells nothing
@@ -130,20 +136,8 @@ def _whole(trace: Trace) -> TraceSteps:
     tables = [table for table in (trace.host, trace.calls, trace.work) if len(table.start)]
     start = np.array([min((int(one.start.min()) for one in tables), default=0)], dtype=np.int64)
     end = np.array([max((int(one.end.max()) for one in tables), default=0)], dtype=np.int64)
-    notes = [f"no steps are marked ({UNMARKED}): the whole trace counts as one"]
-    repeated = _most_repeated(trace)
-    if repeated:
-        notes.append(f"what repeats: {repeated}")
-    return TraceSteps(("whole trace",), start, end, start, end, marked=False, notes=tuple(notes))
-
-
-def _most_repeated(trace: Trace) -> str:
-    """Name the annotation that takes the longest of those that come more than once, and how often."""
-    rows = np.flatnonzero(trace.host.category == Category.ANNOTATION)
-    groups = group(trace.host.name[rows])
-    totals = np.where(groups.count > 1, groups.sum(trace.host.duration[rows]), -1)
-    at = int(np.argmax(totals)) if len(totals) else 0
-    return f"{trace.names[groups.keys[at]]}, {groups.count[at]} times" if max(totals, default=-1) >= 0 else ""
+    note = f"no steps are marked ({UNMARKED}): the whole trace counts as one"
+    return TraceSteps(("whole trace",), start, end, start, end, marked=False, notes=(note,))
 
 
 UNCOUNTED = Missing("kineto does not number the steps of the run, and no hook counts them")

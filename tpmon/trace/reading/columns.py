@@ -6,9 +6,10 @@ Times are whole nanoseconds on the clock of the trace. Knows no files.
 from __future__ import annotations
 
 import re
+import struct
 import sys
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +24,17 @@ Tiny = npt.NDArray[np.int8]
 Reals = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-NAME_CHARS = 4000
+NAME_CHARS = 32 << 10
+"""What is kept of a name; those of the longest kernels, of nested templates, have 10,000 characters."""
 KEPT_BYTES = 256 << 20
 """What the different names and arguments of a trace may take together, as they lie in memory."""
 RAW_BYTES = 64 << 10
 """What the arguments of one event may take: an update of two thousand parameters at once lists 30 KB."""
 _EACH_BYTES = 600
 """What a value costs beside its own bytes: its places in two tables and a list, its row of the results."""
+_HALF = 0.5
+_NEAR = 4
+"""Whole numbers that are at most so many times as far apart as there are of them are counted, not sorted."""
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
 
 
@@ -96,7 +101,7 @@ def distinct(values: npt.NDArray[N]) -> npt.NDArray[N]:
     if not len(values):
         return values
     low, high = int(values.min()), int(values.max())
-    if high - low <= 2 * len(values):
+    if high - low <= _NEAR * len(values):
         counts = np.bincount(values.astype(np.int64) - low)
         return (np.flatnonzero(counts) + low).astype(values.dtype)
     ordered = np.sort(values)
@@ -114,17 +119,29 @@ def shorten_name(name: str) -> str:
 class Growing:
     """Collect one column in parts, which go when it is joined; ``absent`` stands for what it cannot hold."""
 
-    def __init__(self, kind: type[np.signedinteger[Any]], absent: int = 0) -> None:
+    def __init__(self, kind: type[np.number[Any]], absent: int = 0) -> None:
         self._kind = kind
+        self._code = np.dtype(kind).char
         self._absent = absent
         self._parts: list[npt.NDArray[Any]] = []
 
     def add(self, values: Sequence[Any] | npt.NDArray[Any]) -> int:
         """Add the values of a piece; return how many of them the column cannot hold."""
+        if isinstance(values, np.ndarray):
+            self._parts.append(values.astype(self._kind, copy=False))
+            return 0
+        try:  # a third of what numpy takes to look at each value of a list
+            packed = struct.pack(f"{len(values)}{self._code}", *values)
+        except struct.error:
+            return self._add_each(values)
+        self._parts.append(np.frombuffer(packed, self._kind))
+        return 0
+
+    def _add_each(self, values: Sequence[Any]) -> int:
         try:
             self._parts.append(np.asarray(values, dtype=self._kind))
         except (OverflowError, ValueError):
-            holds = np.iinfo(self._kind)
+            holds = np.iinfo(cast("type[np.signedinteger[Any]]", self._kind))
             good = [bool(holds.min <= value <= holds.max) for value in values]
             kept = [value if keep else self._absent for value, keep in zip(values, good, strict=True)]
             self._parts.append(np.asarray(kept, dtype=self._kind))
@@ -220,21 +237,57 @@ class Groups:
     count: Ints
     place: Ints
 
+    @property
+    def first(self) -> Ints:
+        """Return the first row of each key."""
+        first = np.empty(len(self.keys), np.int64)
+        first[self.place[::-1]] = np.arange(len(self.place) - 1, -1, -1)  # of several the last one stays
+        return first
+
     def sum(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         """Add up the values of the rows of each key."""
         return np.asarray(np.bincount(self.place, values, len(self.keys)), np.float64)
 
 
 def group(keys: npt.NDArray[Any]) -> Groups:
-    """Group rows by their keys."""
-    found, place, count = np.unique(keys, return_inverse=True, return_counts=True)
-    return Groups(found, count, place)
+    """Group rows by their keys; ``np.unique`` would sort them all, and import ``numpy.ma``."""
+    if not len(keys):
+        return Groups(keys, np.zeros(0, np.int64), np.zeros(0, np.int64))
+    low, high = int(keys.min()), int(keys.max())
+    if high - low <= _NEAR * len(keys):  # numbers of names and the like: counted, not sorted
+        near = keys.astype(np.int64) - low
+        count = np.bincount(near)
+        there = np.flatnonzero(count)
+        number = np.zeros(len(count), np.int64)
+        number[there] = np.arange(len(there))
+        return Groups((there + low).astype(keys.dtype), count[there], number[near])
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    first = np.ones(len(keys), bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    begins = np.flatnonzero(first)
+    place = np.empty(len(keys), np.int64)
+    place[order] = np.cumsum(first) - 1
+    return Groups(ordered[begins], np.diff(begins, append=len(keys)), place)
 
 
 def find_main(keys: npt.NDArray[Any], weights: npt.NDArray[Any]) -> int:
     """Return the key that has most of the weight."""
     groups = group(keys)
     return int(groups.keys[int(np.argmax(groups.sum(weights)))])
+
+
+def percentile(values: npt.NDArray[Any], pct: float) -> float:
+    """Return the value below which so many percent lie, between two as ``np.percentile`` lays it.
+
+    That one imports ``numpy.ma``.
+    """
+    ordered = np.sort(values)
+    place = (len(ordered) - 1) * (pct / 100)
+    below = int(place)
+    low, high = float(ordered[below]), float(ordered[min(below + 1, len(ordered) - 1)])
+    part = place - below
+    return low + (high - low) * part if part < _HALF else high - (high - low) * (1 - part)
 
 
 @dataclass(frozen=True, slots=True)

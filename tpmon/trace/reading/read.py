@@ -6,6 +6,7 @@ counted in ``Lost``; only what is no trace at all is an error.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.results.trace import Lost
 from tpmon.model.units import clean_text
-from tpmon.trace.reading.chunks import ByteSource, FilePieces, LossTally
+from tpmon.trace.reading.chunks import LossTally
 from tpmon.trace.reading.columns import (
     CallTable,
     Collective,
@@ -31,9 +32,19 @@ from tpmon.trace.reading.columns import (
     WorkTable,
     distinct,
 )
-from tpmon.trace.reading.schema import UNREADABLE, Category, Device, Distributed, Id, TraceHeader, flag
-from tpmon.trace.reading.sources import Readable, open_bytes
-from tpmon.trace.reading.tables import Tables, parse_collective, parse_launch
+from tpmon.trace.reading.parts import Decoded, Jobs, decode_file, one_job
+from tpmon.trace.reading.schema import (
+    UNREADABLE,
+    Category,
+    Device,
+    Distributed,
+    Id,
+    TraceHeader,
+    begins,
+    flag,
+)
+from tpmon.trace.reading.sources import open_bytes
+from tpmon.trace.reading.tables import Tables, parse_collective, parse_launch, parse_shape
 
 Progress = Callable[[int, int], None]
 """Is told how many bytes of the file are read, and how many it has."""
@@ -42,11 +53,18 @@ _HEADER = msgspec.json.Decoder(TraceHeader, strict=False)
 _HEADER_FIELDS = msgspec.structs.fields(TraceHeader)
 _RANK = re.compile(r"rank[-_]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _WORKER = re.compile(r"worker[-_]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_NAMESPACES = (
+    r"aten prims? \w*prims autograd torch\w* c10 _?c10d\w* inductor profiler cudnn quantized\w* _quantized "
+    r"sparse mkldnn\w* mkl onednn xnnpack symm_mem fsdp fbgemm static_runtime"
+).replace(" ", "|")
+"""Whose operators torch and its domain libraries name so; those of a program never come without them."""
+_is_of_torch = begins(
+    rf"(?:{_NAMESPACES})::|ProfilerStep#|Optimizer\.|enumerate\(|Distributed|\w*Backward\d*$"
+)
 _UNREAD = ("B", "E")
 """Phases of events that begin and end apart, which torch does not write: counted, not paired."""
+_TRY = "tpmon trace FILE, with a file that torch.profiler wrote and that is whole"
 UNSAID = Missing("the trace does not say it")
-MOST_EVENTS = 60_000_000
-"""Beyond this the columns alone would take gigabytes; what follows is counted as lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +93,16 @@ class Trace:
     file_bytes: int
     json_bytes: int
     lost: Lost
+    answers: dict[Callable[[str], bool], Mask] = dataclasses.field(
+        default_factory=dict, compare=False, repr=False
+    )
+    """What tests said of the names: several tables ask the same."""
 
     def named(self, table: EventTable, test: Callable[[str], bool]) -> Mask:
         """Tell of each event of a table whether its name passes a test."""
-        return flag(self.names, test)[table.name]
+        if test not in self.answers:
+            self.answers[test] = flag(self.names, test)
+        return self.answers[test][table.name]
 
     def select(self, category: Category, device: int | None = None) -> Mask:
         """Tell which rows of device work are of a category, and of one device."""
@@ -91,44 +115,64 @@ class Trace:
         return devices
 
 
-def read_trace(path: str, progress: Progress | None = None) -> Trace:
+def read_trace(path: str, progress: Progress | None = None, jobs: Jobs = one_job) -> Trace:
     """Read the trace at ``path``, plain or gzip, of this machine or of an object store (``sources``).
 
     UsageError where there is no file, or it is no trace; NotPermittedError where it may not be read.
     """
     with open_bytes(path) as (file, size):
         try:
-            return _read(path, file, size, progress)
+            tables, found = decode_file(file, size, progress, jobs)
+        except UsageError as error:
+            raise UsageError(f"{path}: {error.what}", error.try_this) from error
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror or error}", "tpmon trace FILE...") from error
+    if why := _refuse(tables, found):
+        raise UsageError(f"{path}: {why}", _TRY)
+    trace = _make_trace(path, size, tables, found)
+    if _is_of_another(trace, tables.guessed):
+        why = "none of its events has a category or a name of torch.profiler"
+        raise UsageError(f"{path}: {why}", _TRY)
+    return trace
 
 
-def _read(path: str, file: Readable, size: int, progress: Progress | None) -> Trace:
-    source = ByteSource(file)
-    try:
-        pieces = FilePieces(source)
-    except UsageError as error:
-        raise UsageError(f"{path}: {error.what}", error.try_this) from error
-    tally = LossTally()
-    tables = Tables()
-    events = 0
-    for piece, decoded in pieces.decode(tally):
-        if events + len(decoded) > MOST_EVENTS:
-            tally.events += len(decoded)
-            tally.bytes += len(piece)
-            continue
-        events += len(decoded)
-        tables.add(decoded)
-        del decoded
-        if progress is not None:
-            progress(min(source.read_bytes, size), size)
-    header = _read_header(pieces, tally)
-    rank = _find_rank(path, header, tables.rank)
-    if not events and not tables.phases and not pieces.closed and tally.events:
-        raise UsageError(
-            f"{path}: none of its events could be read", "tpmon trace FILE, with a file that is whole"
+def _is_of_another(trace: Trace, guessed: int) -> bool:
+    """Tell whether all that a file has are whole events of no category or name that torch writes.
+
+    What has no category, as ``guessed`` events have not, counts as an operator.
+    """
+    host = trace.host
+    others = (trace.calls.start, trace.work.start, trace.python.start, trace.memory.time)
+    beside = (getattr(trace.header, field.name) for field in _HEADER_FIELDS)
+    if not len(host.start) or any(map(len, others)) or any(beside):
+        return False
+    known = int((host.category != Category.OTHER).sum())
+    operators = int((host.category == Category.OP).sum())
+    return known == operators <= guessed and not bool(trace.named(host, _is_of_torch).any())
+
+
+def _refuse(tables: Tables, found: Decoded) -> str:
+    """Say why nothing that was read is of torch.profiler; "" where something may be, or nothing was there."""
+    phases = tables.phases
+    if not phases and not found.closed and found.tally.events:
+        return "none of its events could be read"
+    if set(phases) == {""}:
+        return "the file is no trace of torch.profiler but a JSON list of something else: no item has a ph"
+    apart = sum(phases[one] for one in _UNREAD)
+    if apart and not phases["X"]:
+        return (
+            f"its {apart:,} events begin and end apart (ph B and E): it is of another tracer; "
+            "torch.profiler writes whole events (ph X), which alone are read"
         )
+    return ""
+
+
+def _make_trace(path: str, size: int, tables: Tables, found: Decoded) -> Trace:
+    tally = found.tally
+    header = _read_header(found.beside, tally)
+    rank = _find_rank(path, header, tables.rank)
     host, calls, work, python, memory = tables.finish()
+    apart = sum(tables.phases[one] for one in _UNREAD)
     return Trace(
         path=path,
         header=header,
@@ -140,27 +184,28 @@ def _read(path: str, file: Readable, size: int, progress: Progress | None) -> Tr
         memory=memory,
         names=tables.names.kept,
         tracks=tables.tracks.kept,
-        shapes=tables.shapes.kept,
+        shapes=[parse_shape(key) for key in tables.shapes.kept],
         launches=[parse_launch(key) for key in tables.launches.kept],
         collectives=[parse_collective(key) for key in tables.collectives.kept],
         phases=dict(tables.phases),
-        events=events,
+        events=found.events,
         file_bytes=size,
-        json_bytes=source.unpacked_bytes,
+        json_bytes=found.unpacked_bytes,
         lost=Lost(
-            events=tally.events + tables.odd_times + sum(tables.phases[one] for one in _UNREAD),
+            events=tally.events + tables.odd_times + apart,
             values=tally.values + tables.odd_values,
-            bytes=tally.bytes + pieces.dropped_bytes,
-            broken_off=bool(source.broken) or not pieces.closed,
-            reason=source.broken or ("" if pieces.closed else "the list of events is not closed"),
+            bytes=tally.bytes,
+            broken_off=bool(found.broken) or not found.closed,
+            reason=found.broken or ("" if found.closed else "the list of events is not closed"),
+            apart=apart,
         ),
     )
 
 
-def _read_header(pieces: FilePieces, tally: LossTally) -> TraceHeader:
+def _read_header(beside: list[bytes], tally: LossTally) -> TraceHeader:
     """Read what stands before and after the events; the later one wins where both say it."""
     header = TraceHeader()
-    for text in pieces.list_beside():
+    for text in beside:
         read = _read_part(text, tally)
         for field in _HEADER_FIELDS:
             value = getattr(read, field.name)

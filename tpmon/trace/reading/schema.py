@@ -9,7 +9,9 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Union
+from functools import lru_cache, reduce
+from operator import or_
+from typing import Any, ClassVar, Union
 
 import msgspec
 import numpy as np
@@ -18,31 +20,29 @@ import numpy.typing as npt
 from tpmon.trace.reading.columns import Small, distinct
 
 Id = Union[int, str, float, None]
+Switch = Union[bool, int, str, None]
 
 
 class Args(msgspec.Struct, gc=False, omit_defaults=True):
-    """Hold the arguments of an event that some table needs; ``Raw`` is read when it is new."""
+    """Hold the arguments of a whole event that some table needs; ``Raw`` is read when it is new.
+
+    Each field here costs every event its time, whether it has it or not.
+    """
 
     correlation: int = 0
-    device: int = -1
-    stream: int = -1
-    bytes: float = 0.0
+    device: Union[int, str] = -1
+    stream: Union[int, str] = -1
+    bytes: Union[float, str] = 0.0
     grid: msgspec.Raw = msgspec.Raw()
     block: msgspec.Raw = msgspec.Raw()
-    registers: msgspec.Raw = msgspec.field(name="registers per thread", default=msgspec.Raw())
-    shared: msgspec.Raw = msgspec.field(name="shared memory", default=msgspec.Raw())
-    blocks_per_sm: msgspec.Raw = msgspec.field(name="blocks per SM", default=msgspec.Raw())
-    occupancy: msgspec.Raw = msgspec.field(name="est. achieved occupancy %", default=msgspec.Raw())
+    registers: Id = msgspec.field(name="registers per thread", default=None)
+    shared: Id = msgspec.field(name="shared memory", default=None)
+    blocks_per_sm: Id = msgspec.field(name="blocks per SM", default=None)
+    occupancy: Id = msgspec.field(name="est. achieved occupancy %", default=None)
     limits: msgspec.Raw = msgspec.field(name="occupancy", default=msgspec.Raw())
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())
     types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw())
     sequence_number: int = msgspec.field(name="Sequence number", default=-1)
-    memory_bytes: int = msgspec.field(name="Bytes", default=0)
-    address: int = msgspec.field(name="Addr", default=0)
-    device_type: int = msgspec.field(name="Device Type", default=-1)
-    device_id: int = msgspec.field(name="Device Id", default=-1)
-    allocated: int = msgspec.field(name="Total Allocated", default=-1)
-    reserved: int = msgspec.field(name="Total Reserved", default=-1)
     collective: str = msgspec.field(name="Collective name", default="")
     dtype: str = ""
     elements_in: msgspec.Raw = msgspec.field(name="In msg nelems", default=msgspec.Raw())
@@ -53,10 +53,20 @@ class Args(msgspec.Struct, gc=False, omit_defaults=True):
     rank: msgspec.Raw = msgspec.field(name="Rank", default=msgspec.Raw())
 
 
-class TraceEvent(msgspec.Struct, gc=False):
-    """Hold one event; ``ts`` and ``dur`` are microseconds, NaN where they are not there."""
+class AnyArgs(Args, gc=False, omit_defaults=True):
+    """Hold the arguments of an event of any phase, with those of allocations."""
 
-    ph: str = ""
+    memory_bytes: int = msgspec.field(name="Bytes", default=0)
+    address: int = msgspec.field(name="Addr", default=0)
+    device_type: int = msgspec.field(name="Device Type", default=-1)
+    device_id: int = msgspec.field(name="Device Id", default=-1)
+    allocated: int = msgspec.field(name="Total Allocated", default=-1)
+    reserved: int = msgspec.field(name="Total Reserved", default=-1)
+
+
+class Timed(msgspec.Struct, gc=False):
+    """Hold an event; ``ts`` and ``dur`` are microseconds, NaN where they are not there."""
+
     cat: str = ""
     name: str = ""
     pid: Id = 0
@@ -64,6 +74,56 @@ class TraceEvent(msgspec.Struct, gc=False):
     ts: float = math.nan
     dur: float = math.nan
     args: Union[Args, None] = None
+
+
+class TraceEvent(Timed, gc=False):
+    """Hold an event of any phase."""
+
+    ph: str = ""
+    args: Union[AnyArgs, None] = None
+
+
+class WholeEvent(Timed, gc=False, tag_field="ph", tag="X"):
+    """Hold an event of phase X."""
+
+    ph: ClassVar[str] = "X"
+
+
+class Instant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
+    """Hold an event of phase i, as allocations are."""
+
+    ph: ClassVar[str] = "i"
+    cat: ClassVar[int] = ord("i")
+    name: str = ""
+    pid: Id = 0
+    tid: Id = 0
+    ts: float = math.nan
+    args: Union[AnyArgs, None] = None
+
+
+class Passed(msgspec.Struct, gc=False, tag_field="ph", tag=""):
+    """Hold nothing of an event but its phase, which the classes that derive from it have.
+
+    It stands as a number where others have their category, which no trace can write.
+    """
+
+    ph: ClassVar[str] = ""
+    cat: ClassVar[int] = 0
+
+
+_PASSED = tuple(
+    msgspec.defstruct(
+        f"Passed{ord(phase)}",
+        [],
+        bases=(Passed,),
+        namespace={"ph": phase, "cat": ord(phase)},
+        tag=phase,
+        gc=False,
+    )
+    for phase in "sftMCBEnbeSTpFRcvVPNODI()"
+)
+FAST_EVENT: Any = reduce(or_, (WholeEvent, Instant, *_PASSED))
+"""What stands for ``TraceEvent`` where the tables alone are wanted: of arrows nothing is built."""
 
 
 class Device(msgspec.Struct, gc=False):
@@ -117,6 +177,9 @@ class TraceHeader(msgspec.Struct, gc=False):
     cuda_driver: Id = msgspec.field(name="cuda_driver_version", default=None)
     hip_runtime: Id = msgspec.field(name="hip_runtime_version", default=None)
     hip_driver: Id = msgspec.field(name="hip_driver_version", default=None)
+    with_stack: Switch = None
+    profile_memory: Switch = None
+    record_shapes: Switch = None
     conditions: msgspec.Raw = msgspec.field(name="tpmon", default=msgspec.Raw())
     slice: Union[SliceEvent, None] = msgspec.field(name="tpmon_slice", default=None)
 
@@ -148,7 +211,7 @@ class Category(IntEnum):
     TRACE = 11
 
 
-_ROWS = (
+ROWS = (
     (RowKind.HOST, Category.OP, "cpu_op operator"),
     (RowKind.HOST, Category.ANNOTATION, "user_annotation"),
     (RowKind.HOST, Category.GPU_ANNOTATION, "gpu_user_annotation"),
@@ -161,7 +224,7 @@ _ROWS = (
     (RowKind.PYTHON, Category.PYTHON, "python_function"),
     (RowKind.SKIPPED, Category.TRACE, "trace"),
 )
-_NAMED = {name: (kind, meaning) for kind, meaning, names in _ROWS for name in names.split()}
+_NAMED = {name: (kind, meaning) for kind, meaning, names in ROWS for name in names.split()}
 
 
 MOST_KINDS = 1000
@@ -193,9 +256,9 @@ def guess_category(event: TraceEvent) -> str:
     if name.startswith("Memset "):
         return "gpu_memset"
     if name.startswith("ProfilerStep#"):
-        on_card = args is not None and args.stream >= 0
+        on_card = args is not None and args.stream != -1
         return "gpu_user_annotation" if on_card else "user_annotation"
-    if args is not None and (args.grid or args.stream >= 0) and args.correlation:
+    if args is not None and (args.grid or args.stream != -1) and args.correlation:
         return "kernel"
     if args is not None and args.correlation:
         return "cuda_driver" if name.startswith("cu") and not name.startswith("cuda") else "cuda_runtime"
@@ -220,6 +283,7 @@ is_loader = begins(r"enumerate\(Data(?:Loader|Pipe)\)#")
 is_node_of_backward = begins("autograd::engine::evaluate_function: ")
 """A node of the backward pass at work."""
 is_optimizer = begins(r"Optimizer\.step#")
+is_zero_grad = begins(r"Optimizer\.zero_grad#")
 is_compiling = begins(r"(?s).*\(dynamo_timed\)\Z")
 """torch.compile at work, as dynamo_timed names it."""
 is_comm_host = begins(r"(?:nccl|gloo|mpi|ucc|xccl):\w|c10d::|record_param_comms$", re.IGNORECASE)
@@ -294,6 +358,8 @@ _IMPLICIT = re.compile(
 )
 _COPY = re.compile(r"^(?:cuda|hip|cu)(?:Memcpy|Memset)")
 _ASYNC = re.compile(r"Async")
+_MOST_ASKED = 2000
+"""Kernels whose answers are kept: several tables ask for each, and a search of a name takes some 30 us."""
 
 
 def runs_compiled(names: Sequence[str]) -> bool:
@@ -301,11 +367,13 @@ def runs_compiled(names: Sequence[str]) -> bool:
     return any(name.startswith(_COMPILED) for name in names)
 
 
+@lru_cache(_MOST_ASKED)
 def is_comm_kernel(name: str) -> bool:
     """Tell whether a kernel communicates."""
     return _COMM_KERNEL.search(name, 0, SEARCHED_CHARS) is not None
 
 
+@lru_cache(_MOST_ASKED)
 def uses_tensor_cores(name: str) -> str:
     """Tell whether a kernel uses tensor cores: yes, no, or unknown where its name may be of a product."""
     if _FUSED.match(name):
@@ -322,6 +390,7 @@ def uses_tensor_cores(name: str) -> str:
     return "no"
 
 
+@lru_cache(_MOST_ASKED)
 def is_product_kernel(name: str) -> bool:
     """Tell whether a kernel multiplies matrices, convolves or attends."""
     name = name[:SEARCHED_CHARS]

@@ -63,18 +63,17 @@ def unite_rows(table: EventTable, rows: Mask | Ints) -> Spans:
 def unite(start: npt.NDArray[Any], duration: npt.NDArray[Any]) -> Spans:
     """Unite intervals, in any order, that may overlap; empty ones count for nothing."""
     filled = duration > 0
-    start, duration = start[filled], duration[filled]
+    if not filled.all():
+        start, duration = start[filled], duration[filled]
     if len(start) == 0:
         return NOTHING
     if not bool(np.all(start[1:] >= start[:-1])):
         order = np.argsort(start, kind="stable")
         start, duration = start[order], duration[order]
     reach = np.maximum.accumulate(start + duration)
-    first = np.empty(len(start), dtype=np.bool_)
-    first[0] = True
-    np.greater(start[1:], reach[:-1], out=first[1:])
-    last = np.append(np.flatnonzero(first)[1:] - 1, len(start) - 1)
-    return _make(start[first].astype(np.int64), reach[last].astype(np.int64))
+    begins = np.flatnonzero(start[1:] > reach[:-1]) + 1
+    first, last = np.append(0, begins), np.append(begins - 1, len(start) - 1)
+    return _make(start[first].astype(np.int64, copy=False), reach[last].astype(np.int64, copy=False))
 
 
 def unite_all(sets: Sequence[Spans]) -> Spans:
@@ -175,7 +174,7 @@ class Nest:
     def each_level(self) -> list[Ints]:
         """Return those that have a parent, depth after depth from the outermost on."""
         inner = np.flatnonzero(self.parent >= 0)
-        inner = inner[np.argsort(self.depth[inner], kind="stable")]
+        inner = inner[sort_small(self.depth[inner])]
         return np.split(inner, np.flatnonzero(np.diff(self.depth[inner])) + 1)
 
     def add_up(self, values: Ints) -> Ints:
@@ -199,7 +198,7 @@ def nest(table: HostTable | PythonTable, rows: Ints) -> Nest:
     Ties go to the longer one as the outer; what reaches over the end of its parent by no more than
     ``SLACK_NS`` is cut there.
     """
-    rows = rows[np.lexsort((-table.duration[rows], table.start[rows], table.track[rows]))]
+    rows = _order_rows(table, rows)
     start, duration, track = table.start[rows], table.duration[rows], table.track[rows]
     end = start + np.maximum(duration, 1)
     parent = np.full(len(rows), -1, dtype=np.int64)
@@ -218,6 +217,33 @@ def nest(table: HostTable | PythonTable, rows: Ints) -> Nest:
     inner = parent >= 0
     np.add.at(child, parent[inner], duration[inner])
     return Nest(rows, start, end, parent, depth, child, first)
+
+
+def _order_rows(table: HostTable | PythonTable, rows: Ints) -> Ints:
+    """Order rows, which begin one after the other, by track, then start, then the longer one first.
+
+    Few begin at once: only those are sorted by their duration.
+    """
+    track = table.track[rows]
+    rows = rows[sort_small(track)]
+    start, track = table.start[rows], table.track[rows]
+    same = np.zeros(len(rows) + 1, dtype=np.bool_)
+    same[1:-1] = (start[1:] == start[:-1]) & (track[1:] == track[:-1])
+    tied = np.flatnonzero(same[1:] | same[:-1])
+    if len(tied):
+        of = rows[tied]
+        rows[tied] = of[np.lexsort((-table.duration[of], table.start[of], table.track[of]))]
+    return rows
+
+
+_NARROW = np.iinfo(np.int16).max
+
+
+def sort_small(values: Small) -> Ints:
+    """Return the stable order of numbers that are mostly small: as such they are counted, not compared."""
+    if len(values) and int(values.min()) >= 0 and int(values.max()) <= _NARROW:
+        return np.argsort(values.astype(np.int16), kind="stable")
+    return np.argsort(values, kind="stable")
 
 
 def _nest_track(start: Ints, end: Ints) -> tuple[Ints, Small]:
@@ -240,7 +266,7 @@ def _nest_track(start: Ints, end: Ints) -> tuple[Ints, Small]:
 def _find_parents(level: Small) -> Ints:
     """Return for each the last one before it that is one level further out."""
     above = np.full(len(level), -1, dtype=np.int64)
-    order = np.argsort(level, kind="stable")
+    order = sort_small(level)
     edges = np.searchsorted(level[order], np.arange(int(level.max()) + 2))
     outer = order[edges[0] : edges[1]]
     for deep in range(1, int(level.max()) + 1):

@@ -1,35 +1,57 @@
-"""Translate inks into style names and escape sequences, and glyphs into ASCII."""
+"""Translate inks into style names and escape sequences, and glyphs into ASCII.
+
+The colours are the terminal's own, and those that are read on a dark screen as well as on a light one: text
+is never yellow, and a badge names both of its colours.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from tpmon.view.layout import Ink, Line, line_width, to_ascii
 
-STYLES: Mapping[Ink, str] = {
-    Ink.PLAIN: "",
-    Ink.STRONG: "bold",
-    Ink.DIM: "dim",
-    Ink.TITLE: "bold cyan",
-    Ink.GOOD: "green",
-    Ink.WARN: "bold yellow",
-    Ink.BAD: "bold red",
-    Ink.CURSOR: "reverse",
+
+class Style(NamedTuple):
+    """Hold a style in words of rich.style, and what is left of it under NO_COLOR."""
+
+    colour: str
+    plain: str
+
+
+STYLES: Mapping[Ink, Style] = {
+    Ink.PLAIN: Style("", ""),
+    Ink.STRONG: Style("bold", "bold"),
+    Ink.DIM: Style("dim", ""),
+    Ink.TITLE: Style("bold", "bold"),
+    Ink.GOOD: Style("green", ""),
+    Ink.NOTICE: Style("cyan", ""),
+    Ink.WARN: Style("bold magenta", "bold"),
+    Ink.BAD: Style("bold red", "bold"),
+    Ink.CURSOR: Style("reverse", "reverse"),
+    Ink.BADGE: Style("bold reverse", "bold reverse"),
+    Ink.BADGE_GOOD: Style("black on green", "bold reverse"),
+    Ink.BADGE_NOTICE: Style("black on cyan", "bold reverse"),
+    Ink.BADGE_WARN: Style("black on yellow", "bold reverse"),
+    Ink.BADGE_BAD: Style("bold white on red", "bold reverse"),
 }
-"""Style of each ink in the words of rich.style; terminal colours only, so themes are followed."""
 
 _CODES: Mapping[str, str] = {
     "bold": "1",
     "dim": "2",
     "reverse": "7",
+    "black": "30",
     "red": "31",
     "green": "32",
-    "yellow": "33",
+    "magenta": "35",
     "cyan": "36",
+    "white": "37",
+    "on red": "41",
+    "on green": "42",
+    "on yellow": "43",
+    "on cyan": "46",
 }
 """Parameters of SGR, ECMA-48 8.3.117, for the words of ``STYLES``."""
-_WITHOUT_COLOUR = ("bold", "reverse")
-"""The parts of a style that remain under NO_COLOR."""
 _RESET = "\x1b[0m"
 
 DOT = "·"
@@ -37,14 +59,19 @@ DOT = "·"
 
 def style_words(ink: Ink, *, colour: bool) -> str:
     """Return the style of an ink in words of rich.style, "" for none."""
-    words = STYLES[ink].split()
-    return " ".join(word for word in words if colour or word in _WITHOUT_COLOUR)
+    style = STYLES[ink]
+    return style.colour if colour else style.plain
 
 
 def ink_starts(*, colour: bool) -> Mapping[Ink, str]:
     """Return the escape sequence that begins each ink, "" for none."""
-    codes = {ink: [_CODES[word] for word in style_words(ink, colour=colour).split()] for ink in STYLES}
-    return {ink: f"\x1b[{';'.join(one)}m" if one else "" for ink, one in codes.items()}
+    return {ink: _start(style_words(ink, colour=colour)) for ink in STYLES}
+
+
+def _start(words: str) -> str:
+    front, _, back = words.partition(" on ")
+    codes = [_CODES[word] for word in front.split()] + ([_CODES[f"on {back}"]] if back else [])
+    return f"\x1b[{';'.join(codes)}m" if codes else ""
 
 
 def encode_line(line: Line, width: int, starts: Mapping[Ink, str]) -> str:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from enum import Enum
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from tpmon.model.frozen import dataclass
@@ -22,7 +24,6 @@ from tpmon.view.layout import (
     Span,
     cut,
     fit_line,
-    justify,
     lay_text,
     pad,
     pad_line,
@@ -56,6 +57,18 @@ class Effect(Enum):
     COPY_RESULT = "copy result"
     EDIT = "edit"
     OPEN_TRACE = "open trace"
+    NEXT = "next"
+    """End this screen for the next of several."""
+    ATTACH = "attach"
+    BACK = "back to the list"
+    FIND = "find"
+    FIND_NEXT = "find next"
+    FIND_PREVIOUS = "find previous"
+    GO = "go"
+
+
+MATCHES = (Effect.FIND_NEXT, Effect.FIND_PREVIOUS)
+"""Their keys have this meaning only while a text is searched for, most of them another one before."""
 
 
 def moved(place: int, move: Move, page: int, last: int) -> int:
@@ -85,6 +98,10 @@ class Overlay(Enum):
     """The filter line is being typed."""
     TIME = "time"
     """A time of a recording is being typed; what it covers stays in sight."""
+    FIND = "find"
+    """A text to find is being typed, over what stays in sight."""
+    GO = "go"
+    """A place to go to is being typed, over what stays in sight."""
     DETAILS = "details"
     """Everything about the row under the cursor."""
     STACK = "stack"
@@ -100,8 +117,26 @@ class Overlay(Enum):
     """The cost, the progress and the result of a capture."""
 
 
+LINES = (Overlay.FIND, Overlay.GO)
+"""The lines that are typed over anything; ``Search.under`` has what that is."""
 OVERVIEWS = (Overlay.STACKS, Overlay.SAMPLE, Overlay.CAPTURE)
 """Help and verdict cover these, and go back to them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Hold what is searched for, and which part of a wide picture is shown."""
+
+    text: str = ""
+    """What is found and marked, also while it is typed; "" for nothing."""
+    found: int = -1
+    """The line that was found last, -1 for none."""
+    goal: str = ""
+    """The place to go to, while it is typed."""
+    under: Overlay = Overlay.NONE
+    """What the line that is typed covers."""
+    left: int = 0
+    """The first column shown of what is wider than the screen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +153,29 @@ class ScreenState:
     filter_text: str
     message: str
     """The answer to the last key in a line, such as where a copy went; "" for none."""
+    search: Search
 
     @property
     def typed(self) -> str:
-        """Return the filter line while it is typed, else ""."""
+        """Return the line that is being typed, else ""."""
+        if self.overlay is Overlay.FIND:
+            return f"/{self.search.text}_"
+        if self.overlay is Overlay.GO:
+            return f":{self.search.goal}_"
         return f"/{self.filter_text}_" if self.overlay is Overlay.FILTER else ""
 
     @property
     def is_bare(self) -> bool:
         """Tell whether nothing covers the panes or tabs."""
         return self.overlay is Overlay.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class RowsState(ScreenState):
+    """Hold what the picture of rows that come by themselves depends on; ``now_ns`` is the monotonic clock."""
+
+    now: datetime
+    now_ns: int
 
 
 View = TypeVar("View", bound=ScreenState)
@@ -145,7 +193,9 @@ def action_overlay(view: View, overlay: Overlay) -> View:
 
 
 def action_close(view: View) -> View:
-    """Close what covers the screen; a filter line loses its text."""
+    """Close what covers the screen; a line that is typed loses its text."""
+    if view.overlay in LINES:
+        return replace(view, overlay=view.search.under, search=Search(left=view.search.left))
     text = "" if view.overlay is Overlay.FILTER else view.filter_text
     return replace(view, overlay=view.behind, behind=Overlay.NONE, filter_text=text, scroll=0)
 
@@ -266,6 +316,16 @@ STOPS: Mapping[str, tuple[Effect, Situation[ScreenState]]] = {
 """The keys that every screen has."""
 
 
+ROWS: Mapping[str, tuple[Any, Situation[Any]]] = {
+    **STOPS,
+    **{move.value: (move, NOT_TYPING) for move in Move},
+    "help": (partial(action_overlay, overlay=Overlay.HELP), NOT_TYPING),
+    "filter-keep": (KEEP_FILTER, TYPING),
+    "filter-erase": (action_filter_erase, TYPED),
+}
+"""The keys that every screen of rows has."""
+
+
 def read_keys(
     page: str, uses: Mapping[str, tuple[Deed_co, Situation[View]]]
 ) -> tuple[Key[View, Deed_co], ...]:
@@ -294,7 +354,9 @@ def say_why_not(table: Sequence[Key[View, Deed_co]], name: str, reason: str) -> 
     """Say why a key did nothing: the ``reason``, else where it works; "" for keys without a letter."""
     if len(name) != 1 or not name.isprintable():
         return ""
-    where = tuple(dict.fromkeys(key.when.words for key in table if name in key.keys))
+    rows = [key for key in table if name in key.keys]
+    rows = [key for key in rows if key.deed not in MATCHES] or rows
+    where = tuple(dict.fromkeys(key.when.words for key in rows))
     if not where:
         return f"{'space' if name == ' ' else name} has no meaning, ? shows the keys"
     if reason:
@@ -313,6 +375,15 @@ def list_help(table: Sequence[Key[View, Deed_co]], view: View, below: View) -> l
     return shown
 
 
+def list_shown(table: Sequence[Key[View, Deed_co]], view: View, prefix: str) -> tuple[KeyHelp, ...]:
+    """Return the keys that work now, under an open help also those below it, sections without ``prefix``."""
+    below = replace(view, overlay=view.behind) if view.overlay is Overlay.HELP else view
+    return tuple(
+        replace(key, section=key.section.removeprefix(prefix).capitalize())
+        for key in list_help(table, view, below)
+    )
+
+
 def paint_footer(view: ScreenState, keys: Sequence[KeyHelp], width: int) -> list[Line]:
     """Paint the line being typed, else the answer to the last key in all its lines, and the keys."""
     message, head = view.message, [Item(0, view.typed, Ink.STRONG)] if view.typed else []
@@ -322,11 +393,34 @@ def paint_footer(view: ScreenState, keys: Sequence[KeyHelp], width: int) -> list
     text = cut(message, width - 2)
     answer = [Item(0, text, Ink.STRONG)] if text else []
     offered = sorted((key for key in keys if key.priority > 0), key=lambda key: key.priority)
-    items = [Item(100 + n, f"{key.keys[0]} {key.footer}") for n, key in enumerate(offered)]
     gap = 3 if width >= 100 else 2
     if head and count_cells(view.typed) + count_cells(message) + 2 * gap > width:
-        return [*said, justify([*head, *items], [], width, gap)]
-    return [justify([*head, *items], answer, width, gap)]
+        return [*said, _offer_keys(offered, head, [], width, gap)]
+    return [_offer_keys(offered, head, answer, width, gap)]
+
+
+KEYS_ALONE_WIDTH = 60
+"""Below this width the footer has signs without words."""
+
+
+def _offer_keys(
+    offered: Sequence[KeyHelp], head: Sequence[Item], answer: Sequence[Item], width: int, gap: int
+) -> Line:
+    """Lay the keys that fit between the line typed and the answer, each sign in an ink of its own."""
+    line: list[Span] = [(" ", Ink.PLAIN), *((item.text, item.ink) for item in head)]
+    room = width - 1 - sum(count_cells(item.text) + gap for item in answer)
+    used = sum(count_cells(text) for text, _ in line)
+    for key in offered:
+        word = f" {key.footer}" if width >= KEYS_ALONE_WIDTH else ""
+        before = " " * gap if used > 1 else ""
+        cells = count_cells(before + key.keys[0] + word)
+        if used + cells > room:
+            continue
+        line += [(before, Ink.PLAIN), (key.keys[0], Ink.CURSOR), (word, Ink.PLAIN)]
+        used += cells
+    blanks = width - 1 - used - sum(count_cells(item.text) for item in answer)
+    line += [(" " * max(1, blanks), Ink.PLAIN), *((item.text, item.ink) for item in answer)]
+    return fit_line(tuple(line), width)
 
 
 TINY_WIDTH = 30
@@ -344,6 +438,22 @@ def fill_screen(lines: Sequence[Line], size: Size, *, ascii_only: bool) -> list[
     if ascii_only:
         fitted = [line_to_ascii(line) for line in fitted]
     return fitted + [()] * (size.height - len(fitted))
+
+
+def frame_rows(
+    view: ScreenState,
+    size: Size,
+    keys: Sequence[KeyHelp],
+    paint_head: Callable[[int], Line],
+    paint_body: Callable[[Size], Sequence[Line]],
+) -> list[Line]:
+    """Paint a screen of rows, ``size.height`` lines: a head, what is between, and the footer."""
+    tiny = is_tiny(size) and not (view.message or view.typed)
+    footer = ([] if tiny else paint_footer(view, keys, size.width))[: max(1, size.height // 2)]
+    body = Size(size.width, max(0, size.height - 1 - len(footer)))
+    lines = paint_body(body)[: body.height]
+    painted = [paint_head(size.width), *lines, *([()] * (body.height - len(lines))), *footer]
+    return fill_screen(painted, size, ascii_only=view.ascii_only)
 
 
 def scroll(text: Sequence[Line], first: int, height: int) -> tuple[int, Sequence[Line]]:

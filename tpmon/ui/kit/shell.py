@@ -1,7 +1,7 @@
 """The base of every screen of tpmon: one canvas, keys in, lines out, copies, the editor, the end.
 
-The two ``app.py`` define what a key means and what is painted. Only they, this, ``driver.py`` and
-``canvas.py`` import textual.
+The ``app.py`` of each screen defines what a key means and what is painted. Only they, ``rows.py``, this,
+``driver.py`` and ``canvas.py`` import textual.
 """
 
 from __future__ import annotations
@@ -20,8 +20,20 @@ from textual.message import Message
 
 from tpmon.errors import ExitCode
 from tpmon.model.known import Known, is_known
+from tpmon.model.units import clean_text
 from tpmon.ui.kit.canvas import Canvas
-from tpmon.ui.kit.keys import ByDigit, Effect, Key, Move, Overlay, View, action_close, action_filter_type
+from tpmon.ui.kit.find import Places, find_text, look_under, type_line
+from tpmon.ui.kit.keys import (
+    LINES,
+    ByDigit,
+    Effect,
+    Key,
+    Move,
+    Overlay,
+    View,
+    action_close,
+    action_filter_type,
+)
 from tpmon.ui.terminal_io import clipboard, editor
 from tpmon.ui.terminal_io.driver import ScreenDriver
 from tpmon.ui.terminal_io.editor import EditorCall
@@ -30,7 +42,8 @@ from tpmon.ui.terminal_io.terminal import (
     ScreenResult,
     TerminalGuard,
     lend_terminal,
-    report_crash,
+    tell_failure,
+    write_now,
 )
 from tpmon.view.layout import Size
 
@@ -68,8 +81,12 @@ class Shell(App[None], Generic[View]):
         self._resized: tuple[object, int] = (None, 0)
         self.crash: Exception | None = None
         self.copied = ""
+        self.asks_next = ""
+        """What a key has ended this screen for."""
         self._planning = False
         self.guard: TerminalGuard | None = None
+        self.goes_back = False
+        """Whether it was left for the list of jobs."""
 
     # What a screen says
 
@@ -90,6 +107,18 @@ class Shell(App[None], Generic[View]):
     def type(self, view: View, text: str) -> View:
         """Add typed or pasted text to the filter."""
         return action_filter_type(view, text)
+
+    def places(self, view: View) -> Places[View]:
+        """Return the lines of what is shown, to find text in."""
+        raise NotImplementedError
+
+    def go(self, view: View, goal: str) -> View:
+        """Go to a place by its name or number."""
+        raise NotImplementedError
+
+    def spot(self, view: View) -> object:
+        """Return what names the pane or text that is shown: another one begins at its first column."""
+        raise NotImplementedError
 
     def begin(self) -> View:
         """Return the view before a key, without the last message."""
@@ -154,7 +183,10 @@ class Shell(App[None], Generic[View]):
     def paste(self, text: str) -> None:
         """Add pasted text to the filter that is typed."""
         if self.view.typed:
-            self.show(self.type(self.view, text))
+            self.show(self._type(self.view, text))
+
+    def _type(self, view: View, text: str) -> View:
+        return type_line(view, text) if view.overlay in LINES else self.type(view, text)
 
     def press(self, name: str) -> None:
         """Do what a key means now."""
@@ -172,12 +204,29 @@ class Shell(App[None], Generic[View]):
         elif deed is not None:
             view = self.act(view, deed)
         elif view.typed and len(name) == 1:
-            view = self.type(view, name)
+            view = self._type(view, name)
         elif view.overlay is Overlay.HELP:
             view = action_close(view)
         else:
             view = replace(view, message=self._say_unused(name, view))
+        self._answer_at(view)
+
+    def _answer_at(self, view: View) -> None:
+        """Answer a key; a pane or text that was not shown before begins at its first column."""
+        if self.spot(view) != self.spot(self.view):
+            view = replace(view, search=replace(view.search, left=0, found=-1))
         self.answer(view)
+
+    def _end_line(self, effect: Effect) -> None:
+        """Find what was typed, or its next match; go where was typed."""
+        view, goal = look_under(self.view), self.view.search.goal
+        if effect is not Effect.GO:
+            self._answer_at(find_text(view, self.places(view), effect))
+        elif goal.strip() in ("q", "q!", "quit", "qa"):
+            self.leave(ExitCode.OK)
+        else:
+            view = replace(view, search=replace(view.search, goal=""))
+            self._answer_at(self.go(view, goal.strip().casefold()) if goal.strip() else view)
 
     # Copies and the editor
 
@@ -228,9 +277,14 @@ class Shell(App[None], Generic[View]):
             failure = self.lend(call.command)
             self.say(failure or f"was at {call.place}")
 
-    def lend(self, command: Sequence[str]) -> str:
-        """Lend the terminal to another program until it ends; return what went wrong, "" for nothing."""
+    def lend(self, command: Sequence[str], said: str = "") -> str:
+        """Lend the terminal to another program until it ends; return what went wrong, "" for nothing.
+
+        ``said`` stands on the shell's screen until a program that takes seconds to begin has drawn its own.
+        """
         with self.suspend(), lend_terminal():
+            if said:
+                write_now(f"\r\x1b[Ktpmon: {clean_text(said, LINE_CHARS)}".encode())
             failure = editor.run_editor(command)
         self.redraw()
         return failure
@@ -247,6 +301,11 @@ class Shell(App[None], Generic[View]):
             self.action_suspend_process()
         elif effect is Effect.COPY_SCREEN:
             self.copy_text("the screen", self._canvas.text())
+        elif effect is Effect.BACK:
+            self.goes_back = True
+            self.depart()
+        elif effect in (Effect.FIND, Effect.FIND_NEXT, Effect.FIND_PREVIOUS, Effect.GO):
+            self._end_line(effect)
 
     # The end
 
@@ -264,6 +323,10 @@ class Shell(App[None], Generic[View]):
         if self._loop is None:
             raise SystemExit(code)
         self._loop.call_soon_threadsafe(self.exit, None, code)
+
+    def depart(self) -> None:
+        """End the screen for another one of the same process."""
+        self.exit(None, ExitCode.OK)
 
     def _handle_exception(self, error: Exception) -> None:
         self.crash = self.crash or error
@@ -290,9 +353,10 @@ def draw(shell: Shell[Any], guard: TerminalGuard) -> ScreenResult:
         shell.crash = shell.crash or error
     if shell.crash is not None:
         guard.restore()
-        return ScreenResult(ExitCode.BUG, shell.text_left, report_crash(shell.crash))
+        return replace(tell_failure(shell.crash), text=shell.text_left)
     code = shell.return_code
-    return ScreenResult(ExitCode.BUG if code is None else code, shell.text_left, "")
+    code = ExitCode.BUG if code is None else code
+    return ScreenResult(code, shell.text_left, "", shell.asks_next, shell.goes_back)
 
 
 class Deferred(Message):

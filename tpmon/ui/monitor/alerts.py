@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.gpu import GpuSample, GpuState, list_used
 from tpmon.model.host import CpuSample, MemorySample
-from tpmon.model.known import is_known
+from tpmon.model.known import is_known, known_or
 from tpmon.model.text.job_words import name_verdict, say_confidence, say_job_stop, say_since_in_full
 from tpmon.model.units import count_of, format_bytes, format_moment, format_pct, format_seconds
 from tpmon.ui.monitor.state import ViewState
@@ -65,6 +65,14 @@ def is_oversubscribed(cpu: CpuSample) -> bool:
         and is_known(cpu.run_delay_ratio)
         and cpu.run_delay_ratio >= WAITING_RATIO
     )
+
+
+def is_crowded(cpu: CpuSample) -> bool:
+    """Tell whether more threads want a CPU than there are, and wait for it."""
+    if not is_known(cpu.runnable) or not is_known(cpu.run_delay_ratio):
+        return False
+    budget = known_or(cpu.budget_cores, float(cpu.host_cores))
+    return cpu.runnable > budget and cpu.run_delay_ratio >= WAITING_RATIO
 
 
 def is_throttled(cpu: CpuSample) -> bool:

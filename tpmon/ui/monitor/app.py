@@ -25,6 +25,8 @@ from tpmon.model.results.capture import CaptureChoice, CaptureRequest, CaptureUp
 from tpmon.model.results.doctor import DumpUpdate, SampleUpdate, Update
 from tpmon.model.results.sample import SampleRequest
 from tpmon.model.units import clean_text
+from tpmon.own_command import as_called
+from tpmon.ui.kit.find import Places, mark_found
 from tpmon.ui.kit.keys import Effect, Move, Overlay
 from tpmon.ui.monitor import alerts as paste
 from tpmon.ui.monitor import layout as panes
@@ -32,6 +34,7 @@ from tpmon.ui.monitor import replay as times
 from tpmon.ui.monitor import state as actions
 from tpmon.ui.monitor.controls import Controls, Inbox, Notice, Result, ScreenOptions, turns_bad
 from tpmon.ui.monitor.keys import Demand, find_key, keys_shown, say_unused
+from tpmon.ui.monitor.places import go_to, places_of, spot_of
 from tpmon.ui.monitor.requests import keep_own_price, say_toast
 from tpmon.ui.monitor.start import Paint, first_view
 from tpmon.ui.monitor.state import ViewState
@@ -83,7 +86,7 @@ class MonitorApp(Shell[ViewState]):
         self._readings: dict[str, Any] = {}
         self._events: tuple[Event, ...] = ()
         self._rows: tuple[int, ...] = ()
-        self._message_until_ns = 0
+        self._message_until_ns = clock() + int(RESULT_SECONDS * 1e9) if options.remark else 0
         self.notices: deque[str] = deque(maxlen=_MOST_NOTICES)
         self.view = first_view(options, clock())
 
@@ -163,7 +166,8 @@ class MonitorApp(Shell[ViewState]):
             self._timer = self.set_timer(_BEHIND_SECONDS, self.repaint)
             return
         self._timer = self.set_timer(next_seconds, self.repaint)
-        self._canvas.set_lines(self._paint(self.view, self._extent(), keys_shown(self.view)))
+        lines = self._paint(self.view, self._extent(), keys_shown(self.view))
+        self._canvas.set_lines(mark_found(lines, self.view))
 
     # Keys in
 
@@ -182,6 +186,18 @@ class MonitorApp(Shell[ViewState]):
         if view.overlay is Overlay.STACKS:
             return actions.action_walk(view, move, page)
         return actions.action_move(view, move, self._rows, page, limit)
+
+    def places(self, view: ViewState) -> Places[ViewState]:
+        """Return the lines of what is shown, to find text in."""
+        return places_of(view, self._extent())
+
+    def go(self, view: ViewState, goal: str) -> ViewState:
+        """Go to a place by its name or number."""
+        return go_to(view, goal, self._extent())
+
+    def spot(self, view: ViewState) -> object:
+        """Return what names the pane or text that is shown."""
+        return spot_of(view)
 
     def act(self, view: ViewState, deed: Demand | Callable[[ViewState], ViewState]) -> ViewState:
         """Change the view as a key does, and send the session its request."""
@@ -214,14 +230,18 @@ class MonitorApp(Shell[ViewState]):
             pid = job.ranks[0].pid if is_known(job) and job.ranks else NOT_APPLICABLE
             self.plan_edit(lambda: editor.plan_edit(frame, os.environ, pid))
         elif effect is Effect.OPEN_TRACE and is_known(path := self.view.captured):
-            failure = self.lend(self._controls.trace_command(path))  # reading goes on meanwhile
+            said = f"reading {os.path.basename(path)}; q there returns here"
+            failure = self.lend(self._controls.trace_command(path), said)  # the session goes on meanwhile
             self.say(f"{clean_text(path)} could not be shown: {failure}" if failure else "")
         elif effect in (Effect.COPY_TRY, Effect.COPY_FACTS) and is_known(self.view.frame):
             finding = self.view.frame.verdict
             if effect is Effect.COPY_TRY and is_known(finding) and is_known(finding.try_):
-                self.copy_text("what to try", finding.try_)
+                self.copy_text("what to try", as_called(finding.try_))
             else:
                 self.copy_text("the facts", paste.facts_text(self.view.frame))
+        elif effect is Effect.NEXT:
+            self.asks_next = self.view.following
+            self.depart()
         else:
             super().carry_out(effect)
 

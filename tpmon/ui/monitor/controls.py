@@ -66,6 +66,14 @@ class ScreenOptions:
     """Offer no key that stops a process of the job."""
     no_stacks: bool = False
     """Offer no sampling of stacks, and write bundles without them."""
+    following: str = ""
+    """What comes after this screen, which a key ends for it; "" for nothing."""
+    from_list: bool = False
+    """Whether esc goes back to what this screen was opened from: the list of jobs, a fleet."""
+    node: str = ""
+    """The node of a fleet that the job runs on, "" for this machine; there some keys are not offered."""
+    remark: str = ""
+    """What is odd about the job, said once."""
 
 
 @dataclass(frozen=True, slots=True)

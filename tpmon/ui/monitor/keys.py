@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Union
+from typing import Any, Union
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.model.known import NOT_APPLICABLE, is_known, known_or
 from tpmon.model.results.capture import Change, fewer_steps, more_steps, next_kind, other_ranks
 from tpmon.model.results.replay import SPEEDS, TimeMove
+from tpmon.ui.kit import find
 from tpmon.ui.kit import keys as kit
 from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor import replay as times
@@ -80,6 +82,12 @@ def _paced(view: ViewState) -> bool:
     return kit.NOT_TYPING.holds(view) and _alive(view) and not asks.can_choose(below)
 
 
+def _is_wide(view: ViewState) -> bool:
+    """Tell whether what is shown can be wider than the screen: a pane alone, a text over the panes."""
+    covers = view.overlay in (Overlay.HELP, Overlay.STACKS)
+    return READ.holds(view) and not covers and (not view.is_bare or is_known(view.zoom))
+
+
 def _changes(change: Change, words: str) -> When:
     return When(lambda view: is_known(asks.find_change(view, change)), words)
 
@@ -102,11 +110,35 @@ WORKERS = When(
     lambda view: view.is_bare and (view.zoom is Pane.WORKERS or not is_known(view.zoom)),
     "while the workers pane is shown",
 )
-FILTERED = When(lambda view: view.is_bare and view.filter_text != "", "while a filter is set")
+BESIDE = When(lambda view: view.is_bare and not is_known(view.zoom), "with all panes on the screen")
+LEFT_OF_ALL = When(lambda view: _is_wide(view) and view.search.left > 0, "after l")
+RIGHT_OF_ALL = When(
+    lambda view: _is_wide(view) and view.search.left < find.MOST_COLUMNS,
+    "in a pane alone, and in what is over the panes",
+)
+FILTERED = When(
+    lambda view: view.is_bare and view.filter_text != "" and view.search.text == "", "while a filter is set"
+)
 ZOOMED = When(
-    lambda view: view.is_bare and is_known(view.zoom) and view.filter_text == "", "while a pane is alone"
+    lambda view: view.is_bare and is_known(view.zoom) and view.filter_text == "" and view.search.text == "",
+    "while a pane is alone",
+)
+FROM_LIST = When(
+    lambda view: view.from_list and view.is_bare and not is_known(view.zoom) and view.filter_text == "",
+    "with nothing over the panes, where one was left for this job",
 )
 READ = When(lambda view: kit.NOT_TYPING.holds(view) and is_known(view.frame), "once there is a reading")
+FILTERABLE = When(
+    lambda view: view.is_bare and known_or(view.zoom, view.focus) is Pane.WORKERS, "in the workers pane"
+)
+FINDABLE = When(
+    lambda view: READ.holds(view) and view.overlay is not Overlay.HELP and not FILTERABLE.holds(view),
+    "outside of the workers pane, once there is a reading",
+)
+GOING = When(
+    lambda view: READ.holds(view) and not is_known(view.playback),
+    "once there is a reading; not in a recording",
+)
 TRIABLE = When(lambda view: _to_copy(view) and _can_try(view), "while the verdict has something to try")
 NOT_TRIABLE = When(
     lambda view: _to_copy(view) and is_known(view.frame) and not _can_try(view),
@@ -129,6 +161,9 @@ LIVE_ROWS = When(lambda view: _rows(view) and _alive(view), "in the ranks and wo
 LIVE_STACKS = When(lambda view: _stacks(view) and _alive(view), "in the stacks")
 STOPPING_STACKS = When(
     lambda view: LIVE_STACKS.holds(view) and not view.readonly, "in the stacks; never with --readonly"
+)
+NATIVE_STACKS = When(
+    lambda view: STOPPING_STACKS.holds(view) and not find.is_searched(view), STOPPING_STACKS.words
 )
 IN_GROUPS = When(lambda view: _stacks(view) and len(list_rows(view)) > 0, "in the stacks")
 DUMPED_STACKS = When(
@@ -182,6 +217,7 @@ WRITABLE = When(
         and is_known(view.sample)
         and is_known(view.sample.hot)
         and len(view.sample.hot.groups) > 0
+        and not view.node
         and not is_running(view)
     ),
     "in the hot functions, once all are there",
@@ -196,6 +232,7 @@ BEFORE_END = When(times.is_before_end, "in a recording, before its end")
 AFTER_BEGIN = When(times.is_after_begin, "in a recording, after its start")
 SPEEDABLE = When(times.can_speed_up, f"in a recording, below {SPEEDS[-1]:g}x")
 SLOWABLE = When(partial(times.is_faster_than, speed=SPEEDS[0]), f"in a recording, above {SPEEDS[0]:g}x")
+DEMO = When(lambda view: kit.NOT_TYPING.holds(view) and view.following != "", "in tpmon demo")
 TYPING_TIME = When(lambda view: view.overlay is Overlay.TIME, "while a time is typed")
 TYPED_TIME = When(lambda view: TYPING_TIME.holds(view) and view.time_text != "", "while a time is typed")
 STACKS_KEPT = When(
@@ -263,7 +300,7 @@ LIVE: Uses = {
     "hot": (_open(Overlay.SAMPLE), SUMMARIES),
     "capture-shown": (_open(Overlay.CAPTURE), SUMMARIES),
     "looks": (Demand(asks.ask_looks), LIVE_STACKS),
-    "native": (_pay(Price.NATIVE), STOPPING_STACKS),
+    "native": (_pay(Price.NATIVE), NATIVE_STACKS),
     "variables": (_pay(Price.VARIABLES), LIVE_STACKS),
     "stop-and-read": (_pay(Price.STOP), STOPPABLE),
     "bundle": (Demand(asks.ask_bundle), ALIVE),
@@ -299,16 +336,31 @@ REPLAY: Uses = {
 }
 
 
-def _while_live(when: When) -> When:
-    return When(lambda view: not is_known(view.playback) and when.holds(view), when.words)
+NOT_AFAR = frozenset(
+    {
+        *("slower", "faster", "dump-row", "sample", "sample-end", "native", "variables", "stop-and-read"),
+        *("bundle", "record", "capture", "capture-shown"),
+    }
+)
+"""What the agent of a node in a fleet does not do."""
+
+
+def _while_live(name: str, when: When) -> When:
+    may_afar = name not in NOT_AFAR
+    return When(
+        lambda view: not is_known(view.playback) and (may_afar or not view.node) and when.holds(view),
+        when.words,
+    )
 
 
 USES: Uses = {
-    **{name: (deed, _while_live(when)) for name, (deed, when) in LIVE.items()},
+    **{name: (deed, _while_live(name, when)) for name, (deed, when) in LIVE.items()},
     **REPLAY,
     **kit.STOPS,
+    **find.FINDS,
     **{move.value: (move, MOVABLE) for move in kit.Move},
     "help": (_open(Overlay.HELP), kit.NOT_TYPING),
+    "demo-next": (kit.Effect.NEXT, DEMO),
     "verdict": (_open(Overlay.VERDICT), READ),
     "zoom": (kit.ByDigit(lambda view, digit: actions.action_zoom(view, Pane(digit))), PANES),
     "focus-next": (partial(actions.action_focus, step=1), PANES),
@@ -330,10 +382,20 @@ USES: Uses = {
     "sort-cpu": (_sort(SortBy.CPU), WORKERS),
     "sort-memory": (_sort(SortBy.MEMORY), WORKERS),
     "sort-time": (_sort(SortBy.TIME), WORKERS),
-    "filter": (actions.action_filter, WORKERS),
+    "filter": (actions.action_filter, FILTERABLE),
+    "find": (partial(find.open_line, overlay=Overlay.FIND), FINDABLE),
+    "find-erase": (find.erase_last, find.FOUND_TYPED),
+    "find-clear": (find.CLEAR_SEARCH, find.MARKED),
+    "go": (partial(find.open_line, overlay=Overlay.GO), GOING),
+    "go-erase": (find.erase_last, find.GO_TYPED),
+    "pane-right": (partial(actions.action_focus, step=1), BESIDE),
+    "pane-left": (partial(actions.action_focus, step=-1), BESIDE),
+    "side-right": (partial(find.action_sideways, step=1), RIGHT_OF_ALL),
+    "side-left": (partial(find.action_sideways, step=-1), LEFT_OF_ALL),
     "filter-keep": (kit.KEEP_FILTER, kit.TYPING),
     "filter-erase": (kit.action_filter_erase, kit.TYPED),
     "filter-clear": (kit.CLEAR_FILTER, FILTERED),
+    "back": (kit.Effect.BACK, FROM_LIST),
     "copy-try": (kit.Effect.COPY_TRY, TRIABLE),
     "copy-facts": (kit.Effect.COPY_FACTS, NOT_TRIABLE),
 }
@@ -350,15 +412,22 @@ def say_unused(name: str, view: ViewState) -> str:
     """Say where a key works that did nothing, or that it has no meaning; "" for keys without a letter."""
     if is_known(view.playback):
         rows = [key for key in KEYS if key.id not in LIVE]
-        has_meaning = any(name in key.keys for key in rows)
+        has_meaning = any(name in key.keys and key.deed not in kit.MATCHES for key in rows)
         asks_the_job = not has_meaning and any(name in key.keys for key in KEYS)
         return _RECORDED if asks_the_job else kit.say_why_not(rows, name, "")
     reason = ""
+    rows = [key for key in KEYS if name in key.keys and key.deed not in kit.MATCHES]
+    if view.node and rows and rows[0].id in NOT_AFAR:
+        return f"{name} works on {view.node} itself: {_say_attach(view)} there"
     if view.no_stacks and name in ("f", "F"):
         reason = f"{name} samples stacks, and --no-stacks forbids that"
     elif is_known(view.frame) and has_ended(view.frame):
         reason = f"{name} has nothing to do: the job has ended"
     return kit.say_why_not(KEYS, name, reason)
+
+
+def _say_attach(view: ViewState) -> str:
+    return f"tpmon attach {view.frame.target.pid}" if is_known(view.frame) else "tpmon attach"
 
 
 def keys_shown(view: ViewState) -> tuple[kit.KeyHelp, ...]:
@@ -367,26 +436,44 @@ def keys_shown(view: ViewState) -> tuple[kit.KeyHelp, ...]:
     return tuple(kit.list_help(KEYS, view, below))
 
 
+def _key_line(key: kit.Key[Any, Any], known: str = kit.EVER.words) -> str:
+    """Write one key, with when it works unless that is ``known`` or always."""
+    when = "" if key.when.words in (known, kit.EVER.words) else f" ({key.when.words})"
+    return f"* {' '.join(f'`{name}`' for name in key.shown)} {key.help}{when}"
+
+
 def keys_markdown() -> str:
     """Write docs/keys.md, with the keys of the screen of traces too."""
-    from tpmon.ui.traces.keys import TRACE_KEYS  # noqa: PLC0415  # the live screen does without them
+    # The live screen does without these.
+    from tpmon.ui.fleet.keys import FLEET_KEYS  # noqa: PLC0415
+    from tpmon.ui.jobs.keys import JOB_KEYS  # noqa: PLC0415
+    from tpmon.ui.traces.keys import TRACE_KEYS  # noqa: PLC0415
 
     lines = [
         "# Keys",
         "",
         "Written by `python -m tpmon.ui.monitor.keys` from the tables of keys in `tpmon/ui`.",
-        "The footer and the help overlay (`?`) show only what works at that moment.",
-        "While a filter is typed, letters and digits go into the filter. The sections from Trace on are of",
-        "the screen of traces and memory snapshots (`tpmon trace FILE`); keys that both screens have mean",
-        "the same in both.",
+        "The footer and the help (`?`) show only what works at that moment. The sections from Jobs on are",
+        "of the list of jobs (`tpmon`), from Fleet on of `tpmon fleet`, from Trace on of `tpmon trace FILE`.",
+        "There the keys above for help, moving, sorting, filters and copying work too.",
     ]
-    for table in (KEYS, TRACE_KEYS):
+    known = {(key.shown, key.help) for key in KEYS}
+    others: list[tuple[kit.Key[Any, Any], ...]] = []
+    for table in (JOB_KEYS, FLEET_KEYS, TRACE_KEYS):
+        others.append(tuple(key for key in table if (key.shown, key.help) not in known))
+        known |= {(key.shown, key.help) for key in table}
+    shown: tuple[tuple[kit.Key[Any, Any], ...], ...] = (KEYS, *others)
+    for table in shown:
         for section in dict.fromkeys(key.section for key in table):
-            lines += ["", f"## {section}", "", "| key | does | when |", "|---|---|---|"]
-            for key in table:
-                if key.section == section:
-                    shown = " ".join(f"`{name}`" for name in key.shown)
-                    lines.append(f"| {shown} | {key.help} | {key.when.words} |")
+            lines += ["", f"## {section}"]
+            rows = [key for key in table if key.section == section]
+            counts = Counter(key.when.words for key in rows)
+            shared = {words for words, count in counts.items() if count > 1} - {kit.EVER.words}
+            single = [_key_line(key) for key in rows if key.when.words not in shared]
+            lines += ["", *single] if single else []
+            for words in (one for one in counts if one in shared):
+                lines += ["", f"{words[0].upper()}{words[1:]}:", ""]
+                lines += [_key_line(key, known=words) for key in rows if key.when.words == words]
     return "\n".join(lines) + "\n"
 
 

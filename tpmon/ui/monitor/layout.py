@@ -1,6 +1,7 @@
 """Decide which panes a screen of a given size holds, how high each is, and put them together.
 
-That depends on the size and on what exists, never on values: panes keep their places.
+That depends on the size and on what exists, and hardly on values: panes keep their places. Below 60 columns
+``panes/narrow.py`` has the panes without rules, as lines of one list.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
-from tpmon.model.text.job_words import JOIN, say_steps_fact
-from tpmon.model.verdict import pick_code
+from tpmon.model.text.job_words import JOIN, say_log_pace, say_steps_fact, write_kind
+from tpmon.model.verdict import VerdictCode, pick_code
+from tpmon.ui.kit.find import crop_left, look_under
 from tpmon.ui.kit.ink import DOT
 from tpmon.ui.kit.keys import (
     TINY_WIDTH,
@@ -25,31 +28,43 @@ from tpmon.ui.kit.keys import (
     scroll,
 )
 from tpmon.ui.monitor.alerts import tell_most
-from tpmon.ui.monitor.panes import cpu, events, header, overlays, stacks, steps, tables, verdict
+from tpmon.ui.monitor.panes import (
+    cards,
+    cpu,
+    events,
+    header,
+    narrow,
+    overlays,
+    stacks,
+    steps,
+    tables,
+    verdict,
+)
 from tpmon.ui.monitor.requests import has_ended
-from tpmon.ui.monitor.state import Pane, ViewState
+from tpmon.ui.monitor.state import PANES_SHOWN, Pane, ViewState
+from tpmon.view.finding import block
 from tpmon.view.layout import Ink, Item, Line, Size, cut, justify, set_in, wrap, wrap_words
 from tpmon.view.ranks import order_ranks
 
-_STEP_LINES = 4
+_STEP_LINES = 2
 """Most lines of the steps, where a hook counts them."""
 LOW_HEIGHT = 20
 """Below this height what to try comes before the notes and most panes."""
-SHORT_LINES_WIDTH = 60
-WIDE_WIDTH = 150
-"""From this width on the CPU and the GPU pane are side by side."""
+
+ROOMY_HEIGHT = 14
+"""From so many lines for all panes on, eight cards are shown."""
 
 _PAINTERS = {
     Pane.RANKS: tables.paint_ranks,
     Pane.CPU: cpu.paint_cpu,
     Pane.WORKERS: tables.paint_workers,
-    Pane.GPUS: tables.paint_gpus,
+    Pane.GPUS: cards.paint_gpus,
     Pane.EVENTS: events.paint_events,
 }
 _IN_FULL: dict[Pane | Overlay, tuple[str, Callable[[ViewState, int], list[Line]]]] = {
-    Pane.CPU: ("2 CPU and memory in full", cpu.paint_cpu_in_full),
-    Pane.GPUS: ("4 GPUs in full", tables.paint_gpus_in_full),
-    Pane.EVENTS: ("5 events and logs in full", events.paint_events_in_full),
+    Pane.CPU: ("2 machine in full", cpu.paint_cpu_in_full),
+    Pane.GPUS: ("4 GPUs in full", cards.paint_gpus_in_full),
+    Pane.EVENTS: ("5 log and events in full", events.paint_events_in_full),
     Overlay.VERDICT: ("verdict in full", verdict.paint_verdict_in_full),
     Overlay.DETAILS: ("details", overlays.paint_details),
     Overlay.SAMPLE: ("7 hot functions", overlays.paint_sample),
@@ -87,8 +102,8 @@ def _leave_strip(view: ViewState, size: Size) -> Size:
 
 
 def _look_behind(view: ViewState) -> ViewState:
-    """Return what is in sight while a time is typed."""
-    return replace(view, overlay=view.behind) if view.overlay is Overlay.TIME else view
+    """Return what is in sight while a line is typed."""
+    return replace(view, overlay=view.behind) if view.overlay is Overlay.TIME else look_under(view)
 
 
 def rows_of(view: ViewState) -> tuple[int, ...]:
@@ -108,7 +123,7 @@ def page_of(view: ViewState, size: Size, keys: Sequence[KeyHelp] = ()) -> tuple[
     size = _leave_strip(view, size)
     taken = 1 if is_tiny(size) else len(_paint_top(view, size)) + 2
     height = max(1, size.height - taken)
-    text = _text_in_full(view, size, keys)
+    text = text_in_full(view, size, keys)
     if view.overlay is Overlay.STACKS or text is None:
         return max(1, height // 2), 0
     return height, max(0, len(text[1]) - height)
@@ -123,12 +138,12 @@ def _paint_tiny(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Li
         state = Item(0, answer, Ink.STRONG)
     first: Line = ((cut(f" {state.text}", size.width), state.ink),)
     if not answer and is_known(frame) and is_known(frame.verdict) and not has_ended(frame):
-        word = Item(0, frame.verdict.kind.value.upper(), verdict.kind_ink(frame.verdict))
+        word = Item(0, write_kind(frame.verdict), block.badge_ink(frame.verdict))
         says_word = view.overlay is Overlay.VERDICT  # in its first line
         first = justify([Item(-1 if says_word else 1, state.text, state.ink)], [word], size.width, 1)
     if view.overlay is Overlay.STACKS:
         return [first, *stacks.paint_stacks_tiny(view, Size(size.width, size.height - 1))]
-    text = _text_in_full(view, size, keys)
+    text = text_in_full(view, size, keys)
     if text is not None:
         return [first, *scroll(text[1], view.scroll, size.height - 1)[1]]
     if is_known(frame) and is_known(view.zoom):
@@ -138,7 +153,7 @@ def _paint_tiny(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Li
     who = Item(2, f"tpmon {frame.target.pid}" if size.width >= TINY_WIDTH else str(frame.target.pid))
     lines = [justify([state], [who], size.width)]
     if is_known(frame.verdict) and not has_ended(frame):
-        lines += verdict.paint_verdict_briefly(frame, frame.verdict, Size(size.width, size.height - 1))
+        lines += block.paint_briefly(frame.verdict, frame.taken, Size(size.width, size.height - 1))
     else:
         fact, ink = tell_most(frame)
         sign = "! " if ink in (Ink.WARN, Ink.BAD) else ""
@@ -157,17 +172,24 @@ def _paint_top(view: ViewState, size: Size) -> list[Line]:
     top += _paint_judged(_without_steps(view) if shows_steps else view, size)
     if shows_steps:
         top += steps.paint_steps(view, size.width, _STEP_LINES)
-    if is_known(frame) and not (is_known(frame.verdict) and size.height < LOW_HEIGHT):
+    if is_known(frame) and not _has_block(view, frame):
         top += header.paint_notes(frame, size.width, 1 if size.height < 30 else 4)
     return top if view.overlay is Overlay.STACKS else [*top, *stacks.paint_hint(view, size.width)]
 
 
+def _has_block(view: ViewState, frame: Frame) -> bool:
+    """Tell whether the verdict is told with its notes, not in one line."""
+    if not is_known(frame.verdict) or has_ended(frame) or is_known(view.zoom):
+        return False
+    return view.overlay not in _IN_FULL and view.overlay is not Overlay.STACKS
+
+
 def _without_steps(view: ViewState) -> ViewState:
-    """Leave out of the facts what the lines of the steps repeat."""
+    """Leave out of the facts what the header or the lines of the steps repeat."""
     frame = view.frame
-    if not is_known(frame) or not is_known(frame.steps):
+    if not is_known(frame):
         return view
-    said = say_steps_fact(frame.steps)
+    said = say_steps_fact(frame.steps) or [say_log_pace(frame.pace)]
     facts = JOIN.join(fact for fact in frame.facts.split(JOIN) if fact not in said)
     return replace(view, frame=replace(frame, facts=facts))
 
@@ -184,14 +206,21 @@ def _paint_judged(view: ViewState, size: Size) -> list[Line]:
             *header.paint_facts(view, size.width, room),
             verdict.paint_last_verdict(frame, finding, size.width),
         ]
-    if is_known(view.zoom) or view.overlay in _IN_FULL or view.overlay is Overlay.STACKS:
-        return verdict.paint_headline(frame, finding, size.width)[:2]
-    share = _SHARES[pick_code(finding.kind, finding.cause)] * (1.3 if size.width < SHORT_LINES_WIDTH else 1.0)
+    if not _has_block(view, frame):
+        return block.paint_headline(finding, frame.taken, size.width)[:2]
+    share = _SHARES[VerdictCode(pick_code(finding.kind, finding.cause))] * (
+        1.2 if size.width < narrow.WIDTH else 1.0
+    )
     share = 0.6 if size.height < LOW_HEIGHT else share  # more lines where they are short
-    return verdict.paint_verdict(view, frame, finding, size.width, max(3, int(size.height * share)))
+    return verdict.paint_verdict(frame, finding, size.width, max(3, int(size.height * share)))
 
 
-_SHARES = {0: 0.24, 10: 0.38, 11: 0.38, 12: 0.42}
+_SHARES = {
+    VerdictCode.FINE: 0.24,
+    VerdictCode.HELD: 0.38,
+    VerdictCode.UNDECIDED: 0.38,
+    VerdictCode.HUNG: 0.38,
+}
 """Share of the height for a verdict by exit code: little when all is well."""
 
 
@@ -205,7 +234,7 @@ def _paint_full(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Li
     return [*lines, *([()] * (room - len(lines))), *footer]
 
 
-def _text_in_full(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> tuple[str, list[Line]] | None:
+def text_in_full(view: ViewState, size: Size, keys: Sequence[KeyHelp] = ()) -> tuple[str, list[Line]] | None:
     """Return title and lines of a text that scrolls, None where something else is shown."""
     if view.overlay is Overlay.HELP:
         return "help", paint_help(keys, size, overlays.HELP_WORDS)
@@ -217,20 +246,24 @@ def _text_in_full(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> tuple
 
 
 def _paint_body(view: ViewState, body: Size, size: Size, keys: Sequence[KeyHelp]) -> list[Line]:
+    if left := view.search.left:  # a part of the same at a greater width
+        whole = replace(view, search=replace(view.search, left=0))
+        wide, whole_size = Size(body.width + left, body.height), Size(size.width + left, size.height)
+        return [crop_left(line, left, body.width) for line in _paint_body(whole, wide, whole_size, keys)]
     frame = view.frame
     if view.overlay is Overlay.STACKS:
         return stacks.paint_stacks(view, body)
-    text = _text_in_full(view, size, keys)
+    text = text_in_full(view, size, keys)
     if text is not None:
         return paint_scrolled(*text, view.scroll, body)
     if not is_known(frame):
         return []
     if is_known(view.zoom):
         return _PAINTERS[view.zoom](view, body, focused=True)
-    if size.width >= WIDE_WIDTH:
-        return _paint_wide(view, body)
+    if size.width < narrow.WIDTH:
+        return narrow.paint_panes(view, frame, body)
     heights = share_height(list_wishes(view, body), body.height)
-    shown = (pane for pane in Pane if heights.get(pane, 0))
+    shown = (pane for pane in PANES_SHOWN if heights.get(pane, 0))
     return [line for pane in shown for line in _paint_pane(view, pane, Size(body.width, heights[pane]))]
 
 
@@ -242,26 +275,28 @@ def _paint_pane(view: ViewState, pane: Pane, size: Size) -> list[Line]:
 def list_wishes(view: ViewState, body: Size) -> list[Wish]:
     """Return the wishes of the panes, the most needed first."""
     third = max(3, body.height // 3)
-    ranks = len(view.frame.ranks) if is_known(view.frame) else 0
-    workers, cards = tables.count_workers(view), tables.count_cards(view)
-    happened = 1 + events.count_events(view)
+    ranks = 1 + tables.count_rank_lines(view)
+    listed, count = tables.filter_workers(view), cards.count_cards(view)
+    folds = len(tables.worker_folds(view, listed, third))
+    workers = 1 + folds if folds else 2 + len(listed)
+    happened = 1 + events.count_events(view, body.width)
+    machine = 1 + cpu.count_rows(view)
+    least = 2 if count else min(4, machine)
     wishes = [
-        Wish(Pane.RANKS, min(4, 2 + max(1, ranks)), min(2 + ranks, third), 2 + ranks),
-        Wish(Pane.CPU, 2, 7, 10),
-        Wish(Pane.WORKERS, min(3, 2 + workers), min(6, 2 + workers), 2 + workers),
+        Wish(Pane.RANKS, min(4, ranks), min(ranks, third), ranks),
+        Wish(Pane.CPU, least, machine, machine),
+        Wish(Pane.WORKERS, min(2, workers), min(6, workers), workers),
         Wish(Pane.EVENTS, 2, min(4, happened), max(2, happened)),
-        Wish(Pane.GPUS, 1, 1, 2 + cards if cards else 1),
     ]
-    frame = view.frame
-    accused = is_known(frame) and is_known(frame.verdict) and is_known(frame.verdict.card)
-    return [*wishes[-1:], *wishes[:-1]] if accused else wishes
+    if not count:
+        return wishes
+    rows = -(-count // cards.count_columns(body.width, count))
+    least = 1 + min(rows, 3 if body.height >= ROOMY_HEIGHT else 1)
+    return [Wish(Pane.GPUS, least, min(1 + rows, third), 1 + rows), *wishes]
 
 
 def share_height(wishes: Sequence[Wish], height: int) -> dict[Pane, int]:
-    """Share rows among panes: first what each needs, then what each wants soon, then the rest.
-
-    Cards get all or only their need: half a table of cards says less than their summary.
-    """
+    """Share rows among panes: first what each needs, then what each wants soon, then the rest."""
     heights: dict[Pane, int] = {}
     left = height
     for wish in wishes:
@@ -269,13 +304,7 @@ def share_height(wishes: Sequence[Wish], height: int) -> dict[Pane, int]:
             heights[wish.pane] = wish.least
             left -= wish.least
     left = _grow(heights, {wish.pane: wish.soon for wish in wishes}, left)
-    most = {wish.pane: wish.most for wish in wishes}
-    if Pane.GPUS in heights:
-        step = min(most[Pane.GPUS] - heights[Pane.GPUS], left)
-        if step >= 2:
-            heights[Pane.GPUS] += step
-            left -= step
-    _grow(heights, most, left)
+    _grow(heights, {wish.pane: wish.most for wish in wishes}, left)
     return heights
 
 
@@ -284,30 +313,8 @@ def _grow(heights: dict[Pane, int], wanted: dict[Pane, int], left: int) -> int:
     while left > 0 and growing:
         growing = False
         for pane, height in heights.items():
-            if left > 0 and height < wanted[pane] and pane is not Pane.GPUS:
+            if left > 0 and height < wanted[pane]:
                 heights[pane] += 1
                 left -= 1
                 growing = True
     return left
-
-
-def _paint_wide(view: ViewState, body: Size) -> list[Line]:
-    cards = tables.count_cards(view)
-    wishes = [wish for wish in list_wishes(view, body) if wish.pane is not Pane.GPUS]
-    if not cards:
-        wishes.append(Wish(Pane.GPUS, 1, 1, 1))
-    else:
-        middle = max(9, min(2 + cards, max(9, body.height // 3)))
-        wishes = [Wish(w.pane, middle, middle, middle) if w.pane is Pane.CPU else w for w in wishes]
-    heights = share_height(wishes, body.height)
-    lines: list[Line] = []
-    for pane in Pane:
-        height = heights.get(pane, 0)
-        if pane is Pane.CPU and cards and height:
-            left = body.width // 2 - 1
-            first = _paint_pane(view, Pane.CPU, Size(left, height))
-            gpus = _paint_pane(view, Pane.GPUS, Size(body.width - left - 2, height))
-            lines += [events.join_columns(a, b, left) for a, b in zip(first, gpus, strict=True)]
-        elif height:
-            lines += _paint_pane(view, pane, Size(body.width, height))
-    return lines

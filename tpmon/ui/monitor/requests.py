@@ -305,10 +305,12 @@ def say_next_price(view: ViewState) -> str:
     # The rows do not tell which helpers run Python.
     number = known_or(view.frame.target.local_stacks, 0) if request.everyone else 0
     price = say_sampling_price(max(1, number, len(sampled)), request.seconds, request.rate_hz)
-    return f"f {price} ({_name_whom(view.frame, request)})"
+    return f"f {price} ({_name_whom(view, view.frame, request)})"
 
 
-def _name_whom(frame: Frame, request: SampleRequest) -> str:
+def _name_whom(view: ViewState, frame: Frame, request: SampleRequest) -> str:
+    if request.everyone and view.node:
+        return f"the whole job on {view.node}"
     if request.everyone:
         return "the whole job; f alone takes one rank"
     for process in frame.processes:

@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tpmon.errors import ExitCode, TpmonError
+from tpmon.errors import TpmonError
 from tpmon.model.frame import Event
 from tpmon.model.results.doctor import Update
 from tpmon.ui.kit.ink import encode_line, ink_starts
-from tpmon.ui.kit.keys import KeyHelp, Overlay
+from tpmon.ui.kit.keys import KeyHelp, Overlay, Search
 from tpmon.ui.monitor import layout as panes
 from tpmon.ui.monitor import state as actions
 from tpmon.ui.monitor.controls import Controls, Result, ScreenOptions, add_events
@@ -25,8 +25,8 @@ from tpmon.ui.terminal_io.terminal import (
     ScreenResult,
     TerminalGuard,
     in_foreground,
-    report_crash,
     require_terminal,
+    tell_failure,
     write_now,
 )
 from tpmon.view.layout import Line, Size, fit_line
@@ -44,11 +44,15 @@ def first_view(options: ScreenOptions, now_ns: int) -> ViewState:
         scroll=0,
         sort_reversed=False,
         filter_text="",
-        message="",
+        message=options.remark,
+        search=Search(),
         now_ns=now_ns,
         interval_s=options.interval_s,
         readonly=options.readonly,
         no_stacks=options.no_stacks,
+        following=options.following,
+        from_list=options.from_list,
+        node=options.node,
     )
 
 
@@ -201,7 +205,7 @@ def _draw_all(
     except TpmonError:
         raise  # it says what to try
     except Exception as error:  # noqa: BLE001  # reported like a failure inside the app
-        return ScreenResult(ExitCode.BUG, "", report_crash(error))
+        return tell_failure(error)
     finally:
         opening.end()
         if opening.drawn and not opened:

@@ -35,6 +35,10 @@ class Pane(IntEnum):
     EVENTS = 5
 
 
+PANES_SHOWN = (Pane.GPUS, Pane.RANKS, Pane.CPU, Pane.WORKERS, Pane.EVENTS)
+"""From the top of the screen."""
+
+
 class SortBy(Enum):
     """Name the columns to sort the workers pane by."""
 
@@ -127,10 +131,16 @@ class ViewState(ScreenState):
     """The trace that was captured last."""
     records: bool = False
     """The job is recorded into a file."""
+    from_list: bool = False
+    """Whether esc goes back to what the screen was opened from."""
+    node: str = ""
+    """The node of a fleet that the job runs on, "" for this machine."""
     playback: Applicable[Playback] = NOT_APPLICABLE
     """Of a recording: then ``now_ns`` is the moment that is shown."""
     time_text: str = ""
     """The time that is being typed."""
+    following: str = ""
+    """The bottleneck of the demo that comes after this one; "" outside of the demo."""
 
     @property
     def typed(self) -> str:
@@ -170,9 +180,14 @@ def action_zoom(view: ViewState, pane: Pane) -> ViewState:
 
 def action_focus(view: ViewState, step: int) -> ViewState:
     """Focus the next or the previous pane; it takes the place of a zoomed one."""
-    pane = next_of(tuple(Pane), view.focus, step)
+    shown = [pane for pane in PANES_SHOWN if pane is not Pane.GPUS or _has_cards(view) or pane is view.focus]
+    pane = next_of(shown, view.focus, step)
     moved = _focused(view, pane)
     return replace(moved, zoom=pane) if is_known(view.zoom) else moved
+
+
+def _has_cards(view: ViewState) -> bool:
+    return is_known(view.frame) and is_known(view.frame.gpus) and bool(view.frame.gpus)
 
 
 def action_row_overlay(view: ViewState, overlay: Overlay, rows: Sequence[int]) -> ViewState:
@@ -343,7 +358,7 @@ def action_walk(view: ViewState, move: Move, page: int) -> ViewState:
     cursor = cursor_of(view, rows)
     if not is_known(cursor):
         return view
-    return _with_stacks(view, cursor=rows[moved(rows.index(cursor), move, page, len(rows) - 1)])
+    return with_stacks(view, cursor=rows[moved(rows.index(cursor), move, page, len(rows) - 1)])
 
 
 def action_fold(view: ViewState, *, opens: bool | None = None) -> ViewState:
@@ -363,28 +378,29 @@ def action_fold(view: ViewState, *, opens: bool | None = None) -> ViewState:
     else:
         is_open = any(member.is_open for member in list_members(view) if member.stack.mark == mark)
     if opens is False and cursor.line != WHOLE_GROUP:
-        return _with_stacks(view, cursor=StackRow(mark))
+        return with_stacks(view, cursor=StackRow(mark))
     if opens is is_open:
         inner = StackRow(mark, max(0, cursor.line))
-        return _with_stacks(view, cursor=inner if inner in rows else StackRow(mark))
+        return with_stacks(view, cursor=inner if inner in rows else StackRow(mark))
     if is_open:
         opened, closed = stacks.opened - {mark}, stacks.closed | {mark}
     else:
         opened, closed = stacks.opened | {mark}, stacks.closed - {mark}
-    return _with_stacks(view, opened=opened, closed=closed, cursor=StackRow(mark))
+    return with_stacks(view, opened=opened, closed=closed, cursor=StackRow(mark))
 
 
 def action_tree(view: ViewState) -> ViewState:
     """Merge the stacks into a tree, or show group below group again."""
-    return _with_stacks(view, as_tree=not view.stacks.as_tree, cursor=NOT_APPLICABLE)
+    return with_stacks(view, as_tree=not view.stacks.as_tree, cursor=NOT_APPLICABLE)
 
 
 def action_whole(view: ViewState) -> ViewState:
     """Show the frames of libraries too, or one word for each run of them again."""
-    return _with_stacks(view, whole=not view.stacks.whole, as_tree=False)
+    return with_stacks(view, whole=not view.stacks.whole, as_tree=False)
 
 
-def _with_stacks(view: ViewState, **changes: Any) -> ViewState:
+def with_stacks(view: ViewState, **changes: Any) -> ViewState:
+    """Return the view with other fields of its stacks."""
     return replace(view, stacks=replace(view.stacks, **changes))
 
 
@@ -433,4 +449,4 @@ def note_seen(view: ViewState) -> ViewState:
     looked_ns = first_look_ns(view)
     if view.overlay is not Overlay.STACKS or view.stacks.seen_ns == looked_ns or not is_known(looked_ns):
         return view
-    return _with_stacks(view, seen_ns=looked_ns)
+    return with_stacks(view, seen_ns=looked_ns)

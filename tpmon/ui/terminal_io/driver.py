@@ -21,19 +21,43 @@ _ESCAPE_MS = 20
 _READ_BYTES = 4096
 
 
+def starts_with_esc_key(text: str) -> bool:
+    """Tell whether what was read at once is esc and then another key: no key here is typed with Alt.
+
+    A slow line joins the two. The sequences of other keys begin with ESC [ or ESC O.
+    """
+    follows = text[1:] if text.startswith("\x1b") else ""
+    return follows.startswith("\x1b") or (len(follows) == 1 and follows not in "[O")
+
+
 class ScreenDriver(LinuxDriver):
     """Survive what terminals really send, and count the writes that a slow one has not taken."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._input_ends = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._input_ends = -1
 
     def disable_input(self) -> None:
         """End the input thread at once; textual waits for its next turn."""
-        os.eventfd_write(self._input_ends, 1)
+        if self._input_ends >= 0:
+            os.eventfd_write(self._input_ends, 1)
         super().disable_input()
         with suppress(BlockingIOError):
-            os.eventfd_read(self._input_ends)
+            if self._input_ends >= 0:
+                os.eventfd_read(self._input_ends)
+
+    def start_application_mode(self) -> None:
+        """Take the terminal, at first or again."""
+        if self._input_ends < 0:
+            self._input_ends = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        super().start_application_mode()  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Let go of what the screen held: another one may follow in this process."""
+        super().close()
+        if self._input_ends >= 0:
+            os.close(self._input_ends)
+            self._input_ends = -1
 
     def run_input_thread(self) -> None:
         """Read keys until ``disable_input``; textual's own loop wakes ten times a second, 1 ms each."""
@@ -51,7 +75,11 @@ class ScreenDriver(LinuxDriver):
                 data = os.read(self.fileno, _READ_BYTES)
                 if not data:
                     return  # the terminal has ended, and the hang-up signal with it
-                for event in parser.feed(decode(data)):
+                text = decode(data)
+                if not unfinished and starts_with_esc_key(text):
+                    self.process_message(events.Key("escape", None))
+                    text = text[1:]
+                for event in parser.feed(text):
                     self.process_message(event)
             for event in parser.tick():
                 self.process_message(event)

@@ -20,6 +20,8 @@ from tpmon.model.stacks import StackFrame
 from tpmon.model.units import clean_text
 
 VARIABLES = ("VISUAL", "EDITOR")
+COMMON = ("vi", "vim", "nano")
+"""What is tried where neither is set, as by git and crontab; each takes +LINE before the file."""
 _NOT_THEIRS = (
     "ESCDELAY",
     "TEXTUAL_ANIMATIONS",
@@ -91,10 +93,11 @@ def plan_place(place: CodePlace, beside: str, environ: Mapping[str, str]) -> Kno
 
 
 def find_editor(environ: Mapping[str, str]) -> Known[tuple[str, ...]]:
-    """Return the command of $VISUAL, else of $EDITOR, without a shell."""
+    """Return the command of $VISUAL, else of $EDITOR, without a shell, else an editor that is here."""
     name = next((name for name in VARIABLES if environ.get(name, "").strip()), "")
     if not name:
-        return Missing("$EDITOR is not set: try export EDITOR=vim before tpmon")
+        here = next((one for one in COMMON if shutil.which(one, path=environ.get("PATH", ""))), "")
+        return (here,) if here else Missing("$EDITOR is not set: try export EDITOR=vim before tpmon")
     try:
         command = tuple(shlex.split(environ[name]))
     except ValueError as error:

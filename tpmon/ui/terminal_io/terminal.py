@@ -22,7 +22,7 @@ from typing import Any, final
 
 from tpmon import __version__
 from tpmon.config import state_folder
-from tpmon.errors import ExitCode, NoTerminalError
+from tpmon.errors import ExitCode, NoTerminalError, find_behind
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, is_known
 from tpmon.model.units import clean_text
@@ -88,6 +88,10 @@ class ScreenResult:
     exit_code: int
     text: str
     complaint: str
+    asks_next: str = ""
+    """What a key ended it for; "" for nothing."""
+    goes_back: bool = False
+    """Whether the list of jobs is wanted again."""
 
 
 @final
@@ -244,6 +248,11 @@ def write_now(data: bytes, most_ms: int = _WRITE_MS) -> bool:
     return True
 
 
+def clear_screen() -> None:
+    """Show an empty screen until the next one draws: between two of them nothing of the shell shows."""
+    write_now(ENTER_SCREEN.encode())
+
+
 @contextmanager
 def lend_terminal() -> Iterator[None]:
     """Leave ^C and the like to another program on the terminal; our own handlers return afterwards.
@@ -291,3 +300,11 @@ def report_crash(error: BaseException) -> str:
     elif is_known(recording):
         beside = f", and {recording} (tpmon replay shows it: the job as it was on the screen)"
     return f"{said}\nTry: attach {path} to an issue{beside}; --once --json may still work."
+
+
+def tell_failure(error: Exception) -> ScreenResult:
+    """Return how a screen ended that raised ``error``: as a signal asked it to, or by a bug."""
+    left = find_behind(error, SystemExit)
+    if left is not None and isinstance(left.code, int):
+        return ScreenResult(left.code, "", "")
+    return ScreenResult(ExitCode.BUG, "", report_crash(error))

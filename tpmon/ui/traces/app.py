@@ -13,12 +13,14 @@ from textual.timer import Timer
 
 from tpmon.model.known import NOT_APPLICABLE, Known, is_known
 from tpmon.model.units import clean_text
+from tpmon.ui.kit.find import Places, mark_found
 from tpmon.ui.kit.keys import Effect, Move
 from tpmon.ui.terminal_io import editor
 from tpmon.ui.terminal_io.terminal import ScreenResult, TerminalGuard, require_terminal
 from tpmon.ui.traces import tabs as actions
 from tpmon.ui.traces.keys import find_trace_key, say_trace_unused, trace_keys_shown
 from tpmon.ui.traces.layout import page_of_trace, paint_trace, room_for_time
+from tpmon.ui.traces.places import go_to, places_of, spot_of
 from tpmon.ui.traces.state import WHOLE, Tab, TraceControls, TraceView, begin_view
 from tpmon.ui.traces.tabs import find_paragraph, find_row, list_blocks
 from tpmon.view.trace import Grouping
@@ -52,7 +54,7 @@ class TraceApp(Shell[TraceView]):
             view = replace(view, timeline=self._controls.look(*asked))
         self.view = view = self._regroup(view)
         if size.width:
-            self._canvas.set_lines(paint_trace(view, size, trace_keys_shown(view)))
+            self._canvas.set_lines(mark_found(paint_trace(view, size, trace_keys_shown(view)), view))
 
     def _regroup(self, view: TraceView) -> TraceView:
         """Ask for the operators as grouped, once for each file and grouping."""
@@ -80,6 +82,18 @@ class TraceApp(Shell[TraceView]):
         """Move the cursor, or scroll what covers the tabs."""
         page, limit = page_of_trace(view, self._extent(), trace_keys_shown(view))
         return actions.action_move(view, move, page, limit)
+
+    def places(self, view: TraceView) -> Places[TraceView]:
+        """Return the lines of what is shown, to find text in."""
+        return places_of(view, self._extent())
+
+    def go(self, view: TraceView, goal: str) -> TraceView:
+        """Go to a place by its name or number."""
+        return go_to(view, goal, self._extent())
+
+    def spot(self, view: TraceView) -> object:
+        """Return what names the tab or text that is shown."""
+        return spot_of(view)
 
     def answer(self, view: TraceView) -> None:
         """Paint the view after a key, with its message for a while."""

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Union
 
 from tpmon.model.known import Missing, is_known
+from tpmon.ui.kit import find
 from tpmon.ui.kit import keys as kit
 from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.traces import tabs as actions
@@ -52,7 +53,12 @@ WALKED = When(
 )
 PARTLY = When(lambda view: _is_drawn(view) and view.stretch != WHOLE, "where a part is shown")
 LANES = When(
-    lambda view: view.is_bare and is_known(view.timeline) and len(view.timeline.devices) > 1,
+    lambda view: (
+        view.is_bare
+        and is_known(view.timeline)
+        and len(view.timeline.devices) > 1
+        and not find.is_searched(view)
+    ),
     "in a trace of several devices",
 )
 FILES = When(lambda view: view.is_bare and len(view.subject.paths) > 1, "with several files")
@@ -70,7 +76,22 @@ TABLES = When(
     lambda view: view.is_bare and any(isinstance(block, Sheet) for block in list_all(view)),
     "in tabs with rows",
 )
-FILTERED = When(lambda view: view.is_bare and view.filter_text != "", "while a filter is set")
+FILTERED = When(
+    lambda view: view.is_bare and view.filter_text != "" and view.search.text == "", "while a filter is set"
+)
+NOT_HELP = When(
+    lambda view: kit.NOT_TYPING.holds(view) and view.overlay is not Overlay.HELP, "outside of the help"
+)
+SEARCHABLE = When(
+    lambda view: NOT_HELP.holds(view) and not TABLES.holds(view), "where there are no rows to filter"
+)
+RIGHT_OF_ALL = When(
+    lambda view: view.overlay in (Overlay.DETAILS, Overlay.STACK) and view.search.left < find.MOST_COLUMNS,
+    "in what is over the tabs",
+)
+LEFT_OF_ALL = When(
+    lambda view: view.overlay in (Overlay.DETAILS, Overlay.STACK) and view.search.left > 0, "after l"
+)
 
 
 _OPEN: kit.ByDigit[TraceView] = kit.ByDigit(
@@ -78,6 +99,7 @@ _OPEN: kit.ByDigit[TraceView] = kit.ByDigit(
 )
 USES: dict[str, tuple[Deed, When]] = {
     **kit.STOPS,
+    **find.FINDS,
     **{move.value: (move, kit.NOT_TYPING) for move in kit.Move},
     "help": (partial(kit.action_overlay, overlay=Overlay.HELP), kit.NOT_TYPING),
     "tab": (_OPEN, OF_TRACE),
@@ -85,6 +107,15 @@ USES: dict[str, tuple[Deed, When]] = {
     "snapshot-tab": (_OPEN, OF_SNAPSHOT),
     "next-tab": (partial(actions.action_next_tab, step=1), TABS),
     "previous-tab": (partial(actions.action_next_tab, step=-1), TABS),
+    "tab-right": (partial(actions.action_next_tab, step=1), TABS),
+    "tab-left": (partial(actions.action_next_tab, step=-1), TABS),
+    "side-right": (partial(find.action_sideways, step=1), RIGHT_OF_ALL),
+    "side-left": (partial(find.action_sideways, step=-1), LEFT_OF_ALL),
+    "find": (partial(find.open_line, overlay=Overlay.FIND), SEARCHABLE),
+    "find-erase": (find.erase_last, find.FOUND_TYPED),
+    "find-clear": (find.CLEAR_SEARCH, find.MARKED),
+    "go": (partial(find.open_line, overlay=Overlay.GO), NOT_HELP),
+    "go-erase": (find.erase_last, find.GO_TYPED),
     "next-file": (partial(actions.action_next_file, step=1), FILES),
     "previous-file": (partial(actions.action_next_file, step=-1), FILES),
     "close": (kit.action_close, OVER),

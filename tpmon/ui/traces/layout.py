@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from tpmon.model.known import Known, NotApplicable, is_known
 from tpmon.model.results.trace_tables import TimeCell, Timeline
 from tpmon.model.units import clean_text, count_cells
+from tpmon.ui.kit.find import crop_left, look_under
 from tpmon.ui.kit.keys import (
     KeyHelp,
     Overlay,
@@ -53,6 +55,7 @@ IDLE_MOST_PCT = 50.0
 """In a timeline of one row, a column that is idle for more has its letter instead of its level."""
 LEAST_SHOWN_PCT = 0.05
 LETTERS = {
+    "queued": "q",
     "data": "d",
     "sync_explicit": "S",
     "sync_implicit": "s",
@@ -65,11 +68,12 @@ LETTERS = {
     "other": ".",
 }
 INKS = {
+    "queued": Ink.DIM,
     "data": Ink.WARN,
     "sync_explicit": Ink.BAD,
     "sync_implicit": Ink.BAD,
     "alloc": Ink.BAD,
-    "launch": Ink.TITLE,
+    "launch": Ink.NOTICE,
     "cpu_op": Ink.STRONG,
     "comms": Ink.WARN,
     "sync": Ink.BAD,
@@ -180,7 +184,7 @@ def _paint_sm(timeline: Timeline, width: int) -> Line:
     if first is not None and not is_known(first):
         return fit_line((_label("est. SM"), (f"n/a: {first.reason}", Ink.DIM)), width)
     levels = [level_of(cell.sm_pct, 100.0) if is_known(cell.sm_pct) else " " for cell in timeline.cells]
-    return _row("est. SM", [("".join(levels), Ink.TITLE)], width)
+    return _row("est. SM", [("".join(levels), Ink.NOTICE)], width)
 
 
 def _paint_legend(timeline: Timeline, width: int, most: int) -> list[Line]:
@@ -226,15 +230,16 @@ def page_of_trace(view: TraceView, size: Size, keys: Sequence[KeyHelp] = ()) -> 
     """Return the lines of a page and the greatest ``view.scroll``, for the page keys."""
     taken = 1 if is_tiny(size) else len(_paint_top(view, size)) + 2
     height = max(1, size.height - taken)
-    text = _text_over(view, size, keys)
+    text = text_over(view, size, keys)
     if text is None:
         return max(1, height - 1), 0
     return height, max(0, len(text) - height)
 
 
 def _paint_full(view: TraceView, size: Size, keys: Sequence[KeyHelp]) -> list[Line]:
-    top = _paint_top(view, size)
     footer = paint_footer(view, keys, size.width)[: size.height // 2]
+    view = look_under(view)
+    top = _paint_top(view, size)
     height = size.height - len(top) - len(footer)
     body = _paint_body(view, Size(size.width, height), size, keys)[: max(0, height)]
     return [*top, *body, *([()] * (height - len(body))), *footer]
@@ -292,7 +297,8 @@ def _name_tab(tab: AnyTab) -> str:
     return f"{tab.value} {tab.name.lower()}"
 
 
-def _text_over(view: TraceView, size: Size, keys: Sequence[KeyHelp]) -> list[Line] | None:
+def text_over(view: TraceView, size: Size, keys: Sequence[KeyHelp] = ()) -> list[Line] | None:
+    """Return the lines of a text that covers the tabs; None where rows are shown."""
     if view.overlay is Overlay.HELP:
         return paint_help(keys, size, view.subject.words)
     if view.overlay is Overlay.DETAILS:
@@ -302,7 +308,11 @@ def _text_over(view: TraceView, size: Size, keys: Sequence[KeyHelp]) -> list[Lin
 
 
 def _paint_body(view: TraceView, body: Size, size: Size, keys: Sequence[KeyHelp]) -> list[Line]:
-    text = _text_over(view, size, keys)
+    if left := view.search.left:  # a part of the same at a greater width
+        whole = replace(view, search=replace(view.search, left=0))
+        wide, whole_size = Size(body.width + left, body.height), Size(size.width + left, size.height)
+        return [crop_left(line, left, body.width) for line in _paint_body(whole, wide, whole_size, keys)]
+    text = text_over(view, size, keys)
     height = max(0, body.height - 1)
     if text is not None:
         return paint_scrolled(view.overlay.value, text, view.scroll, body)
@@ -322,7 +332,8 @@ def _paint_tiny(view: TraceView, size: Size, keys: Sequence[KeyHelp]) -> list[Li
     first = justify([Item(1, head.brief)], [Item(0, head.measure, Ink.STRONG)], size.width, 1)
     if view.message or view.typed:
         first = ((cut(f" {view.message or view.typed}", size.width), Ink.STRONG),)
-    text = _text_over(view, size, keys)
+    view = look_under(view)
+    text = text_over(view, size, keys)
     height = max(0, size.height - 1)
     if text is not None:
         return [first, *scroll(text, view.scroll, height)[1]]

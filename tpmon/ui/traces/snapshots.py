@@ -15,10 +15,10 @@ from tpmon.view.blocks import Block
 from tpmon.view.layout import Ink, Item
 
 _WORDS = (
-    ("stuck", "free, in a segment beside blocks in use: no empty_cache() gives it back", "free beside used"),
+    ("stuck", "free, in a segment beside blocks in use: nothing gives it back", "free beside used"),
     (
         "releasable",
-        "free, in a segment without blocks in use: empty_cache() gives it back",
+        "free, in a segment without blocks in use: the allocator gives it back before a request fails",
         "in empty segments",
     ),
     (
@@ -109,17 +109,18 @@ def _answer_device(device: DeviceSnapshot, tab: AnyTab) -> TabAnswer:
     if device.live:
         first = device.live[0]
         most = f"{format_bytes(first.bytes)} by {snapshot.shorten_place(snapshot.say_line(first.line))}"
-    items = [Item(1, allocated, Ink.STRONG)]
-    word, ink = allocated, Ink.STRONG
+    verdict = device.verdict
+    word, ink = verdict.cause.upper(), Ink.STRONG
+    items = [Item(0, word, ink), Item(1, allocated, Ink.STRONG)]
     if device.out_of_memory:
         asked = format_bytes(device.out_of_memory[-1].asked_bytes)
-        word, ink = f"! OOM, {asked} asked", Ink.WARN
-        items = [Item(0, f"! OUT OF MEMORY: {asked} were asked for", ink), *items]
+        word, ink = f"! {word}, {asked} asked", Ink.WARN
+        items[0] = Item(0, f"! {verdict.cause.upper()}, OUT OF MEMORY: {asked} were asked for", ink)
     if is_known(device.peak):
         items.append(Item(2, f"peak {format_bytes(device.peak.requested_bytes)}"))
     if is_known(pieces.fragmentation_pct):
         items.append(Item(4, f"fragmentation {pieces.fragmentation_pct:.0f} %"))
     if most:
         items.append(Item(3, f"most: {most}", Ink.DIM))
-    texts = (f"{allocated}, most: {most}" if most else allocated,)
+    texts = (f"{allocated}, most: {most}" if most else allocated, verdict.summary)
     return TabAnswer(tuple(items), word, ink, texts if tab is SnapshotTab.OVERVIEW else ())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Union
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.results.trace_tables import CodePlace, OperatorGroupRow, Stretch, Timeline
-from tpmon.ui.kit.keys import Overlay, ScreenState
+from tpmon.ui.kit.keys import Overlay, ScreenState, Search
 from tpmon.view.layout import Ink, Item
 from tpmon.view.trace import Grouping
 
@@ -106,7 +106,7 @@ class TraceView(ScreenState):
 def begin_view(subject: ScreenSubject, *, ascii_only: bool) -> TraceView:
     """Return the first view of a screen."""
     none = Overlay.NONE
-    return TraceView(ascii_only, none, none, 0, False, "", "", subject, tab=subject.first_tab)
+    return TraceView(ascii_only, none, none, 0, False, "", "", Search(), subject, tab=subject.first_tab)
 
 
 @dataclass(frozen=True, slots=True)

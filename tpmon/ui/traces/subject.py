@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
-from tpmon.model.results.trace import TraceComparison, TraceFile, TraceReport
+from tpmon.model.results.trace import JobVerdict, TraceComparison, TraceFile, TraceReport
 from tpmon.model.units import clean_text
-from tpmon.model.verdict import EXIT_CODES
+from tpmon.model.verdict import EXIT_CODES, Kind, VerdictCode
 from tpmon.ui.kit.keys import Words
 from tpmon.ui.traces.state import AnyTab, Head, Tab, TabAnswer
 from tpmon.ui.traces.tabs import has_data, list_tab
@@ -56,7 +56,7 @@ class TraceSubject:
         """Return the blocks of a tab."""
         if tab is Tab.AGAINST and is_known(self.comparison):
             return list_changes(self.comparison)
-        return list_tab(self.report.files[file], self.report.ranks, tab) if isinstance(tab, Tab) else []
+        return list_tab(self.report, file, tab) if isinstance(tab, Tab) else []
 
     def has_data(self, file: int, tab: AnyTab) -> bool:
         """Tell whether a trace holds anything for a tab."""
@@ -69,10 +69,10 @@ class TraceSubject:
         shown = self.report.files[file]
         overview = shown.overview
         cards = [card.name for card in overview.gpus if is_known(card.name)]
-        noun = "step" if overview.steps == 1 else "steps"
-        steps = (
-            f"{overview.steps} {noun} of {overview.step_ms:,.1f} ms" if overview.steps else "no steps marked"
-        )
+        count = overview.judged_steps or overview.repeats
+        noun = ("step" if overview.steps else "repeat") + ("" if count == 1 else "s")
+        last = "last " if overview.judged_steps < overview.steps else ""
+        steps = f"{last}{count} {noun} of {overview.step_ms:,.1f} ms" if count else "no steps marked"
         left = (
             Item(6, "tpmon trace", Ink.TITLE),
             Item(3, name_rank(shown)),
@@ -88,19 +88,36 @@ class TraceSubject:
         if lost.events or lost.bytes or lost.broken_off:
             right.append(Item(2, "! not whole", Ink.WARN))
         rank = f"rank {shown.rank}" if is_known(shown.rank) else "trace"
-        return Head(left, tuple(right), rank, f"{overview.step_ms:,.1f} ms" if overview.steps else "no steps")
+        return Head(left, tuple(right), rank, f"{overview.step_ms:,.1f} ms" if count else "no steps")
 
     def answer(self, file: int, tab: AnyTab) -> TabAnswer:
         """Return what slows the run, or on the tab of the comparison whether the change helped."""
         if tab is Tab.AGAINST and is_known(self.comparison):
             return _answer_change(self.comparison)
+        if tab is Tab.RANKS and is_known(self.report.job):
+            return _answer_job(self.report.job)
         return _answer_run(self.report.files[file], tab)
+
+
+def _mark(kind: Kind) -> tuple[str, Ink]:
+    return ("! ", Ink.WARN) if EXIT_CODES[kind] == VerdictCode.HELD else ("", Ink.GOOD)
+
+
+def _answer_job(job: JobVerdict) -> TabAnswer:
+    """Return what holds the job, and who waits for whom."""
+    sign, ink = _mark(job.kind)
+    items = (
+        Item(0, f"{sign}{name_verdict(job)}", ink),
+        Item(1, f"the others wait for rank {job.late}" if is_known(job.late) else "", Ink.STRONG),
+        Item(2, f"{job.share_pct:.1f} % of the step", Ink.STRONG),
+    )
+    texts = (job.summary, *([f"Try: {job.try_}"] if is_known(job.try_) else []))
+    return TabAnswer(tuple(one for one in items if one.text), f"{sign}{job.kind.value.upper()}", ink, texts)
 
 
 def _answer_run(file: TraceFile, tab: AnyTab) -> TabAnswer:
     verdict = file.verdict
-    code = EXIT_CODES.get(verdict.kind, 0)
-    sign, ink = ("! ", Ink.WARN) if code == 10 else ("!! ", Ink.BAD) if code == 12 else ("", Ink.GOOD)
+    sign, ink = _mark(verdict.kind)
     items = [
         Item(0, f"{sign}{name_verdict(verdict)}", ink),
         Item(1, f"{verdict.share_pct:.1f} % of the window", Ink.STRONG),

@@ -8,11 +8,11 @@ from typing import Any
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, is_known
-from tpmon.model.results.trace import RankTable, StepRow, TraceFile, TraceRankRow
+from tpmon.model.results.trace import RankTable, StepRow, TraceFile, TraceRankRow, TraceReport
 from tpmon.model.results.trace_tables import Stretch
 from tpmon.ui.kit.keys import Move, Overlay, action_filter_type, moved, next_of
 from tpmon.ui.traces.state import WHOLE, AnyTab, Tab, TraceView
-from tpmon.view import trace_blocks
+from tpmon.view import trace_blocks, trace_job
 from tpmon.view.blocks import Block, Paragraph, Sheet, Unit, cap, choose_rows, list_units
 from tpmon.view.trace import Grouping
 
@@ -20,19 +20,20 @@ _LISTS = {
     Tab.OVERVIEW: trace_blocks.list_overview,
     Tab.GAPS: trace_blocks.list_gaps,
     Tab.OPS: trace_blocks.list_operators,
-    Tab.KERNELS: trace_blocks.list_kernels,
+    Tab.KERNELS: trace_blocks.list_device,
     Tab.MEMORY: trace_blocks.list_memory,
 }
 """The blocks of each tab of a single trace."""
 
 
-def list_tab(file: TraceFile, ranks: Applicable[RankTable], tab: Tab) -> list[Block]:
-    """Return the blocks of a tab."""
-    return (
-        _LISTS[tab](file)
-        if tab in _LISTS
-        else [*trace_blocks.list_ranks(ranks), *trace_blocks.list_communication(file)]
-    )
+def list_tab(report: TraceReport, number: int, tab: Tab) -> list[Block]:
+    """Return the blocks of a tab, for the file of this number."""
+    file = report.files[number]
+    if tab not in _LISTS:
+        return [*trace_job.list_job(report), *trace_blocks.list_communication(file)]
+    job = report.job
+    before = [trace_job.say_job(job)] if tab is Tab.OVERVIEW and is_known(job) else []
+    return [*before, *_LISTS[tab](file)]
 
 
 def has_data(file: TraceFile, ranks: Applicable[RankTable], tab: Tab) -> bool:
@@ -44,7 +45,7 @@ def has_data(file: TraceFile, ranks: Applicable[RankTable], tab: Tab) -> bool:
     if tab is Tab.OPS:
         return bool(file.operators or file.ranges)
     if tab is Tab.KERNELS:
-        return bool(file.kernels or file.copies)
+        return bool(file.kernels or file.copies) or is_known(file.step_work.phases)
     if tab is Tab.MEMORY:
         return bool(file.memory.peaks)
     return is_known(ranks) or is_known(file.communication)
@@ -206,10 +207,11 @@ def action_move(view: TraceView, move: Move, page: int, limit: int) -> TraceView
     last = max(0, len(list_units(list_blocks(view))) - 1)
     if view.overlay is Overlay.STACK:
         return replace(view, scroll=moved(min(view.scroll, last), move, page, last))
-    return _with_cursor(view, moved(min(view.cursor, last), move, page, last))
+    return with_cursor(view, moved(min(view.cursor, last), move, page, last))
 
 
-def _with_cursor(view: TraceView, place: int) -> TraceView:
+def with_cursor(view: TraceView, place: int) -> TraceView:
+    """Put the cursor of the open tab on a paragraph or row."""
     cursors = list(view.cursors)
     cursors[view.tab.value - 1] = place
     return replace(view, cursors=tuple(cursors))
@@ -246,7 +248,7 @@ def action_group(view: TraceView) -> TraceView:
     said = {Grouping.NAMES: "name", Grouping.SHAPES: "input shapes", Grouping.LINES: "line of the program"}
     grouping = next_of(tuple(Grouping), view.grouping)
     changed = replace(view, grouping=grouping, sort=0, sort_reversed=False)
-    return replace(_with_cursor(changed, 0), message=f"operators by {said[grouping]}")
+    return replace(with_cursor(changed, 0), message=f"operators by {said[grouping]}")
 
 
 def action_next_table(view: TraceView, step: int) -> TraceView:
@@ -255,8 +257,8 @@ def action_next_table(view: TraceView, step: int) -> TraceView:
     later = [start for start in starts if start > view.cursor]
     before = [start for start in starts if start < view.cursor]
     if step > 0:
-        return _with_cursor(view, later[0] if later else starts[0])
-    return _with_cursor(view, before[-1] if before else starts[-1])
+        return with_cursor(view, later[0] if later else starts[0])
+    return with_cursor(view, before[-1] if before else starts[-1])
 
 
 def list_tables(view: TraceView) -> list[int]:
@@ -274,7 +276,7 @@ def action_sort_next(view: TraceView) -> TraceView:
 
 
 def _to_top(view: TraceView) -> TraceView:
-    return _with_cursor(view, next(iter(list_tables(view)), 0))
+    return with_cursor(view, next(iter(list_tables(view)), 0))
 
 
 def then_top(action: Callable[[TraceView], TraceView]) -> Callable[[TraceView], TraceView]:

@@ -15,6 +15,7 @@ from tests.frames import (
     make_finding,
     make_frame,
     make_gpu,
+    make_log_pace,
     make_memory,
     make_own_cost,
     make_process,
@@ -23,9 +24,10 @@ from tests.frames import (
     make_view,
 )
 from tests.goldens import dump_views
+from tests.paces import make_pace
 from tests.painted import text_of, texts_of
 from tpmon.model.dump import Asker
-from tpmon.model.frame import EventKind, TargetState
+from tpmon.model.frame import EventKind, TargetState, pulse_of
 from tpmon.model.gpu import GpuProcess, GpuState
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.units import count_cells
@@ -54,9 +56,9 @@ def test_the_state_word_follows_the_view():
     view = make_view()
     ended = make_frame(target=make_target(state=TargetState.ENDED))
     stopped = make_frame(target=make_target(state=TargetState.STOPPED))
-    assert name_state(view).text == "LIVE 1 s"
+    assert name_state(view).text == "LIVE"
     assert name_state(replace(view, paused_ns=NOW_NS, now_ns=NOW_NS + 12 * SECOND)).text == "PAUSED 12 s"
-    assert name_state(replace(view, now_ns=NOW_NS + 3 * SECOND)).text == "LIVE 1 s"
+    assert name_state(replace(view, now_ns=NOW_NS + 3 * SECOND)).text == "LIVE"
     assert name_state(replace(view, now_ns=NOW_NS + 14 * SECOND)).text == "LATE 14 s"
     assert name_state(replace(view, now_ns=NOW_NS + 14 * SECOND, interval_s=5.0)).text == "LIVE 5 s"
     assert name_state(make_view(ended, now_ns=NOW_NS + 99 * SECOND)).text == "ENDED"
@@ -68,6 +70,10 @@ def header_of(width=200, ages=None, **seen):
     return paint_header(make_view(make_frame(ages_s=make_ages(**ages)), **seen), width)
 
 
+def header_of_text(**fields):
+    return text_of(header_of(**fields))
+
+
 def test_an_old_group_is_named_with_a_sign_and_a_warning_ink():
     for width in (40, 80, 200):
         assert [ink for text, ink in header_of(width, {"gpu": 14.0}) if "! gpu 14 s old" in text] == [Ink.WARN]
@@ -75,7 +81,56 @@ def test_an_old_group_is_named_with_a_sign_and_a_warning_ink():
     assert "! threads 7.2 s old" in text_of(header_of(ages={"threads": 7.0}))
     paused = text_of(header_of(ages={"gpu": 0.5}, paused_ns=NOW_NS + SECOND, now_ns=NOW_NS + 600 * SECOND))
     assert "old" not in paused
-    assert "gpu 1.5 s" in paused
+    assert "gpu" not in header_of_text(ages={"gpu": 1.5}), "an age that is not late is not told"
+
+
+def pulses_of(frame, *hz, every_s=1.0):
+    """Build a history whose last rate is of now."""
+    plain = pulse_of(frame)
+    count = len(hz) - 1
+    return tuple(
+        replace(plain, log_hz=one, taken_ns=frame.taken_ns - round((count - at) * every_s * SECOND))
+        for at, one in enumerate(hz)
+    )
+
+
+def told(width=160, rates=(), every_s=1.0, frame=None, **fields):
+    """Return the header of a job whose log tells a pace, with ``rates`` in the history."""
+    frame = frame or make_frame(pace=make_log_pace(**fields))
+    return text_of(paint_header(make_view(frame, pulses=pulses_of(frame, *rates, every_s=every_s)), width))
+
+
+def test_the_header_says_the_pace_that_the_log_tells_and_its_age():
+    assert "  3.21 steps/s (log)  " in told()
+    assert "9.40 it/s (log)" in told(unit="it", rate_hz=9.4)
+    assert "a step in 50 s (log)" in told(rate_hz=0.02)
+    assert "3.21 steps/s (log, 14m00s old)" in told(age_s=840.0)
+    assert " 3.21/s (log) " in told(width=40)
+    for width in range(20, 200, 7):
+        assert count_cells(told(width=width)) <= width
+
+
+def test_the_header_says_what_the_pace_was_where_it_has_changed():
+    slower = [5.1] * 60 + [3.2] * 541
+    assert "3.21 steps/s (log)  was 5.10 at 02:58" in told(rates=slower)
+    assert "was 1.90 at 03:07" in told(rates=[1.9] * 40 + [3.2] * 20)
+    assert "was" not in told(rates=[3.5] * 40 + [3.2] * 20)
+    assert "was" not in told(rates=[9.0] * 4 + [Missing("no line")] * 60 + [3.2] * 20), "too few"
+    assert "was" not in told(rates=slower, age_s=840.0)
+
+
+def test_a_hook_and_an_end_leave_no_pace_of_the_log():
+    pace = make_log_pace()
+    assert "(log)" not in told(frame=make_frame(pace=pace, steps=make_pace()))
+    assert "(log)" not in told(frame=make_frame(pace=pace, target=make_target(state=TargetState.ENDED)))
+    assert "(log)" not in told(frame=make_frame(pace=Missing("no line of the log counts steps")))
+
+
+def test_the_facts_below_the_header_do_not_repeat_the_pace():
+    frame = make_frame(pace=make_log_pace(), facts="3.21 steps/s (log) · 2 workers")
+    lines = texts_of(paint_screen(make_view(frame), Size(120, 40)))
+    assert sum("3.21 steps/s (log)" in line for line in lines) == 1
+    assert any("2 workers" in line for line in lines)
 
 
 def test_the_header_says_what_tpmon_does_to_the_job():

@@ -31,13 +31,16 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import EnvironmentSetting, Role
 from tpmon.ui.kit.keys import KeyHelp, Overlay, paint_help
 from tpmon.ui.monitor.layout import paint_screen
+from tpmon.ui.monitor.panes.cards import paint_gpus_in_full
 from tpmon.ui.monitor.panes.cpu import list_gauges, paint_cpu, paint_cpu_in_full, span_of, thin
 from tpmon.ui.monitor.panes.events import newest_log, paint_events_in_full
+from tpmon.ui.monitor.panes.header import paint_header
 from tpmon.ui.monitor.panes.overlays import HELP_WORDS, paint_details, paint_environment
-from tpmon.ui.monitor.panes.steps import paint_steps, split_bar
-from tpmon.ui.monitor.panes.tables import paint_gpus_in_full, paint_ranks
+from tpmon.ui.monitor.panes.steps import paint_steps
+from tpmon.ui.monitor.panes.tables import paint_ranks
 from tpmon.ui.monitor.state import Pane, ViewState
 from tpmon.view.layout import Ink, Size, line_width
+from tpmon.view.ranks import split_bar
 
 DENIED = Missing("permission denied")
 
@@ -47,6 +50,10 @@ DENIED = Missing("permission denied")
 
 def cpu_lines(frame, width=120, height=12):
     return paint_cpu(make_view(frame), Size(width, height), focused=False)
+
+
+def all_gauges(frame):
+    return paint_cpu_in_full(make_view(frame), 200)[:9]
 
 
 def cpu_in_full(frame, width=140):
@@ -73,8 +80,13 @@ SOURCES = make_frame(
     sockets=SocketSample(6, 26.0, DENIED, 3, 0),
 )
 SAID = {
-    "the proof of oversubscription, and whose pool it is": (
+    "what is used, wanted and waited for in one line": (
         cpu_lines,
+        make_frame(cpu=make_cpu(**POOLS, pool=Pool(4211, Role.RANK, "OpenMP (libgomp: torch)", 16, 7.2))),
+        [" CPUs", "14.2 threads want 2 CPUs, 82 % of that waits   pools 7.0x"],
+    ),
+    "the proof of oversubscription, and whose pool it is": (
+        all_gauges,
         make_frame(cpu=make_cpu(**POOLS, pool=Pool(4211, Role.RANK, "OpenMP (libgomp: torch)", 16, 7.2))),
         ["! 14.2 on 2 CPUs   82 % waiting   pools 7.0x", "16 threads of rank 0 (4211)   OpenMP (libgomp: torch)"],
     ),
@@ -89,7 +101,7 @@ SAID = {
         ["~80 %", "hardly a thread wants a CPU"],
     ),
     "the reason of what is missing": (
-        cpu_lines,
+        all_gauges,
         UNREAD,
         ["? permission denied", "? no mount", "RSS 3.0G   no limit, host 32.0G"],
     ),
@@ -98,7 +110,13 @@ SAID = {
         make_frame(loader=LOADERS),
         ["0 batches ready   fewest of 2: rank 1   empty in 92 % of 20 readings"],
     ),
-    "no loader": (cpu_lines, make_frame(loader=()), ["no loader queue seen"]),
+    "no loader": (all_gauges, make_frame(loader=()), ["no loader queue seen"]),
+    "no line for a loader that is not there": (cpu_lines, make_frame(loader=()), ["~loader"]),
+    "what is normal in one line": (
+        cpu_lines,
+        make_frame(),
+        [" normal    memory ", "shm 3 %, disk 0B/s, no throttling, pools, GPUs ?", "(2: all figures)"],
+    ),
     "the thread settings of the ranks": (
         cpu_in_full,
         make_frame(processes=tuple(make_process(pid, environment=one) for pid, one in enumerate(SETTINGS, 1))),
@@ -134,9 +152,10 @@ def test_the_pane_says(paint, frame, words):
 
 
 def test_what_is_worth_a_look_has_a_warning_ink():
-    assert inks_of(cpu_lines(make_frame(cpu=make_cpu(**POOLS))), "! 14.2 on") == {Ink.WARN}
+    assert inks_of(all_gauges(make_frame(cpu=make_cpu(**POOLS))), "! 14.2 on") == {Ink.WARN}
+    assert inks_of(cpu_lines(make_frame(cpu=make_cpu(**POOLS))), "14.2 threads") == {Ink.WARN}
     assert inks_of(cpu_in_full(SOURCES), "14 s old") == {Ink.WARN}
-    assert join(cpu_lines(UNREAD)).count("? permission denied") == 5
+    assert join(all_gauges(UNREAD)).count("? permission denied") == 5
 
 
 @pytest.mark.parametrize(
@@ -147,6 +166,7 @@ def test_what_is_worth_a_look_has_a_warning_ink():
         (make_frame(memory=make_memory(used_bytes=15 * GIB + 700 * MIB)), "! 15.7G of 16.0G   98 %"),
         (make_frame(memory=make_memory(oom_kills=2)), "2 killed by the OOM killer"),
         (make_frame(memory=make_memory(shm=FULL_SHM)), "next batch may not fit"),
+        (make_frame(gpus=Missing("the NVIDIA driver has not answered for 9 s")), "driver has not answered"),
     ],
 )
 def test_a_figure_worth_a_look_stays_in_the_lowest_pane(frame, words):
@@ -156,13 +176,20 @@ def test_a_figure_worth_a_look_stays_in_the_lowest_pane(frame, words):
     assert "!" in "\n".join(lines)
 
 
-def test_gauges_are_the_same_for_every_frame_and_a_low_pane_keeps_four_and_counts_marks():
-    labels = [line.split()[0] for line in texts_of(cpu_lines(make_frame(), height=5))[1:]]
-    assert labels == ["used", "runnable", "memory", "loader"]
+def test_gauges_are_the_same_for_every_frame_and_a_low_pane_counts_marks():
+    labels = [line.split()[0] for line in texts_of(cpu_lines(make_frame(), height=12))[1:]]
+    assert labels == ["CPUs", "loader", "normal"]
     unread = make_frame(cpu=make_cpu(runnable=DENIED, pool=DENIED), loader=())
     assert [one.label for one in list_gauges(unread, [])] == [one.label for one in list_gauges(make_frame(), [])]
     frame = make_frame(cpu=make_cpu(throttled_ratio=0.5), memory=make_memory(oom_kills=1, shm=FULL_SHM))
     assert "! 2 more, key 2" in texts_of(cpu_lines(frame, height=3))[0]
+    assert [line.split()[0] for line in texts_of(cpu_lines(frame))[1:-1]] == [
+        "CPUs",
+        "loader",
+        "memory",
+        "shm",
+        "throttled",
+    ]
     assert "more" not in texts_of(cpu_lines(frame, height=12))[0]
 
 
@@ -307,7 +334,7 @@ def text_of(view: ViewState, width: int, most: int = 4) -> str:
 
 
 def rank_table(width: int, **fields: Any) -> str:
-    return join(paint_ranks(view_of(**fields), Size(width, 6), focused=False))
+    return join(paint_ranks(replace(view_of(**fields), zoom=Pane.RANKS), Size(width, 6), focused=False))
 
 
 def test_a_wide_rank_table_tells_the_pace_of_each_rank_before_what_its_threads_do():
@@ -335,7 +362,7 @@ def test_without_a_hook_nothing_is_painted_and_a_rank_without_has_no_pace_and_no
     assert paint_steps(make_view(), 200, 4) == []
     assert paint_steps(make_view(Missing("no reading yet")), 200, 4) == []
     frame = make_frame(ranks=(make_rank(4211), make_rank(4212, rank=1)))
-    view = make_view(with_hooks(frame, make_hook(4211)))
+    view = make_view(with_hooks(frame, make_hook(4211)), zoom=Pane.RANKS)
     row = next(text for text in texts_of(paint_ranks(view, Size(200, 6), focused=False)) if " 4212 " in text)
     assert row.split().count("?") >= 4
     assert "4.00" not in row
@@ -362,7 +389,8 @@ def test_from_80_columns_on_rate_samples_and_all_percentiles_stand_in_one_line(w
     frame = replace(view.frame, steps=replace(make_pace(**fields), ranks=8))
     line = "".join(text for text, _ in paint_steps(replace(view, frame=frame), width, 4)[0])
     assert "samples/s, sum" in line
-    assert "steps/s" in line or "a step in" in line
+    header = "".join(text for text, _ in paint_header(replace(view, frame=frame), width))
+    assert "steps/s" in header or "a step in" in header
     assert all(share in line for share in ("p50", "95", "99"))
     assert "…" not in line
 
@@ -404,4 +432,4 @@ def test_a_loop_that_takes_no_step_is_marked_and_a_stall_of_the_history_named_wi
     text = text_of(replace(view, pulses=tuple(pulses)), 120)
     assert "! stall 4.1 s, 20 s ago" in text
     assert "stall" not in text_of(view, 120)
-    assert ("! no step for 14m00s", Ink.WARN) in paint_steps(view_of(step_age_s=840.0), 120, 4)[0]
+    assert ("no step for 14m00s", Ink.WARN) in paint_header(view_of(step_age_s=840.0), 120)

@@ -12,12 +12,15 @@ from tests.frames import make_view as make_any_view
 from tests.painted import find_wrong, join, texts_of
 from tpmon.model.frame import EventKind, TargetState, pulse_of
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.units import count_cells
+from tpmon.model.text import job_words
 from tpmon.model.verdict import BEFORE_THE_END, IN_WORDS, TABLE, Confidence, Kind, SinceIs
+from tpmon.report.once import write_verdict
 from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor.layout import paint_screen
 from tpmon.ui.monitor.panes import verdict
 from tpmon.ui.monitor.state import Pane
+from tpmon.view.finding.block import _ORDER, badge_ink, paint_headline
+from tpmon.view.finding.pieces import share_lines
 from tpmon.view.layout import Ink, Size
 
 HUNG = make_finding(
@@ -42,8 +45,11 @@ def screen(finding, width, height, **fields):
 
 
 def block(finding, width=100, most=30, **fields):
-    frame = judged(finding, **fields)
-    return texts_of(verdict.paint_verdict(make_any_view(frame), frame, finding, width, most))
+    return texts_of(verdict.paint_verdict(judged(finding, **fields), finding, width, most))
+
+
+def full(finding, width=120, **fields):
+    return texts_of(verdict.paint_verdict_in_full(make_any_view(judged(finding), **fields), width))
 
 
 def test_the_smallest_screen_has_the_word_in_a_line_of_its_own():
@@ -81,7 +87,7 @@ def test_a_job_that_ended_says_how_and_what_the_verdict_was(finding, words):
 def test_the_smallest_screen_keeps_the_word_above_what_a_key_asked_for(what):
     frame = make_frame(verdict=HUNG)
     said = texts_of(paint_screen(make_any_view(frame, **what), Size(20, 6)))
-    assert said[0].split() == ["LIVE", "1", "s", "HUNG"]
+    assert said[0].split() == ["LIVE", "HUNG"]
     assert texts_of(paint_screen(make_any_view(frame, **what), Size(8, 6)))[0].split() == ["HUNG"]
     asked = make_any_view(frame, message="copied", **what)
     assert texts_of(paint_screen(asked, Size(20, 6)))[0] == " copied"
@@ -89,34 +95,88 @@ def test_the_smallest_screen_keeps_the_word_above_what_a_key_asked_for(what):
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.kind.value)
 def test_severity_is_a_sign_and_an_ink_and_the_smallest_screen_keeps_state_and_word(row):
-    sign, ink = {0: ("", Ink.GOOD), 10: ("! ", Ink.WARN), 11: ("? ", Ink.STRONG), 12: ("!! ", Ink.BAD)}[row.exit_code]
-    finding = make_finding(kind=row.kind)
-    first = verdict.paint_headline(judged(finding), finding, 80)[0]
-    assert first[1] == (f"{sign}{row.kind.value.upper()}", ink)
-    assert verdict.kind_ink(finding) is ink
+    badges = {0: ("", Ink.BADGE_GOOD), 10: ("! ", Ink.BADGE_WARN), 11: ("? ", Ink.BADGE), 12: ("!! ", Ink.BADGE_BAD)}
+    sign, ink = badges[row.exit_code]
+    finding = make_finding(kind=row.kind, share_pct=NOT_APPLICABLE)
+    first = paint_headline(finding, judged(finding).taken, 80)[0]
+    assert first[0] == (f" {sign}{row.kind.value.upper()} ", ink)
+    assert badge_ink(finding) is ink
     for width in (20, 24):
         assert row.kind.value.upper() in screen(finding, width, 5)[1]
     cause = row.causes[0] if row.causes else NOT_APPLICABLE
-    lines = screen(make_finding(kind=row.kind, cause=cause), 20, 5, overlay=Overlay.VERDICT)
-    assert lines[0].split()[:3] == ["LIVE", "1", "s"]
-    assert row.kind.value.upper()[:15] in lines[1] + lines[2]
+    of_cause = make_finding(kind=row.kind, cause=cause)
+    lines = screen(of_cause, 20, 5, overlay=Overlay.VERDICT)
+    assert lines[0].split()[0] == "LIVE"
+    assert job_words.write_kind(of_cause)[:15] in lines[1] + lines[2]
+
+
+@pytest.mark.parametrize(
+    ("share_pct", "ink"),
+    [(12.0, Ink.BADGE_NOTICE), (30.0, Ink.BADGE_WARN), (91.0, Ink.BADGE_BAD), (Missing("no"), Ink.BADGE_WARN)],
+)
+def test_the_badge_of_a_loss_says_how_large_it_is(share_pct, ink):
+    assert badge_ink(make_finding(share_pct=share_pct)) is ink
+    assert badge_ink(make_finding(kind=Kind.COMPUTE_BOUND, cause="cpu", share_pct=share_pct)) is Ink.BADGE_GOOD
+
+
+@pytest.mark.parametrize(("confidence", "said"), [("high", "sure ###"), ("medium", "sure ##-"), ("low", "sure #--")])
+def test_the_first_line_says_what_it_costs_and_what_there_is_to_gain_and_how_sure_that_is(confidence, said):
+    finding = make_finding(confidence=Confidence(confidence))
+    line = block(finding, width=120)[0]
+    assert find_wrong(f"costs 58 % of every step -> up to 2.4x faster|{said}|since 03:02 (5 min)", line) == []
+    assert find_wrong("~->|costs 58 %", block(replace(finding, ceiling=Missing("?")))[0]) == []
+    assert find_wrong("more than 100x faster", block(replace(finding, share_pct=99.9), width=120)[0]) == []
+    assert find_wrong(f" 58 % -> 2.4x  {said[5:]}", block(finding, width=40)[0]) == []
 
 
 def test_the_first_line_says_what_is_known():
-    assert "since 03:02 (5 min), onset in the history" in block(make_finding(), width=130)[0]
-    assert screen(make_finding(), 40, 50)[2] == " confidence high  since 03:02 (5 min)"
+    assert "since 03:02 (5 min), onset in the history" in full(make_finding(), 130)[0]
+    assert screen(make_finding(), 40, 50)[2] == " cpu-transform  since 03:02 (5 min)"
     nothing = make_finding(kind=Kind.NOT_ENOUGH_EVIDENCE, cause=NOT_APPLICABLE, share_pct=NOT_APPLICABLE)
-    assert block(nothing)[0] == " ? NOT-ENOUGH-EVIDENCE", "neither confidence nor since"
+    assert block(nothing)[0].rstrip() == " ? NOT-ENOUGH-EVIDENCE", "neither confidence nor since"
     assert "cause ? no stacks" in block(make_finding(cause=Missing("no stacks")))[0]
-    failed = make_finding(kind=Kind.IDLE, cause="failed")
-    assert verdict.paint_headline(judged(failed), failed, 80)[0][1] == ("! IDLE", Ink.WARN), "the sign of a fault"
+    failed = make_finding(kind=Kind.IDLE, cause="failed", share_pct=NOT_APPLICABLE)
+    first = paint_headline(failed, judged(failed).taken, 80)[0]
+    assert first[0] == (" ! FAILED ", Ink.BADGE_WARN), "the sign of a fault"
+
+
+def test_a_lower_bound_does_not_say_on_the_screen_what_tells_it():
+    said = block(HUNG, width=160)[0]
+    assert find_wrong("at least 26 min|~last log write", said) == []
+    assert "at least 26 min (last log write 02:41:41)" in full(HUNG)[0]
+
+
+CODE = make_finding(try_="set the threads:\nfirst  # two blanks\nsecond", try_code="first  # two blanks\nsecond")
+
+
+def test_what_to_do_has_its_words_and_its_code_and_a_narrow_screen_the_code_alone():
+    lines = block(CODE)
+    at = lines.index(" DO    set the threads:")
+    assert lines[at : at + 3] == [" DO    set the threads:", "       first # two blanks", "       second"]
+    narrow = block(CODE, width=40)
+    at = narrow.index(" DO (y copies)")
+    assert narrow[at + 1 : at + 3] == ["  first # two blanks", "  second"]
+    assert not any("set the threads" in line for line in narrow)
+    short = replace(CODE, try_="one thread: set(1)", try_code="set(1)")
+    assert " DO    one thread: set(1)" in block(short)
+    words = replace(CODE, try_="wait", try_code=NOT_APPLICABLE)
+    assert " DO    wait" in block(words)
+    assert "  wait" in block(words, width=40)
+    assert not any(" DO" in line for line in block(replace(words, try_=NOT_APPLICABLE)))
+
+
+@pytest.mark.parametrize("most", [4, 5, 6, 8])
+def test_a_low_block_has_the_code_before_all_of_its_words(most):
+    finding = replace(CODE, try_="set the threads " * 20 + "\nset(1)", try_code="set(1)")
+    lines = block(finding, width=80, most=most)
+    assert any("set(1)" in line for line in lines)
+    assert sum(line.startswith(" DO ") for line in lines) == 1
 
 
 def test_what_to_try_keeps_its_lines_and_says_its_ceiling():
-    lines = block(make_finding(try_="do this:\nfirst  # two blanks\nsecond", ceiling="2.4x"))
+    lines = full(make_finding(try_="do this:\nfirst  # two blanks\nsecond", ceiling="2.4x"), 100)
     at = lines.index(" Try: do this:")
     assert lines[at : at + 3] == [" Try: do this:", "      first # two blanks", "      second   Ceiling: 2.4x"]
-    assert not any("Ceiling" in line for line in block(make_finding(ceiling=Missing("unknown share"))))
 
 
 def test_a_word_longer_than_the_line_is_broken_and_a_text_that_is_cut_ends_in_a_mark():
@@ -124,10 +184,10 @@ def test_a_word_longer_than_the_line_is_broken_and_a_text_that_is_cut_ends_in_a_
     assert long in "".join(line.strip() for line in block(make_finding(try_=long), width=40))
     lines = block(make_finding(summary="word " * 60, try_="step " * 60), width=40, most=6)
     assert len(lines) == 6
-    assert sum(line.endswith("…") for line in lines) == 2
+    assert sum(line.endswith("\u2026") for line in lines) == 2
 
 
-def test_evidence_has_value_history_source_and_age_which_grows_while_nothing_comes():
+def test_evidence_in_full_has_value_history_source_and_age_which_grows_while_nothing_comes():
     finding = make_finding(
         evidence=(
             make_evidence("runnable", value=4.2, unit="threads", source="/proc schedstat"),
@@ -135,16 +195,42 @@ def test_evidence_has_value_history_source_and_age_which_grows_while_nothing_com
             make_evidence("GPU busy", value=Missing("no driver"), source="NVML", age_s=Missing("never")),
         )
     )
-    lines = block(finding, width=120)
+    lines = full(finding)
     runnable = next(line for line in lines if "runnable  " in line)
     assert "4.2 threads  ████████████████████  /proc schedstat, 0.3 s" in runnable
     assert next(line for line in lines if "stack" in line).endswith("py-spy, 4.2 s")
     assert next(line for line in lines if "GPU busy" in line).endswith("NVML, age ?")
     assert "? no driver" in "\n".join(lines)
-    assert any(line.endswith("200 looks, 30 s") for line in screen(make_finding(), 120, 40, now_ns=NOW_NS + 30 * 10**9))
+    assert any(line.endswith("200 looks, 30 s") for line in full(make_finding(), now_ns=NOW_NS + 30 * 10**9))
 
 
-def test_what_does_not_fit_is_counted():
+BARS = make_finding(
+    evidence=(
+        make_evidence("queue empty", value=85.0),
+        make_evidence("GPU busy", value=41.0),
+        make_evidence("workers without work", value=50.0),
+        make_evidence("CPUs free", value=0.0, unit="CPUs"),
+        make_evidence("most of it", value=Missing("in words"), text="decode in data.py:8"),
+    ),
+    against=(make_evidence("SM clock of its maximum", value=100.0),),
+)
+
+
+def test_a_percentage_has_a_bar_that_says_whether_much_of_it_is_bad():
+    lines = verdict.paint_verdict(judged(BARS), BARS, 120, 30)
+    text = join(lines)
+    assert "queue empty 85 % [\u2588" in text
+    assert find_wrong("WHY   |CPUs free 0 CPUs   |most of it decode in data.py:8|BUT   SM clock", text) == []
+    inks = {text: ink for line in lines for text, ink in line if text.startswith("\u2588")}
+    assert inks == {"\u2588" * 14: Ink.BAD, "\u2588" * 7: Ink.GOOD, "\u2588" * 8: Ink.NOTICE, "\u2588" * 16: Ink.GOOD}
+    narrow = block(BARS, width=40)
+    assert [line for line in narrow if "queue empty" in line] == [
+        " queue empty            85 % [\u2588\u2588\u2588\u2588\u2588\u2588\u2588\u2500]"
+    ]
+    assert not any("decode" in line for line in narrow), "its words do not fit"
+
+
+def test_what_is_not_shown_is_counted_and_the_verdict_in_full_has_it():
     ruled_out = tuple(f"cause number {n} (looked at)" for n in range(12))
     finding = make_finding(
         evidence=tuple(make_evidence(f"reading {n}") for n in range(9)),
@@ -152,81 +238,23 @@ def test_what_does_not_fit_is_counted():
         ruled_out=ruled_out,
         unknown=("NCCL wait (no hook)",),
     )
-    lines = block(finding, width=80, most=7)
-    assert len(lines) == 7
-    shown = [line for line in lines if line.startswith((" + ", " - reading"))]
-    assert shown[-1].endswith(f"+{10 - len(shown)} more, v")
-    listed = next(line for line in lines if line.startswith(" - not: "))
-    assert f"(+{12 - listed.count('cause number')} more)" in listed
-    assert "? unknown: NCCL wait" in listed
-    whole = block(finding, width=80, most=60)
-    assert " - reading against" in "\n".join(whole)
-    assert not any("more, v" in line for line in whole)
-    full = "\n".join(texts_of(verdict.paint_verdict_in_full(make_any_view(judged(finding)), 80)))
-    assert all(text in full for text in ruled_out)
-
-
-MANY = make_finding(
-    evidence=(
-        make_evidence("waiting for a batch", value=58.0, age_s=1.0),
-        make_evidence("rank 11 unchanged since the look", value=1571.0, unit="s", age_s=3.2),
-        *(make_evidence(f"reading {n}") for n in range(9)),
-    ),
-    ruled_out=tuple(f"stopped process {n} (looked at)" for n in range(35)),
-    unknown=("memory of the other hosts", "NCCL wait"),
-    summary="it waits",
-    try_="wait",
-    ceiling=NOT_APPLICABLE,
-)
-
-
-def rows_when(finding, width, shown):
-    """Return the rows of evidence of the lowest block that has so many."""
-    for most in range(4, 30):
-        rows = [line for line in block(finding, width, most) if line.startswith((" + ", "   +"))]
-        if len(rows) == shown:
-            return rows
-    raise AssertionError(f"no block has {shown} rows")
-
-
-@pytest.mark.parametrize("width", [36, 40, 47, 59, 60, 66, 70, 71, 80, 99, 100, 120])
-@pytest.mark.parametrize(("shown", "value", "age"), [(1, "58 %", "1.2 s"), (2, "26m11s", "3.4 s")])
-def test_the_row_that_counts_the_rest_has_its_value_and_age_whole(width, shown, value, age):
-    last = rows_when(MANY, width, shown)[-1]
-    assert last.endswith(f"{age}  +{11 - shown}{' more' if width >= 60 else ''}, v")
-    assert f" {value} " in last
-    assert count_cells(last) <= width
-
-
-def test_a_value_that_does_not_fit_beside_the_count_gives_it_a_line_of_its_own():
-    words = make_evidence("last line", value=IN_WORDS, text="RuntimeError: it broke")
-    finding = replace(MANY, evidence=(MANY.evidence[0], words, *MANY.evidence[2:]))
-    rows = rows_when(finding, 40, 2)
-    assert rows[0].endswith("58 %  1.2 s")
-    assert rows[1] == "   +10 more, v"
-
-
-@pytest.mark.parametrize("width", [40, 50, 59])
-def test_two_lists_that_share_a_narrow_line_are_counted(width):
-    def shared(finding):
-        return next(line for most in range(4, 30) for line in block(finding, width, most) if "unknown" in line)
-
-    assert shared(MANY) == " - 35 ruled out  ? 2 unknown, v"
-    short = replace(MANY, ruled_out=("swap",), unknown=("steps",))
-    assert shared(short).split() == ["-", "not:", "swap", "?", "unknown:", "steps"]
+    assert block(finding, width=80)[-1].endswith("v: all evidence, 12 causes ruled out, 1 unknown")
+    narrow = block(finding, width=50, most=14)
+    shown = sum(line.startswith(" reading") for line in narrow)
+    assert 0 < shown < 10
+    assert narrow[-1].strip().startswith(f"v: {10 - shown} more readings")
+    told = "\n".join(full(finding, 80))
+    assert all(text in told for text in ruled_out)
 
 
 @given(st.integers(1, 40), st.lists(st.integers(0, 12), min_size=8, max_size=8))
 def test_parts_never_take_more_lines_than_there_are(most, counts):
-    names = ("head", "summary", "try", "evidence", "both", "ruled out", "unknown", "facts")
+    names = ("head", "summary", "do", "code", "why", "but", "unknown", "notes")
     wanted = dict(zip(names, counts, strict=True)) | {"head": max(1, counts[0])}
-    wanted |= {"ruled out": 1, "unknown": 1, "both": 1} if counts[4] else {"both": 0}
-    given_ = verdict.share_lines(wanted, most)
+    given_ = share_lines(wanted, most, _ORDER)
     assert sum(given_.values()) <= most
     assert given_["head"] >= 1
     assert all(given_[name] <= wanted[name] for name in names)
-    assert given_["facts"] in (0, wanted["facts"])
-    assert not (given_["both"] and given_["unknown"])
 
 
 def test_the_full_verdict_names_the_verdicts_before_it():
@@ -249,7 +277,7 @@ def test_the_history_of_a_share_is_drawn_to_the_whole():
     row = make_evidence("used of the limit", value=25.0, unit="%")
     pulses = tuple(replace(p, memory_bytes=used // 2 if n < 15 else used) for n, p in enumerate(make_pulses(frame, 20)))
     view = make_any_view(frame, pulses=pulses)
-    line = texts_of([verdict.paint_evidence(view, row, "+", verdict.fit_widths((row,), 120), 120)])[0]
+    line = "".join(text for text, _ in verdict.draw_reading(view, row, verdict.fit_widths((row,), 120).history))
     assert "▂" in line
     assert "▃" in line
     assert not set("▄▅▆▇█") & set(line)
@@ -259,7 +287,7 @@ def test_the_history_of_a_share_is_drawn_to_the_whole():
 def test_a_low_screen_says_what_to_try_before_the_notes(width, height):
     frame = judged(HUNG, notes=("power-limited: 5 of 8 cards",))
     text = join(paint_screen(make_any_view(frame), Size(width, height)))
-    assert find_wrong("!! HUNG|~power-limited|Try: dump the stacks", text) == []
+    assert find_wrong("!! HUNG|~power-limited|dump the stacks", text) == []
 
 
 PASTED = (
@@ -279,3 +307,9 @@ def test_code_keeps_what_it_is_indented_by_in_every_part_of_a_line(width):
     full = texts_of(verdict.paint_verdict_in_full(make_any_view(make_frame(verdict=finding)), width))
     also = next(n for n, line in enumerate(full) if "def one_thread" in line and n > full.index(" also try"))
     assert full[also + 1].index("cv2") == full[also].index("def") + 4
+
+
+def test_the_screen_says_the_keys_and_a_shell_the_command():
+    finding = make_finding(try_="see where it is: tpmon dump 7", try_keys="see where it is: press d")
+    assert texts_of(verdict.paint_try(finding, 80))[0].startswith(" Try: see where it is: press d  ")
+    assert "tpmon dump 7" in "\n".join(write_verdict(judged(finding)))

@@ -1,4 +1,7 @@
-"""Paint CPU and memory: a line for each gauge, with its history. Gauges do not depend on widths."""
+"""Paint the machine: a line for each gauge that says something, with its history, and one for what is normal.
+
+In full there is a line for each gauge. Gauges do not depend on widths.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,28 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
+from types import MappingProxyType
+from typing import NamedTuple
 
+from tpmon.model.figures import Figure
 from tpmon.model.frame import Frame, Pulse
 from tpmon.model.frozen import dataclass
-from tpmon.model.host import LoaderSample
-from tpmon.model.known import Known, Missing, NotApplicable, is_known, known_or
+from tpmon.model.host import SUMMED_ANON, LoaderSample
+from tpmon.model.known import Known, Missing, NotApplicable, Why, is_known, known_or
 from tpmon.model.text.job_words import WAITING_FROM
-from tpmon.model.units import count_cells, format_bytes, format_pct, format_rate, format_seconds
+from tpmon.model.units import (
+    count_cells,
+    count_of,
+    format_bytes,
+    format_number,
+    format_pct,
+    format_rate,
+    format_seconds,
+)
 from tpmon.ui.monitor.alerts import (
     STEAL_PCT,
     age_of,
+    is_crowded,
     is_memory_full,
     is_old,
     is_oversubscribed,
@@ -31,12 +46,14 @@ from tpmon.view.layout import (
     Item,
     Line,
     Size,
+    cut,
+    draw_history,
     fit_line,
+    line_width,
     pad,
     paint_pairs,
     paint_rule,
     show,
-    spark,
 )
 from tpmon.view.ranks import write_role
 
@@ -45,25 +62,50 @@ from tpmon.view.ranks import write_role
 class Gauge:
     """Hold a label, a figure of a Pulse drawn up to ``top`` ("" for none), and texts, the most telling first.
 
-    The least ``keep`` stays longest when the pane gets low.
+    ``brief`` stands among what is normal.
     """
 
-    keep: int
     label: str
     figure: str
     top: float
     pieces: tuple[str, ...]
+    brief: str
     ink: Ink = Ink.PLAIN
 
+    @property
+    def is_marked(self) -> bool:
+        """Tell whether it needs a line of its own."""
+        return self.ink in (Ink.WARN, Ink.BAD)
 
-def _unread(keep: int, label: str, figure: str, top: float, value: object, *more: str) -> Gauge:
+
+class Brief(NamedTuple):
+    """Hold what is normal: its name, and with its value."""
+
+    name: str
+    whole: str
+
+
+_SIDES = MappingProxyType(
+    {
+        "used_cores": Figure.CPUS_USED.bad,
+        "runnable": Figure.RUNNABLE.bad,
+        "run_delay_ratio": Figure.CPU_DELAY.bad,
+        "memory_bytes": Figure.MEMORY_USED.bad,
+        "shm_ratio": Figure.SHM_USED.bad,
+        "ready_batches": Figure.BATCHES_READY.bad,
+    }
+)
+"""Which side of the figures of a Pulse is bad."""
+
+
+def _unread(label: str, figure: str, top: float, value: object, *more: str) -> Gauge:
     reason = value.reason if isinstance(value, Missing) else ""
-    return Gauge(keep, label, figure, top, (f"? {reason}", *more), Ink.DIM)
+    return Gauge(label, figure, top, (f"? {reason}", *more), f"{label} ?", Ink.DIM)
 
 
-def _alarm(gauge: Gauge, keep: int, ink: Ink = Ink.WARN) -> Gauge:
+def _alarm(gauge: Gauge, ink: Ink = Ink.WARN) -> Gauge:
     first, *others = gauge.pieces
-    return replace(gauge, keep=keep, pieces=(f"! {first}", *others), ink=ink)
+    return replace(gauge, pieces=(f"! {first}", *others), ink=ink)
 
 
 def _pct(ratio: float) -> str:
@@ -76,7 +118,7 @@ _tenths = "{:.1f}".format
 def _cpus(cores: Known[float]) -> str:
     if not is_known(cores):
         return "? CPUs"
-    return f"{cores:g} CPU" if cores == 1 else f"{cores:.4g} CPUs"
+    return f"{format_number(cores)} CPU{'' if cores == 1 else 's'}"
 
 
 def _top(pulses: Sequence[Pulse], figure: str, least: float) -> float:
@@ -84,54 +126,74 @@ def _top(pulses: Sequence[Pulse], figure: str, least: float) -> float:
     return top
 
 
-def _pool(frame: Frame, _pulses: Sequence[Pulse]) -> Gauge:
+def _name_pool(frame: Frame) -> tuple[str, ...]:
     pool = frame.cpu.pool
-    pieces: tuple[str, ...]
-    if is_known(pool):
-        owner = next((p for p in frame.processes if p.pid == pool.pid), None)
-        who = write_role(owner) if owner is not None else pool.role.value
-        library = pool.library if is_known(pool.library) else "library ?"
-        pieces = (f"{pool.threads} threads of {who} ({pool.pid})", library)
-    else:
+    if not is_known(pool):
         none = ("none", "no process has two busy threads")
-        pieces = none if isinstance(pool, NotApplicable) else (f"? {pool.reason}",)
-    return Gauge(3 if is_oversubscribed(frame.cpu) else 10, "pool", "", 1.0, pieces)
+        return none if isinstance(pool, NotApplicable) else (f"? {pool.reason}",)
+    owner = next((p for p in frame.processes if p.pid == pool.pid), None)
+    who = write_role(owner) if owner is not None else pool.role.value
+    library = pool.library if is_known(pool.library) else "library ?"
+    return (f"{pool.threads} threads of {who} ({pool.pid})", library)
+
+
+def _pool(frame: Frame, _pulses: Sequence[Pulse]) -> Gauge:
+    return Gauge("pool", "", 1.0, _name_pool(frame), "pools")
 
 
 def _used(frame: Frame, _pulses: Sequence[Pulse]) -> Gauge:
     cpu = frame.cpu
     budget = known_or(cpu.budget_cores, float(cpu.host_cores))
     if not is_known(cpu.used_cores):
-        return _unread(0, "used", "used_cores", budget, cpu.used_cores)
+        return _unread("used", "used_cores", budget, cpu.used_cores)
     bound = _cpus(cpu.budget_cores)
     share = f"{_pct(cpu.used_cores / budget)} of {bound}" if budget > 0 else f"of {bound}"
     reason = cpu.budget_reason if is_known(cpu.budget_cores) else cpu.budget_cores.reason
     pieces = (share, f"budget: {reason}", f"{cpu.used_cores:.2f} used")
-    return Gauge(0, "used", "used_cores", budget, pieces)
+    return Gauge("used", "used_cores", budget, pieces, f"CPUs {share}")
 
 
 def _runnable(frame: Frame, pulses: Sequence[Pulse]) -> Gauge:
     cpu = frame.cpu
     top = _top(pulses, "runnable", known_or(cpu.budget_cores, float(cpu.host_cores)))
     if not is_known(cpu.runnable):
-        return _unread(1, "runnable", "runnable", top, cpu.runnable)
+        return _unread("runnable", "runnable", top, cpu.runnable)
     pieces = [f"{cpu.runnable:.1f} on {_cpus(cpu.budget_cores)}"]
     if is_known(cpu.run_delay_ratio) and cpu.runnable >= WAITING_FROM:
         pieces.append(f"{_pct(cpu.run_delay_ratio)} waiting")
     if is_known(cpu.oversubscription) and cpu.oversubscription >= 0.05:
         pieces.append(f"pools {cpu.oversubscription:.1f}x")
-    gauge = Gauge(1, "runnable", "runnable", top, tuple(pieces))
-    return _alarm(gauge, 1) if is_oversubscribed(cpu) else gauge
+    gauge = Gauge("runnable", "runnable", top, tuple(pieces), f"{cpu.runnable:.1f} runnable")
+    return _alarm(gauge) if is_oversubscribed(cpu) else gauge
 
 
 def _waiting(frame: Frame, _pulses: Sequence[Pulse]) -> Gauge:
     cpu = frame.cpu
     if not is_known(cpu.run_delay_ratio):
-        return _unread(6, "waiting", "run_delay_ratio", 1.0, cpu.run_delay_ratio)
+        return _unread("waiting", "run_delay_ratio", 1.0, cpu.run_delay_ratio)
     if is_known(cpu.runnable) and cpu.runnable < WAITING_FROM:
-        return Gauge(6, "waiting", "", 1.0, ("-", "hardly a thread wants a CPU"))
+        return Gauge("waiting", "", 1.0, ("-", "hardly a thread wants a CPU"), "waiting")
     pieces = (_pct(cpu.run_delay_ratio), "of thread demand waits for a CPU")
-    return Gauge(6, "waiting", "run_delay_ratio", 1.0, pieces)
+    return Gauge("waiting", "run_delay_ratio", 1.0, pieces, "waiting")
+
+
+def _wanted(frame: Frame, _pulses: Sequence[Pulse]) -> Gauge:
+    """Join what is used, wanted and waited for in one line; the history is of what is used."""
+    cpu, used = frame.cpu, _used(frame, ())
+    pieces = [used.pieces[0]]
+    if not is_known(cpu.runnable):
+        pieces.append(f"threads ? {cpu.runnable.reason}")
+    elif is_known(cpu.run_delay_ratio) and cpu.runnable >= WAITING_FROM:
+        waits = f", {_pct(cpu.run_delay_ratio)} of that waits"
+        pieces.append(f"{cpu.runnable:.1f} threads want {_cpus(cpu.budget_cores)}{waits}")
+    elif cpu.runnable < WAITING_FROM:
+        pieces.append("hardly a thread wants a CPU")
+    if is_known(cpu.oversubscription) and cpu.oversubscription >= 0.05:
+        pieces.append(f"pools {cpu.oversubscription:.1f}x")
+    if is_oversubscribed(cpu):
+        pieces += _name_pool(frame)
+    gauge = replace(used, label="CPUs", pieces=tuple(pieces))
+    return _alarm(gauge) if is_oversubscribed(cpu) or is_crowded(cpu) else gauge
 
 
 def _pressure(frame: Frame, _pulses: Sequence[Pulse]) -> Gauge:
@@ -143,9 +205,9 @@ def _pressure(frame: Frame, _pulses: Sequence[Pulse]) -> Gauge:
         f"load {show(cpu.host_load, _tenths)}",
         f"PSI cpu {show(cpu.psi_some_pct, format_pct)} %",
     )
-    gauge = Gauge(7, "throttled", "", 1.0, pieces)
+    gauge = Gauge("throttled", "", 1.0, pieces, "no throttling")
     stolen = is_known(cpu.host_steal_pct) and cpu.host_steal_pct >= STEAL_PCT
-    return _alarm(gauge, 2) if is_throttled(cpu) or stolen else gauge
+    return _alarm(gauge) if is_throttled(cpu) or stolen else gauge
 
 
 def _memory(frame: Frame, pulses: Sequence[Pulse]) -> Gauge:
@@ -159,12 +221,14 @@ def _memory(frame: Frame, pulses: Sequence[Pulse]) -> Gauge:
         least = known_or(memory.host_total_bytes, 0)
         host = f"no limit, host {show(memory.host_total_bytes, format_bytes)}"
         pieces = [now, host] if isinstance(limit, NotApplicable) else [f"{now} of ?"]
+    brief = f"memory {pieces[0]}"
     ratio = memory_ratio(memory)
     if ratio is not None:
         pieces.append(_pct(ratio))
     if is_known(memory.anon_growth_bytes_s):
         per_minute = memory.anon_growth_bytes_s * 60
-        pieces.append(f"{'+' if per_minute >= 0 else ''}{format_bytes(per_minute)}/min")
+        whose = "" if memory.anon_source == SUMMED_ANON else " (cgroup)"
+        pieces.append(f"{'+' if per_minute >= 0 else ''}{format_bytes(per_minute)}/min{whose}")
     else:
         pieces.append("growth ?")
     if is_known(memory.oom_kills) and memory.oom_kills:
@@ -173,20 +237,20 @@ def _memory(frame: Frame, pulses: Sequence[Pulse]) -> Gauge:
         pieces.append(f"limit: {memory.limit_source}")
     pieces.append(f"swap {show(memory.swap_bytes, format_bytes)}")
     top = _top(pulses, "memory_bytes", float(least))
-    gauge = Gauge(4, "memory", "memory_bytes", top, tuple(pieces))
-    return _alarm(gauge, 0, Ink.BAD) if is_memory_full(memory) else gauge
+    gauge = Gauge("memory", "memory_bytes", top, tuple(pieces), brief)
+    return _alarm(gauge, Ink.BAD) if is_memory_full(memory) else gauge
 
 
 def _shm(frame: Frame, _pulses: Sequence[Pulse]) -> Gauge:
     shm = frame.memory.shm
     if not is_known(shm):
-        return _unread(8, "shm", "shm_ratio", 1.0, shm)
+        return _unread("shm", "shm_ratio", 1.0, shm)
     text = f"{format_bytes(shm.used_bytes)} of {format_bytes(shm.total_bytes)}"
     share = _pct(shm.used_bytes / shm.total_bytes) if shm.total_bytes else "empty mount"
     if is_shm_full(frame.memory):
         pieces = (text, share, "the next batch may not fit", shm.path)
-        return _alarm(Gauge(2, "shm", "shm_ratio", 1.0, pieces), 2)
-    return Gauge(8, "shm", "shm_ratio", 1.0, (text, share, shm.path))
+        return _alarm(Gauge("shm", "shm_ratio", 1.0, pieces, "shm"))
+    return Gauge("shm", "shm_ratio", 1.0, (text, share, shm.path), f"shm {share}")
 
 
 def _disk(frame: Frame, pulses: Sequence[Pulse]) -> Gauge:
@@ -194,22 +258,25 @@ def _disk(frame: Frame, pulses: Sequence[Pulse]) -> Gauge:
     known = [rate for rate in rates if is_known(rate)]
     proof = f"{show(frame.memory.major_faults_s, format_rate)} major faults/s"
     if rates and not known:
-        return _unread(9, "disk", "", 1.0, rates[0], proof)
+        return _unread("disk", "", 1.0, rates[0], proof)
     top = _top(pulses, "device_read_bytes_s", float(1 << 20))
-    return Gauge(9, "disk", "device_read_bytes_s", top, (f"{format_bytes(sum(known))}/s from disks", proof))
+    read = f"{format_bytes(sum(known))}/s"
+    return Gauge("disk", "device_read_bytes_s", top, (f"{read} from disks", proof), f"disk {read}")
 
 
 def _loader(frame: Frame, pulses: Sequence[Pulse]) -> Gauge:
     if not frame.loader:
-        return Gauge(5, "loader", "", 1.0, ("no loader queue seen",), Ink.DIM)
+        return Gauge("loader", "", 1.0, ("no loader queue seen",), "no loader queue", Ink.DIM)
     first = frame.loader[0]
     fewest = min(frame.loader, key=lambda one: known_or(one.ready_batches, math.inf))
     if not is_known(fewest.ready_batches):
-        return _unread(5, "loader", "ready_batches", 1.0, first.ready_batches, _empty(first))
+        return _unread("loader", "ready_batches", 1.0, first.ready_batches, _empty(first))
     where = f"rank {fewest.rank}" if is_known(fewest.rank) else f"pid {fewest.pid}"
     least = [] if len(frame.loader) == 1 else [f"fewest of {len(frame.loader)}: {where}"]
-    pieces = (f"{fewest.ready_batches:.0f} batches ready", *least, _empty(fewest))
-    return Gauge(5, "loader", "ready_batches", _top(pulses, "ready_batches", 1.0), pieces)
+    ready = f"{count_of(round(fewest.ready_batches), 'batch', 'batches')} ready"
+    pieces = (ready, *least, _empty(fewest))
+    top = _top(pulses, "ready_batches", 1.0)
+    return Gauge("loader", "ready_batches", top, pieces, pieces[0])
 
 
 def _empty(loader: LoaderSample) -> str:
@@ -220,9 +287,31 @@ _GAUGES = (_used, _runnable, _waiting, _pool, _pressure, _memory, _shm, _disk, _
 
 
 def list_gauges(frame: Frame, groups: Sequence[Sequence[Pulse]]) -> list[Gauge]:
-    """Return the lines of the pane, scaled to the drawn history."""
+    """Return the lines of the pane in full, scaled to the drawn history."""
     pulses = [pulse for group in groups for pulse in group]
     return [make(frame, pulses) for make in _GAUGES]
+
+
+_NAMES = MappingProxyType({"throttled": "no throttling", "pool": "pools", "GPUs": "GPUs ?"})
+"""Of gauges, where they are normal."""
+
+
+def list_rows(frame: Frame, groups: Sequence[Sequence[Pulse]]) -> tuple[list[Gauge], list[Brief]]:
+    """Return the gauges that have a line of their own, marked ones first of the rest, and what is normal."""
+    pulses = [pulse for group in groups for pulse in group]
+    rows = [_wanted(frame, pulses)]
+    rest = [make(frame, pulses) for make in (_memory, _shm, _disk, _pressure, _pool)]
+    if not is_known(frame.gpus):
+        cards = Gauge("GPUs", "", 1.0, (f"? {frame.gpus.reason}",), f"GPUs ? {frame.gpus.reason}")
+        rest.append(_alarm(cards) if frame.gpus.why is Why.UNREAD else cards)
+    if frame.loader:
+        rows.append(_loader(frame, pulses))
+    normal = [
+        Brief(_NAMES.get(gauge.label, gauge.label), gauge.brief) for gauge in rest if not gauge.is_marked
+    ]
+    if is_known(frame.gpus) and not frame.gpus:
+        normal.append(Brief("no GPU", "no GPU"))
+    return [*rows, *(gauge for gauge in rest if gauge.is_marked)], normal
 
 
 NARROW_WIDTH = 60
@@ -257,20 +346,22 @@ def mean_of(values: Sequence[Known[float]]) -> Known[float]:
 
 def paint_gauge(gauge: Gauge, groups: Sequence[Sequence[Pulse]], width: int, spark_width: int) -> Line:
     """Paint one line, without the last texts that do not fit."""
-    head = f" {pad(gauge.label, LABEL_WIDTH)} "
+    label_ink = gauge.ink if gauge.is_marked else Ink.PLAIN
+    line: Line = ((f" {pad(gauge.label, LABEL_WIDTH)} ", label_ink),)
     if gauge.figure and not (width < NARROW_WIDTH and gauge.pieces[0].startswith("?")):
         read = attrgetter(gauge.figure)
         means = [mean_of([read(pulse) for pulse in group]) for group in groups]
-        head += f"{spark(means, spark_width, gauge.top)} "
+        history = draw_history(means, spark_width, gauge.top, _SIDES.get(gauge.figure))
+        line = (*line, *history, (" ", Ink.PLAIN))
     elif width >= NARROW_WIDTH:
-        head += " " * (spark_width + 1)
-    room = width - count_cells(head)
+        line = (*line, (" " * (spark_width + 1), Ink.PLAIN))
+    room = width - line_width(line)
     text = gauge.pieces[0]
     for piece in gauge.pieces[1:]:
         if count_cells(text) + 3 + count_cells(piece) > room:
             break
         text += f"   {piece}"
-    return fit_line(((head, gauge.ink), (text, gauge.ink)), width)
+    return fit_line((*line, (text, gauge.ink)), width)
 
 
 def span_of(groups: Sequence[Sequence[Pulse]]) -> float:
@@ -278,24 +369,46 @@ def span_of(groups: Sequence[Sequence[Pulse]]) -> float:
     return (groups[-1][-1].taken_ns - groups[0][0].taken_ns) / 1e9
 
 
+def count_rows(view: ViewState) -> int:
+    """Count the lines of the pane below its rule."""
+    return 1 + len(list_rows(view.frame, ())[0]) if is_known(view.frame) else 1
+
+
 def paint_cpu(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
-    """Paint the pane: its rule and as many of the most telling lines as fit."""
+    """Paint the pane: its rule, the lines that say something, and what is normal in one."""
     frame = view.frame
     if not is_known(frame):
         return []
     narrow = size.width < NARROW_WIDTH
     spark_width = max(0, size.width - 31) if narrow else min(60, (size.width - 20) // 4)
     groups = thin(view.pulses, spark_width)
-    gauges = list_gauges(frame, groups)
-    kept = sorted(gauges, key=lambda gauge: gauge.keep)[: max(0, size.height - 1)]
-    details = [Item(3, f"last {format_seconds(span_of(groups))}", Ink.DIM)] if len(groups) > 1 else []
-    marked = sum(gauge.ink in (Ink.WARN, Ink.BAD) for gauge in gauges if gauge not in kept)
-    if marked:
+    rows, normal = list_rows(frame, groups)
+    room = max(1, size.height - 2)
+    kept = sorted(rows, key=lambda gauge: not gauge.is_marked)[:room]
+    shown = [gauge for gauge in rows if gauge in kept]
+    details = []
+    if len(groups) > 1:
+        details.append(Item(3, f"last {format_seconds(span_of(groups))}", Ink.DIM))
+    if marked := sum(gauge.is_marked for gauge in rows if gauge not in kept):
         details.append(Item(0, f"! {marked} more, key {Pane.CPU.value}", Ink.WARN))
-    title = f"{Pane.CPU.value} CPU and memory"
+    title = f"{Pane.CPU.value} machine"
     lines = [paint_rule(title, details, size.width, focused=focused)]
-    lines += [paint_gauge(g, groups, size.width, spark_width) for g in gauges if g in kept]
-    return lines[: size.height]
+    lines += [paint_gauge(gauge, groups, size.width, spark_width) for gauge in shown]
+    return [*lines, paint_normal(normal, size.width)][: size.height]
+
+
+def paint_normal(normal: Sequence[Brief], width: int) -> Line:
+    """Paint what needs no line of its own in one, as much as there is room for."""
+    more = f"({Pane.CPU.value}: all figures)" if width >= NARROW_WIDTH else ""
+    head = f" {pad('normal', LABEL_WIDTH)} " if width >= NARROW_WIDTH else " normal: "
+    room = width - count_cells(head) - count_cells(more) - 2
+    told = [one.whole for one in normal]
+    for place in range(len(told) - 1, -1, -1):
+        if count_cells(", ".join(told)) > room:  # names alone, the last ones first
+            told[place] = normal[place].name
+    text = cut(", ".join(told), max(1, room))
+    blanks = " " * (width - count_cells(head) - count_cells(text) - count_cells(more) - 1)
+    return fit_line(((head, Ink.PLAIN), (text, Ink.DIM), (f"{blanks}{more}", Ink.DIM)), width)
 
 
 def paint_cpu_in_full(view: ViewState, width: int) -> list[Line]:

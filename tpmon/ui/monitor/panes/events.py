@@ -25,8 +25,10 @@ from tpmon.view.layout import (
     wrap_words,
 )
 
-SPLIT_WIDTH = 150
-"""From this width on events and log are side by side."""
+SPLIT_WIDTH = 100
+"""From this width on log and events are side by side."""
+LATE_S, LATE_LINES = 60.0, 3
+"""A log is late when it was not written for this long, and for so many of its own turns."""
 _KIND_INK = {EventKind.ENDED: Ink.BAD, EventKind.PROBE: Ink.WARN, EventKind.VERDICT: Ink.STRONG}
 
 
@@ -39,15 +41,18 @@ def newest_log(frame: Frame) -> OutputSample | None:
     )
 
 
-def _log_title(view: ViewState, log: OutputSample, room: int) -> str:
-    if is_known(log.last_write_age_s):
-        when = f"{format_seconds(age_of(view, log.last_write_age_s))} ago"
-    else:
-        when = f"last write ? {log.last_write_age_s.reason}"
-    return f"{when}  {cut_front(log.path, max(8, room - len(when) - 2))}"
+def say_late(view: ViewState, log: OutputSample) -> str:
+    """Write how old the last line of a log is where that is late, "" else."""
+    if not is_known(log.last_write_age_s):
+        return f"last write ? {log.last_write_age_s.reason}"
+    age_s = age_of(view, log.last_write_age_s)
+    every_s = known_or(log.pace.every_s, 0.0) if is_known(log.pace) else 0.0
+    late = age_s >= max(LATE_S, LATE_LINES * every_s)
+    return f"! written {format_seconds(age_s)} ago" if late else ""
 
 
-def _paint_newest(view: ViewState, width: int, most: int) -> list[Line]:
+def paint_newest(view: ViewState, width: int, most: int) -> list[Line]:
+    """Paint the newest events, each with its time."""
     events = view.events[::-1][: max(0, most)]
     lines = []
     for event, clock in zip(events, say_moments(view, (event.time for event in events)), strict=True):
@@ -62,50 +67,47 @@ def _text_of(event: Event) -> str:
     return event.text.removeprefix(f"{event.kind.value}: ")
 
 
-def _paint_log(log: OutputSample, width: int, most: int) -> list[Line]:
+def paint_log(log: OutputSample, width: int, most: int) -> list[Line]:
+    """Paint the last lines of a log."""
     lines = log.lines[-most:] if most > 0 else ()
     return [fit_line(((" | ", Ink.DIM), (line, Ink.PLAIN)), width) for line in lines]
 
 
 def _details(view: ViewState, frame: Frame, log: OutputSample | None, width: int) -> list[Item]:
     if log is None:
-        return [Item(5, "log: the job writes to no file", Ink.DIM)]
+        return [Item(5, "no log: the job writes to no file", Ink.DIM)]
     more = len({one.path for one in frame.output}) - 1
-    verb = "log written" if width >= 60 else "log"
-    items = [Item(1, f"{verb} {_log_title(view, log, width - len(verb) - 20)}", Ink.DIM)]
+    late = say_late(view, log)
+    items = [Item(1, late, Ink.WARN)] if late else []
+    items.append(Item(2, cut_front(log.path, max(8, width - len(late) - 24)), Ink.DIM))
     return [*items, Item(6, f"+{more} more", Ink.DIM)] if more > 0 else items
 
 
-def count_events(view: ViewState) -> int:
+def count_events(view: ViewState, width: int) -> int:
     """Count the lines that the pane can show: a few events and the log's last lines."""
     log = newest_log(view.frame) if is_known(view.frame) else None
-    return min(12, len(view.events)) + (len(log.lines) if log is not None else 0)
+    logged, happened = len(log.lines) if log is not None else 0, min(12, len(view.events))
+    return max(logged, happened) if width >= SPLIT_WIDTH else logged + happened
 
 
 def paint_events(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
-    """Paint the pane: events, newest first, and below or beside them the log."""
+    """Paint the pane: the log, and below or beside it the events, newest first."""
     frame = view.frame
     if not is_known(frame) or size.height <= 0:
         return []
     log = newest_log(frame)
-    title, rows = f"{Pane.EVENTS.value} events", size.height - 1
-    if size.width < SPLIT_WIDTH:
-        rule = paint_rule(title, _details(view, frame, log, size.width), size.width, focused=focused)
-        logged = _paint_log(log, size.width, min(len(log.lines), (rows + 1) // 2)) if log is not None else []
-        happened = _paint_newest(view, size.width, rows - len(logged))
-        if log is not None and len(happened) + len(logged) < rows:
-            logged = _paint_log(log, size.width, rows - len(happened))
-        return [rule, *happened, *logged][: size.height]
-    left = size.width // 2 - 1
-    right = size.width - left - 2
-    about = "the job writes to no regular file"
-    if log is not None:
-        about = f"written {_log_title(view, log, right - 20)}"
-    first = [paint_rule(title, [], left, focused=focused), *_paint_newest(view, left, rows)]
-    second = [paint_rule("log", [Item(0, about, Ink.DIM)], right, focused=focused)]
-    second += _paint_log(log, right, rows) if log is not None else []
-    both = zip_longest(first, second, fillvalue=())
-    return [join_columns(one, other, left) for one, other in both][: size.height]
+    title, rows = f"{Pane.EVENTS.value} log and events", size.height - 1
+    rule = paint_rule(title, _details(view, frame, log, size.width), size.width, focused=focused)
+    logged = len(log.lines) if log is not None else 0
+    if size.width < SPLIT_WIDTH or not logged or log is None:
+        happened = paint_newest(view, size.width, rows - min(logged, (rows + 1) // 2))
+        lines = paint_log(log, size.width, rows - len(happened)) if log is not None else []
+        return [rule, *lines, *happened][: size.height]
+    left = size.width * 45 // 100
+    both = zip_longest(
+        paint_log(log, left, rows), paint_newest(view, size.width - left - 2, rows), fillvalue=()
+    )
+    return [rule, *(join_columns(one, other, left) for one, other in both)][: size.height]
 
 
 def join_columns(first: Line, second: Line, left: int) -> Line:
@@ -125,9 +127,11 @@ def paint_events_in_full(view: ViewState, width: int) -> list[Line]:
     for path in dict.fromkeys(one.path for one in frame.output):
         log = next(one for one in frame.output if one.path == path)
         size = explain(log.size_bytes, format_bytes)
-        about = f" log {size}, written {_log_title(view, log, max(20, width - 24))}"
+        when = explain(log.last_write_age_s, lambda age_s: f"{format_seconds(age_of(view, age_s))} ago")
+        about = f" log {size}, written {when}  "
+        about += cut_front(log.path, max(8, width - len(about)))
         lines.append(((cut(about, width), Ink.STRONG),))
-        lines += _paint_log(log, width, len(log.lines))
+        lines += paint_log(log, width, len(log.lines))
     if not frame.output:
         lines.append(((cut(" log: the job writes its output to no regular file", width), Ink.DIM),))
     lines.append(((cut(f" {len(view.events)} events, newest first", width), Ink.STRONG),))

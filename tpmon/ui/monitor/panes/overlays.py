@@ -55,12 +55,12 @@ from tpmon.view.layout import (
 from tpmon.view.ranks import join_ranks, waiting_pct, write_role, write_state
 
 HELP_WORDS = (
+    ("sure", "how sure the verdict is: ### high, ##- medium, #-- low", "### high, #-- low"),
     ("thr", "threads", "threads"),
     ("run", "threads that wanted a CPU, on average", "threads that want a CPU"),
     ("wait %", "share of those that waited for one", "share of them that waits"),
     ("S", "R runs, S sleeps, D blocked (disk, driver), T stopped, Z zombie", "D blocked, T stopped"),
     ("for", "how long the wait is unchanged", "wait unchanged for so long"),
-    ("act %", "SM active: share of cycles with work on the SMs", "SM cycles with work"),
     ("! ?", "worth a look; not read, the reason is in the details (enter)", "worth a look; not read"),
 )
 """The meaning of short words on the screen, in full and in brief."""
@@ -148,7 +148,13 @@ def _paint_hook_settings(frame: Frame, pid: int, width: int) -> list[Line]:
     hook = next((one for one in known_or(frame.hook, ()) if one.pid == pid), None)
     if hook is None:
         return []
-    lines: list[Line] = [((cut(" settings of now, by its hook", width), Ink.STRONG),)]
+    put_in = hook.put_in
+    by_hand = (
+        f", put in by hand at {format_moment(put_in.at, frame.taken)} by tpmon {put_in.by}"
+        if is_known(put_in)
+        else ""
+    )
+    lines: list[Line] = [((cut(f" settings of now, by its hook{by_hand}", width), Ink.STRONG),)]
     if not is_known(hook.settings):
         return [*lines, ((cut(f" ? {hook.settings.reason}", width), Ink.DIM),)]
     pairs = describe_settings(hook.settings)
@@ -186,6 +192,8 @@ _NONE = "no capture yet: t says what one of a few steps costs, and asks nothing 
 _FORBIDDEN = "no capture: it has the training record itself, and --readonly forbids that"
 _QUESTIONS = {
     CaptureStage.ASKED: "esc leaves; nothing is asked of the run yet",
+    CaptureStage.HOOKLESS: "t or Enter asks once more; esc leaves, nothing is written",
+    CaptureStage.HOOKING: "t or Enter writes it into the process now; esc leaves, nothing is written",
     CaptureStage.PLANNED: "t or Enter profiles one step and says the price; esc leaves",
     CaptureStage.SIZING: "t or esc cancels it",
     CaptureStage.PRICED: "t or Enter records them at this price; esc leaves, nothing is recorded",

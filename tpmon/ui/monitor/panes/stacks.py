@@ -270,6 +270,17 @@ def _paint_rows(view: ViewState, width: int) -> Rows:
                 yield from _paint_member(member, cursor, width)
 
 
+def write_rows(view: ViewState, width: int) -> list[str]:
+    """Write each row of the stacks with the lines below it, that of a closed group with its whole stack."""
+    members = [] if view.stacks.as_tree else list_members(view)
+    inside = {one.stack.mark: one.stack.lines for one in members if not one.is_open}
+    texts = []
+    for row, lines in _paint_rows(view, width):
+        shown = ["".join(text for text, _ink in line) for line in lines]
+        texts.append("\n".join([*shown, *(line.text for line in inside.get(row.mark, ()))]))
+    return texts
+
+
 def _paint_member(member: RowMember, cursor: object, width: int) -> Rows:
     group, lines = member.group, member.stack.lines
     rows = rows_of(member)

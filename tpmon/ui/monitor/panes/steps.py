@@ -1,46 +1,27 @@
-"""Paint the steps, by the hooks: rates, percentiles, history with stalls, and the split of a step."""
+"""Paint the steps, by the hooks: samples, percentiles, history with stalls; and name the parts of a step."""
 
 from __future__ import annotations
 
 from tpmon.model.frame import PULSE_SPAN_S, EventKind
 from tpmon.model.hook import LoopPhase, StepPace, list_shares
 from tpmon.model.known import is_known, known_or
-from tpmon.model.text.job_words import (
-    format_ms,
-    is_stalled,
-    say_rate,
-    say_samples,
-    say_times,
-    say_times_short,
-)
+from tpmon.model.text.job_words import format_ms, is_stalled, say_samples, say_times, say_times_short
 from tpmon.model.units import count_cells, format_pct, format_seconds
 from tpmon.ui.monitor.panes.cpu import mean_of, thin
-from tpmon.ui.monitor.panes.verdict import flow
 from tpmon.ui.monitor.state import ViewState
-from tpmon.view.layout import RULE, Ink, Line, Span, fit_line, spark
+from tpmon.view.finding.pieces import flow
+from tpmon.view.layout import Ink, Line, Span, fit_line, spark
+from tpmon.view.ranks import FILLS
 
 STALL_RATIO = 4.0
 """A second whose longest step takes so many medians is a stall."""
 LABEL = "steps"
 _HEAD = f" {LABEL} "
-HOST = "host"
 NARROW_WIDTH = 60
 WIDE_WIDTH = 100
 LEAST_SPARK = 12
 MOST_SPARK = 60
-BAR_WIDTH = 24
-LEAST_BAR = 8
-MUCH_PCT = 20.0
-"""From this share data is written in bold; a balanced run stays below."""
 
-_FILLS = {
-    LoopPhase.DATA: "█",
-    LoopPhase.FORWARD: "▓",
-    LoopPhase.BACKWARD: "▒",
-    LoopPhase.OPTIMIZER: "░",
-    LoopPhase.OTHER: RULE,
-}
-"""The sign of each phase in the bar and in the texts beside it."""
 _SHORT = {
     LoopPhase.DATA: "data",
     LoopPhase.FORWARD: "fwd",
@@ -73,58 +54,25 @@ def _say_compiled(view: ViewState) -> str:
     return f"compiled again {format_seconds(ago_s)} ago" if ago_s <= PULSE_SPAN_S else ""
 
 
-def split_bar(pace: StepPace, width: int) -> str:
-    """Draw the shares of a step as one bar of exactly ``width`` cells; "" where they are unknown."""
-    if width < LEAST_BAR:
-        return ""
-    bar, total, drawn = "", 0.0, 0
-    for phase, share in list_shares(pace):
-        if not is_known(share):
-            return ""
-        total += share
-        end = min(width, round(width * total / 100))
-        bar += _FILLS[phase] * (end - drawn)
-        drawn = max(drawn, end)
-    return bar.ljust(width, _FILLS[LoopPhase.OTHER])
+def say_split_short(pace: StepPace) -> str:
+    """Say where the host's time of a step goes, with the signs of the bars: "step: # data 58 | = fwd 12"."""
+    told = [
+        f"{FILLS[phase]} {_SHORT[phase]} {format_pct(share)}"
+        for phase, share in list_shares(pace)
+        if is_known(share) and phase is not LoopPhase.OTHER
+    ]
+    return f"step time in %: {' | '.join(told)}" if told else ""
 
 
-def _paint_split(pace: StepPace, width: int) -> list[Line]:
-    spans: list[Span] = []
-    wide = width >= WIDE_WIDTH
-    for phase, share in list_shares(pace):
-        if is_known(share):  # whole words and a percent sign each where there is room
-            name = phase.value if wide else _SHORT[phase]
-            sign = f"{_FILLS[phase]} " if width >= NARROW_WIDTH else ""
-            ink = Ink.STRONG if phase is LoopPhase.DATA and share >= MUCH_PCT else Ink.PLAIN
-            percent = " %" if wide or phase is LoopPhase.OTHER else ""
-            spans.append((f"{sign}{name} {format_pct(share)}{percent}", ink))
-    if not spans:
-        return []
-    if width < NARROW_WIDTH:
-        return flow([(HOST, Ink.DIM), *spans], width, 2)[:2]
-    gap = " " * _gap_of(width)
-    head = f" {HOST}  "
-    room = width - count_cells(head) - sum(count_cells(text) + len(gap) for text, _ in spans)
-    bar = split_bar(pace, min(BAR_WIDTH, room))
-    line: list[Span] = [(head, Ink.DIM), (bar, Ink.PLAIN)]
-    for at, span in enumerate(spans):
-        line += [(gap if at or bar else "", Ink.PLAIN), span]
-    rank = f"rank {pace.rank}" if is_known(pace.rank) else f"process {pace.pid}"
-    whose = f"{gap}of the host's time of a step, {rank}"
-    if room - count_cells(bar) >= count_cells(whose):
-        line.append((whose, Ink.DIM))
-    return [fit_line(tuple(line), width)]
-
-
-def _say_figures(pace: StepPace, rate: str, width: int) -> tuple[str, str]:
-    """Write samples and percentiles, as long as both fit beside the rate."""
+def _say_figures(pace: StepPace, width: int) -> tuple[str, str]:
+    """Write samples and percentiles, as long as both fit."""
     samples, times = "" if is_stalled(pace) else say_samples(pace), say_times(pace)
     short = samples.partition(" of ")[0]  # whose sum it is; "sum" stays
     if width < NARROW_WIDTH:
         return short, times  # they flow over several lines
     ways = [(samples, times)] if width >= WIDE_WIDTH else []
     ways += [(short, times), (short, say_times_short(pace))]
-    room = width - count_cells(_HEAD) - _gap_of(width) - count_cells(rate)
+    room = width - count_cells(_HEAD)
     return next(
         (way for way in ways if sum(_gap_of(width) + count_cells(text) for text in way) <= room), ways[-1]
     )
@@ -135,13 +83,10 @@ def _gap_of(width: int) -> int:
 
 
 def _paint_rates(view: ViewState, pace: StepPace, width: int) -> list[Line]:
-    stalled = is_stalled(pace)
-    rate = f"! {say_rate(pace)}" if stalled else say_rate(pace)
-    samples, times = _say_figures(pace, rate, width)
+    samples, times = _say_figures(pace, width)
     stall = _say_stall(view, pace)
     compiled = _say_compiled(view) if width >= NARROW_WIDTH else ""
     told: list[Span] = [
-        (rate, Ink.WARN if stalled else Ink.STRONG),
         (samples, Ink.PLAIN),
         (times, Ink.PLAIN),
         (f"! {stall}" if stall else "", Ink.WARN),
@@ -164,14 +109,14 @@ def _paint_rates(view: ViewState, pace: StepPace, width: int) -> list[Line]:
         groups = thin(view.pulses, room)
         means = [mean_of([pulse.step_ms for pulse in group]) for group in groups]
         top = max([value for value in means if is_known(value)], default=0.0)
-        line += [(" " * gap, Ink.PLAIN), (spark(means, min(room, len(means)), top), Ink.PLAIN)]
+        line += [(" " * gap, Ink.PLAIN), (spark(means, min(room, len(means)), top), Ink.NOTICE)]
     return [fit_line(tuple(line), width)]
 
 
 def paint_steps(view: ViewState, width: int, most: int) -> list[Line]:
-    """Paint rates and the split in at most ``most`` lines; none without a hook."""
+    """Paint samples, times and stalls in at most ``most`` lines; none without a hook."""
     frame = view.frame
     if not is_known(frame) or not is_known(frame.steps):
         return []
     pace = frame.steps
-    return [*_paint_rates(view, pace, width), *_paint_split(pace, width)][:most]
+    return _paint_rates(view, pace, width)[:most]

@@ -10,7 +10,6 @@ from tpmon.model.known import is_known
 from tpmon.model.results.replay import Playback
 from tpmon.model.units import count_cells, format_moment
 from tpmon.model.verdict import pick_code
-from tpmon.ui.monitor.panes.verdict import INKS
 from tpmon.ui.monitor.state import ViewState
 from tpmon.view.layout import NOT_READ, RULE, Ink, Item, Line, Span, fit_line
 from tpmon.view.moments import to_datetime
@@ -24,6 +23,8 @@ _SHORT_NS = 600_000_000_000
 _URGENCY = {0: 0, 11: 1, 10: 2, 12: 3}
 """Of verdicts by exit code: of those in one column the most urgent is shown."""
 
+INKS = {0: Ink.GOOD, 10: Ink.WARN, 11: Ink.STRONG, 12: Ink.BAD}
+"""Of the words of verdicts by exit code."""
 _GAP = (0, NOT_READ, Ink.PLAIN)
 
 
@@ -96,15 +97,16 @@ def _write_word(told: Span, cells: int) -> list[Span]:
 def name_playback(view: ViewState, playback: Playback, width: int) -> Item:
     """Write what is shown of the recording and how it is played, as much as there is room for."""
     if not is_known(view.frame):
-        return Item(0, "REPLAY", Ink.WARN)
+        return Item(0, "recorded, not live" if view.following else "REPLAY", Ink.BADGE_WARN)
     shown = view.frame.taken
     is_short = playback.end.wall_ns - playback.begin.wall_ns < _SHORT_NS
     begin, end = (
         format_moment(to_datetime(one.wall_ns, shown.tzinfo), shown, seconds=is_short)
         for one in (playback.begin, playback.end)
     )
-    clock = f"REPLAY {shown:%H:%M:%S}"
+    word = "recorded, not live," if view.following else "REPLAY"
+    clock = f"{word} {shown:%H:%M:%S}"
     pace = "follows" if playback.follows else f"{playback.speed:g}x{' paused' if playback.paused else ''}"
     forms = (f"{clock} of {begin}-{end}  {pace}", f"{clock}  {pace}", clock)
     fitting = (form for form in forms if count_cells(form) <= width * _STATE_SHARE)
-    return Item(0, next(fitting, clock), Ink.WARN)
+    return Item(0, next(fitting, clock), Ink.BADGE_WARN)
