@@ -137,8 +137,10 @@ def _write_steps(summary: TraceSummary) -> str:
         return f"no step is marked; {summary.repeats} repeats of {_ms(summary.step_ms)}{left}"
     if not summary.steps:
         return f"a window of {sum(us for _, us in _list_parts(summary)) / 1e3:.2f} ms{left}"
-    of_all = f"{summary.judged_steps} of " if summary.judged_steps < summary.steps else ""
-    return f"{of_all}{summary.steps} step{'s' if summary.steps > 1 else ''} of {_ms(summary.step_ms)}{left}"
+    steps = f"{summary.steps} step{'s' if summary.steps > 1 else ''}"
+    if summary.judged_steps < summary.steps:
+        steps += f", the last {summary.judged_steps}" if summary.judged_steps > 1 else ", the last"
+    return f"{steps} of {_ms(summary.step_ms)}{left}"
 
 
 def _ms(value: Known[float]) -> str:
