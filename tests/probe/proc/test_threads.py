@@ -11,7 +11,7 @@ import pytest
 from tests.budget.measure import read_stolen_s
 from tests.children import child
 from tests.probe.collect.test_population import open_files
-from tests.waiting import wait_until
+from tests.waiting import wait_until, wait_until_at_rest
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.probe.base.procread import read_stat
@@ -488,7 +488,7 @@ def test_of_a_process_that_slept_all_the_time_no_thread_is_read(watch, monkeypat
     code = "for _ in range(3): threading.Thread(target=threading.Event().wait, daemon=True).start()"
     with child(f"{code}\nsay('up'); hear(); start_burning(1); say('runs'); hear()") as one:
         threads = watch(one.pid, clock=read_cpu_clock)
-        assert wait_until(lambda: read_stat(one.pid).state == "S")
+        assert wait_until_at_rest(one.pid)
 
         def read(*, sleeps: bool, moved: bool = False):
             cpu_s = read_stat(one.pid).cpu_s

@@ -5,7 +5,6 @@ import os
 import signal
 import struct
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -13,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.children import Child, child
-from tests.waiting import wait_until
+from tests.waiting import wait_until_at_rest
 from tests.waits import wait_of
 from tpmon.model.dump import OtherEnd, ThreadLook, WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.text.dump_words import say_target
-from tpmon.probe.base.procread import read_stat
 from tpmon.probe.proc.pipe_peers import MOST_ENDS, OtherEnds, parse_address, parse_tcp, parse_unix
 from tpmon.probe.proc.wait_object import (
     FileLock,
@@ -40,8 +38,7 @@ HIDDEN = Missing("not every process of this machine could be searched")
 
 def look_at(pid: int, names: dict[int, str] | None = None) -> ThreadLook:
     """Read the main thread, once it sleeps in its call."""
-    assert wait_until(lambda: read_stat(pid).state == "S")
-    time.sleep(0.05)
+    assert wait_until_at_rest(pid)
     threads = read_threads(pid, Role.RANK, Missing("not asked"), ends=OtherEnds(names or {pid: "rank 0"}))
     return next(thread for thread in threads.looks if thread.kind is ThreadKind.MAIN)
 

@@ -19,7 +19,7 @@ import pytest
 from tests.children import child, started
 from tests.members import member
 from tests.probe.spy.test_dump_probe import functions, main_of
-from tests.waiting import wait_until
+from tests.waiting import wait_until, wait_until_at_rest
 from tests.waits import wait_of
 from tpmon.judge.dumps.describe import collapse_frames
 from tpmon.judge.folds.groups import DumpOrigin, fold_rounds
@@ -91,7 +91,7 @@ def test_each_python_is_read_with_threads_variables_and_no_stop(minor):
     if python is None:
         pytest.skip(f"no python3.{minor} here")
     with running([python, "-c", NAPS]) as pid:
-        assert wait_until(lambda: read_stat(pid).state == "S")
+        assert wait_until_at_rest(pid)
         look = read_one(pid, variables=True)
         assert (look.errors, look.paused_ms) == ((), 0.0)
         (process,) = look.processes
@@ -207,7 +207,7 @@ def train(api_key, password, url, tokens, model, text):
 train("sk-abcdefghijklmnop", "hunter2", "s3://user:geheim@host/x", 4096, object(), "x" * 500)
 """
     with child(code) as one:
-        assert wait_until(lambda: read_stat(one.pid).state == "S")
+        assert wait_until_at_rest(one.pid)
         (process,) = read_one(one.pid, variables=True).processes
         main = main_of(process)
         values = {each.name: each.value for each in main.locals[-1].variables}

@@ -18,7 +18,7 @@ from tests.children import child, started
 from tests.members import member
 from tests.probe.spy.test_stacks import NAP
 from tests.spying import spies_of
-from tests.waiting import wait_until
+from tests.waiting import wait_until, wait_until_at_rest
 from tests.waits import wait_of
 from tpmon.model.dump import Asker, DumpRequest, DumpRound, ErrorKind, ProcessLook, ThreadLook
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -202,7 +202,7 @@ def test_a_py_spy_that_fails_costs_its_stack_alone(tmp_path, monkeypatch, text, 
 
 def test_a_missing_py_spy_is_said_for_each_process():
     with child(NAP) as one:
-        assert wait_until(lambda: read_stat(one.pid).state == "S")
+        assert wait_until_at_rest(one.pid)
         for spy in (Missing("py-spy is not installed"), "/no/such/py-spy"):
             look = read_one(one.pid, spy=lambda spy=spy: spy)
             assert [error.kind for error in look.errors] == [ErrorKind.NO_SPY]
@@ -275,7 +275,7 @@ def test_only_block_stops_a_process_and_the_stop_is_counted(tmp_path):
         assert blocked.errors == ()
         assert blocked.paused_ms > 0.0, "also where no look was quick enough to meet the stop"
         assert functions(main_of(blocked.processes[0]))[-1] == "nap"
-        assert read_stat(one.pid).state == "S"
+        assert wait_until(lambda: read_stat(one.pid).state == "S")
 
 
 def held_now_and_then(folder: Path, monkeypatch: pytest.MonkeyPatch, states: str) -> dump.Pause:

@@ -230,7 +230,7 @@ def test_finish_ends_early_and_keeps_what_there_is_and_at_once_is_no_error_of_py
         (process,) = found[0].processes
         assert 0 < process.looks < 60
         assert found[0].elapsed_s < 30
-        assert read_stat(one.pid).state == "S"
+        assert wait_until(lambda: read_stat(one.pid).state == "S")
         assert spies_of(os.getpid()) == []
         sampler = sampler_of(one.pid)
         with run_beside(sampler) as found:

@@ -121,7 +121,7 @@ def test_stopping_kills_the_slice_that_runs_and_leaves_nothing():
             assert sampler_threads() == 1
         assert spies_of(os.getpid()) == []
         assert len(os.listdir("/proc/self/fd")) == held
-        assert read_stat(one.pid).state == "S"
+        assert wait_until(lambda: read_stat(one.pid).state == "S")
 
 
 SAMPLE_ALONE = """
