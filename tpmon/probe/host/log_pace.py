@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Iterator
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, pairwise
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.host import LogPace, PaceSource
@@ -34,6 +35,8 @@ LEAST_S = 3.0
 EXACT_RATIO = 0.05
 MOST_LINES = 8
 """Of one reading, the newest, which bounds what a log that is flooded costs."""
+MOST_FAR_LINES = 40
+"""So many lines before those are searched for the name of a counter where those tell no step: of tables."""
 MOST_TRACKS = 16
 MOST_SIGHTS = 64
 RISES = 2
@@ -49,6 +52,11 @@ FINISHED_S = 120.0
 """So long after its last line a bar stands before smaller ones without a name: they are of its evaluation."""
 STALE_LINES = 5.0
 """Other lines take the place of those that did not come for so many times their usual distance."""
+EPOCH_CHECKS = 3
+"""In so many readings of a counter more lines are read, to see whether an epoch is shorter than a reading."""
+CHECKED_LINES = 6
+SHORT_EPOCHS = 0.6
+"""Of those that many in which it fell: then what it rises from one reading to the next says nothing."""
 SHAPE_LENGTH = 80
 
 NO_STEPS_TOLD = Missing("no line of the log was seen to count steps")
@@ -57,6 +65,7 @@ _GRAIN_S = 0.01
 """Of a file's times, which the kernel takes at its ticks; some file systems keep whole seconds."""
 _FIGURES = re.compile(r"[\d.\s\u2580-\u259f]+")
 _DIGIT = re.compile(r"\d")
+_FAR_COUNTER = re.compile(r"(?i)(?:steps?|iterations?|batch)['\"]?[\s:=|]{1,30}\d")
 _ENDS = re.compile(r"[\r\n]")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 UNIT_LENGTH = 12
@@ -99,6 +108,8 @@ class StepTrack:
         self.seen_ns = 0
         """When its step last changed."""
         self.rises = 0
+        self.checks, self.falls = 0, 0
+        """Readings whose lines were all read, and those in which the step fell."""
         self.moves_alone = False
         """Whether it rose in two readings while no other bar did."""
         self._sights: deque[Sight] = deque(maxlen=MOST_SIGHTS)
@@ -115,6 +126,17 @@ class StepTrack:
         if is_known(sight) and line.is_exact and (not self._sights or line.step > self._sights[-1].step):
             self._count(sight)
         return rise > 0
+
+    def check(self, steps: list[int]) -> None:
+        """Add the steps of all lines of a reading."""
+        self.checks += 1
+        least = max(steps) / 4  # the lines of several ranks do not come in their order
+        self.falls += any(before - after > least for before, after in pairwise(steps))
+
+    @property
+    def sure_hz(self) -> Known[float]:
+        """Return the counted rate; missing where an epoch is shorter than a reading."""
+        return NOT_STATED if self.falls > SHORT_EPOCHS * self.checks else self.counted_hz
 
     def rank(self, age_s: float) -> tuple[float, ...]:
         """Return how much this stands before other tracks, ``age_s`` after its last line."""
@@ -154,6 +176,7 @@ class NumberTrack:
         self._counts: list[int] = []
         self._varies = False
         self._tries = 0
+        self._told = -1
         self._least = RISES
 
     @property
@@ -181,11 +204,14 @@ class NumberTrack:
                 continue  # the next epoch
             elif self._counts[at] >= 2 * RISES:
                 self._counts[at] //= 2  # the last line of an epoch; what rises by chance has no such count
-            elif follows or self._counts[at] >= RISES:
+            elif follows or not rise or self._counts[at] >= RISES:
                 self._rises[at], self._counts[at] = max(rise, 0), int(rise > 0)
         # Tokens and samples rise by a multiple of what steps do.
         sure = self._list_sure()
-        at = min(sure, key=lambda one: (self._rises[one], not line.totals[one]), default=-1)
+        at = min(
+            sure, key=lambda one: (self._rises[one], one != self._told, not line.totals[one]), default=-1
+        )
+        self._told = at
         if at < 0:
             return None
         total = line.totals[at] if line.totals[at] >= line.values[at] else 0
@@ -255,6 +281,19 @@ class LogFollower:
                 continue
             newest.pop(read.key, None)
             newest[read.key] = read, text, at
+        if not newest and not numbered:
+            newest = _find_far(parts, lines[0][0] if lines else 0)
+        self._add_all(newest, parts, ended, tail, before_ns)
+
+    def _add_all(
+        self,
+        newest: dict[str, tuple[LineReading, str, int]],
+        parts: list[str],
+        ended: int,
+        tail: LogTail,
+        before_ns: Applicable[int],
+    ) -> None:
+        """Add the newest line of each counter, dated; the first ``ended`` of ``parts`` are whole lines."""
         late_s = tail.modified_s + (1.0 if tail.modified_s.is_integer() else _GRAIN_S)
         seen_ns = tail.taken_ns - round(tail.age_s * 1e9)
         for line, text, at in newest.values():
@@ -264,11 +303,15 @@ class LogFollower:
             elif is_known(before_ns):
                 early_s = late_s - (tail.taken_ns - before_ns) / 1e9
                 sight = Sight(line.step, min(tail.modified_s, early_s), late_s)
-            self._add(line, text, sight, seen_ns)
+            track = self._tracks.setdefault(line.key, StepTrack(line))
+            if track.checks < EPOCH_CHECKS and is_known(before_ns):
+                track.check([*_read_steps(parts[:at], line, text), line.step])
+            self._add(track, line, text, sight, seen_ns)
         self._forget()
 
-    def _add(self, line: LineReading, text: str, sight: Applicable[Sight], seen_ns: int) -> None:
-        track = self._tracks.setdefault(line.key, StepTrack(line))
+    def _add(
+        self, track: StepTrack, line: LineReading, text: str, sight: Applicable[Sight], seen_ns: int
+    ) -> None:
         if track.add(line, text, sight, seen_ns) and line.form is LineForm.BAR:
             track.moves_alone = track.moves_alone or self._moved == line.key
             self._moved = line.key
@@ -293,7 +336,7 @@ class LogFollower:
             rank=NOT_APPLICABLE,
             rate_hz=rate_hz,
             unit=_admit(line.unit, UNIT_LENGTH),
-            source=PaceSource.COUNTED if is_known(track.counted_hz) else PaceSource.STATED,
+            source=PaceSource.COUNTED if is_known(track.sure_hz) else PaceSource.STATED,
             step=line.step,
             total=line.total,
             loss=self._loss if track.loss is NOT_APPLICABLE else track.loss,
@@ -304,7 +347,7 @@ class LogFollower:
 
     def _rate(self, track: StepTrack) -> Known[float]:
         """Return how fast a track rises; missing while that is not certain."""
-        line, hz = track.line, track.counted_hz
+        line, hz = track.line, track.sure_hz
         if line.form is LineForm.NUMBERS:
             key, _, at = line.key.rpartition("|")
             numbers = self._numbers.get(key)
@@ -315,6 +358,28 @@ class LogFollower:
         if line.is_finished and not track.rises:
             return NOT_STATED  # over before it was seen
         return hz if is_known(hz) else line.rate_hz
+
+
+def _find_far(parts: list[str], before: int) -> dict[str, tuple[LineReading, str, int]]:
+    """Return the last line of a table that names a counter, ``before`` the lines that were read."""
+    for at in range(before - 1, max(-1, before - 1 - MOST_FAR_LINES), -1):
+        read = parse_line(parts[at]) if _FAR_COUNTER.search(parts[at]) else None
+        if isinstance(read, LineReading):
+            return {read.key: (read, parts[at], at)}
+    return {}
+
+
+def _read_steps(parts: list[str], line: LineReading, text: str) -> Iterator[int]:
+    """Yield the steps of the lines that count the same as ``line``, whose text is given."""
+    shape = _FIGURES.sub("", text[:SHAPE_LENGTH])
+    for part in parts[:: len(parts) // CHECKED_LINES + 1]:
+        if _FIGURES.sub("", part[:SHAPE_LENGTH]) == shape:
+            read = parse_line(part)
+            if isinstance(read, LineReading) and read.key == line.key:
+                yield read.step
+            elif isinstance(read, NumberLine) and line.key.startswith(f"{read.key}|"):
+                at = int(line.key.rpartition("|")[2])
+                yield from read.values[at : at + 1]
 
 
 def _take_open(lines: list[tuple[int, str]]) -> LineReading | None:
