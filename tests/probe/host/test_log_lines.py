@@ -76,6 +76,40 @@ PACED: dict[str, tuple[str, float, int]] = {
     "a file in a folder of tests": ("[/home/me/test/train.py:12] step {n} loss {x:.4f}\n", 3.0, 1),
     "a count of iterations": ("niter={n} obj={x:.4f}\n", 3.0, 1),
     "a count of steps": ("numsteps={n} reward={x:.4f}\n", 3.0, 1),
+    "a range of steps": (
+        (
+            "[node3] 2026-03-14 03:07:41,123 (trainer:756) INFO: 3epoch:train:{n}-{n}batch: iter_time=6.2e-05, "
+            "forward_time=0.145, loss_ctc=69.8{rest}, loss={x:.3f}, optim0_lr0=2.4e-06, train_time=0.562\n"
+        ),
+        5.0,
+        50,
+    ),
+    "an epoch and a batch that look like a total": (
+        "2026-03-14 03:07:41,123 DEBUG TRAIN Batch 4/{n} loss {x:.6f} loss_ctc 16.67 lr 0.0003 rank 0\n",
+        2.0,
+        10,
+    ),
+    "a table": (
+        (
+            "| rollout/              |          |\n|    ep_rew_mean        | 2.{rest}1     |\n| time/    |          |\n"
+            "|    fps                | 12       |\n|    total_timesteps    | {n}      |\n| train/   |          |\n"
+            + "".join(f"|    figure_{name:<10} | {{x:.3f}}  |\n" for name in "abcdefghij")
+        ),
+        12.0,
+        30,
+    ),
+    "a block under its step": (
+        "[epoch=1][batch={n}/4800]:\n" + "".join(f"\t Train metric/{name}: {{x:.4f}}\n" for name in "abcdefghijkl"),
+        2.0,
+        1,
+    ),
+    "a pair in brackets behind the rate": (
+        "I0314 03:07:41.123 1401 local.py:41] Setting notes: 4.0 steps/s, 5.3% ({n}/9000), ETA: 1h12m\n",
+        4.0,
+        40,
+    ),
+    "a rate without a unit": ("\rTraining |███▌     | {n}/900 [51%] in 9s (5.0/s, eta: 87s)", 5.0, 1),
+    "a bar of episodes": ("\rEpisode:  31%|███       | {n}/900 [01:33<03:27,  3.00it/s, reward=3.{rest}]", 3.0, 1),
     "a loss of nan": ("[{n}/5000] train_loss: nan lr: 0.0001\n", 4.0, 4),
 }
 
@@ -115,6 +149,24 @@ def test_a_count_goes_on_over_an_epoch_whose_last_line_comes_early():
     pace = follow(lines, until_s=150)
     assert is_known(pace)
     assert pace.rate_hz == pytest.approx(15.0, rel=0.05)
+
+
+@pytest.mark.parametrize("line", ["epoch {e} batch {n}/{all} loss {x:.3f}\n", "[{e}, {n:5d}] loss: {x:.3f}\n"])
+@pytest.mark.parametrize(("hz", "batches"), [(10, 19), (10, 21), (10, 31), (30, 28), (30, 57), (30, 93), (10, 60)])
+def test_epochs_that_are_shorter_than_a_reading_give_no_wrong_pace(line, hz, batches):
+    def write_batch(step: int) -> str:
+        return line.format(e=step // batches, n=step % batches, all=batches, x=loss_of(step))
+
+    pace = follow(steady(write_batch, hz, until_s=95), until_s=93)
+    assert is_known(pace) or batches < 4 * hz
+    assert not is_known(pace) or pace.rate_hz == pytest.approx(hz, rel=0.05)
+
+
+def test_a_number_that_is_padded_stays_the_same_number():
+    lines = steady(lambda step: f"[{step // 180}, {step % 180:5d}] nll: {loss_of(step):.3f}\n", 30, until_s=95)
+    pace = follow(lines, until_s=93)
+    assert is_known(pace)
+    assert pace.rate_hz == pytest.approx(30, rel=0.05)
 
 
 WANDER = (60, 61, 62, 63, 62, 62, 64, 66, 65, 63)
@@ -162,6 +214,24 @@ OTHER: dict[str, tuple[str, float]] = {
     "a counter of its split in JSON": ('{{"step": {n}, "split": "eval", "loss": {x:.3f}}}\n', 2.3),
     "batches with figures of a validation": ("Epoch: [3][{n}/196] Val Loss {x:.4f} Val Acc 0.{rest}\n", 5.0),
     "steps with figures of a validation": ("step {n}/400 val_loss {x:.3f} val_acc 0.{rest}\n", 3.0),
+    "batches of an encoding": ("\rBatches:  31%|███       | {n}/900 [00:13<00:27, 12.00it/s]", 12.0),
+    "a prediction of Keras": ("\r{n}/900 ━━━━━━━━ 31s 200ms/step", 5.0),
+    "a watchdog": ("watchdog iteration {n}: all ranks answer, {x:.2f} s\n", 1.7),
+    "health": ("iteration {n}: 8 ranks healthy, {x:.2f} s\n", 1.7),
+    "a clustering": ("Iteration {n} ({x:.2f} s, search 1.2 s): objective=2.1e+06 imbalance=1.{rest}\n", 1.7),
+    "work on what a step left": ("[profiler] exported trace of step {n} ({x:.1f} MB)\n", 1.7),
+    "a solver": ("CG iteration {n}: {x:.4f}\n", 4.0),
+    "a decoding": ("[decode.py:712] batch {n}/?, cuts processed until now is 37{rest}, {x:.2f} s\n", 1.7),
+    "a latency": ("iter {n}: latency {x:.2f} ms, throughput 12.{rest} tok/s\n", 3.0),
+    "a scored batch": ("scored batch {n}/900 mrr {x:.4f}\n", 3.0),
+    "a database": ("INFO batch {n} committed (931 rows, {x:.2f} s)\n", 2.3),
+    "an event in JSON": ('{{"event": "preprocess", "batch": {n}, "seconds": {x:.3f}}}\n', 1.7),
+    "frames a second": ("fps step: {n} fps total: 27487 epoch: 1{rest}/5000 reward {x:.2f}\n", 700.0),
+    **{
+        f"{words}, a number that has another name": (f"{words} {{n}} {{x:.3f}} s\n", 2.3)
+        for words in ("opCount", "prefetch put", "generated", "Simulating trajectory", "restart", "n_past =")
+    },
+    "an early stopping": ("EarlyStopping counter: {n} out of 100, best {x:.4f}\n", 0.7),
     "a queue": ("queue depth {n} lag {x:.2f}\n", 1.3),
     "layers": ("layer {n} sparsity {x:.4f}\n", 0.9),
     "tasks": ("26/03/14 03:07:41 INFO Finished task {n}.0 in stage 3.0 on a host ({n}/2000)\n", 2.2),

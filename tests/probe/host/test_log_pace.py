@@ -209,6 +209,10 @@ _PACES: dict[str, tuple[Iterable[Write], float]] = {
         interleaved(4, lambda r, s: f"[rank{r}]: step {s} loss {loss_of(s + r):.3f}\n", 2.0),
         2.0,
     ),
+    "several ranks, one late": (
+        interleaved(4, lambda r, s: f"[rank{r}]: step {s - r % 2} loss {loss_of(s + r):.3f}\n", 8.0),
+        8.0,
+    ),
     "a flood of other lines": (
         steady(lambda s: plain(s) + "debug: nothing of note in this line of the program\n" * 40, 3.0),
         3.0,
@@ -408,6 +412,10 @@ def test_no_secret_of_a_line_is_in_its_shape():
         ("step 5 | val loss 2.3 | train loss 2.1", 2.1),
         ("[/home/me/dev/train.py:12] loss 2.5", 2.5),
         ("'loss': np.float64(0.5)", 0.5),
+        ("iter 4 | loss train: 2.31, val: 2.5", 2.31),
+        ("loss/train/total=2.25", 2.25),
+        ("avr_loss=0.125", 0.125),
+        ("|    loss    | 2.5 |", 2.5),
     ],
 )
 def test_the_loss_is_that_of_the_training(text, loss):

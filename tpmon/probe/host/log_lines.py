@@ -18,6 +18,8 @@ MOST_CHARACTERS = 400
 MOST_STEP = 10**9
 """From here on a number is a time since 1970, an address or a hash."""
 NOT_STATED = Missing("the lines of the log state no rate, and their steps have not been counted long enough")
+NEAR = 48
+"""So many characters before a number are searched for what it counts."""
 STEP, ITERATION, SAMPLE = "step", "it", "sample"
 
 _NUMBER = r"[-+]?(?:\d{1,18}\.?\d{0,18}|\.\d{1,18})(?:[eE][-+]?\d{1,3})?"
@@ -40,9 +42,10 @@ _BAR_ITSELF = re.compile(r"\s*\d{1,3}%\|[^|]*\|\s*$|[\s|#=>.\u2500-\u259f\d%()-]
 _PAIR = re.compile(r"(?<![\w.:/])(\d{1,10})\s?/\s?(\d{1,10})(?![\w:/]|\.\d)")
 
 _COUNTER = re.compile(
-    rf"(?<![\w.-])(?P<name>(?:(?:train(?:ing|er)?|opt(?:im(?:izer)?)?|cur(?:rent)?)[ _/.])?"
-    rf"(?:global[ _]?steps?|steps?|iter(?:ation)?s?|itr|(?:num_)?updates?|batch(?:es)?|it))"
-    r"(?:\(train\)\s*(?:\[\d+\])?)?['\"]?\s*[:=#]?\s*['\"\[(]?\s*"
+    rf"(?<![\w.-])(?=[bcginostu])(?P<name>(?:(?:train(?:ing|er)?|opt(?:im(?:izer)?)?|cur(?:rent)?)[ _/.])?"
+    r"(?:global[ _]?steps?|(?:total[ _])?timesteps?|steps?|iter(?:ation)?s?|itr|(?:num_)?updates?"
+    r"|batch(?:es)?|it))"
+    r"(?:\(train\)\s*(?:\[\d+\])?)?['\"]?\s*[:=#|]?\s*['\"\[(]?\s*"
     rf"(?P<step>{_COUNT})(?![\w%]|\.\d|:\d|,\d|\s?(?:ms|s|secs?|seconds?|it|x)\b|\s?/\s?s\b)"
     rf"(?:\s*(?:/|of|out of)\s*(?P<total>{_COUNT})(?![\w.]))?",
     re.IGNORECASE,
@@ -57,9 +60,13 @@ _SAMPLES_OF = re.compile(
     rf"\b[Tt]rain\w*\b.*?\b[Ee]poch\b.*\[\s*(?P<step>{_COUNT})/(?P<total>{_COUNT}) \(\s*\d+%\)\]"
 )
 """``Train Epoch: 1 [640/60000 (1%)]``: samples of an epoch, not batches."""
+_KNOWN_STEPS = re.compile(
+    rf"\d+epoch:train:\d+-(?P<espnet>{_COUNT})batch:|\bTRAIN\b.*?\bBatch \d+/(?P<wenet>{_COUNT})\s"
+)
+"""Of known formats whose words mislead: the range of steps that a line is of; epoch and batch."""
 _PER_SECOND = r"(?:it|iters?|iterations?|steps?|batch(?:es)?|updates?)"
 _STATED = re.compile(
-    rf"(?<![\w.])(?P<rate>{_NUMBER})\s?{_PER_SECOND}\s?/\s?s(?:ec(?:ond)?)?\b"
+    rf"(?<![\w.])(?P<rate>{_NUMBER})(?:\s?{_PER_SECOND}\s?/\s?s(?:ec(?:ond)?)?\b|/s, eta\b)"
     rf"|(?<![\w.])(?P<took>{_NUMBER})\s?(?P<scale>us|ms|s|secs?|seconds?|min)\s?(?:/|per)\s?"
     r"(?:it|iter|iteration|step|batch|update)\b"
     rf"|(?<![\w/])(?:{_PER_SECOND}(?:[_ ]per[_ ]sec(?:ond)?|/s(?:ec)?)|ups)['\"]?\s*[:=]\s*['\"]?"
@@ -77,11 +84,14 @@ _KNOWN_TIMES = (
 )
 """Times of one step in formats that are known: in any other line a time may be that of many steps."""
 _LOSS = re.compile(
-    r"(?<![A-Za-z0-9])(?P<of>(?:[A-Za-z]{1,20}[ _/-]){0,2})loss(?:_step)?['\"]?\s*(?:\([^)\d]*\)\s*)?[:=]?\s*"
+    r"(?<![A-Za-z0-9])(?P<of>(?:[A-Za-z]{1,20}[ _/-]){0,2})"
+    r"loss(?:_step|/train(?:/total)?| train)?['\"]?\s*(?:\([^)\d]*\)\s*)?[:=|]?\s*"
     rf"(?:['\"]|(?:np\.)?(?:tensor|array|float\d\d)\(\[?)?(?P<loss>{_NUMBER}|nan|[-+]?inf)(?![\w%])",
     re.IGNORECASE,
 )
-_LOSSES = frozenset(("", "train", "training", "step", "total", "lm", "avg", "mean", "running", "batch", "ce"))
+_LOSSES = frozenset(
+    ("", "train", "training", "step", "total", "lm", "avg", "avr", "mean", "running", "batch", "ce")
+)
 
 _ASIDE = re.compile(
     r"(?<!/)\b(?:eval(?:s|uat\w*)?|val|valid(?:ation|at\w*)?|test(?:s|ing)?|dev|predict\w*|infer\w*|sanity|sampling"
@@ -99,6 +109,11 @@ _VALIDATION_FIGURE = re.compile(
     r"\b(?:e?val|valid|validation|test|dev)[ _/-](?:loss|acc|ppl|err|score|iou|map)", re.IGNORECASE
 )
 """Beside a counter with a total and no other loss: it may count the batches of a validation."""
+_OTHER_FIGURE = re.compile(
+    r"\b(?:inertia|imbalance|centroids?|residual|cuts|healthy|alive|rtt|latency|committed|rows"
+    r"|RUN|COPY|GET|POST|PUT)\b"
+)
+"""Beside a counter in a line without a loss: of a solver, a decoding, a watchdog, a server, a build."""
 _OTHER_WORK = (
     r"eval|val\b|valid|test|predict|infer|sanity|sampl|generat|decod|denois|download|upload|fetch|load|map\b"
     r"|filter|token|sav(?:e|ing)|extract|resolv|split|cach|index|convert|encod|shard|flatten|sort|prepar|preproc"
@@ -109,20 +124,22 @@ _OTHER_BAR = re.compile(rf"\b(?:{_OTHER_WORK}|rank(?![\W_]{{0,2}}\d)|epochs?\W*$
 """In the name of a bar: it counts something else. ``Epoch`` counts epochs, ``Epoch 3`` the steps of one, and
 ``[rank3]`` says whose it is."""
 _OTHER_COUNT = re.compile(
-    rf"\b(?:{_OTHER_WORK})[\w-]*\W{{1,3}}(?:[a-z]+ )?$"
-    r"|\b(?!\w*(?:train|tun)|learn|fit|optimi|runn)[a-z]+ing $",
+    rf"\b(?:{_OTHER_WORK}|scor|simulat|prun|retriev|transcri|translat|render|verif|dedup|watchdog|heartbeat"
+    r"|monitor|poll|retr(?:y|ies)|pipeline|setup|fps|cg\b|icp\b)"
+    r"[\w-]*\W{1,4}(?:[a-z]+ )?$"
+    r"|\b(?:(?!\w*(?:train|tun)|learn|fit|optimi|runn)[a-z]+ing|of|from|until) $",
     re.IGNORECASE,
 )
 """Right before a counter in a line without a loss, the same."""
 _TRAIN_BAR = re.compile(
     r"train(?!\w*[ _-](?:data(?!_?loader)|set\b|split))"
-    r"|epoch|\bep\b|steps?\b|iter(?!ating)|\bfit|fine-?tun|optimi"
+    r"|epoch|episode|\bep\b|steps?\b|iter(?!ating)|\bfit|fine-?tun|optimi"
     r"|update|learn|loss|\b(?:sft|dpo|grpo|ppo)\b",
     re.IGNORECASE,
 )
 """``train dataset`` names what is worked on, and not the work."""
-_NAME = re.compile(r"(?!batch)(?<![^\W\d_])[^\W\d_]{3}", re.IGNORECASE)
-"""A bar of batches has no name either: of what, its words do not say."""
+_NAME = re.compile(r"(?!(?i:batch)(?!es)|batches)(?<![^\W\d_])[^\W\d_]{3}")
+"""A bar of batches has no name either: of what, its words do not say. ``Batches`` are of an encoding."""
 _STEP_UNIT = re.compile(rf"(?:its|{_PER_SECOND})$", re.IGNORECASE)
 _NEVER_UNITS = re.compile(r"(?i)[kmgt]?i?b$|bytes?$|epochs?$|files?$|shards?$|splits?$")
 
@@ -140,13 +157,13 @@ _RISES = re.compile(
 )
 """A number before a unit, or before what there are so many of ("240 lines"), is no step."""
 _ONLY_FIGURES = re.compile(r"[\d.,eE+-]+\s*$")
-_WORD_BEFORE = re.compile(r"([A-Za-z][A-Za-z_]*)['\"]?[\s:=#\[(]*$")
-_NAME_BEFORE = re.compile(r"([A-Za-z][A-Za-z_]*)['\"]?\s?[:=]\s?$")
+_WORD_BEFORE = re.compile(r"(?<![^\W\d])([A-Za-z][A-Za-z_]*)['\"]?[\s:=#\[(]*$")
 _STEP_NAME = re.compile(
-    r"(?i)(?:s|gs|i|it|n|k|j|b|u|mb|nb|num|cnt|count\w*|idx|index|itr|\w*iter\w*|upd\w*|global|\w*steps?"
-    r"|\w*batch\w*|train\w*|round|tick|done|opt\w*|info|debug|main|root)$"
+    r"(?i)(?:\w*(?:iter|upd|step|batch)\w*|(?:\w+_)?(?:s|gs|i|it|n|k|j|b|u|up|mb|nb|num|no|cnt|count\w*|idx|index"
+    r"|itr|global|train\w*|round|tick|done|opt\w*|info|debug|main|root|episodes?|games?"
+    r"|log|out|notice|success|utc|gmt|[ap]m|schritte?|pasos?|passos?|etape|krok|stap))$"
 )
-"""In a line without a loss a number that has a name is a step only by one of these."""
+"""In a line without a loss a number behind a word is a step only where it is one of these, or ends so."""
 _NO_STEP = re.compile(
     r"(?i)(?:epochs?|ep|time|elapsed|eta|t|ts|uptime|clock|age|sec\w*|min(?:ute)?s?|hours?|max|warm\w*|date|day"
     r"|pid|port|size|mem\w*|gpus?"
@@ -156,7 +173,7 @@ _NO_STEP = re.compile(
 )
 _NO_LOG_OF_STEPS = re.compile(
     r"(?i)\b(?:download|upload|eval|val\b|val_|valid|test|map\b|filter|tokeniz|load|sav|cach|shard|chunk|heartbeat|alive"
-    r"|request|retr|fetch|http|waiting|progress|process|extract|epochs?\s+done|copied|received|sent|written|(?:task|trial)s?\b)"
+    r"|request|retr|fetch|http|early\w*stop|patience|waiting|progress|process|extract|epochs?\s+done|copied|received|sent|written|(?:task|trial)s?\b)"
 )
 _RARELY_OF_STEPS = re.compile(r"(?i)\b(?:acc\b|accuracy|eta\b|elapsed)")
 """Of a training only in a line that tells its loss."""
@@ -258,14 +275,18 @@ def _parse_bar(text: str) -> LineReading | NotApplicable | None:
 
 
 def _parse_other_bar(text: str) -> LineReading | NotApplicable | None:
-    stated = _STATED.search(text)
+    every = [one for one in _PAIR.finditer(text) if int(one[1]) <= int(one[2])]
+    stated = _STATED.search(text) if every else None
     if stated is None or _COUNTER.search(text) or _ASIDE.search(text, 0, stated.start()):
         return NOT_APPLICABLE
-    pairs = [one for one in _PAIR.finditer(text, 0, stated.start()) if int(one[1]) <= int(one[2])]
+    pairs = [one for one in every if one.end() <= stated.start()]
+    pairs = pairs or [one for one in every if text[one.start() - 1] == "("]
     if not pairs:
         return NOT_APPLICABLE
     step, total = (float(part) for part in pairs[-1].groups())
-    return _name_bar(text, pairs[-1].start(), BarFigures(ITERATION, step, total, _read_stated(stated)))
+    bar = _name_bar(text, pairs[-1].start(), BarFigures(ITERATION, step, total, _read_stated(stated)))
+    is_prediction = stated["took"] and bar is not None and not bar.is_named  # of Keras: "12/900 3s 40ms/step"
+    return None if is_prediction else bar
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +330,10 @@ def _rank_name(found: re.Match[str]) -> tuple[int, int]:
 
 def _parse_counter(text: str) -> LineReading | NotApplicable | None:
     """Return the step of a line that names it; None for a counter of something else."""
+    if ("epoch:" in text or "TRAIN" in text) and (known := _KNOWN_STEPS.search(text)):
+        step, rate_hz, loss = _to_count(known[known.lastindex or 0]), _find_stated(text), parse_loss(text)
+        key = mask(text[: known.start()])[-100:]
+        return LineReading(LineForm.COUNTER, key, STEP, step, NOT_APPLICABLE, rate_hz, loss, is_named=True)
     unit, found = STEP, min(_COUNTER.finditer(text), key=_rank_name, default=None)
     if found is None:
         found = _EPOCH_OF.search(text)
@@ -327,16 +352,16 @@ def _parse_counter(text: str) -> LineReading | NotApplicable | None:
     tells_more = has_loss or is_known(rate_hz) or _DECIMAL.search(text) is not None
     form = LineForm.COUNTER if tells_more else LineForm.BARE
     # A line that tells nothing else may be about anything: then all its words must be the same again.
-    key = mask(text[: found.start("step")] if tells_more else text)[-100:]
+    key = mask(text[: found.start("step")] if tells_more else text).rstrip()[-100:]
     known_total = total if total >= step and total else NOT_APPLICABLE
     return LineReading(form, key, unit, step, known_total, rate_hz, loss, is_named=has_loss)
 
 
 def _is_of_other_work(text: str, found: re.Match[str], total: int) -> bool:
     """Tell whether a counter in a line without a training loss may count something else."""
-    if total and _VALIDATION_FIGURE.search(text, found.end()):
+    if _OTHER_FIGURE.search(text) or (total and _VALIDATION_FIGURE.search(text, found.end())):
         return True
-    return _OTHER_COUNT.search(text, 0, found.start()) is not None
+    return _OTHER_COUNT.search(text, max(0, found.start() - NEAR), found.start()) is not None
 
 
 def _find_stated(text: str) -> Known[float]:
@@ -367,11 +392,12 @@ def _read_stated(found: re.Match[str]) -> Known[float]:
 
 def _may_be_step(text: str, start: int, loss: Applicable[float]) -> bool:
     """Tell whether the word before a number, which starts there, lets it be a step."""
-    word = _WORD_BEFORE.search(text, 0, start)
-    if word and any(map(_NO_STEP.match, word[1].split("_"))):
+    word = _WORD_BEFORE.search(text, max(0, start - NEAR), start)
+    if word is None:
+        return True
+    if any(map(_NO_STEP.match, word[1].split("_"))):
         return False
-    name = _NAME_BEFORE.search(text, 0, start) if loss is NOT_APPLICABLE else None
-    return name is None or any(map(_STEP_NAME.match, name[1].split("_")))
+    return loss is not NOT_APPLICABLE or _STEP_NAME.match(word[1]) is not None
 
 
 def _parse_numbers(text: str) -> NumberLine | None:
@@ -389,4 +415,7 @@ def _parse_numbers(text: str) -> NumberLine | None:
         if step < MOST_STEP and _may_be_step(text, found.start(), loss):
             values.append(step)
             totals.append(_to_count(found["total"] or "0"))
-    return NumberLine(mask(text)[:100], tuple(values), tuple(totals), decimals, loss) if values else None
+    if not values:
+        return None
+    key = " ".join(mask(text[:200]).split())[:100]  # a number that is padded must not begin another
+    return NumberLine(key, tuple(values), tuple(totals), decimals, loss)
