@@ -130,7 +130,7 @@ def test_what_takes_longer_is_of_the_steps_that_are_judged(tmp_path):
     assert max(row.other_ms for row in report.ranks.ranks) < 100
     subject = TraceSubject(report)
     overview = report.files[0].overview
-    assert subject.head(0).right[0].text == f"last {overview.steps - 1} steps of {overview.step_ms:.1f} ms"
+    assert subject.head(0).right[0].text == f"usual {overview.steps - 1} steps of {overview.step_ms:.1f} ms"
     assert "rank 2 is data-bound (no-workers): 19.5 ms of a step more than the others" in job.summary
     assert job.held.longer[0].ms == pytest.approx(19.5, rel=0.01)
 

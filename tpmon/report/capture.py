@@ -132,14 +132,14 @@ def _list_parts(summary: TraceSummary) -> list[tuple[str, float]]:
 
 
 def _write_steps(summary: TraceSummary) -> str:
-    left = f", {summary.left_out_us / 1e3:,.1f} ms of start-up left out" if summary.left_out_us else ""
+    left = f", {summary.left_out_us / 1e3:,.1f} ms left out" if summary.left_out_us else ""
     if summary.repeats:
         return f"no step is marked; {summary.repeats} repeats of {_ms(summary.step_ms)}{left}"
     if not summary.steps:
         return f"a window of {sum(us for _, us in _list_parts(summary)) / 1e3:.2f} ms{left}"
     steps = f"{summary.steps} step{'s' if summary.steps > 1 else ''}"
     if summary.judged_steps < summary.steps:
-        steps += f", the last {summary.judged_steps}" if summary.judged_steps > 1 else ", the last"
+        steps += f", the usual {summary.judged_steps if summary.judged_steps > 1 else 'one'}"
     return f"{steps} of {_ms(summary.step_ms)}{left}"
 
 

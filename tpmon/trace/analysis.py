@@ -7,6 +7,8 @@ from contextlib import ExitStack, closing
 from functools import partial
 from typing import Union
 
+import numpy as np
+
 from tpmon.errors import TpmonError, UsageError
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
@@ -38,7 +40,7 @@ from tpmon.model.results.trace_tables import (
 from tpmon.trace.advice import advise
 from tpmon.trace.compare import read_conditions
 from tpmon.trace.figures.breakdown import STRAY_PCT, Activity, break_down, find_activity
-from tpmon.trace.figures.categories import JudgedWork, judge_work
+from tpmon.trace.figures.categories import JudgedWork, holds, judge_work
 from tpmon.trace.figures.comms import sum_communication
 from tpmon.trace.figures.gaps import (
     DeviceCauses,
@@ -69,7 +71,7 @@ from tpmon.trace.figures.program import (
     sum_modules,
     sum_ranges,
 )
-from tpmon.trace.figures.steady import SteadyPart, find_steady
+from tpmon.trace.figures.steady import SteadyPart, find_steady, leave_odd
 from tpmon.trace.figures.steps import TraceSteps, find_steps
 from tpmon.trace.job import judge_job
 from tpmon.trace.ranks import RankParts, take_parts
@@ -162,12 +164,12 @@ def _each_file(
 ) -> Generator[tuple[str, Callable[[], _Analysed]], None, None]:
     """Give each path with what analyses it: here and in ``jobs`` for a part of it, or whole files in them."""
     sizes = [estimate_json_bytes(path) for path in paths]
-    together = min(jobs(sum(sizes)), len(paths))
+    together, of_job = min(jobs(sum(sizes)), len(paths)), len(paths) > 1
     if together < 2:
         for path, size in zip(paths, sizes, strict=True):
-            yield path, partial(_analyze_file, path, progress, wanted, jobs(size), keeps=keeps)
+            yield path, partial(_analyze_file, path, progress, wanted, jobs(size), keeps=keeps, of_job=of_job)
         return
-    tasks = [partial(_analyze_file, path, None, wanted, 1, keeps=keeps) for path in paths]
+    tasks = [partial(_analyze_file, path, None, wanted, 1, keeps=keeps, of_job=of_job) for path in paths]
     done = 0
     with closing(each_result(tasks, together)) as results:
         for path, size, result in zip(paths, sizes, results, strict=True):
@@ -178,11 +180,12 @@ def _each_file(
 
 
 def _analyze_file(
-    path: str, progress: Progress | None, wanted: Collection[str], count: int, *, keeps: bool
+    path: str, progress: Progress | None, wanted: Collection[str], count: int, *, keeps: bool, of_job: bool
 ) -> _Analysed:
     kept: list[Findings] = []
     trace = read_trace(path, progress, lambda _size: count)
-    file, part = analyze_trace(trace, kept.append if keeps else None, wanted, apart=count > 1)
+    keep = kept.append if keeps else None
+    file, part = analyze_trace(trace, keep, wanted, apart=count > 1, of_job=of_job)
     trace.answers.clear()  # tests are not sent from process to process
     return file, part, kept[0] if keeps else None
 
@@ -237,21 +240,34 @@ def _tabulate(
 
 
 def analyze_trace(
-    trace: Trace, keep: Keep | None = None, wanted: Collection[str] = (), *, apart: bool = False
+    trace: Trace,
+    keep: Keep | None = None,
+    wanted: Collection[str] = (),
+    *,
+    apart: bool = False,
+    of_job: bool = False,
 ) -> tuple[TraceFile, RankParts]:
     """Analyse one trace that is read; ``wanted`` names tables of ``ON_REQUEST``.
 
-    ``apart``: children make a part of it meanwhile.
+    ``apart``: children make a part of it meanwhile. ``of_job``: ranks are compared, by all steps, as one that
+    is late in a single step holds the others in that.
     """
     with ExitStack() as stack:
-        return _analyze(stack, trace, keep, wanted, apart=apart)
+        return _analyze(stack, trace, keep, wanted, apart=apart, of_job=of_job)
 
 
 def _analyze(
-    stack: ExitStack, trace: Trace, keep: Keep | None, wanted: Collection[str], *, apart: bool
+    stack: ExitStack,
+    trace: Trace,
+    keep: Keep | None,
+    wanted: Collection[str],
+    *,
+    apart: bool,
+    of_job: bool,
 ) -> tuple[TraceFile, RankParts]:
     steps = find_steps(trace)
     steady = find_steady(trace, steps)
+    steady = steady if of_job else leave_odd(trace, steady)
     overlook = start_apart(stack, partial(_overlook, trace, steps, steady), apart=apart)
     ops, stacks = nest_operators(trace), nest_python(trace)
     activity, figures, overview = overlook()
@@ -268,7 +284,7 @@ def _analyze(
         judged = tuple(gap for gap in gaps if gap.device not in activity.strays)
         verdict = judge_device(trace, activity, counting, steady)
     else:
-        host = split_host(trace, activity, causes, steady.steps.host_window)
+        host = split_host(trace, activity, causes, steady)
         verdict = judge_host(trace, host, steady)
     peaks = sum_memory(trace, steps)
     cards = tuple(card for card in overview.gpus if card.device not in activity.strays)
@@ -328,7 +344,7 @@ def _name_longest(
     if on_device:
         return f"{hot.name[:120]}, {hot.share_pct:.0f} % of the kernels' time" if is_known(hot) else ""
     begin, end = steady.steps.host_window
-    inside = (ops.start >= begin) & (ops.start < end)
+    inside = (ops.start >= begin) & (ops.start < end) & ~holds(steady.cuts, ops.start)
     groups = group(trace.host.name[ops.row[inside]])
     spent = groups.sum(ops.self_ns[inside])
     if not len(spent) or not spent.sum():
@@ -364,7 +380,7 @@ def _overview(
     trace: Trace, steps: TraceSteps, steady: SteadyPart, activity: Activity, figures: LaunchFigures
 ) -> Overview:
     """List all marked steps, else what stands in for them; means and shares are of the steady ones."""
-    marked, first = steps.marked, steady.dropped if steps.marked else 0
+    marked = steps.marked
     listed, steps, cuts = steps if marked else steady.steps, steady.steps, steady.cuts
     every = (listed.end - listed.start) / 1e6
     every_mark = (listed.host_end - listed.host_start) / 1e6
@@ -372,7 +388,7 @@ def _overview(
     lengths = steady.measure(steps.start, steps.end) / 1e6
     marks = steady.measure(steps.host_start, steps.host_end) / 1e6
     left = every.copy()
-    left[first:] = cuts.within(steps.start, steps.end) / 1e6
+    left[np.isin(listed.host_start, steps.host_start)] = cuts.within(steps.start, steps.end) / 1e6
     times = (starts, every_mark.tolist(), every.tolist(), left.tolist())
     rows = list(zip(listed.names, *times, strict=True))
     strays = f"device{'s' if len(activity.strays) > 1 else ''} {', '.join(map(str, activity.strays))}"
@@ -383,7 +399,7 @@ def _overview(
         steps=len(listed.names) if marked else 0,
         repeats=len(steps.names) if steady.repeated else 0,
         judged_steps=len(steady.steps.names) if marked else 0,
-        left_out_us=steady.left_ns / 1000,
+        left_out_us=(steady.left_ns + steady.apart_ns) / 1000,
         step_ms=float(lengths.mean()),
         step_p50_ms=percentile(lengths, 50),
         step_p95_ms=percentile(lengths, 95),

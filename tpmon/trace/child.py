@@ -31,7 +31,7 @@ from tpmon.model.results.trace import STEP_DURING, STEPS_DURING, SummaryReply, T
 from tpmon.model.results.trace_tables import CountedSteps, MarkedSteps
 from tpmon.trace.figures.breakdown import break_down, find_activity
 from tpmon.trace.figures.operators import nest_operators, sum_operators
-from tpmon.trace.figures.steady import find_steady
+from tpmon.trace.figures.steady import find_steady, leave_odd
 from tpmon.trace.figures.steps import UNCOUNTED, find_steps, number_first
 from tpmon.trace.reading.columns import Ints, group, percentile
 from tpmon.trace.reading.read import Trace, read_rank, read_trace, read_world_size
@@ -86,7 +86,7 @@ def summarize(path: str) -> TraceSummary:
     """Read the trace at ``path`` and sum it up; TpmonError where ``read_trace`` raises one."""
     trace = read_trace(path)
     steps = find_steps(trace)
-    steady = find_steady(trace, steps)
+    steady = leave_odd(trace, find_steady(trace, steps))
     kept = steady.steps
     lengths = steady.measure(kept.start, kept.end) / 1e6
     return TraceSummary(
@@ -97,7 +97,7 @@ def summarize(path: str) -> TraceSummary:
         steps=len(steps.names) if steps.marked else 0,
         repeats=len(kept.names) if steady.repeated else 0,
         judged_steps=len(kept.names) if steps.marked else 0,
-        left_out_us=steady.left_ns / 1000,
+        left_out_us=(steady.left_ns + steady.apart_ns) / 1000,
         step_ms=float(lengths.mean()) if steady.unit else _NO_STEPS,
         step_p50_ms=percentile(lengths, 50) if steady.unit else _NO_STEPS,
         step_p95_ms=percentile(lengths, 95) if steady.unit else _NO_STEPS,

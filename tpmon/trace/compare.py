@@ -239,8 +239,7 @@ def _interval(before: TraceFile, after: TraceFile, ratio: float) -> tuple[Known[
     spreads, counts = [], []
     for file in (before, after):
         overview = file.overview
-        judged = overview.step_table[max(overview.steps - overview.judged_steps, 0) :]
-        steps = [row.ms - row.left_ms for row in judged]
+        steps = [row.ms - row.left_ms for row in overview.step_table if row.left_ms < row.ms]
         if (overview.judged_steps or overview.repeats) < LEAST_STEPS:
             few = Missing(f"fewer than {LEAST_STEPS} steps")
             return few, few

@@ -154,7 +154,7 @@ def judge_device(
         drained = one.split_one(late, cuts)
         spent.subtract({name: drained[name] for name in _NOT_BY_HOST})
     shares = {name: sum(spent[one] for one in parts) for name, parts in SHARES.items()}
-    exposed = sum(_expose(one, window) for one in activity.each())
+    exposed = sum(_expose(one, window, cuts) for one in activity.each())
     shares = {name: ns for name, ns in shares.items() if ns > 0 or name not in _NAMED_WHERE_SEEN}
     copied = _expose_copies(trace, devices, window, cuts)
     if 100 * copied >= LEAST_LOST_PCT * total:
@@ -241,9 +241,9 @@ def _find_compiling(trace: Trace, window: tuple[int, int], steady: SteadyPart) -
     return _write("compile", "compile", Measured({"compile": spent}, length, {}), steady, rest="other")
 
 
-def _expose(activity: Activity, window: tuple[int, int]) -> int:
+def _expose(activity: Activity, window: tuple[int, int], cuts: Spans) -> int:
     """Return the communication of one device that no other work of it hides."""
-    compute = unite_all([activity.kernel, activity.memcpy, activity.memset])
+    compute = unite_all([activity.kernel, activity.memcpy, activity.memset, cuts])
     both = unite_all([compute, activity.communication])
     return both.within_one(*window) - compute.within_one(*window)
 
@@ -311,7 +311,7 @@ def _write(
     summary += f"{pct[first]:.0f} % of {steady.say_window()} is {HOLDS[first][1]}"
     if second:
         summary += f"; next {HOLDS[second][1]}, {pct[second]:.0f} %"
-    odd = steady.say_odd()
+    odd = steady.say_odd() or steady.apart
     doubtful = steady.is_of_few and first not in _SEEN_ITSELF
     summary += f"; {odd}" if odd else ""
     return TraceVerdict(

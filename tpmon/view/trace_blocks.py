@@ -67,7 +67,7 @@ def list_overview(file: results.TraceFile) -> list[Block]:
     steps = f"none marked; the whole trace is {overview.step_ms + overview.left_out_us / 1000:,.3f} ms"
     if overview.steps or overview.repeats:
         count = f"{overview.repeats} repeats stand in for them" if overview.repeats else f"{overview.steps}"
-        over = f" over the last {overview.judged_steps}" if overview.judged_steps < overview.steps else ""
+        over = f" over the usual {overview.judged_steps}" if overview.judged_steps < overview.steps else ""
         steps = (
             f"{count}, mean {overview.step_ms:,.3f} ms{over}, p50 {overview.step_p50_ms:,.3f}, "
             f"p95 {overview.step_p95_ms:,.3f}; marks of the host alone {overview.host_step_ms:,.3f} ms"

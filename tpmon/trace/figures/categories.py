@@ -237,6 +237,7 @@ def judge_work(trace: Trace, ops: Operators, steady: SteadyPart, strays: Sequenc
     cuts = unite_all([find_cuts(trace.header, (begin, stop)), steady.cuts])
     counts = ~np.isin(work.device, strays) if strays else np.ones(len(work.start), np.bool_)
     rows = np.flatnonzero(counts & (work.start < stop) & (work.end > begin))
+    rows = rows[~(holds(cuts, work.start[rows]) & holds(cuts, work.end[rows] - 1))]
     start, end = np.maximum(work.start[rows], begin), np.minimum(work.end[rows], stop)
     steps = len(steady.steps.names) if steady.unit else 1
     devices = tuple(one for one in trace.list_devices() if one not in strays)

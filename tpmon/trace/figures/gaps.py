@@ -385,13 +385,14 @@ def sum_causes(gaps: Sequence[DeviceGaps], *causes: str) -> float:
 
 
 def split_host(
-    trace: Trace, activity: Activity, causes: HostCauses, window: tuple[int, int]
+    trace: Trace, activity: Activity, causes: HostCauses, steady: SteadyPart
 ) -> Applicable[HostTime]:
     """Split the window of a trace without device work by what the host did; NOT_APPLICABLE without either."""
+    window, cuts = steady.steps.host_window, steady.cuts
     if not (tells_host(trace) or len(trace.calls.start)):
         return NOT_APPLICABLE
     sync = unite_all(causes.layers[1:3])
     layers = (activity.data_loader, sync, causes.layers[3], activity.cpu, activity.communication)
-    parts = split_windows(NOTHING, grow(NOTHING, layers), np.array(window[:1]), np.array(window[1:]))
+    parts = split_windows(cuts, grow(cuts, layers), np.array(window[:1]), np.array(window[1:]))
     data, waits, alloc, compute, comms, other = (ns / 1000 for ns in parts[1:, 0].tolist())
     return HostTime(data, comms, waits, alloc, compute, other)

@@ -25,6 +25,7 @@ from tpmon.trace.figures.categories import (
     OPTIMIZER,
     JudgedWork,
     find_closures,
+    holds,
     launched_inside,
     name_category,
 )
@@ -169,15 +170,14 @@ def _waits_for_host_pct(parts: Parts) -> float:
 
 def _busy_pct(parts: Parts, ns: float) -> float:
     """Return work of all devices in percent of the window of the steps, else work of the host."""
-    start, end = parts.steps.window if parts.gaps else parts.steps.host_window
-    return min(100 * ns / max((end - start) * max(len(parts.gaps), 1), 1), 100.0)
+    return min(100 * ns / max(parts.judged.length_ns * max(len(parts.gaps), 1), 1), 100.0)
 
 
 def _inside(parts: Parts, rows: Ints) -> Ints:
     """Return the rows of device work that start in the window of the steps."""
     start, end = parts.steps.window
     begins = parts.trace.work.start[rows]
-    return rows[(begins >= start) & (begins < end)]
+    return rows[(begins >= start) & (begins < end) & ~holds(parts.judged.cuts, begins)]
 
 
 def _count_steps(parts: Parts) -> int:
@@ -235,6 +235,7 @@ def _tiny_operators(parts: Parts) -> Iterator[PatternSeen]:
     start, end = parts.steps.host_window
     nodes = parts.trace.named(host, is_node_of_backward)[ops.row]
     outer = np.flatnonzero((ops.depth == 0) & ~nodes & (ops.start >= start) & (ops.start < end))
+    outer = outer[~holds(parts.judged.cuts, ops.start[outer])]
     if not len(outer):
         return
     groups = group(host.name[ops.row[outer]])
@@ -242,7 +243,7 @@ def _tiny_operators(parts: Parts) -> Iterator[PatternSeen]:
     few = groups.count / _count_steps(parts) < TINY_CALLS
     spent[few | (spent / groups.count >= TINY_OP_US)] = 0
     at = int(np.argmax(spent))
-    share = 100 * float(spent[at]) / ((end - start) / 1000 or 1)
+    share = 100 * float(spent[at]) / (parts.judged.length_ns / 1000)
     name, count = parts.trace.names[groups.keys[at]], int(groups.count[at])
     words = f"{name} is called {_say_each(parts, count, 'times')}, {spent[at] / count:.1f} us each"
     yield PatternSeen("tiny-operators", clean_name(words), share)

@@ -165,7 +165,7 @@ _NO_LENGTH = Missing("the first layer takes no batch x length")
 
 
 def measure_batch(
-    trace: Trace, ops: Operators, steps: TraceSteps, phases: Phases, *, in_steps: bool
+    trace: Trace, ops: Operators, steps: TraceSteps, phases: Phases, cuts: Spans, *, in_steps: bool
 ) -> tuple[Known[float], Known[float]]:
     """Return the samples and the tokens of all steps, from the input of the first layer of each pass.
 
@@ -178,6 +178,10 @@ def measure_batch(
     if len(inside):
         stop = passes.start[inside]
         begin = np.maximum(np.append(window[0], passes.end[inside[:-1]]), window[0])
+        left = holds(cuts, stop)
+        own = steps.host_start[np.searchsorted(steps.host_start, stop, side="right") - 1]
+        begin = np.where(np.append(False, left[:-1]), own, begin)[~left]
+        stop = stop[~left]
     elif not in_steps:
         return _UNMARKED, _UNMARKED
     told = read_told(trace).get("batch_size")
@@ -323,7 +327,7 @@ def describe_work(
     own = steady.steps
     phases = find_phases(trace, ops, own)
     categories = sum_categories(trace, judged)
-    batch = measure_batch(trace, ops, own, phases, in_steps=bool(steady.unit))
+    batch = measure_batch(trace, ops, own, phases, judged.cuts, in_steps=bool(steady.unit))
     each = [unite_rows(trace.work, trace.work.device == device).total for device in trace.list_devices()]
     return StepWork(
         unit=steady.unit,

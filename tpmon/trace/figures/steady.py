@@ -7,15 +7,17 @@ neither waits nor copies, longer than any in a loop that runs. What repeats stan
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tpmon.model.frozen import dataclass
-from tpmon.trace.figures.breakdown import name_calls, subtract
+from tpmon.trace.figures.breakdown import loader_rows, name_calls, subtract
 from tpmon.trace.figures.repeats import LEAST_REPEATS, WARM, find_repeats
 from tpmon.trace.figures.steps import UNMARKED, TraceSteps
 from tpmon.trace.reading.columns import Ints
 from tpmon.trace.reading.read import Trace, clean_name
-from tpmon.trace.reading.schema import CallClass, begins, class_of_call
+from tpmon.trace.reading.schema import CallClass, begins, class_of_call, is_compiling
 from tpmon.trace.reading.spans import NOTHING, Spans, find_parts, unite, unite_all, unite_rows
 
 ONCE_NS = 1_000_000
@@ -32,7 +34,8 @@ ODD_STEPS = 0.25
 ODD_PCT = 20.0
 """Of the time of all steps that odd ones take beyond the usual, from which on it counts. All three chosen."""
 RARE_STEPS = 0.15
-"""Share (0-1) of the steps up to which odd ones say little of the usual one. Chosen."""
+"""Share (0-1) of the steps up to which odd ones say little of the usual one, and are left out. Chosen."""
+_ODD_WHY = "a validation, a checkpoint, a stall, or more data"
 WARM_OF_TWO = 20.0
 """The first of two steps is warm-up from so many times the other. Chosen: one tells little of the usual."""
 
@@ -49,7 +52,8 @@ class SteadyPart:
     ``left_ns`` of ``whole_ns`` lie before it or are cut out of it; ``dropped`` steps or repeats lie there.
     ``repeated`` names what stands in for steps, "" where steps are marked or nothing repeats. ``starts``
     tells whether start-up is in there beside first steps and ``captures`` of graphs. Else what lies before
-    repeats is only a part of one, as marks stand within an iteration.
+    repeats is only a part of one, as marks stand within an iteration. ``apart`` says which few steps are
+    left out among the others, ``apart_ns`` how long they are; "" and 0 without any.
     """
 
     steps: TraceSteps
@@ -60,6 +64,8 @@ class SteadyPart:
     captures: bool
     dropped: int = 0
     starts: bool = False
+    apart: str = ""
+    apart_ns: int = 0
 
     @property
     def left_pct(self) -> float:
@@ -83,7 +89,7 @@ class SteadyPart:
         if self.repeated:
             behind = " behind it" if self.left_ns else ""
             return f"the {len(self.steps.names)} repeats of {clean_name(self.repeated, 60)}{behind}"
-        return "the window"
+        return "the other steps" if self.apart else "the window"
 
     def list_notes(self) -> tuple[str, ...]:
         """List what stands in for steps, and what was left out."""
@@ -93,9 +99,9 @@ class SteadyPart:
             notes = (f"no steps are marked ({UNMARKED}): {count}",)
         odd = self.say_odd()
         if odd:
-            odd = f"{odd}: means, shares and verdict are largely of that (a validation, a checkpoint, a "
-            odd += "stall, or more data)"
-        return (*notes, *filter(None, (self.say_left(), odd)))
+            odd = f"{odd}: means, shares and verdict are largely of that ({_ODD_WHY})"
+        apart = f"{self.apart} ({_ODD_WHY})" if self.apart else ""
+        return (*notes, *filter(None, (self.say_left(), odd, apart)))
 
     def find_odd(self) -> Ints:
         """Return the places of the few steps that are much longer than the others; empty where none are."""
@@ -159,13 +165,43 @@ def find_steady(trace: Trace, steps: TraceSteps) -> SteadyPart:
         warm = min(warm, len(kept.names) - 1)
     elif not name or len(kept.names) - warm < LEAST_STEADY:
         kept, name, warm = steps, "", 0
-    kept = _drop(kept, warm) if warm else kept
+    kept = _pick(kept, slice(warm, None)) if warm else kept
     begin, end = kept.window if on_device else kept.host_window
     cuts = _clip(once, begin, end)
     left = max(begin - start, 0) + cuts.total
     captured = _clip(captures, start, stop).total > 0
     starts = _does_start(subtract(once, captures), captures, kept, (start, begin, end))
     return SteadyPart(kept, cuts, left, stop - start, name, captured, warm, starts)
+
+
+def leave_odd(trace: Trace, part: SteadyPart) -> SteadyPart:
+    """Leave out the few steps that are much longer than the others; the usual one is what is judged.
+
+    But for what a trace names itself: a batch that is late every few steps holds all of them.
+    """
+    steps, rows = part.steps, part.find_odd()
+    if not part.is_of_few:
+        return part
+    length = part.measure(steps.start, steps.end)
+    host = trace.host
+    named = unite_all([unite_rows(host, loader_rows(trace)), unite_rows(host, trace.named(host, is_compiling))])
+    told = named.within(steps.host_start, steps.host_end)
+    beyond, known = (float((one[rows] - np.median(one)).sum()) for one in (length, told))
+    if 2 * known > beyond:
+        return part
+    start, end = (
+        (steps.start, steps.end) if len(trace.work.start) else (steps.host_start, steps.host_end)
+    )
+    kept = np.delete(np.arange(len(steps.names)), rows)
+    begin, stop = int(start[kept[0]]), int(end[kept[-1]])
+    odd = _clip(unite(start[rows], (end - start)[rows]), begin, stop)
+    return replace(
+        part,
+        steps=_pick(steps, kept),
+        cuts=_clip(unite_all([part.cuts, odd]), begin, stop),
+        apart=f"{part.say_odd()}, and {'is' if len(rows) == 1 else 'are'} left out",
+        apart_ns=int(length[rows].sum()),
+    )
 
 
 def _does_start(once: Spans, captures: Spans, kept: TraceSteps, times: tuple[int, int, int]) -> bool:
@@ -181,17 +217,11 @@ def _does_start(once: Spans, captures: Spans, kept: TraceSteps, times: tuple[int
     return before > usual or once.within_one(start, end) > 0
 
 
-def _drop(steps: TraceSteps, first: int) -> TraceSteps:
-    """Return the steps without the first ones."""
-    return TraceSteps(
-        steps.names[first:],
-        steps.host_start[first:],
-        steps.host_end[first:],
-        steps.start[first:],
-        steps.end[first:],
-        steps.marked,
-        steps.notes,
-    )
+def _pick(steps: TraceSteps, rows: Ints | slice) -> TraceSteps:
+    """Return some of the steps."""
+    names = tuple(np.array(steps.names, dtype=object)[rows].tolist())
+    times = (one[rows] for one in (steps.host_start, steps.host_end, steps.start, steps.end))
+    return TraceSteps(names, *times, steps.marked, steps.notes)
 
 
 def _count_warm(length: Ints, once: Ints, *, marked: bool) -> int:

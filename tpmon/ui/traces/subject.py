@@ -71,8 +71,8 @@ class TraceSubject:
         cards = [card.name for card in overview.gpus if is_known(card.name)]
         count = overview.judged_steps or overview.repeats
         noun = ("step" if overview.steps else "repeat") + ("" if count == 1 else "s")
-        last = "last " if overview.judged_steps < overview.steps else ""
-        steps = f"{last}{count} {noun} of {overview.step_ms:,.1f} ms" if count else "no steps marked"
+        usual = "usual " if overview.judged_steps < overview.steps else ""
+        steps = f"{usual}{count} {noun} of {overview.step_ms:,.1f} ms" if count else "no steps marked"
         left = (
             Item(6, "tpmon trace", Ink.TITLE),
             Item(3, name_rank(shown)),
