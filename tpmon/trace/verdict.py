@@ -312,8 +312,9 @@ def _write(
     if second:
         summary += f"; next {HOLDS[second][1]}, {pct[second]:.0f} %"
     odd = steady.say_odd() or steady.apart
-    doubtful = steady.is_of_few and first not in _SEEN_ITSELF
-    summary += f"; {odd}" if odd else ""
+    cold = steady.say_cold()
+    doubtful = (steady.is_of_few or bool(cold)) and first not in _SEEN_ITSELF
+    summary += "".join(f"; {said}" for said in (odd, cold) if said)
     return TraceVerdict(
         kind=HOLDS[first][0],
         cause=cause,

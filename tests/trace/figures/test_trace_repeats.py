@@ -44,6 +44,7 @@ ITERATIONS: dict[str, tuple[Loop, int]] = {
         30,
     ),
     "two optimizers take turns": (lambda _: (*TELLS, *MAKES), 20),
+    "a critic that is trained five times as often": (lambda _: (*TELLS * 5, *MAKES), 20),
     "two optimizers step together": (lambda _: (*TRAINED, STEP), 20),
     "one update of four backward passes": (lambda _: (*LAYERS, "mean", *BACK) * 4 + (STEP, ZERO), 20),
     "a validation every five": (lambda at: (*TRAINED, *(SHOWN * 3 if at % 5 == 4 else ())), 20),
@@ -78,7 +79,7 @@ UNTOLD: dict[str, Loop] = {
     "one kind of layer alone": lambda _: ("_transformer_encoder_layer_fwd",) * 6,
     "many iterations and a line of a log": lambda _: (*(("randn", "linear", "argmax") * 10), "mean"),
     "backward passes of their own number": lambda _: (*LAYERS, *BACK) * 4 + ("mul", "sub_"),
-    "a critic that is trained five times as often": lambda _: (*TELLS * 5, *MAKES),
+    "a critic that is trained about five times as often": lambda at: (*TELLS * (4 + at % 3 + at % 2), *MAKES),
     "words in no order": lambda at: [f"op{at * at * number % 37}" for number in range(20)],
 }
 
@@ -100,6 +101,19 @@ def test_a_module_that_runs_in_each_iteration_stands_in_for_it_where_operators_c
     for at in range(20):
         trace.add("python_function", "nn.Module: Sequential_0", at * 245, 243)
     assert trace.analyse(tmp_path).overview.repeats in (19, 20)
+
+
+def test_repeats_of_several_updates_say_how_many(tmp_path):
+    """A critic is trained five times as often; an optimizer that computes the loss itself is an iteration."""
+    notes = write(lambda _: (*TELLS * 5, *MAKES), 20).analyse(tmp_path).overview.notes
+    assert any("repeats of 6 x Optimizer.step#Adam.step" in note for note in notes)
+    trace = TraceBuilder(base_us=0)
+    for number in range(20):  # the first is so long that it holds repeats, by its length
+        at, length = (0.0, 4000) if not number else (4000.0 + number * 250, 245)
+        trace.add("user_annotation", "Optimizer.step#LBFGS.step", at, length)
+        for place, word in enumerate((*LAYERS[:4], *BACK[:4])):
+            trace.op(word if word.startswith(NODE) else f"aten::{word}", at + 10 + 20 * place, 15)
+    assert trace.analyse(tmp_path).overview.repeats == 19
 
 
 def test_the_parts_of_two_optimizers_are_told_from_those_of_a_rare_one():

@@ -616,3 +616,41 @@ def test_an_optimizer_on_the_host_is_no_work_for_the_loader_and_its_operators_ha
     assert verdict.summary.endswith("; longest aten::addcmul_, 25 % of it")
     assert verdict.advice[0].startswith("keep parameters and states of the optimizer on the device")
     assert verdict.advice[0].endswith("for 20 % of the window")
+
+
+@pytest.mark.parametrize(
+    ("first", "steps", "mark", "said"),
+    [
+        (0, 1, True, "one step without warm-up"),
+        (3, 1, True, ""),
+        (0, 2, True, ""),
+        (0, 1, False, "one step without warm-up"),
+        (0, 2, False, "one or two steps without warm-up"),
+    ],
+)
+def test_one_step_without_warm_up_is_trusted_little(first, steps, mark, said, tmp_path):
+    trace, at = TraceBuilder(), 0.0
+    for number in range(first, first + steps):
+        end = train(trace, at, mark="")
+        trace.add("user_annotation", "Optimizer.step#SGD.step", end, 10)
+        if mark:
+            trace.step(number, at, end + 10 - at)
+        at = end + 10
+    verdict = analyse(trace, tmp_path).verdict
+    assert verdict.share_pct > 50
+    assert verdict.confidence == ("low" if said else "medium")
+    assert verdict.summary.endswith(f"; that is of {said}") is bool(said)
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_repeats_in_front_that_are_merely_slow_are_no_start_up(compiles, tmp_path):
+    """Other processes took the CPU from the first iterations: nothing in them happens once."""
+    trace, at = TraceBuilder(), 0.0
+    for number in range(10):
+        at = train(trace, at, gap=400 if number < 4 else 75)
+    if compiles:
+        trace.add("cpu_op", "compile_attempt_0 (dynamo_timed)", 100, 20_000)
+    file = analyse(trace, tmp_path)
+    assert file.overview.repeats == 6
+    what = "the first 4 repeats and torch.compile at work" if compiles else "the first 4 repeats"
+    assert f"%) is {what} and left out" in file.verdict.summary

@@ -91,8 +91,9 @@ def find_repeats(trace: Trace) -> tuple[TraceSteps, str] | None:
         return None
     named = _find_marks(trace, said, run)
     if named is not None:
-        starts = _gather(trace, said, *named)
-        return None if starts is None else _lay(trace, starts, trace.names[named[0]])
+        starts, each = _gather(trace, said, *named)
+        name = trace.names[named[0]]
+        return None if starts is None else _lay(trace, starts, name if each == 1 else f"{each} x {name}")
     if run is not None and _is_iteration(trace, said.word[run.first : run.first + run.length]):
         at = run.first + run.length * np.arange(run.times)
         name = f"{run.length} operators from {trace.names[int(said.word[run.first])]} on"
@@ -274,14 +275,14 @@ def _is_common(name: str) -> bool:
     return _of_optimizers(name) or is_loader(name)
 
 
-def _gather(trace: Trace, said: Sentence, name: int, rows: Ints) -> Ints | None:
-    """Return where iterations begin that marks stand for; None where it cannot be told which marks do."""
+def _gather(trace: Trace, said: Sentence, name: int, rows: Ints) -> tuple[Ints | None, int]:
+    """Return where iterations begin that marks stand for, and the marks in each; None where it is untold."""
     start = trace.host.start[rows]
     if int(trace.host.track[rows[0]]) != said.track:
-        return start
+        return start, 1
     place = np.searchsorted(said.start, start, side="right") - 1
     apart = np.diff(place)
-    if len(apart) and int(apart.min()) <= 1 < int(apart.max()):
+    if len(apart) and int(apart.min()) <= 1 < int(apart.max()) and not _hold_passes(trace, rows):
         alone = np.append(True, apart > 1)  # one after the other without work in between: of one iteration
         start, place = start[alone], place[alone]
     bounds = np.append(place, len(said.word))
@@ -289,16 +290,24 @@ def _gather(trace: Trace, said: Sentence, name: int, rows: Ints) -> Ints | None:
     if is_loader(trace.names[name]) and len(parts) > 1 and len(parts[-1]) == 1 < len(parts[-2]):
         start, parts = start[:-1], parts[:-1]  # a loader that has no more
     if not _is_common(trace.names[name]):
-        return start if _are_even(parts) else None
+        return start if _are_even(parts) else None, 1
     each = count_in_one(parts)
-    return None if each is None else start[len(start) % each :: each] if each > 1 else start
+    return (None, 1) if each is None else (start[len(start) % each :: each], each)
+
+
+def _hold_passes(trace: Trace, rows: Ints) -> bool:
+    """Tell whether most marks hold backward passes: an optimizer that computes the loss itself (L-BFGS)."""
+    host = trace.host
+    passes = unite_rows(host, trace.named(host, is_node_of_backward))
+    return 2 * int((passes.within(host.start[rows], host.end[rows]) > 0).sum()) > len(rows)
 
 
 def count_in_one(parts: Sequence[tuple[int, ...]]) -> int | None:
     """Return how many parts make one iteration; None where it cannot be told.
 
     Where most are alike each is one, if the others hold more: a validation, a line of a log. Two optimizers
-    take turns, and neither's part is the other's with something put in.
+    take turns, and neither's part is the other's with something put in: a critic may be trained five times
+    for each time of what it judges.
     """
     inner = (
         parts[1:-1] if len(parts) > LEAST_REPEATS + 1 else parts[:-1]
@@ -308,13 +317,20 @@ def count_in_one(parts: Sequence[tuple[int, ...]]) -> int | None:
     kinds = len(counts)
     if most > _ALIKE * len(inner):
         odd = sum(count for part, count in counts.items() if not _holds_in_order(part, alike))
-        return 1 if odd <= _ODD * len(inner) else None
+        return _find_period(inner) if odd > _ODD * len(inner) else 1
     if kinds > _MOST_IN_ONE:
         return 1
-    if len(inner) < 2 * kinds or any(one != two for one, two in zip(inner, inner[kinds:], strict=False)):
-        return None
     least = min(counts, key=len)
-    return 1 if all(_holds(part, least) for part in counts) else kinds
+    period = _find_period(inner)
+    return 1 if period and all(_holds(part, least) for part in counts) else period
+
+
+def _find_period(parts: Sequence[tuple[int, ...]]) -> int | None:
+    """Return after how many parts all come again in their order, at least twice; None without that."""
+    for length in range(2, min(_MOST_IN_ONE, len(parts) // 2) + 1):
+        if parts[length:] == parts[:-length]:
+            return length
+    return None
 
 
 def _are_even(parts: Sequence[tuple[int, ...]]) -> bool:

@@ -17,7 +17,7 @@ from tpmon.trace.figures.repeats import LEAST_REPEATS, WARM, find_repeats
 from tpmon.trace.figures.steps import UNMARKED, TraceSteps
 from tpmon.trace.reading.columns import Ints
 from tpmon.trace.reading.read import Trace, clean_name
-from tpmon.trace.reading.schema import CallClass, begins, class_of_call, is_compiling
+from tpmon.trace.reading.schema import CallClass, Category, begins, class_of_call, is_compiling, is_optimizer
 from tpmon.trace.reading.spans import NOTHING, Spans, find_parts, unite, unite_all, unite_rows
 
 ONCE_NS = 1_000_000
@@ -51,7 +51,8 @@ class SteadyPart:
 
     ``left_ns`` of ``whole_ns`` lie before it or are cut out of it; ``dropped`` steps or repeats lie there.
     ``repeated`` names what stands in for steps, "" where steps are marked or nothing repeats. ``starts``
-    tells whether start-up is in there beside first steps and ``captures`` of graphs. Else what lies before
+    tells whether start-up is in there beside first steps, ``captures`` of graphs, ``compiles`` whether a
+    compiler takes most of it; ``updates`` of optimizers are in the trace. Else what lies before
     repeats is only a part of one, as marks stand within an iteration. ``apart`` says which few steps are
     left out among the others, ``apart_ns`` how long they are; "" and 0 without any.
     """
@@ -64,6 +65,8 @@ class SteadyPart:
     captures: bool
     dropped: int = 0
     starts: bool = False
+    compiles: bool = False
+    updates: int = 0
     apart: str = ""
     apart_ns: int = 0
 
@@ -77,9 +80,10 @@ class SteadyPart:
         if not self.left_ns:
             return ""
         long = f"{self.left_ns / 1e9:.1f} s" if self.left_ns >= 1e8 else f"{self.left_ns / 1e6:.1f} ms"
-        first = "the first step" if self.dropped == 1 else f"the first {self.dropped} steps"
-        parts = [first] if self.steps.marked and self.dropped else []
+        first = f"the first {self.unit}" if self.dropped == 1 else f"the first {self.dropped} {self.unit}s"
+        parts = [first] if self.dropped and (self.steps.marked or not self.starts) else []
         parts += ["one-off start-up"] if self.starts else []
+        parts += ["torch.compile at work"] if self.compiles else []
         parts += ["capture of graphs"] if self.captures else []
         what = " and ".join(parts) or "before the first repeat"
         return f"{long} ({self.left_pct:.0f} %) is {what} and left out"
@@ -111,6 +115,16 @@ class SteadyPart:
         beyond = float(length[rows].sum()) - len(rows) * usual
         few = bool(self.unit) and len(rows) <= ODD_STEPS * len(length)
         return rows if few and 100 * beyond >= ODD_PCT * float(length.sum()) else rows[:0]
+
+    def say_cold(self) -> str:
+        """Say that what is judged may be no more than a start, as little of it is there; "" where not."""
+        count = len(self.steps.names)
+        if self.unit and 2 * self.left_ns > self.whole_ns and count < LEAST_REPEATS:
+            return f"that is of {'one' if count == 1 else count} {self.unit}{'s' * (count > 1)} alone"
+        first = self.steps.marked and count == 1 and self.steps.names[0].endswith("#0")
+        few = first or (not self.unit and 0 < self.updates < LEAST_REPEATS)
+        many = "one step" if first or self.updates == 1 else "one or two steps"
+        return f"that is of {many} without warm-up" if few and not self.dropped else ""
 
     @property
     def is_of_few(self) -> bool:
@@ -165,13 +179,17 @@ def find_steady(trace: Trace, steps: TraceSteps) -> SteadyPart:
         warm = min(warm, len(kept.names) - 1)
     elif not name or len(kept.names) - warm < LEAST_STEADY:
         kept, name, warm = steps, "", 0
+    origin = int(kept.start[0] if on_device else kept.host_start[0])
     kept = _pick(kept, slice(warm, None)) if warm else kept
     begin, end = kept.window if on_device else kept.host_window
     cuts = _clip(once, begin, end)
     left = max(begin - start, 0) + cuts.total
     captured = _clip(captures, start, stop).total > 0
-    starts = _does_start(subtract(once, captures), captures, kept, (start, begin, end))
-    return SteadyPart(kept, cuts, left, stop - start, name, captured, warm, starts)
+    starts = _does_start(subtract(once, captures), captures, kept, (start, origin, begin, end))
+    host = trace.host
+    compiles = 2 * unite_rows(host, trace.named(host, is_compiling)).within_one(start, begin) > left
+    updates = int((trace.named(host, is_optimizer) & (host.category != Category.GPU_ANNOTATION)).sum())
+    return SteadyPart(kept, cuts, left, stop - start, name, captured, warm, starts, compiles, updates)
 
 
 def leave_odd(trace: Trace, part: SteadyPart) -> SteadyPart:
@@ -184,8 +202,8 @@ def leave_odd(trace: Trace, part: SteadyPart) -> SteadyPart:
         return part
     length = part.measure(steps.start, steps.end)
     host = trace.host
-    named = unite_all([unite_rows(host, loader_rows(trace)), unite_rows(host, trace.named(host, is_compiling))])
-    told = named.within(steps.host_start, steps.host_end)
+    named = loader_rows(trace) | trace.named(host, is_compiling)
+    told = unite_rows(host, named).within(steps.host_start, steps.host_end)
     beyond, known = (float((one[rows] - np.median(one)).sum()) for one in (length, told))
     if 2 * known > beyond:
         return part
@@ -204,15 +222,15 @@ def leave_odd(trace: Trace, part: SteadyPart) -> SteadyPart:
     )
 
 
-def _does_start(once: Spans, captures: Spans, kept: TraceSteps, times: tuple[int, int, int]) -> bool:
+def _does_start(once: Spans, captures: Spans, kept: TraceSteps, times: tuple[int, int, int, int]) -> bool:
     """Tell whether what is left out has start-up in it: of marked steps what is cut out of those kept.
 
-    Of repeats it is also more before them than an iteration, from the start of the trace to their begin.
+    Of repeats it is also more before the first one than an iteration, from the start of the trace on.
     """
-    start, begin, end = times
+    start, origin, begin, end = times
     if kept.marked:
         return once.within_one(begin, end) > 0
-    before = begin - start - captures.within_one(start, begin)
+    before = origin - start - captures.within_one(start, origin)
     usual = WARM * float(np.median(kept.host_end - kept.host_start))
     return before > usual or once.within_one(start, end) > 0
 
