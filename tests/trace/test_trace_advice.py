@@ -296,10 +296,13 @@ def test_convolutions_that_other_streams_hide_are_nothing_to_begin_with(tmp_path
     ("copy", "remedy"),
     [
         ("Memcpy HtoD (Pageable -> Device)", "pin the batches"),
-        ("Memcpy DtoH (Device -> Pageable)", "record a few steps with stacks"),
+        ("Memcpy DtoH (Device -> Pageable)", "bring less back to the host"),
+        ("Memcpy HtoD (Pinned -> Device)", "copy the next batch while the device computes"),
+        ("Memcpy DtoH (Device -> Pinned)", "bring less back to the host"),
+        ("CopyHostToDevice", "copy the next batch while the device computes"),
     ],
 )
-def test_copies_of_pageable_memory_are_no_computation(copy, remedy, tmp_path):
+def test_copies_between_host_and_device_are_no_computation(copy, remedy, tmp_path):
     trace = TraceBuilder()
     for number in range(5):
         at = number * 6000
@@ -360,3 +363,28 @@ def test_a_range_of_the_program_that_the_idle_time_is_in_is_named_and_one_around
     for at in range(0, 50_000, 10_000):
         whole.add("user_annotation", "train_step", at + 5, 9990)
     assert analyse(whole, tmp_path).verdict.advice == (TRY_STACKS,)
+
+
+@pytest.mark.parametrize(
+    ("within", "calls", "remedy"),
+    [
+        (True, ("cudaFree", "cudaMalloc"), "let the allocator grow its segments"),
+        (True, ("cudaMalloc", "cudaMalloc"), "let the allocator grow its segments"),
+        (False, ("cudaFree", "cudaMalloc"), "take torch.cuda.empty_cache()"),
+        (False, ("hipFree", "hipFree"), "take torch.cuda.empty_cache()"),
+    ],
+)
+def test_memory_that_the_allocator_gives_back_itself_is_no_empty_cache(within, calls, remedy, tmp_path):
+    """It frees what it holds and asks again within the operator that needs memory; a program frees outside."""
+    trace = TraceBuilder()
+    for number in range(6):
+        at = number * 6000
+        trace.step(number, at, 6000).op("aten::linear", at + 5, 50).kernel(at + 20, 2900, launch=at + 10)
+        if within:
+            trace.op("aten::empty", at + 2900, 3050)
+        for place, name in enumerate(calls):
+            trace.call(name, at + 2930 + 1500 * place, 1490)
+    verdict = analyse(trace, tmp_path).verdict
+    assert (verdict.kind, verdict.cause) == (Kind.SYNC_BOUND, "allocator")
+    assert verdict.try_.startswith(remedy)
+    assert not any("limit_all_gathers" in text for text in verdict.advice), "no rank talks to another"

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from tpmon.judge.advice.choose import CATALOGUE, Chosen, choose, fill_remedy
 from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.advice.fields import write_gain
@@ -16,14 +18,15 @@ from tpmon.model.results.trace_tables import IdleLine, PatternRow, ProductRow, S
 from tpmon.model.verdict import Kind, pick_code
 from tpmon.trace.compare import MATMULS, does_train
 from tpmon.trace.figures.breakdown import find_loader, name_calls
+from tpmon.trace.figures.categories import lie_inside
 from tpmon.trace.figures.gaps import name_computing, sum_causes
 from tpmon.trace.figures.operators import is_graph_launch
 from tpmon.trace.figures.patterns import Parts, PatternSeen
 from tpmon.trace.figures.program import find_idle_lines, find_idle_range
 from tpmon.trace.reading.columns import distinct
-from tpmon.trace.reading.schema import MULTI_LOADER, SINGLE_LOADER, runs_compiled
+from tpmon.trace.reading.schema import MULTI_LOADER, SINGLE_LOADER, Category, begins, runs_compiled
 from tpmon.trace.reading.spans import NOTHING, Spans, find_cuts, invert, unite_all
-from tpmon.trace.verdict import SHARES, name_first
+from tpmon.trace.verdict import COPIES, SHARES, comes_back, name_first
 
 MOST_ADVICE = 3
 IDLE_TENSOR_PCT = 1.0
@@ -39,6 +42,7 @@ _FOR_CONVOLUTIONS = ("channels-last", "cudnn-benchmark")
 _FOR_EAGER = frozenset(("compile-reduce-overhead", "torch-compile", "compile-fullgraph"))
 _FOR_MASKS = frozenset(("aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::argwhere"))
 """What waits for the device for the size of its result: indexing by a mask asks ``nonzero``."""
+_frees = begins(r"(?:cuda|hip)(?:Mem)?Free")
 LEAST_COST_PCT = 2.0
 """Of the window: a remedy is for what costs this much, not for what is merely there."""
 _SEEN: dict[str, tuple[str, tuple[Need, ...]]] = {
@@ -74,6 +78,7 @@ _COSTS = {
     Need.SYNC_IN_STACK: "sync_explicit",
     Need.PAGEABLE_COPIES: "sync_implicit",
     Need.ALLOCATOR_IN_STACK: "alloc",
+    Need.ALLOCATOR_RETRIES: "alloc",
 }
 """What the waits are called that these tell of, in whatever the verdict is about."""
 
@@ -104,6 +109,10 @@ _MOVES = (
     (re.compile(""), "move it to the device, or into the workers of the loader: {} computes on the host"),
 )
 """What to do about an operator of the host, by what it does."""
+TRY_AHEAD = (
+    "copy the next batch while the device computes: from pinned memory, on a stream of its own, a step ahead"
+)
+TRY_FEWER_BACK = "bring less back to the host, less often, or read it a step later (pinned, non_blocking=True)"
 _CAUSES = {**SHARES, "copies": ("sync_implicit",)}
 """What a remedy is against that helps a share of the verdict."""
 _UPDATES = (
@@ -209,6 +218,7 @@ def _find_unfit(parts: Parts) -> frozenset[str]:
     unfit = _FOR_HIGH_PRECISION if uses_low_precision(parts) else frozenset[str]()
     unfit |= _FOR_SERVING if does_train(parts.trace) else _FOR_TRAINING
     unfit |= _FOR_EAGER if has_graphs(parts) else frozenset[str]()
+    unfit |= frozenset[str]() if parts.trace.collectives else {"limit-all-gathers"}
     unfit |= frozenset[str]() if _FOR_MASKS.intersection(parts.trace.names) else {"where-not-mask"}
     rounded = any(row.kind == "convolution" and row.dtype in _ROUNDED for row in parts.products)
     return unfit if rounded or not parts.devices else unfit | {"channels-last"}
@@ -258,6 +268,12 @@ def _name_computing(parts: Parts) -> Applicable[tuple[str, float, bool]]:
 def _propose(parts: Parts, verdict: TraceVerdict, first: str, lines: Sequence[IdleLine]) -> list[str]:
     """Say what this trace itself shows to do, with what it costs: before all that the catalogue has."""
     found = []
+    if first in COPIES:
+        work, trace = parts.trace.work, parts.trace
+        copies = trace.named(work, COPIES[first]) & (work.category == Category.MEMCPY)
+        back = int(work.duration[copies & trace.named(work, comes_back)].sum())
+        most_back = 2 * back > int(work.duration[copies].sum())
+        found += [TRY_FEWER_BACK] if most_back else [TRY_AHEAD] if first == "transfers" else []
     if first == "host" and is_known(operator := _name_computing(parts)):
         name, pct, updates = operator
         words = next(words for named, words in _MOVES if named.match(name))
@@ -372,6 +388,8 @@ def observe(parts: Parts, cards: tuple[CardUse, ...], patterns: Sequence[Pattern
     ]
     copied = distinct(parts.trace.work.name).tolist()
     pageable = any("Pageable ->" in parts.trace.names[name] for name in copied)
+    waits_for_memory = _cost_pct(parts, "alloc") >= LEAST_COST_PCT
+    gives_back = waits_for_memory and _gives_back(parts)
     proofs = (
         (Need.GPU_PRESENT, bool(cards)),
         (Need.PAGEABLE_COPIES, pageable and _cost_pct(parts, "sync_implicit") >= LEAST_COST_PCT),
@@ -380,12 +398,23 @@ def observe(parts: Parts, cards: tuple[CardUse, ...], patterns: Sequence[Pattern
         (Need.NO_WORKERS, loader == SINGLE_LOADER),
         (Need.WORKERS_PRESENT, loader == MULTI_LOADER),
         (Need.SYNC_IN_STACK, _cost_pct(parts, "sync_explicit") >= LEAST_COST_PCT),
-        (Need.ALLOCATOR_IN_STACK, _cost_pct(parts, "alloc") >= LEAST_COST_PCT),
+        (Need.ALLOCATOR_IN_STACK, waits_for_memory and gives_back),
+        (Need.ALLOCATOR_RETRIES, waits_for_memory and not gives_back),
         (Need.CONV_MODEL, convolved >= CONV_PCT),
         (Need.EAGER_MODEL, bool(cards) and len(parts.ops.row) > 0 and not runs_compiled(parts.trace.names)),
     )
     seen = (need for one in patterns for said in (one.name, *one.also) for need in _SEEN[said][1])
     return frozenset(need for need, holds in proofs if holds).union(seen)
+
+
+def _gives_back(parts: Parts) -> bool:
+    """Tell whether the program gives memory back (empty_cache): within operators the allocator does."""
+    trace, (start, end) = parts.trace, _find_window(parts)
+    calls = trace.calls
+    rows = np.flatnonzero(name_calls(trace, _frees) & (calls.start >= start) & (calls.start < end))
+    operators = np.flatnonzero(trace.host.category == Category.OP)
+    inside = lie_inside(trace, operators, calls.track[rows], calls.start[rows])
+    return 2 * int(calls.duration[rows[~inside]].sum()) > int(calls.duration[rows].sum())
 
 
 def _cost_pct(parts: Parts, *causes: str) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +26,7 @@ from tpmon.trace.figures.steady import SteadyPart
 from tpmon.trace.figures.steps import TraceSteps
 from tpmon.trace.reading.columns import Small
 from tpmon.trace.reading.read import Trace, clean_name
-from tpmon.trace.reading.schema import SINGLE_LOADER, Category, is_compiling, is_step
+from tpmon.trace.reading.schema import SINGLE_LOADER, Category, begins, is_compiling, is_step
 from tpmon.trace.reading.spans import Spans, find_cuts, unite_all, unite_rows
 
 _GIVES_WORK = re.compile(r"^(?:cuda|hip|cu|xpu|ze|ur)\w*(?:Launch|Memcpy|Memset|Enqueue|AppendMemory)")
@@ -90,6 +90,7 @@ HOLDS = {
     "data": (Kind.DATA_BOUND, "waiting for the next batch"),
     "comms": (Kind.COMMS_BOUND, "communication that no computation hides"),
     "copies": (Kind.SYNC_BOUND, "copies of pageable memory, which hold up the host, and no kernel runs"),
+    "transfers": (Kind.SYNC_BOUND, "copies between host and device, which kernels wait for"),
     "sync": (Kind.SYNC_BOUND, "waits of the host for the device or the allocator, and what they hold up"),
     "launch": (Kind.LAUNCH_BOUND, "operators and launches on the host, slower than the device"),
     "host": (Kind.PYTHON_BOUND, "operators that compute on the host while the device waits"),
@@ -104,6 +105,12 @@ HOLDS = {
     "idle": (Kind.NOT_ENOUGH_EVIDENCE, "idle time that no host events explain"),
 }
 """The kind of a verdict by its largest share, and that share in words."""
+comes_back = begins(r".*(?:DtoH|Device\s?To\s?Host)")
+COPIES = {
+    "copies": begins(r".*Pageable"),
+    "transfers": begins(r"(?!.*Pageable).*(?:HtoD|Host\s?To\s?Device|DtoH|Device\s?To\s?Host)"),
+}
+"""Which copies make a share of the verdict where no kernel hides them."""
 _SYNCS = {"explicit": "sync_explicit", "implicit": "sync_implicit", "allocator": "alloc"}
 SHARES = {
     "data": ("data",),
@@ -115,7 +122,7 @@ SHARES = {
     "queued": ("queued",),
 }
 """Which causes of idle time make a share of the verdict."""
-_OF_CALLS = ("copies", "sync", "launch", "graph", "queued")
+_OF_CALLS = ("copies", "transfers", "sync", "launch", "graph", "queued")
 _NOT_BY_HOST = ("graph", "queued", "other")
 _SEEN_ITSELF = ("compile", "data")
 """What a trace names itself: in a few steps as in all of them it is that."""
@@ -156,9 +163,10 @@ def judge_device(
     shares = {name: sum(spent[one] for one in parts) for name, parts in SHARES.items()}
     exposed = sum(_expose(one, window, cuts) for one in activity.each())
     shares = {name: ns for name, ns in shares.items() if ns > 0 or name not in _NAMED_WHERE_SEEN}
-    copied = _expose_copies(trace, devices, window, cuts)
-    if 100 * copied >= LEAST_LOST_PCT * total:
-        shares["copies"] = copied
+    for name, test in COPIES.items():
+        copied = _expose_copies(trace, devices, window, cuts, test)
+        if 100 * copied >= LEAST_LOST_PCT * total:
+            shares[name] = copied
     if activity.on_host:
         shares = {"comms": exposed + spent["comms"], **shares}
     else:
@@ -214,7 +222,7 @@ def name_first(verdict: TraceVerdict) -> str:
 
 
 def _find_cause(trace: Trace, first: str, measured: Measured, window: tuple[int, int]) -> Applicable[str]:
-    if first == "copies":
+    if first in COPIES:
         return "implicit"
     if first == "sync":
         return max(measured.waits, key=lambda name: measured.waits[name])
@@ -249,11 +257,15 @@ def _expose(activity: Activity, window: tuple[int, int], cuts: Spans) -> int:
 
 
 def _expose_copies(
-    trace: Trace, devices: Sequence[DeviceCauses], window: tuple[int, int], cuts: Spans
+    trace: Trace,
+    devices: Sequence[DeviceCauses],
+    window: tuple[int, int],
+    cuts: Spans,
+    test: Callable[[str], bool],
 ) -> int:
-    """Return how long devices copy from and to pageable memory while no kernel of them runs."""
+    """Return how long devices do some copies while no kernel of them runs."""
     work = trace.work
-    rows = trace.named(work, lambda name: "Pageable" in name) & (work.category == Category.MEMCPY)
+    rows = trace.named(work, test) & (work.category == Category.MEMCPY)
     exposed = 0
     for one in devices:
         kernels = unite_rows(work, trace.select(Category.KERNEL, one.device))
