@@ -9,7 +9,7 @@ from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.results.trace import TraceFile
 from tpmon.model.verdict import Kind
 from tpmon.report.trace import write_report
-from tpmon.trace.advice import TRY_RANKS, TRY_STACKS
+from tpmon.trace.advice import TRY_LARGER, TRY_RANKS, TRY_STACKS
 from tpmon.trace.analysis import analyze
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -388,3 +388,21 @@ def test_memory_that_the_allocator_gives_back_itself_is_no_empty_cache(within, c
     assert (verdict.kind, verdict.cause) == (Kind.SYNC_BOUND, "allocator")
     assert verdict.try_.startswith(remedy)
     assert not any("limit_all_gathers" in text for text in verdict.advice), "no rank talks to another"
+
+
+@pytest.mark.parametrize(("each_us", "small"), [(6, True), (40, False)])
+def test_a_host_that_computes_in_operators_of_microseconds_needs_fewer_and_larger_ones(each_us, small, tmp_path):
+    """Cells of a recurrent network in a loop: the longest operator is a few percent, and a product of little."""
+    trace = TraceBuilder()
+    for number in range(4):
+        at = number * 20_000
+        trace.step(number, at, 20_000).op("aten::linear", at, 5000)
+        for place in range(300):
+            name = ("aten::mm", "aten::sigmoid", "aten::mul")[place % 3]
+            trace.op(name, at + 5000 + 48 * place, 5 * each_us).op(name, at + 5001 + 48 * place, each_us)
+            for inner in range(1, 5):
+                trace.op(name, at + 5001 + 48 * place + inner * each_us, each_us) if small else None
+    verdict = analyse(trace, tmp_path).verdict
+    assert verdict.kind is Kind.COMPUTE_BOUND
+    assert (verdict.try_ == TRY_LARGER) is small
+    assert ("% of their time in those below 10 us" in verdict.summary) is small

@@ -65,6 +65,7 @@ _SEEN: dict[str, tuple[str, tuple[Need, ...]]] = {
     "pageable": ("pin-memory", (Need.PAGEABLE_COPIES,)),
     "item": ("sync-rarely", (Need.SYNC_IN_STACK,)),
     "updates alone": ("", ()),
+    "host alone": ("", ()),
     "fp16 alone": ("", (Need.FP16_CORES_ALONE,)),
     "memory free": ("", (Need.GPU_MEMORY_FREE,)),
 }
@@ -109,10 +110,16 @@ _MOVES = (
     (re.compile(""), "move it to the device, or into the workers of the loader: {} computes on the host"),
 )
 """What to do about an operator of the host, by what it does."""
+TRY_LARGER = (
+    "give each operator more to do: a larger batch, one call in place of a loop (nn.LSTM, not cells), or "
+    "torch.compile"
+)
 TRY_AHEAD = (
     "copy the next batch while the device computes: from pinned memory, on a stream of its own, a step ahead"
 )
-TRY_FEWER_BACK = "bring less back to the host, less often, or read it a step later (pinned, non_blocking=True)"
+TRY_FEWER_BACK = (
+    "bring less back to the host, less often, or read it a step later (pinned, non_blocking=True)"
+)
 _CAUSES = {**SHARES, "copies": ("sync_implicit",)}
 """What a remedy is against that helps a share of the verdict."""
 _UPDATES = (
@@ -155,6 +162,8 @@ def advise(
     # A busy device is no cost of its own: there a remedy has one where a pattern has.
     whole: Applicable[float] = NOT_APPLICABLE if verdict.kind is Kind.COMPUTE_BOUND else verdict.share_pct
     own = [(text, whole) for text in _propose(parts, verdict, first, lines)]
+    small = [seen for seen in patterns if "host alone" in seen.also and first == "compute"]
+    own += [(TRY_LARGER, seen.share_pct) for seen in small]
     computes = say_work(parts.work, parts.products)
     longest = ", ".join(filter(None, (computes, longest)))
     fall_back = [(text, whole) for text in _fall_back(verdict, longest)]
@@ -179,8 +188,8 @@ def advise(
     if first == "host" and is_known(operator := _name_computing(parts)):
         name, pct, _updates = operator
         verdict = replace(verdict, summary=f"{verdict.summary}; longest {name}, {pct:.0f} % of it")
-    if verdict.kind is Kind.COMPUTE_BOUND and computes:
-        verdict = replace(verdict, summary=f"{verdict.summary}; {computes}")
+    if verdict.kind is Kind.COMPUTE_BOUND and (told_too := computes or "; ".join(one.words for one in small)):
+        verdict = replace(verdict, summary=f"{verdict.summary}; {told_too}")
     return replace(
         verdict,
         try_=texts[0] if texts else NOT_APPLICABLE,

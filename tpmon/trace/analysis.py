@@ -257,13 +257,7 @@ def analyze_trace(
 
 
 def _analyze(
-    stack: ExitStack,
-    trace: Trace,
-    keep: Keep | None,
-    wanted: Collection[str],
-    *,
-    apart: bool,
-    of_job: bool,
+    stack: ExitStack, trace: Trace, keep: Keep | None, wanted: Collection[str], *, apart: bool, of_job: bool
 ) -> tuple[TraceFile, RankParts]:
     steps = find_steps(trace)
     steady = find_steady(trace, steps)

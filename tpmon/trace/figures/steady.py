@@ -207,9 +207,7 @@ def leave_odd(trace: Trace, part: SteadyPart) -> SteadyPart:
     beyond, known = (float((one[rows] - np.median(one)).sum()) for one in (length, told))
     if 2 * known > beyond:
         return part
-    start, end = (
-        (steps.start, steps.end) if len(trace.work.start) else (steps.host_start, steps.host_end)
-    )
+    start, end = (steps.start, steps.end) if len(trace.work.start) else (steps.host_start, steps.host_end)
     kept = np.delete(np.arange(len(steps.names)), rows)
     begin, stop = int(start[kept[0]]), int(end[kept[-1]])
     odd = _clip(unite(start[rows], (end - start)[rows]), begin, stop)
