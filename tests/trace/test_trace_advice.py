@@ -406,3 +406,20 @@ def test_a_host_that_computes_in_operators_of_microseconds_needs_fewer_and_large
     assert verdict.kind is Kind.COMPUTE_BOUND
     assert (verdict.try_ == TRY_LARGER) is small
     assert ("% of their time in those below 10 us" in verdict.summary) is small
+
+
+@pytest.mark.parametrize(
+    ("innermost", "named"),
+    [("watch.py(7): poll", True), ("threading.py(327): wait", False), ("queue.py(171): get", False)],
+)
+def test_a_second_thread_of_the_program_may_hold_the_gil(innermost, named, tmp_path):
+    """torch writes the stacks of threads that run no operator one behind the other, as they stood at the start."""
+    trace = with_stacks(python_bound())
+    stacks = (("threading.py(1002): _bootstrap", "threading.py(982): run", innermost),)
+    stacks += (("threading.py(1002): _bootstrap", "concurrent/futures/thread.py(81): _worker"),)
+    for place, name in enumerate(name for stack in stacks for name in stack):
+        trace.add("python_function", name, place, 50_000 - place, tid=0)
+    verdict = analyse(trace, tmp_path).verdict
+    assert verdict.kind is Kind.PYTHON_BOUND
+    assert any("another thread holds the GIL" in text and innermost in text for text in verdict.advice) is named
+    assert verdict.try_.startswith("shorten, or do less often, what is in metrics.py(41)")

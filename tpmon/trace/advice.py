@@ -22,7 +22,7 @@ from tpmon.trace.figures.categories import lie_inside
 from tpmon.trace.figures.gaps import name_computing, sum_causes
 from tpmon.trace.figures.operators import is_graph_launch
 from tpmon.trace.figures.patterns import Parts, PatternSeen
-from tpmon.trace.figures.program import find_idle_lines, find_idle_range
+from tpmon.trace.figures.program import find_beside, find_idle_lines, find_idle_range
 from tpmon.trace.reading.columns import distinct
 from tpmon.trace.reading.schema import MULTI_LOADER, SINGLE_LOADER, Category, begins, runs_compiled
 from tpmon.trace.reading.spans import NOTHING, Spans, find_cuts, invert, unite_all
@@ -113,6 +113,10 @@ _MOVES = (
 TRY_LARGER = (
     "give each operator more to do: a larger batch, one call in place of a loop (nn.LSTM, not cells), or "
     "torch.compile"
+)
+TRY_BESIDE = (
+    "see whether another thread holds the GIL (tpmon attach PID): one stood in {} as the recording began, and "
+    "where it computes in Python, the main thread waits for it"
 )
 TRY_AHEAD = (
     "copy the next batch while the device computes: from pinned memory, on a stream of its own, a step ahead"
@@ -296,6 +300,9 @@ def _propose(parts: Parts, verdict: TraceVerdict, first: str, lines: Sequence[Id
     ):
         where = f"the range {row.name}: {row.share_pct:.0f} % of that time is there"
         found += [f"shorten, or do less often, what is in {where}", TRY_STACKS]
+    if first == "other" and parts.stacks is not None:
+        beside = find_beside(parts.trace, parts.stacks.program)
+        found += [TRY_BESIDE.format(beside)] if is_known(beside) else []
     return found
 
 

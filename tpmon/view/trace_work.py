@@ -12,10 +12,13 @@ from tpmon.view.trace import shorten_kernel
 WORK: Figures[WorkRow] = (
     TableFigure("ms", lambda row: row.us, ms_of_us, 1),
     TableFigure("of busy", lambda row: row.share_pct, pct, 2),
+    TableFigure("hidden ms", lambda row: row.overlapping_us - row.us, ms_of_us, 3),
     TableFigure("count", lambda row: row.count, thousands, 4),
     TableFigure("work", lambda row: row.category, keep=0, left=True),
     TableFigure("longest kernel", lambda row: row.largest, shorten_kernel, 3, 16, left=True, grows=True),
 )
+HIDDEN = 0.01
+"""Share (0-1) of the busy time that other work hides, from which on it has a column: what is at once counts once."""
 PHASES: Figures[PhaseRow] = (
     TableFigure("host ms", lambda row: row.host_us, ms_of_us, 1),
     TableFigure("gpu ms", lambda row: row.device_us, ms_of_us, 2),
@@ -32,7 +35,9 @@ def list_work(file: results.TraceFile) -> list[Block]:
         busy = f"busy {ms_of_us(work.busy_us)} of {ms_of_us(work.step_us)} ms"
         of = f"a mean {work.unit}" if work.unit else "the whole trace"
         title = f"what the device computes, {of}, {busy}"
-        blocks.append(lay_sheet(title, WORK, work.categories, findable=False, table="work"))
+        hides = any(row.overlapping_us - row.us >= HIDDEN * work.busy_us for row in work.categories)
+        shown = tuple(one for one in WORK if hides or one.head != "hidden ms")
+        blocks.append(lay_sheet(title, shown, work.categories, findable=False, table="work"))
     if is_known(work.phases):
         blocks.append(
             lay_sheet(

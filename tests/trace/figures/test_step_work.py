@@ -10,6 +10,7 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.trace import TraceFile
 from tpmon.model.results.trace_tables import PatternRow, StepWork
 from tpmon.model.verdict import Kind
+from tpmon.report.trace import write_report
 from tpmon.trace.analysis import analyze
 from tpmon.trace.figures.categories import CATEGORIES, name_category, split_exclusive
 from tpmon.trace.figures.operators import count_flops, parse_inputs
@@ -447,3 +448,15 @@ def test_a_loss_that_the_optimizer_computes_again_is_forward_and_backward_and_no
     assert "unfused-optimizer" in {row.name for row in few.patterns}
     fewer = analyze([closures(4).write(tmp_path / "fewer.json")]).files[0]
     assert "unfused-optimizer" not in {row.name for row in fewer.patterns}, "80 kernels of its own"
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_what_other_streams_hide_is_said_where_it_is_no_part_of_the_busy_time(beside, tmp_path):
+    trace = TraceBuilder()
+    for number in range(3):
+        at = number * 1000
+        trace.step(number, at, 1000).kernel(at + 10, 980, launch=at, name="sm80_xmma_gemm_bf16")
+        start, length = (at + 100, 300) if beside else (at + 991, 8)
+        trace.kernel(start, length, launch=at + 2, name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL", stream=20)
+    text = "\n".join(write_report(analyze([trace.write(tmp_path / "t.json")])))
+    assert ("hidden ms" in text) is beside

@@ -102,6 +102,8 @@ MOST_LINES = 3
 LEAST_LINE = 0.01
 """Share (0-1) of that time: a line with less is not worth one of these."""
 _SAMPLES = 4000
+_MOST_BESIDE = 1000
+"""Functions of other threads that are looked at."""
 
 
 def find_idle_lines(trace: Trace, stacks: Stacks, idle: Spans) -> tuple[IdleLine, ...]:
@@ -126,6 +128,20 @@ def find_idle_lines(trace: Trace, stacks: Stacks, idle: Spans) -> tuple[IdleLine
             name = clean_name(trace.names[lines.keys[one]])
             found.append(IdleLine(name, share * idle.total / 1000, 100 * share))
     return tuple(found[:MOST_LINES])
+
+
+def find_beside(trace: Trace, program: ProgramCode) -> Applicable[str]:
+    """Name the line of the program in which another thread stood as the recording began.
+
+    Of threads that run no operator torch writes no more than these stacks, one behind the other.
+    """
+    python, host = trace.python, trace.host
+    working = distinct(host.track[host.category == Category.OP])
+    rows = np.flatnonzero(~np.isin(python.track, working))[: _MOST_BESIDE if len(working) else 0]
+    names = [trace.names[number] for number in python.name[rows].tolist()]
+    ends = [at for at, name in enumerate(names) if at + 1 == len(names) or ": _bootstrap" in names[at + 1]]
+    inner = [names[at] for at in ends if program.owner_of(names[at]) is LineOwner.PROGRAM]
+    return clean_name(inner[0]) if inner else NOT_APPLICABLE
 
 
 def sum_frames(trace: Trace, stacks: Stacks) -> tuple[FrameRow, ...]:
