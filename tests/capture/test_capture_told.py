@@ -186,10 +186,7 @@ def test_a_window_by_time_is_told_by_its_length(tmp_path):
     [
         ({}, "5 steps of 13.10 ms, 7,612 events"),
         ({"judged_steps": 4, "left_out_us": 1.2e6}, "5 steps, the usual 4 of 13.10 ms, 1,200.0 ms left out"),
-        (
-            {"steps": 2, "judged_steps": 1, "left_out_us": 50.0},
-            "2 steps, the usual one of 13.10 ms, 0.1 ms left out",
-        ),
+        ({"steps": 2, "judged_steps": 1, "left_out_us": 50.0}, "2 steps, the usual one of 13.10 ms, 0.1 ms left out"),
         ({"steps": 0, "repeats": 40}, "no step is marked; 40 repeats of 13.10 ms, 7,612 events"),
         ({"steps": 0, "left_out_us": 300.0}, "a window of 13.10 ms, 0.3 ms left out, 7,612 events"),
     ],

@@ -115,7 +115,7 @@ TRY_LARGER = (
     "torch.compile"
 )
 TRY_BESIDE = (
-    "see whether another thread holds the GIL (tpmon attach PID): one stood in {} as the recording began, and "
+    "see whether another thread holds the GIL (tpmon attach PID): one stood in {} as the recording began; "
     "where it computes in Python, the main thread waits for it"
 )
 TRY_AHEAD = (

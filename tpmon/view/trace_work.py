@@ -18,7 +18,7 @@ WORK: Figures[WorkRow] = (
     TableFigure("longest kernel", lambda row: row.largest, shorten_kernel, 3, 16, left=True, grows=True),
 )
 HIDDEN = 0.01
-"""Share (0-1) of the busy time that other work hides, from which on it has a column: what is at once counts once."""
+"""Share (0-1) of the busy time that is hidden under other work from which on a column says so."""
 PHASES: Figures[PhaseRow] = (
     TableFigure("host ms", lambda row: row.host_us, ms_of_us, 1),
     TableFigure("gpu ms", lambda row: row.device_us, ms_of_us, 2),

@@ -236,8 +236,8 @@ def _does_start(once: Spans, captures: Spans, kept: TraceSteps, times: tuple[int
 def _pick(steps: TraceSteps, rows: Ints | slice) -> TraceSteps:
     """Return some of the steps."""
     names = tuple(np.array(steps.names, dtype=object)[rows].tolist())
-    times = (one[rows] for one in (steps.host_start, steps.host_end, steps.start, steps.end))
-    return TraceSteps(names, *times, steps.marked, steps.notes)
+    host = steps.host_start[rows], steps.host_end[rows]
+    return TraceSteps(names, *host, steps.start[rows], steps.end[rows], steps.marked, steps.notes)
 
 
 def _count_warm(length: Ints, once: Ints, *, marked: bool) -> int:
