@@ -155,7 +155,8 @@ class TraceSummary:
 
     ``steps`` is 0 where none are marked; ``repeats`` then stand in for them, and where there are none
     the whole trace counts as one. ``left_out_us`` are start-up, warm-up, captures and a few much longer
-    steps: in no mean or share, which are of ``judged_steps``. ``split_us`` is the exclusive breakdown of the mean step.
+    steps: in no mean or share, which are of ``judged_steps``. ``split_us`` is the exclusive breakdown
+    of the mean step.
     """
 
     path: str
@@ -212,8 +213,8 @@ class CardUse:
 class Overview:
     """Hold the steps of a trace and what the mean step is made of.
 
-    Where none are marked, ``repeats`` stand in for them. ``left_out_us`` are start-up, warm-up, captures and a few
-    much longer steps: in no mean or share, which are of ``judged_steps``, nor in a step that is not marked.
+    Where none are marked, ``repeats`` stand in for them. ``left_out_us`` are start-up, warm-up, captures and a
+    few much longer steps: in no mean or share, which are of ``judged_steps``, nor in an unmarked step.
     ``step_ms`` has the device work of a step in it, ``host_step_ms`` is the mark of the host alone.
     ``breakdown_us`` is exclusive and sums to the step; ``overlapping_us`` counts each kind in full.
     """
