@@ -213,8 +213,8 @@ class CardUse:
 class Overview:
     """Hold the steps of a trace and what the mean step is made of.
 
-    Where none are marked, ``repeats`` stand in for them. ``left_out_us`` are start-up, warm-up, captures and a
-    few much longer steps: in no mean or share, which are of ``judged_steps``, nor in an unmarked step.
+    Where none are marked, ``repeats`` stand in for them. ``left_out_us`` are start-up, warm-up, captures and
+    a few much longer steps: in no mean or share, which are of ``judged_steps``, nor in an unmarked step.
     ``step_ms`` has the device work of a step in it, ``host_step_ms`` is the mark of the host alone.
     ``breakdown_us`` is exclusive and sums to the step; ``overlapping_us`` counts each kind in full.
     """
