@@ -206,7 +206,7 @@ def test_a_request_that_was_taken_and_lost_is_asked_again(python):
 
 def test_who_loses_every_request_is_asked_three_times():
     with looping(program=LOSES.replace("left = [1]", "left = [1] * 9") + LOOP) as job:
-        assert refuse(find(job)) is RefusalReason.SILENT
+        assert refuse(find(job)) is RefusalReason.NOT_RUN
         assert job.communicate(timeout=60)[0].startswith("0 1 ['_', 'audit', 'left', ")
 
 

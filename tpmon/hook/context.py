@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_HERE_AS_COMPILED = (_HERE, os.path.dirname(__file__) + os.sep)
 _TORCH_HANDLER = os.path.join("torch", "utils", "data", "_utils", "signal_handling.py")
 """Here torch's signal handler raises when a worker of its DataLoader died; the program may catch that."""
 
@@ -32,8 +33,6 @@ _VARIABLE = 4
 
 GRAPHS: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """CUDA graphs that are being captured, in any thread: asking a device for anything breaks them."""
-
-_STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
 
 def is_loader_worker() -> bool:
@@ -119,24 +118,18 @@ def is_of_python(thread: int) -> bool:
     return one is not None and not isinstance(one, threading._DummyThread)  # noqa: SLF001
 
 
-def is_ours(error: BaseException, called: str = _HERE) -> bool:
-    """Tell whether an error raised in the hook is the hook's own, or of the package that it ``called``.
+def is_ours(error: BaseException) -> bool:
+    """Tell whether an error raised in the hook is the hook's own, or of what it called.
 
-    A signal handler of the user may raise while our code runs: a frame of its file is in the traceback, and
-    the error is the user's to catch. So is what another thread has this one raise
-    (PyThreadState_SetAsyncExc, by which wandb ends a run), without such a frame: a bare Exception, which
-    neither we nor Python raise.
+    A signal handler of the user may raise while our code runs: that error is the user's to catch. So is
+    what another thread has this one raise (PyThreadState_SetAsyncExc, by which wandb ends a run): a bare
+    Exception, which neither we nor Python raise. A function of the program that it put in place of
+    ``os.open`` refuses us, and not its loop.
     """
     if type(error) is Exception:
         return False
-    for trace in _list_traces(error):
-        file = trace.tb_frame.f_code.co_filename
-        if file.endswith(_TORCH_HANDLER):
-            return False
-        standard = file.startswith((_STANDARD, "<frozen ")) and "-packages" not in file
-        if not standard and not os.path.abspath(file).startswith((_HERE, called)):
-            return False
-    return True
+    files = [trace.tb_frame.f_code.co_filename for trace in _list_traces(error)]
+    return not any(file.endswith(_TORCH_HANDLER) for file in files) and not is_from_handler(error)
 
 
 def is_of_torch(error: BaseException) -> bool:
@@ -156,7 +149,7 @@ def is_from_handler(error: BaseException) -> bool:
     codes = [_find_code(signal.getsignal(number)) for number in range(1, signal.NSIG)]
     frames = [trace.tb_frame for trace in _list_traces(error)]
     return any(
-        not os.path.abspath(one.f_code.co_filename).startswith(_HERE)
+        not one.f_code.co_filename.startswith(_HERE_AS_COMPILED)
         and (one.f_code in codes or _takes_frame(one))
         for one in frames
     )

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 
 from tpmon.hook.bus import wire_settings as wire
 from tpmon.hook.bus.pages import keep_for_ever
-from tpmon.hook.context import GRAPHS, is_ours, torch_folder
+from tpmon.hook.context import GRAPHS, is_ours
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def on_device(torch: Any) -> Iterator[None]:
     try:
         devices.extend(_list_working(torch) if torch.cuda.is_initialized() else ())
     except Exception as error:
-        if not is_ours(error, torch_folder()):
+        if not is_ours(error):
             raise
     for one in devices[1:]:
         torch.cuda.synchronize(one)

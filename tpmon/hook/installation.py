@@ -80,20 +80,19 @@ class Arrival:
         """Return the spec of one of ``names``, which will call ``arrived``; None for all other names."""
         if name not in self._names or self._looking:
             return None
-        self._looking = True
+        self._looking, asked = True, False
         try:
             spec = _ask_all(name, path, target)
+            asked = True
             if spec is not None:
                 self._follow(spec)
         except Exception as error:
-            if not is_ours(error):
-                return None  # another finder's: Python asks that one again, and meets the error itself
-            self._failed(error)
-        else:
-            return spec
+            if asked and is_ours(error):  # else another finder's: Python asks that again, and meets it itself
+                self._failed(error)
+            return None  # Python asks the others
         finally:
             self._looking = False
-        return None  # Python asks the others
+        return spec
 
     def _follow(self, spec: ModuleSpec) -> None:
         loader: Any = spec.loader

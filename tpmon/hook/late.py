@@ -2,13 +2,15 @@
 
 tpmon writes this file with a call of ``main`` at its end, and has the main thread run it at a safe point. The
 hook's modules come from one file beside it and are kept in memory: nothing of it stays on disk. Removed, the
-modules stay loaded and do nothing, as code that other threads may stand in cannot be unloaded.
+modules stay loaded and do nothing, as code that other threads may stand in cannot be unloaded. Files are
+opened by ``posix``: a program may have replaced ``open`` and ``os.open`` by guards of its own.
 Stands alone. Valid Python 3.10.
 """
 
 from __future__ import annotations
 
 import os
+import posix
 import sys
 
 TYPE_CHECKING = False
@@ -30,6 +32,11 @@ _LEAVES_S, _LOOK_S = 30.0, 0.001
 _CAUGHT_S = 0.02
 """What an error that was raised takes to where it is caught, at most some turns of the GIL."""
 _FINDERS = "<frozen importlib._bootstrap>"
+_FRAMES_LEFT = 200
+"""So many more calls must fit on the stack: the hook comes and goes with some 60 nested ones."""
+
+_VARIABLE = 4
+"""CO_VARARGS of a code's flags."""
 
 
 class Shelf:
@@ -41,6 +48,7 @@ class Shelf:
         ``same``: the code is of this version of Python.
         """
         self.modules, self.mark, self.same = modules, mark, same
+        self.kept: dict[str, ModuleType] = {}
 
     def find_spec(
         self,
@@ -66,11 +74,14 @@ class Shelf:
             spec.submodule_search_locations = [place]
         return spec
 
-    def create_module(self, spec: ModuleSpec) -> None:
-        """Leave it to Python."""
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Return the module that the program dropped from ``sys.modules``: a second one would count again."""
+        return self.kept.get(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         """Run its code; compile it first where tpmon's Python was another version."""
+        if module.__name__ in self.kept:
+            return
         _, source, code = self.modules[module.__name__]
         if code and self.same:
             import marshal  # noqa: PLC0415
@@ -78,6 +89,7 @@ class Shelf:
             exec(marshal.loads(code), module.__dict__)  # noqa: S102, S302
         else:
             exec(compile(source, str(module.__file__), "exec", dont_inherit=True), module.__dict__)  # noqa: S102
+        self.kept[module.__name__] = module
 
     def get_source(self, name: str) -> str:
         """Return the source for tracebacks."""
@@ -100,7 +112,16 @@ def is_busy() -> bool:
     for frame in stacks.values():
         if stands_within(frame, shared):
             return True
-    return stands_within(sys._getframe().f_back, shared)  # noqa: SLF001
+    return is_deep() or stands_within(sys._getframe().f_back, shared)  # noqa: SLF001
+
+
+def is_deep() -> bool:
+    """Tell whether the program has called so deep that Python may refuse us a call: it recurses."""
+    try:
+        sys._getframe(max(sys.getrecursionlimit() - _FRAMES_LEFT, 0))  # noqa: SLF001
+    except ValueError:
+        return False
+    return True
 
 
 def stands_within(frame: FrameType | None, shared: bool) -> bool:
@@ -135,8 +156,7 @@ def install(folder: str, put_in: tuple[int, str], mark: str) -> tuple[str, str]:
         import marshal  # noqa: PLC0415
         from importlib.util import MAGIC_NUMBER, module_from_spec  # noqa: PLC0415
 
-        with open(folder + "/hook", "rb") as file:
-            modules, magic = marshal.load(file)  # noqa: S302
+        modules, magic = marshal.loads(read_file(folder + "/hook"))  # noqa: S302
         shelf = Shelf(modules, mark, magic == MAGIC_NUMBER)
         sys.meta_path.append(shelf)
         ours = module_from_spec(shelf.find_spec("tpmon"))
@@ -157,8 +177,15 @@ def install(folder: str, put_in: tuple[int, str], mark: str) -> tuple[str, str]:
     return ("failed", problem) if problem else ("installed", str(HOOK.steps.patches))
 
 
+def list_shelves() -> list[Any]:
+    """List our finders; no code of the program's finders runs."""
+    return [one for one in sys.meta_path if "mark" in getattr(one, "__dict__", ())]
+
+
 def forget() -> None:
     """Drop the modules of ours, so that the next import begins anew."""
+    for shelf in list_shelves():
+        shelf.kept = {}
     for name in [one for one in sys.modules if one == "tpmon" or one.startswith("tpmon.")]:
         del sys.modules[name]
 
@@ -179,7 +206,7 @@ def remove() -> tuple[str, str]:
     ours: Any
     held: Any
     ours, held = sys.modules.get("tpmon"), sys.modules.get("tpmon.hook.installation")
-    if held is None or not held.HOOK.installed:
+    if held is None or not (held.HOOK.installed or held.HOOK.steps.pages):
         return "absent", ""
     if not getattr(ours, "put_in", None):
         return "present", ""
@@ -187,9 +214,11 @@ def remove() -> tuple[str, str]:
     if capture is not None and capture.under_way is not None:
         return "busy", ""
     held.HOOK.uninstall()
-    ours.put_in = None
     left = held.HOOK.problem or held.HOOK.steps.problem
-    return ("failed", left) if left else ("removed", "")
+    if left:
+        return "failed", left
+    ours.put_in = None
+    return "removed", ""
 
 
 def make_again(kind: type, arguments: tuple[object, ...], raised: list[bool]) -> type:
@@ -246,18 +275,35 @@ def raise_later(
 
 
 def is_foreign(error: BaseException) -> bool:
-    """Tell whether an error is the program's: of a signal handler that ran while we did."""
+    """Tell whether an error is the program's: of a signal handler that ran while we did.
+
+    Not of what we called: a guard that the program put before ``os.open`` speaks to us.
+    """
     if not isinstance(error, Exception):
         return True
-    standard = os.path.dirname(os.__file__) + os.sep
     trace = error.__traceback__
     while trace is not None:
-        frame = trace.tb_frame
-        ours = frame.f_globals is globals()
-        if not ours and not frame.f_code.co_filename.startswith((_ROOT, standard, "<frozen ")):
+        if is_of_handler(trace.tb_frame):
             return True
         trace = trace.tb_next
     return False
+
+
+def is_of_handler(frame: FrameType) -> bool:
+    """Tell whether a frame is of a signal handler: one in place, or with a frame among its arguments."""
+    import signal  # noqa: PLC0415
+
+    code = frame.f_code
+    if frame.f_globals is globals() or code.co_filename.startswith((_ROOT, "<frozen ")):
+        return False
+    number = code.co_argcount + bool(code.co_flags & _VARIABLE)
+    given = [frame.f_locals.get(name) for name in code.co_varnames[:number]]
+    if code.co_flags & _VARIABLE and type(given[-1]) is tuple:
+        given.extend(given[-1])
+    handlers = map(signal.getsignal, range(1, signal.NSIG))
+    return any(type(one) is type(frame) for one in given) or any(
+        getattr(one, "__code__", None) is code for one in handlers
+    )
 
 
 def main(folder: str, verb: str, put_in: tuple[int, str], mark: str) -> None:
@@ -274,7 +320,7 @@ def main(folder: str, verb: str, put_in: tuple[int, str], mark: str) -> None:
     compiling: list[Any] = []
     try:
         try:
-            os.close(_open_private(folder + "/answer.part", os.O_WRONLY | os.O_CREAT))  # it has begun
+            posix.close(_open_private(folder + "/answer.part"))  # it has begun
             turn_off_compiling(compiling)
             answer = _do(folder, verb, put_in, mark)
         except BaseException as error:
@@ -331,6 +377,9 @@ def _do(folder: str, verb: str, put_in: tuple[int, str], mark: str) -> tuple[str
     try:
         if is_busy():
             return "busy", ""
+        for shelf in list_shelves():
+            for name, module in getattr(shelf, "kept", {}).items():
+                sys.modules.setdefault(name, module)
         return install(folder, put_in, mark) if verb == "install" else remove()
     except BaseException as error:
         if is_foreign(error):
@@ -341,10 +390,22 @@ def _do(folder: str, verb: str, put_in: tuple[int, str], mark: str) -> tuple[str
 def write_answer(folder: str, answer: tuple[str, str]) -> None:
     """Write the answer in one go, for tpmon to read."""
     part = folder + "/answer.part"
-    with open(part, "w", encoding="utf-8", opener=_open_private) as file:
-        file.write("\n".join(answer))
-    os.rename(part, folder + "/answer")
+    file = _open_private(part)
+    try:
+        posix.write(file, "\n".join(answer).encode("utf-8", "replace"))
+    finally:
+        posix.close(file)
+    posix.rename(part, folder + "/answer")
 
 
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+def read_file(path: str) -> bytes:
+    """Read a whole file of tpmon's."""
+    file = posix.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        return posix.read(file, posix.fstat(file).st_size)
+    finally:
+        posix.close(file)
+
+
+def _open_private(path: str) -> int:
+    return posix.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)

@@ -11,7 +11,7 @@ from weakref import ref
 
 from tpmon.hook import device
 from tpmon.hook.bus import wire_settings
-from tpmon.hook.context import is_ours, torch_folder
+from tpmon.hook.context import is_ours
 from tpmon.hook.settings import Settings, describe_batch
 
 TYPE_CHECKING = False
@@ -137,7 +137,7 @@ class Watcher:
 
     def _leave_device(self, error: Exception) -> None:
         """Stop timing the device after an error of our own or of torch; raise the user's again."""
-        if not is_ours(error, torch_folder()):
+        if not is_ours(error):
             raise error
         self._no_device = True
         self._timer = None

@@ -21,8 +21,11 @@ _STALE_S = 600.0
 class PrivateFolder:
     """Hold the folder: its path for the target, and descriptors for this process."""
 
-    def __init__(self, pid: int, owner: Owner, proc: str = PROC) -> None:
-        """Make it, for the target's user alone; RefusedError where none can be made."""
+    def __init__(self, pid: int, owner: Owner, data: bytes, proc: str = PROC) -> None:
+        """Make it with ``data`` in it, for the target's user alone; RefusedError where none can be made.
+
+        Where a place is full, the next is tried.
+        """
         self._owner = owner
         self._name = f"{_PREFIX}{os.getpid()}-{_name_space()}-{os.urandom(6).hex()}"
         why = ""
@@ -40,6 +43,12 @@ class PrivateFolder:
                 os.close(self._above)
                 continue
             self.path = f"/{place}/{self._name}"
+            try:
+                self.write("hook", data)
+            except RefusedError as error:
+                self.remove()
+                why = str(error.__cause__)
+                continue
             return
         raise RefusedError(RefusalReason.NO_PLACE, why)
 

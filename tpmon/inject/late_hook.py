@@ -17,7 +17,7 @@ from tpmon.inject.python import Python, read_python
 from tpmon.inject.refusal import RefusalReason, RefusedError
 from tpmon.inject.remote_script import RemoteScript
 from tpmon.inject.request import PendingCall, ignore
-from tpmon.inject.target import check_target
+from tpmon.inject.target import check_descriptors, check_target
 from tpmon.model.frozen import dataclass
 from tpmon.model.hook import HookState
 from tpmon.model.known import is_known
@@ -87,9 +87,11 @@ class LateHook:
         """Touch nothing; ``on_write`` is told each write into the target once it is done."""
         self.process, self._deadline_s, self._tell, self._on_write = process, deadline_s, tell, on_write
 
-    def check(self) -> LateTarget:
+    def check(self, *, installs: bool = True) -> LateTarget:
         """Look at the process without writing; RefusedError for what is not known to be safe."""
         owner = check_target(self.process)
+        if installs:
+            check_descriptors(self.process.pid)
         memory = TargetMemory(self.process.pid)
         python = read_python(memory, read_mappings(self.process.pid))
         self._look(memory, python)
@@ -138,13 +140,12 @@ class LateHook:
             time.sleep(_LOOK_S)
 
     def _ask(self, verb: str) -> LateResult:
-        target = self.check()
+        target = self.check(installs=verb == "install")
         memory = TargetMemory(target.process.pid)
         payload = make_payload(target.process.pid, target.python.minor, target.owner)
-        place = PrivateFolder(target.process.pid, target.owner)
+        place = PrivateFolder(target.process.pid, target.owner, payload.data)
         try:
             script = make_script(place.path, verb, time.time_ns(), __version__, payload.mark)
-            place.write("hook", payload.data)
             place.write("run.py", script)
             place.open_up()
             began = time.monotonic()
@@ -164,9 +165,9 @@ class LateHook:
                     return LateResult(target.process.pid, state, (time.monotonic() - began) * 1e3, tries)
                 lost += word == _LOST
                 if lost >= _MOST_LOST:
-                    raise RefusedError(RefusalReason.SILENT)
+                    raise RefusedError(RefusalReason.NOT_RUN)
                 if time.monotonic() - began > self._deadline_s:
-                    raise RefusedError(RefusalReason.BUSY if word == _BUSY else RefusalReason.SILENT)
+                    raise RefusedError(RefusalReason.BUSY if word == _BUSY else RefusalReason.NOT_RUN)
                 time.sleep(_AGAIN_S)
         finally:
             place.remove()

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import marshal
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _COMPILE_S = 20.0
 _NOWHERE = "/proc/self/nowhere"
 """No program: in a container the target compiles itself."""
+
+_PYTHON = re.compile(r"python(3(\.\d+)?)?")
 
 _FORMAT = 4
 """marshal's, the same from Python 3.4 to 3.13."""
@@ -56,14 +59,17 @@ def list_files() -> Iterator[tuple[str, str]]:
 def make_payload(pid: int, minor: tuple[int, int], owner: Owner, proc: str = PROC) -> Payload:
     """Return the modules of the hook, compiled for that Python where that can be done outside of the target.
 
-    By this Python where it is the same version, else by a child of the target's own program, as its user.
+    By this Python where it is the same version, else by a child of the target's own program, as its user,
+    if that is named as a Python is: another that holds one, such as a frozen training, would train.
     Otherwise the target compiles them itself, which takes its main thread some 60 ms once.
     """
     if minor == sys.version_info[:2]:
         return _pack("", owner)
     try:
         outside = os.readlink(f"{proc}/{pid}/ns/mnt") == os.readlink(f"{proc}/self/ns/mnt")
-        return _pack(os.readlink(f"{proc}/{pid}/exe") if outside else _NOWHERE, owner)
+        program = os.readlink(f"{proc}/{pid}/exe")
+        is_python = _PYTHON.fullmatch(os.path.basename(program)) is not None
+        return _pack(program if outside and is_python else _NOWHERE, owner)
     except OSError:
         return _pack(_NOWHERE, owner)
 

@@ -29,8 +29,10 @@ class RefusalReason(Enum):
     QUEUE = "queue-not-empty"
     SLACK = "slack-not-zero"
     NO_PLACE = "no-place"
+    DESCRIPTORS = "few-descriptors"
     BLOCKED = "blocked"
     BUSY = "busy"
+    NOT_RUN = "not-run"
     SILENT = "silent"
     FAILED = "failed"
 
@@ -72,17 +74,29 @@ REFUSALS = {
     RefusalReason.QUEUE: RefusalText("its queue of pending calls is not empty{}", "again in a second"),
     RefusalReason.SLACK: RefusalText("the bytes behind its data are too few, or in use{}", _RESTART),
     RefusalReason.NO_PLACE: RefusalText("no folder that it can read may be written{}", _RESTART),
+    RefusalReason.DESCRIPTORS: RefusalText(
+        "it is near its limit of open files{}",
+        "raise that (NUMBER and a colon: the soft limit): prlimit --nofile=NUMBER: --pid PID; then again",
+    ),
     RefusalReason.BLOCKED: RefusalText(
         "its main thread did not return from a call in C{}; the request was taken back",
-        "again once it moves: tpmon dump PID shows where it is",
+        "again once it moves: tpmon dump PID shows where it is; where it waits for the thread that trains: "
+        + _RESTART,
     ),
     RefusalReason.BUSY: RefusalText(
-        "it was compiling, recording or between two hooks each time{}", "again in a minute"
+        "it was compiling, recording, deep in a recursion or between two hooks each time{}",
+        "again in a minute",
+    ),
+    RefusalReason.NOT_RUN: RefusalText(
+        "it took the request and did not run it{}; it may forbid itself to open files, by an audit hook",
+        _RESTART,
     ),
     RefusalReason.SILENT: RefusalText(
         "it took the request and did not answer{}", "tpmon hook PID --remove, then again"
     ),
-    RefusalReason.FAILED: RefusalText("the hook did not install{}", _RESTART),
+    RefusalReason.FAILED: RefusalText(
+        "an error within the process stopped it{}", "tpmon hook PID --remove, then again; or " + _RESTART
+    ),
 }
 """The table of docs/late-hook.md."""
 

@@ -16,8 +16,9 @@ from tpmon.inject.python import Python
 from tpmon.inject.refusal import RefusalReason, RefusedError
 
 TEXT = (
-    "#tpmon\ntry:\n (lambda b,p,f:b['exec'](b['compile']((f.read(),f.close())[0],p,'exec'),"
-    "{{'__builtins__':b}}))((lambda:0).__builtins__,'{path}',(lambda:0).__builtins__['open']('{path}','rb'))\n"
+    "#tpmon\ntry:\n (lambda b,p,x:(lambda f:b['exec'](b['compile']((x.read(f,1<<20),x.close(f))[0],p,'exec'),"
+    "{{'__builtins__':b}}))(x.open(p,0)))((lambda:0).__builtins__,'{path}',"
+    "(lambda:0).__builtins__['__import__']('posix'))\n"
     "except:\n pass\n"
 )
 """It takes no name from ``__main__`` and leaves none there, and raises nothing."""

@@ -8,13 +8,18 @@ from tpmon.foreign_file import Owner, read_owner
 from tpmon.inject.refusal import RefusalReason, RefusedError
 from tpmon.model.known import is_known
 from tpmon.model.process import Identity
-from tpmon.probe.base.procread import PROC, parse_field, read_file, read_stat, read_status
+from tpmon.probe.base.procread import PROC, parse_field, read_file, read_stat, read_status, read_text
+from tpmon.probe.host.limits import parse_limit
 from tpmon.probe.proc.suspended import read_freezer
 
 NO_LATE_HOOK = b"TPMON_NO_LATE_HOOK=1"
 """In a job's environment it forbids all of this."""
 
 _MOST_BYTES = 64 << 20
+
+_DESCRIPTORS = 32
+"""So many more files must fit under the limit: the hook holds up to four, a capture some for a moment, and
+the program's next ones must not fail for them."""
 
 
 def check_target(process: Identity, proc: str = PROC) -> Owner:
@@ -46,3 +51,14 @@ def check_target(process: Identity, proc: str = PROC) -> Owner:
     if stat.state == "T":
         raise RefusedError(RefusalReason.STOPPED)
     return owner
+
+
+def check_descriptors(pid: int, proc: str = PROC) -> None:
+    """Refuse a process near its limit of open files: RefusedError."""
+    try:
+        most = parse_limit(read_text(f"{proc}/{pid}/limits"), "Max open files")
+        held = len(os.listdir(f"{proc}/{pid}/fd"))
+    except OSError as error:
+        raise RefusedError(RefusalReason.GONE) from error
+    if most - held < _DESCRIPTORS:
+        raise RefusedError(RefusalReason.DESCRIPTORS, f"{held} of {most} are open")

@@ -33,7 +33,7 @@ from tpmon.hook.capture.bounds import (
 from tpmon.hook.capture.conditions import describe_run
 from tpmon.hook.capture.guard import Guard, is_recording
 from tpmon.hook.capture.trace_file import CaptureFile
-from tpmon.hook.context import count_collectives, describe, is_of_torch, is_ours, read_ranks, torch_folder
+from tpmon.hook.context import count_collectives, describe, is_of_torch, is_ours, read_ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Capture:
         try:
             self._look(within)
         except BaseException as error:
-            ours = isinstance(error, Exception) and is_ours(error, torch_folder())
+            ours = isinstance(error, Exception) and is_ours(error)
             self.break_off(error, ours)
             if not ours:
                 raise
@@ -301,7 +301,7 @@ class Capture:
                 file.write_window(recorder, told, cut=end.cut)
         except (OSError, RuntimeError) as error:
             # The disk or torch failed, not the hook: capturing stays possible.
-            if not is_ours(error, torch_folder()):
+            if not is_ours(error):
                 raise
             self._drop_out(wire_capture.STATE_FAILED, str(error))
             return
