@@ -300,7 +300,7 @@ def test_folders_that_a_killed_tpmon_left_go_and_those_of_another_pid_namespace_
     try:
         for one in left:
             one.mkdir(mode=0o700)
-        folder.PrivateFolder(os.getpid(), own()).remove()
+        folder.PrivateFolder(os.getpid(), own(), b"").remove()
         assert [one.exists() for one in left] == [False, True]
     finally:
         for one in left:
