@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
-    from types import FrameType, ModuleType
+    from types import CodeType, FrameType, ModuleType
     from typing import Any
 
     Modules = dict[str, tuple[bool, bytes, bytes]]
@@ -234,20 +234,29 @@ def make_again(kind: type, arguments: tuple[object, ...], raised: list[bool]) ->
     return type(kind.__name__, (kind,), {"__init__": again, "__module__": kind.__module__})
 
 
-def find_first() -> FrameType:
-    """Return the frame with which all of ours began: below 3.14 that of the text in the pending call."""
+def find_first() -> CodeType:
+    """Return the code with which all of ours began: below 3.14 that of the text in the pending call.
+
+    Of a frame only its address could be kept, and Python gives that to the next one.
+    """
     frame = sys._getframe().f_back or sys._getframe()  # noqa: SLF001
     while frame.f_back is not None and frame.f_back.f_globals is globals():
         frame = frame.f_back
-    for _ in range(2 if sys.version_info < (3, 14) else 0):
-        frame = frame.f_back or frame
-    return frame
+    while sys.version_info < (3, 14) and frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == "<module>":
+            break
+    return frame.f_code
 
 
 def raise_later(
-    thread: int, first: int, errors: Sequence[tuple[type, list[bool]]], folder: str, answer: tuple[str, str]
+    thread: int,
+    first: CodeType,
+    errors: Sequence[tuple[type, list[bool]]],
+    folder: str,
+    answer: tuple[str, str],
 ) -> None:
-    """Raise errors in a thread in turn, once the frame of that ID is not on its stack; then answer.
+    """Raise errors in a thread in turn, once it stands no more in that code; then answer.
 
     A thread holds one such error at a time, and tpmon's next script must not meet it: there is none before
     the answer, and after it has given up, no folder.
@@ -260,7 +269,7 @@ def raise_later(
     for kind, raised in errors:
         while time.monotonic() < until:
             frame = sys._current_frames().get(thread)  # noqa: SLF001
-            while frame is not None and id(frame) != first:
+            while frame is not None and frame.f_code is not first:
                 frame = frame.f_back
             if frame is None:
                 break
@@ -368,7 +377,7 @@ def hand_over(folder: str, answer: tuple[str, str], errors: list[tuple[type, lis
     if errors:
         mine = tuple(errors)
         errors.clear()
-        start_new_thread(raise_later, (get_ident(), id(find_first()), mine, folder, answer))
+        start_new_thread(raise_later, (get_ident(), find_first(), mine, folder, answer))
     else:
         write_answer(folder, answer)
 
