@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from tpmon import __version__
-from tpmon.errors import NoTargetError, TpmonError
+from tpmon.errors import NoTargetError, SeveralJobsError, TpmonError
 from tpmon.fleet.line import NODE_CHARS, split_message
 from tpmon.fleet.messages import MOST_ROUNDS, Message, Verb, VerbName, encode_message, parse_verb
 from tpmon.judge.features.comms import find_waits
@@ -126,7 +126,8 @@ class Agent:
             job = self._find()
         except TpmonError as error:
             state = NodeState.NO_JOB if isinstance(error, NoTargetError) else NodeState.REFUSED
-            self._send(AgentStatus(state, error.what))
+            more = "; tpmon fleet --name SCRIPT takes one" if isinstance(error, SeveralJobsError) else ""
+            self._send(AgentStatus(state, f"{error.what}{more}"))
             self._answer(Missing(error.what))
             self._answer_ping()
             self._over.wait(LOOK_AGAIN_S)

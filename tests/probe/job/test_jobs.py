@@ -75,6 +75,19 @@ def test_of_two_jobs_on_a_node_the_one_of_the_own_slurm_job_is_meant(fake, monke
             find_only_job(fake.proc)
 
 
+def test_an_agent_of_a_slurm_job_watches_no_other_one(fake, monkeypatch):
+    find = partial(find_only_job, fake.proc, may_be_of_other_slurm_job=False)
+    fake.add(100, 1, ("python", "train.py"), environ={"SLURM_JOB_ID": "77"}, torch=True)
+    monkeypatch.setenv("SLURM_JOB_ID", "78")
+    with pytest.raises(NoTargetError, match=r"^no training job of Slurm job 78 runs here; there is 100 \(train.py\)$"):
+        find()
+    assert find_only_job(fake.proc).root.pid == 100
+    fake.add(200, 1, ("python", "by_ssh.py"), torch=True)
+    assert find().root.pid == 200
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    assert find().root.pid == 100
+
+
 def test_processes_that_do_not_answer_in_time_are_counted_and_none_is_called_the_only_job(fake, monkeypatch):
     fake.add_torchrun(100)
     fake.add(300, 1, ("python", "second.py"), torch=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tpmon.commands.command import EXIT_CODES, Subcommand, WatchOptions, flag, open_session, setting
@@ -24,20 +25,24 @@ class AgentOptions(WatchOptions):
     node: str = flag(
         "--node", "what fleet calls this node (default: as Slurm does, or its host name)", "NAME"
     )
+    name: str = flag("--name", "of several jobs the one whose script goes by this name", "NAME")
 
 
 def run(options: AgentOptions) -> int:
     """Watch the only job of this user here until the head is gone."""
     from tpmon.fleet.agent import Agent, Lines, read_node_name
     from tpmon.probe.base.worker import step_aside
-    from tpmon.probe.job.resolve import find_only_job
+    from tpmon.probe.job.resolve import find_job, find_named, find_only_job
 
     def start(job: Job, sink: Sink, dump_sink: DumpSink, sample_sink: SampleSink) -> Session:
         return open_session(job, options, sink, dump_sinks=(dump_sink,), sample_sinks=(sample_sink,))
 
     step_aside()
     node = options.node or read_node_name()
-    Agent(Lines(1, node), node, find_only_job, start).run()
+    find = partial(find_only_job, may_be_of_other_slurm_job=False)
+    if options.name:
+        find = partial(lambda name: find_job(find_named(name)), options.name)
+    Agent(Lines(1, node), node, find, start).run()
     return ExitCode.OK
 
 

@@ -79,19 +79,25 @@ def find_job_again(processes: Iterable[Identity], proc: str = PROC) -> Job:
     raise NoTargetError("none of the processes that were watched is there any more", _LIST_JOBS)
 
 
-def find_only_job(proc: str = PROC) -> Job:
+def find_only_job(proc: str = PROC, *, may_be_of_other_slurm_job: bool = True) -> Job:
     """Find the only job that this user runs on this machine; under sudo, also that of who called it.
 
-    Of several it takes the one of tpmon's own Slurm job, as two of a user may share a node. NoTargetError for
-    none or where others may be hidden, UsageError for several.
+    Of several it takes the one of tpmon's own Slurm job, as two of a user may share a node; of only one by
+    choice none that belongs to another Slurm job. NoTargetError for none or where others may be hidden,
+    UsageError for several.
     """
     require_descriptors()
     jobs, every, unanswered = _find_jobs(proc)
     if slurm_job := os.environ.get(_SLURM_JOB, ""):
-        starts = [(job, [known_or(fact.environ, {}) for fact in job.facts.values()]) for job in jobs]
-        jobs = [
-            job for job, those in starts if any(one.get(_SLURM_JOB) == slurm_job for one in those)
-        ] or jobs
+        starts = [
+            (job, {known_or(fact.environ, {}).get(_SLURM_JOB) for fact in job.facts.values()}) for job in jobs
+        ]
+        own = [job for job, numbers in starts if slurm_job in numbers]
+        rest = [job for job, numbers in starts if may_be_of_other_slurm_job or numbers <= {None}]
+        if jobs and not (own or rest):
+            said = f"no training job of Slurm job {slurm_job} runs here; there is {_list_names(jobs)}"
+            raise NoTargetError(said, _LIST_JOBS)
+        jobs = own or rest
     if len(jobs) > 1:
         raise SeveralJobsError(
             f"this user runs {len(jobs)} training jobs here: {_list_names(jobs)}",
