@@ -37,8 +37,8 @@ OWN_FLAGS = {
     "bundle": {"--out", "--tar"},
     "attach": {"--record"},
     "demo": {"--recorded"},
-    "fleet": {"--slurm", "--hosts", "--pods", "--exec", "--agent", "--until", "--record"},
-    "agent": {"--node"},
+    "fleet": {"--slurm", "--hosts", "--pods", "--exec", "--agent", "--name", "--until", "--record"},
+    "agent": {"--node", "--name"},
 }
 """Flags that belong to one call and are no settings."""
 

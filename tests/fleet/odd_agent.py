@@ -94,6 +94,15 @@ match mode:
                 send(replace(make_hello(), clock=now, ping=verb.request, pinged=now))
                 break
         speak()
+    case "prompts":
+        os.write(1, b"quota> ")  # before its first line, which is lost so
+        send(make_hello())
+        send(make_summary(make_rank_summary(int(node[1:]))))
+        for line in sys.stdin.buffer:
+            if (verb := parse_verb(line.rstrip(), node)) is not None and verb.request:
+                send(replace(make_hello(), ping=verb.request, pinged=datetime.now().astimezone()))
+                break
+        speak()
     case "jobless":
         send(make_hello())
         while True:

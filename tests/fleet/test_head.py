@@ -14,7 +14,7 @@ from tests.fleet.watching import watching
 from tests.frames import NOW
 from tests.waiting import wait_until
 from tpmon.fleet import head as heads
-from tpmon.fleet.head import FleetHead
+from tpmon.fleet.head import FleetHead, find_last_words
 from tpmon.fleet.launch import AgentLaunch
 from tpmon.model.known import is_known
 from tpmon.model.results.fleet import NodeState
@@ -86,6 +86,11 @@ def test_each_state_has_its_reason_and_the_other_node_goes_on(mode):
         assert is_known(head.rows()[1].summary) is (mode in ("live", "deaf", "dies", "stops"))
 
 
+def test_a_node_whose_first_words_were_lost_says_them_again():
+    with start("prompts") as head:
+        watch(head, 0, NodeState.LIVE)
+
+
 def test_of_a_node_that_sends_too_many_whole_frames_some_are_kept():
     with start("gushes") as head:
         head.ask_frames(frozenset({"n0"}))
@@ -154,6 +159,25 @@ def test_a_connection_that_was_lost_is_tried_again_and_in_the_end_given_up(monke
         assert "no route" in watch(head, 0, NodeState.REFUSED).reason
     finally:
         head.close()
+
+
+SSH = ("ssh", "--", "n1", "tpmon agent --node n1")
+LAST = {
+    "bash": ("Welcome\nbash: line 1: tpmon: command not found\n", "bash: line 1: tpmon: command not found"),
+    "fish": ("fish: Unknown command: tpmon\nfish: \ntpmon agent --node n1\n^~~~^\n", "fish: Unknown command: tpmon"),
+    "marks below a line": (
+        "  File x\n    f(\n    ^\nSyntaxError: '(' was never closed\n     ^^\n",
+        "SyntaxError: '(' was never closed",
+    ),
+    "a word": ("Killed\n", "Killed"),
+    "only marks": ("^^^\n", "^^^"),
+    "nothing": ("", ""),
+}
+
+
+@pytest.mark.parametrize(("said", "words"), LAST.values(), ids=LAST)
+def test_the_last_words_are_those_that_say_something(said, words):
+    assert find_last_words(said, SSH) == words
 
 
 def test_a_secret_in_the_last_words_of_a_launcher_is_hidden():

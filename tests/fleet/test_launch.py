@@ -9,12 +9,14 @@ from tpmon.commands.command import WatchOptions
 from tpmon.commands.nodes.agent import AgentOptions
 from tpmon.commands.nodes.fleet import FleetOptions, choose_place, write_agent
 from tpmon.errors import NoTargetError, UsageError
+from tpmon.fleet import launch
 from tpmon.fleet.launch import (
     MOST_CONNECTIONS,
     AgentLaunch,
     Place,
     Way,
     check_programs,
+    keep_environment,
     parse_hosts,
     parse_pods,
     parse_squeue,
@@ -135,19 +137,72 @@ def test_a_command_without_a_host_is_refused(text):
         parse_template(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "nodes"), [("RUNNING n[1-3]\n", "n[1-3]"), ("RUNNING n1 \n", "n1"), ("  RUNNING   n[1-2],m7", "n[1-2],m7")]
-)
-def test_the_nodes_of_a_job_that_runs(text, nodes):
-    assert parse_squeue(text, "7") == nodes
+RUN = {
+    "one": ("RUNNING 7 7 n[1-3]\n", [("7", "", "n[1-3]")]),
+    "odd blanks": ("  RUNNING   7  7   n[1-2],m7", [("7", "", "n[1-2],m7")]),
+    "a task of an array, whose number srun knows": ("RUNNING 7_2 9 n1\nPENDING 7_3 7 \n", [("9", "", "n1")]),
+    "the parts of a heterogeneous job": (
+        "RUNNING 7+0 7 n1\nRUNNING 7+1 8 n[2-3]\n",
+        [("7", "0", "n1"), ("7", "1", "n[2-3]")],
+    ),
+    "a part of it": ("RUNNING 7+1 8 n[2-3]\n", [("7", "1", "n[2-3]")]),
+}
+
+
+@pytest.mark.parametrize(("text", "parts"), RUN.values(), ids=RUN)
+def test_the_nodes_of_a_job_that_runs(text, parts):
+    assert [(one.job, one.group, one.nodes) for one in parse_squeue(text, "7")] == parts
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("PENDING \n", "is pending"), ("", "not in the queue"), ("COMPLETING n1", "completing")]
+    ("text", "said"),
+    [
+        ("PENDING 7 7 \n", "is pending"),
+        ("", "not in the queue"),
+        ("COMPLETING 7 7 n1", "completing"),
+        ("RUNNING 7_1 8 n1\nRUNNING 7_2 9 n2\nPENDING 7_3 7 \n", "several that run: 7_1, 7_2$"),
+    ],
 )
 def test_a_job_that_does_not_run_has_none(text, said):
     with pytest.raises(NoTargetError, match=said):
         parse_squeue(text, "7")
+
+
+def test_each_part_of_a_heterogeneous_job_has_a_step_of_its_own(monkeypatch):
+    printed = {"squeue": "RUNNING 7+0 7 n1\nRUNNING 7+1 8 n[1-2]\n", "n1": "n1\n", "n[1-2]": "n1\nn2\n"}
+    monkeypatch.setattr(launch, "read_output", lambda *argv: printed.get(argv[0]) or printed[argv[-1]])
+    found = read_slurm_nodes("7")
+    assert found == ((Place(Way.SLURM, job="7", group="0"), ("n1",)), (Place(Way.SLURM, job="7", group="1"), ("n2",)))
+    (one,) = plan_launches(*found[1], AGENT)
+    assert one.argv[:8] == ("srun", "--jobid=7", "--overlap", "-N", "1", "-n", "1", "--het-group=1")
+
+
+def test_the_allocation_around_has_no_say_in_a_step():
+    around = {"SLURM_CONF": "/c", "SLURM_LABELIO": "1", "SLURM_GPUS_PER_TASK": "8", "SLURM_HET_SIZE": "2", "HOME": "/"}
+    (step,) = plan_launches(Place(Way.SLURM, job="7"), ("n1",), AGENT)
+    assert keep_environment(around, step.drops) == {"SLURM_CONF": "/c", "HOME": "/"}
+    (other,) = plan_launches(Place(Way.EXEC, command=("srun", "-w", "{host}")), ("n1",), AGENT)
+    assert keep_environment(around, other.drops) == around
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("me@a:2222", ("-p", "2222", "--", "me@a")),
+        ("::1", ("--", "::1")),
+        ("fe80::1:22", ("--", "fe80::1:22")),
+        ("a:b", ("--", "a:b")),
+    ],
+)
+def test_a_port_is_given_as_ssh_takes_it(host, words):
+    (one,) = plan_launches(Place(Way.SSH), (host,), AGENT)
+    assert one.argv[4:-1] == words
+    assert one.argv[-1].endswith(f"--node {host}")
+
+
+def test_the_home_is_that_of_the_host():
+    (one,) = plan_launches(Place(Way.SSH), ("a",), ("~/my env/bin/tpmon", "$x"))
+    assert one.argv[-1] == "~/'my env/bin/tpmon' '$x' --node a"
 
 
 def test_pods_are_named_without_their_kind():
@@ -224,3 +279,8 @@ def test_an_agent_reads_each_second_whatever_its_node_is_configured_to():
     table = {"interval": 10.0}
     assert read(WatchOptions, tables=table).interval_s == 10.0
     assert read(AgentOptions, tables=table).interval_s == 1.0
+
+
+def test_of_several_jobs_on_a_node_the_agent_takes_the_one_that_is_named():
+    options = read(FleetOptions, name="train.py")
+    assert write_agent(options, Place(Way.SSH)) == (*AGENT, "--name", "train.py")

@@ -78,7 +78,8 @@ def test_a_hang_is_told_with_its_node():
 def test_without_a_verdict_it_is_not_known_what_the_job_does():
     report = join(make_silent("n1", NodeState.REFUSED, "Permission denied"))
     assert pick_fleet_code(report) == 11
-    assert write_fleet_check(report) == "no verdict: no node tells of the job so far (0 of 1 node, 0 ranks)"
+    said = "no verdict: no node tells of the job so far: n1: Permission denied (0 of 1 node, 0 ranks)"
+    assert write_fleet_check(report) == said
 
 
 def test_text_of_other_machines_reaches_no_terminal_as_it_came():

@@ -6,6 +6,7 @@ No node holds the others: every pipe is read and written without a wait, and wha
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import signal
 import socket
@@ -18,7 +19,7 @@ from datetime import datetime
 from functools import partial
 
 from tpmon import __version__
-from tpmon.fleet.launch import MOST_CONNECTIONS, TRIES, AgentLaunch
+from tpmon.fleet.launch import MOST_CONNECTIONS, TRIES, AgentLaunch, keep_environment
 from tpmon.fleet.line import Joiner
 from tpmon.fleet.messages import Message, Verb, VerbName, decode_message, write_verb
 from tpmon.model.codec import CodecError
@@ -130,7 +131,7 @@ class _Link:
     def explain(self) -> str:
         """Return the last words of its launcher, or of who answered in place of an agent."""
         words = self.complaint.strip() or self.joiner.said
-        return admit_text(words.rpartition(b"\n")[2].decode("utf-8", "replace").strip(), _SAID_CHARS)
+        return admit_text(find_last_words(words.decode("utf-8", "replace"), self.launch.argv), _SAID_CHARS)
 
 
 class FleetHead:
@@ -278,7 +279,13 @@ class FleetHead:
             with nullcontext(pipe) if link.prepared else open(link.launch.sends, "rb") as given:
                 # In a session of its own: ^C of the terminal is for the head, and a question to srun.
                 process = subprocess.Popen(
-                    argv, stdin=given, stdout=pipe, stderr=pipe, start_new_session=True, bufsize=0
+                    argv,
+                    env=keep_environment(os.environ, link.launch.drops),
+                    stdin=given,
+                    stdout=pipe,
+                    stderr=pipe,
+                    start_new_session=True,
+                    bufsize=0,
                 )
         except OSError as error:
             for node in link.nodes.values():
@@ -369,7 +376,9 @@ class FleetHead:
         node.heard_s = time.monotonic()
         if isinstance(message, Hello):
             self._hear_hello(link, node, message)
-        elif node.hello is None or node.hello.version != self._version:
+        elif node.hello is None:
+            self._clock_wanted = True  # its first words were lost: it says them again with its clock
+        elif node.hello.version != self._version:
             return  # its readings may mean something else
         elif isinstance(message, NodeSummary):
             node.summary, node.status = message, None
@@ -450,6 +459,13 @@ class FleetHead:
         if node.status is not None:
             return node.status.state, node.status.reason
         return (NodeState.LIVE if node.summary is not None else NodeState.STARTING), ""
+
+
+def find_last_words(text: str, argv: Sequence[str]) -> str:
+    """Return the last line that says something: no marks below another line, no command that it repeats."""
+    lines = [one.strip() for one in text.strip().splitlines()] or [""]
+    telling = (one for one in reversed(lines) if re.search(r"\w.*[^\s:]$", one) and one not in " ".join(argv))
+    return next(telling, lines[-1])
 
 
 def measure_skew(sent: datetime, came: datetime, answered: datetime, back: datetime) -> float:

@@ -27,13 +27,17 @@ TRIES = 10
 """How often a connection that was lost is made again: for five minutes."""
 ASK_S = 20.0
 """How long squeue, scontrol and kubectl may take to list the nodes."""
-_HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.:%-]{0,127}")
+_HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_:][A-Za-z0-9_.:%-]{0,127}")
 _JOB_ID = re.compile(r"[0-9]{1,12}(?:[_+][0-9]{1,9})?")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./=!,() -]{0,400}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 HOST = "{host}"
 _SAID_CHARS = 200
+_SQUEUE_WORDS = 4
+_MOST_NAMED = 4
+_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
+"""Where Slurm is, and who asks."""
 
 
 class Way(Enum):
@@ -47,10 +51,14 @@ class Way(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Hold where the nodes are: a job of Slurm, a namespace and container of pods, a command of the user."""
+    """Hold where the nodes are: a job of Slurm, a namespace and container of pods, a command of the user.
+
+    ``group`` is the part of a heterogeneous job, which has nodes, and a step, of its own.
+    """
 
     way: Way
     job: str = ""
+    group: str = ""
     namespace: str = ""
     container: str = ""
     command: tuple[str, ...] = ()
@@ -63,7 +71,8 @@ class AgentLaunch:
     ``first`` is a process before it, which reads the file ``sends``, where tpmon is sent to the nodes. One
     that had answered is started again so many ``tries`` at most: a step of Slurm that ends is mostly the
     end of the job, and a connection that ends may come back. ``again`` is how some of its nodes are started
-    by a process of their own, None where there is one node.
+    by a process of their own, None where there is one node. Environment variables that begin with ``drops``
+    are not for it.
     """
 
     argv: tuple[str, ...]
@@ -71,19 +80,48 @@ class AgentLaunch:
     first: tuple[str, ...] = ()
     sends: str = ""
     tries: int = TRIES
+    drops: str = ""
     again: Callable[[tuple[str, ...]], AgentLaunch] | None = field(default=None, compare=False, repr=False)
+
+
+def keep_environment(environment: Mapping[str, str], drops: str) -> dict[str, str]:
+    """Return the environment without what the allocation around would add to a step of another one.
+
+    It may label lines, write them to a file, or ask for cards: srun takes each option from a variable, too.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if not drops or name in _CLUSTER or not name.startswith(drops)
+    }
 
 
 def _write_srun(place: Place, nodes: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
     """Write one step beside those of the job; never --unbuffered, which cuts lines anywhere."""
     step = write_step(place.job, str(len(nodes))).split()
-    more = ("--ntasks-per-node=1", f"--nodelist={','.join(nodes)}", "--mem=0", "--mpi=none", "--input=all")
+    group = (f"--het-group={place.group}",) if place.group else ()
+    more = (
+        *group,
+        "--ntasks-per-node=1",
+        f"--nodelist={','.join(nodes)}",
+        "--mem=0",
+        "--mpi=none",
+        "--input=all",
+    )
     return (*step, *more, "--kill-on-bad-exit=0", "--wait=0", "--no-kill", *command)
 
 
 def _write_ssh(_: Place, nodes: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
     (node,) = nodes
-    return ("ssh", "-T", "-o", "BatchMode=yes", "--", node, shlex.join(command))
+    name, colon, port = node.rpartition(":")
+    is_port = port.isdecimal() and bool(colon) and ":" not in name  # else it is an IPv6 address
+    where = ("-p", port, "--", name) if is_port else ("--", node)
+    return ("ssh", "-T", "-o", "BatchMode=yes", *where, " ".join(map(_quote, command)))
+
+
+def _quote(word: str) -> str:
+    """Quote a word for a shell, which is to put its user's home for "~/"."""
+    return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") else shlex.quote(word)
 
 
 def _write_kubectl(place: Place, nodes: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
@@ -103,7 +141,7 @@ def _write_exec(place: Place, nodes: Sequence[str], command: Sequence[str]) -> t
 class Transport:
     """Describe one way: how its command is written, whether one process serves all nodes, what it needs.
 
-    ``most`` nodes, and so many ``tries`` to start an agent again.
+    ``most`` nodes, so many ``tries`` to start an agent again, and the variables that it ``drops``.
     """
 
     write: Callable[[Place, Sequence[str], Sequence[str]], tuple[str, ...]]
@@ -111,10 +149,11 @@ class Transport:
     most: int
     tries: int
     programs: tuple[str, ...]
+    drops: str = ""
 
 
 TRANSPORTS: Mapping[Way, Transport] = {
-    Way.SLURM: Transport(_write_srun, True, MOST_NODES, 1, ("srun", "squeue", "scontrol")),
+    Way.SLURM: Transport(_write_srun, True, MOST_NODES, 1, ("srun", "squeue", "scontrol"), "SLURM_"),
     Way.SSH: Transport(_write_ssh, False, MOST_CONNECTIONS, TRIES, ("ssh",)),
     Way.PODS: Transport(_write_kubectl, False, MOST_CONNECTIONS, TRIES, ("kubectl",)),
     Way.EXEC: Transport(_write_exec, False, MOST_CONNECTIONS, TRIES, ()),
@@ -145,7 +184,7 @@ def plan_launches(
         first = way.write(place, part, parcel.put) if parcel else ()
         sends = parcel.path if parcel else ""
         again = plan if way.shared else None
-        return AgentLaunch(way.write(place, part, named), part, first, sends, way.tries, again)
+        return AgentLaunch(way.write(place, part, named), part, first, sends, way.tries, way.drops, again)
 
     return tuple(map(plan, parts))
 
@@ -208,22 +247,47 @@ def check_programs(place: Place, which: Callable[[str], str | None] = shutil.whi
             )
 
 
-def parse_squeue(text: str, job: str) -> str:
-    """Return the set of nodes of a job from what squeue prints; NoTargetError for one that does not run."""
-    words = text.split()
-    state, nodes = (words[0], words[1]) if len(words) > 1 else (words[0] if words else "", "")
-    if state != "RUNNING" or not nodes:
-        said = f"is {state.lower()}" if state else "is not in the queue: it has ended, or never was"
+@dataclass(frozen=True, slots=True)
+class SlurmPart:
+    """Hold a set of nodes of a job: all of them, or those of one part of a heterogeneous job."""
+
+    job: str
+    group: str
+    nodes: str
+
+
+def parse_squeue(text: str, job: str) -> tuple[SlurmPart, ...]:
+    """Return the parts of a job, as squeue prints them; NoTargetError for none that runs, or several."""
+    rows = [line.split() for line in text.splitlines() if line.strip()]
+    running = [row for row in rows if row[0] == "RUNNING" and len(row) == _SQUEUE_WORDS]
+    parts = [_read_part(name, raw, nodes) for _, name, raw, nodes in running]
+    if len({one.job for one in parts}) > 1:
+        names = ", ".join(row[1] for row in running[:_MOST_NAMED])
+        raise NoTargetError(f"job {job} is several that run: {names}", f"tpmon fleet --slurm {running[0][1]}")
+    if not parts:
+        said = f"is {rows[0][0].lower()}" if rows else "is not in the queue: it has ended, or never was"
         raise NoTargetError(f"job {job} {said}", "squeue --me lists the jobs that run")
-    return nodes
+    return tuple(parts)
 
 
-def read_slurm_nodes(job: str) -> tuple[str, ...]:
-    """Return the nodes of a job of Slurm; a TpmonError where it does not run."""
+def _read_part(name: str, raw: str, nodes: str) -> SlurmPart:
+    """Read "7+1" as a part of job 7; srun knows a task of an array, "7_2", by its number alone."""
+    leader, plus, group = name.partition("+")
+    return SlurmPart(leader, group, nodes) if plus else SlurmPart(raw, "", nodes)
+
+
+def read_slurm_nodes(job: str) -> tuple[tuple[Place, tuple[str, ...]], ...]:
+    """Return the nodes of a job of Slurm by what a step there needs; a TpmonError where it does not run."""
     if not _JOB_ID.fullmatch(job):
         raise UsageError(f"--slurm: {clean_text(job, 40)!r} is no job", "squeue --me lists the jobs that run")
-    nodes = parse_squeue(read_output("squeue", "--noheader", f"--jobs={job}", "--format=%T %N"), job)
-    return tuple(read_output("scontrol", "show", "hostnames", nodes).split())
+    text = read_output("squeue", "--noheader", f"--jobs={job}", "--format=%T %i %A %N")
+    found, seen = [], set[str]()
+    for part in parse_squeue(text, job):
+        names = read_output("scontrol", "show", "hostnames", part.nodes).split()
+        if nodes := tuple(name for name in names if name not in seen):  # parts may share a node
+            found.append((Place(Way.SLURM, job=part.job, group=part.group), nodes))
+        seen.update(nodes)
+    return tuple(found)
 
 
 def parse_pods(text: str, selector: str) -> tuple[str, ...]:

@@ -48,6 +48,7 @@ class FleetOptions:
         "COMMAND",
         takes="a command",
     )
+    name: str = flag("--name", "of several jobs on a node the one whose script goes by this name", "NAME")
     once: bool = setting("once", help="wait until every node has answered, print that and end")
     json: bool = setting("json")
     plain: bool = setting("plain")
@@ -107,6 +108,8 @@ def write_agent(options: FleetOptions, place: Place, parcel: Parcel | None = Non
     words = split_command(options.agent, "--agent") if options.agent else tuple(here)
     words = parcel.run if parcel else words
     how = [name for name, on in (("--no-stacks", options.no_stacks), ("--readonly", options.readonly)) if on]
+    if options.name:
+        how += ["--name", options.name]
     if options.hang_after_s is not None:
         how += ["--hang-after", f"{options.hang_after_s:g}s"]
     return (*words, "agent", *how)
@@ -139,11 +142,10 @@ def run(options: FleetOptions) -> int:
     agent = write_agent(options, place, parcel)
     hosts = parse_hosts(options.hosts) if options.hosts else ()
     check_programs(place)
-    if place.way is Way.SLURM:
-        hosts = read_slurm_nodes(place.job)
-    elif place.way is Way.PODS:
-        hosts = read_pods(options.pods, place)
-    launches = plan_launches(place, hosts, agent, parcel)
+    places = read_slurm_nodes(place.job) if place.way is Way.SLURM else ((place, hosts),)
+    if place.way is Way.PODS:
+        places = ((place, read_pods(options.pods, place)),)
+    launches = [one for where, nodes in places for one in plan_launches(where, nodes, agent, parcel)]
     step_aside()
     may_look = not (options.readonly or options.no_stacks)
     fleet = Fleet(launches, may_look=may_look, hang_after_s=options.hang_after_s)
