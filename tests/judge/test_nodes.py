@@ -292,6 +292,11 @@ LATE = {
         ],
         None,
     ),
+    "two jobs": ([*wait(0.7, 0.72), *wait(0.05, 0.06)], None),
+    "two jobs of other sizes": (
+        [wait(0.7, 0.72)[0], make_node("n9", make_rank_summary(2, wait_ratio=0.05), world_size=4)],
+        None,
+    ),
     "one validates": (
         [replace(one, summary=replace(one.summary, kind=Kind.PAUSED)) for one in wait(0.9, 0.0, 0.9)],
         None,
@@ -358,6 +363,8 @@ OPEN = make_verdict()
 JOINED = {
     "all are well": ((GOOD, GOOD), Kind.BALANCED, None),
     "one starves, and the other waits for it": ((WAITS, STARVED), Kind.DATA_BOUND, "n2"),
+    "one does something alone, and the other waits for it": ((WAITS, OPEN), Kind.NOT_ENOUGH_EVIDENCE, "n2"),
+    "both wait": ((WAITS, WAITS), Kind.COMMS_BOUND, None),
     "both starve": ((STARVED, STARVED), Kind.DATA_BOUND, None),
     "one is stopped": ((STOPPED, WAITS), Kind.HUNG, "n1"),
     "each waits for ranks elsewhere, and all are seen": ((ELSEWHERE, ELSEWHERE), None, None),
@@ -365,6 +372,46 @@ JOINED = {
     "one is undecided": ((GOOD, OPEN), Kind.NOT_ENOUGH_EVIDENCE, "n2"),
     "none told so far": ((NOT_APPLICABLE, NOT_APPLICABLE), None, None),
 }
+
+
+STRANGERS = {
+    "one rank twice": (
+        (make_node("n1", make_rank_summary(0)), make_node("n2", make_rank_summary(0))),
+        "rank 0 is on n1 and on n2: ",
+    ),
+    "two sizes": (
+        (make_node("n1", make_rank_summary(0)), make_node("n2", make_rank_summary(1), world_size=8)),
+        "n1 is of 2 ranks, n2 of 8: ",
+    ),
+    "one job": (make_pair(), ""),
+    "no numbers of their launcher": (
+        (
+            make_node("n1", make_rank_summary(0), world_size=1),
+            make_node("n2", make_rank_summary(0), world_size=NOT_APPLICABLE),
+        ),
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize(("nodes", "said"), STRANGERS.values(), ids=STRANGERS)
+def test_of_several_jobs_each_node_is_judged_alone(nodes, said):
+    still = tuple(replace(one, summary=replace(one.summary, still_s=60.0), verdict=make_verdict()) for one in nodes)
+    assert bool(plan_look(FleetMemory(), still, T)) == (not said)
+    report = join_fleet(FleetMemory(), still, NOW)
+    assert said in report.verdict.summary
+    assert ("each node is judged alone" in report.verdict.summary) == bool(said)
+
+
+def test_a_run_that_was_started_again_with_fewer_ranks_waits_for_none_of_those_before():
+    memory = observe(FleetMemory(), make_pair(), T)
+    left = (make_node("n1", make_rank_summary(0), world_size=1), make_silent("n2", NodeState.GONE))
+    assert observe(memory, left, T + 60).absent == ()
+
+
+def test_the_worst_of_some_nodes_is_not_said_of_each():
+    nodes = (*(replace(one, verdict=make_verdict()) for one in make_pair()), make_silent("n3", NodeState.REFUSED))
+    assert join_fleet(FleetMemory(), nodes, NOW).verdict.summary.startswith("on 2 of 3 nodes, such as n1: ")
 
 
 @pytest.mark.parametrize(("verdicts", "kind", "node"), JOINED.values(), ids=JOINED)
@@ -380,6 +427,9 @@ def test_of_a_job_that_stands_it_is_said_when_that_is_a_hang_here():
     verdict = join_fleet(FleetMemory(), nodes, NOW).verdict
     assert verdict.summary == "no rank of 2 nodes has moved for 12 s; called a hang from 30 s on"
     assert verdict.try_ is NOT_APPLICABLE
+    nodes = [replace(one, verdict=OPEN) for one in make_pair(73.0)]
+    said = "no rank of 2 nodes has moved for 1m13s; no stacks of all nodes tell so far whether it hangs"
+    assert join_fleet(FleetMemory(), nodes, NOW).verdict.summary == said
 
 
 def test_ranks_elsewhere_are_to_blame_while_these_are_not_seen():

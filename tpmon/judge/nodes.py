@@ -38,7 +38,7 @@ from tpmon.model.results.fleet import (
     RankSummary,
 )
 from tpmon.model.text.job_words import join_cause
-from tpmon.model.units import count_of, format_seconds, say_ratio
+from tpmon.model.units import clean_text, count_of, format_seconds, say_ratio
 from tpmon.model.verdict import (
     EXIT_CODES,
     IN_WORDS,
@@ -66,7 +66,8 @@ MOVED_S = 2.0
 """A look at stacks is still true if nothing has moved since, but for so long."""
 GONE_S = 37.0
 """Who tells nothing for so long is gone: its agent was started again after 30 s, and is not there either."""
-_NOTHING = Missing("no node tells of the job so far")
+_NOTHING = "no node tells of the job so far"
+_ALONE = "these are several jobs, or one host by two names, and each node is judged alone"
 _ELSEWHERE = CollectiveCause.REMOTE_RANK.value
 _PAUSES = (Kind.PAUSED, Kind.STARTING, Kind.IDLE)
 """Verdicts of a node whose ranks do on purpose what is no step."""
@@ -114,10 +115,35 @@ class FleetMemory:
     """What the user gave, None where the run's rhythm decides."""
 
 
-def list_watched(nodes: Sequence[FleetNode]) -> list[tuple[FleetNode, NodeSummary]]:
+Watched = tuple[FleetNode, NodeSummary]
+
+
+def list_watched(nodes: Sequence[FleetNode]) -> list[Watched]:
     """Return the nodes that tell of ranks that live there, with what they tell."""
     told = [(one, one.summary) for one in nodes if one.state is NodeState.LIVE and is_known(one.summary)]
     return [(one, it) for one, it in told if it.ranks and it.state is not TargetState.ENDED]
+
+
+def _list_sizes(watched: Sequence[Watched]) -> list[int]:
+    return [told.world_size for _, told in watched if is_known(told.world_size)]
+
+
+def say_strangers(watched: Sequence[Watched]) -> str:
+    """Return why what these nodes tell of is not one job, empty where it may be one."""
+    places: dict[int, str] = {}
+    sizes: dict[int, str] = {}
+    for node, told in watched:
+        if not is_known(told.world_size) or told.world_size == 1:
+            continue  # whoever started its ranks has not said which they are
+        sizes.setdefault(told.world_size, node.node)
+        for rank in {one.rank for one in told.ranks if is_known(one.rank)}:
+            if rank in places:
+                return f"rank {rank} is on {places[rank]} and on {node.node}: {_ALONE}"
+            places[rank] = node.node
+    if len(sizes) > 1:
+        (one, here), (other, there), *_ = sizes.items()
+        return f"{here} is of {count_of(one, 'rank')}, {there} of {other}: {_ALONE}"
+    return ""
 
 
 def measure_still(nodes: Sequence[FleetNode], memory: FleetMemory) -> WatchedTime:
@@ -136,6 +162,8 @@ def plan_look(memory: FleetMemory, nodes: Sequence[FleetNode], now_s: float) -> 
     watched = list_watched(nodes)
     watch = measure_still(nodes, memory)
     if max(len(watched), len(memory.seats)) < 2 or watch.still_s < watch.hang_after_s - LEAD_S:
+        return ()
+    if say_strangers(watched):
         return ()
     is_due = not memory.asked_s or now_s - memory.asked_s >= AGAIN_S
     return tuple(one.node for one, _ in watched) if is_due else ()
@@ -204,12 +232,14 @@ def _find_absent(seats: Sequence[Seat], nodes: Sequence[FleetNode], now_s: float
     if not old:
         return ()
     here = {rank for one in seats if one.seen_s >= now_s for rank in one.ranks}
+    # A run that was started again with fewer ranks waits for none of those before.
+    size = max(_list_sizes(list_watched(nodes)), default=1 << 31)
     ended = {one.node for one in nodes if _has_ended(one)}
     gone = [
         replace(one, ranks=left)
         for one in old
         if (one.node in ended or now_s - one.seen_s >= GONE_S)
-        and (left := tuple(rank for rank in one.ranks if rank not in here))
+        and (left := tuple(rank for rank in one.ranks if rank < size and rank not in here))
     ]
     return tuple(sorted(gone, key=lambda one: one.node not in ended))
 
@@ -222,7 +252,7 @@ def find_late(nodes: Sequence[FleetNode]) -> RankBehind | None:
     # While somebody stands for a whole window there are no steps: one rank saves or validates.
     watched = list_watched(nodes)
     placed = [(node, rank) for node, told in watched for rank in told.ranks]
-    if len(watched) < 2 or any(told.still_s >= WINDOW_S for _, told in watched):
+    if len(watched) < 2 or any(told.still_s >= WINDOW_S for _, told in watched) or say_strangers(watched):
         return None  # of a single node its own agent sees all ranks
     late = _find_by_steps(placed) or _find_by_waits(placed)
     pauses = any(
@@ -335,9 +365,13 @@ def judge_fleet(memory: FleetMemory, nodes: Sequence[FleetNode], now: datetime) 
     """Return the one verdict: a hang, then a rank that all wait for, then the worst of the nodes' own."""
     # That a node waits for ranks elsewhere is no verdict where these are seen, too.
     watch, watched = measure_still(nodes, memory), list_watched(nodes)
-    sizes = [told.world_size for _, told in watched if is_known(told.world_size)]
+    sizes = _list_sizes(watched)
     sees_all = bool(sizes) and sum(len(told.ranks) for _, told in watched) >= max(sizes)
-    own = [(one, it) for one, it in _list_own(nodes) if not (sees_all and it.cause == _ELSEWHERE)]
+    if strangers := say_strangers(watched):
+        return _place_own(_sort(_list_own(nodes)), nodes, strangers)
+    own = _list_own(nodes)
+    waits = all(it.kind is Kind.COMMS_BOUND for _, it in own)  # else a node only waits for another one
+    own = [(one, it) for one, it in own if not (sees_all and _is_of_others(it, waits))]
     if absent := _judge_absent(memory, nodes):
         return absent
     if memory.absent and watch.still_s < watch.hang_after_s + REFOLD_S:
@@ -351,19 +385,19 @@ def judge_fleet(memory: FleetMemory, nodes: Sequence[FleetNode], now: datetime) 
             return Placed(stood)
         attach = f"tpmon attach {pid}  # on {odd.host}; tpmon dump {pid} has all its stacks"
         return Placed(replace(stood, summary=f"{odd.host}: {stood.summary}", try_=attach), odd.host)
-    worst = sorted(own, key=lambda one: _weigh(one[1]), reverse=True)
+    worst = _sort(own)
     top = pick_code(worst[0][1].kind, worst[0][1].cause) if worst else VerdictCode.UNDECIDED
     if top != VerdictCode.HUNG and (late := find_straggler(memory.windows)):
         its_own = next((it for one, it in worst if one.node == late.node), None)
         return Placed(_judge_straggler(late, its_own, now), late.node)
     if stood is not None and top in (VerdictCode.UNDECIDED, VerdictCode.FINE):
         return Placed(stood)
-    if not worst:
-        return Placed(_NOTHING)
     if top == VerdictCode.UNDECIDED and len(watched) > 1 and watch.still_s >= STILL_S:
         # What a node waits for before it calls that a hang, nobody waits for here.
         said = f"no rank of {len(watched)} nodes has moved for {format_seconds(watch.still_s)}"
         until = f"called a hang from {format_seconds(watch.hang_after_s)} on"
+        if watch.still_s >= watch.hang_after_s:
+            until = "no stacks of all nodes tell so far whether it hangs"
         return Placed(replace(worst[0][1], summary=f"{said}; {until}", try_=NOT_APPLICABLE))
     return _place_own(worst, nodes)
 
@@ -445,6 +479,12 @@ def _has_ended(node: FleetNode) -> bool:
     return is_known(node.summary) and node.summary.state is TargetState.ENDED
 
 
+def _is_of_others(finding: Finding, all_wait: bool) -> bool:
+    """Tell whether what a node waits for is on another one, which is seen."""
+    is_wait = finding.kind is Kind.COMMS_BOUND and finding.cause == "unknown"
+    return finding.cause == _ELSEWHERE or (is_wait and not all_wait)
+
+
 def _weigh(finding: Finding) -> tuple[int, bool, float]:
     """Weigh a verdict of a node: what waits for other nodes is mostly explained by them."""
     code = VerdictCode(pick_code(finding.kind, finding.cause))
@@ -452,18 +492,32 @@ def _weigh(finding: Finding) -> tuple[int, bool, float]:
     return _SEVERITY.index(code), not is_wait, known_or(finding.share_pct, 0.0)
 
 
-def _place_own(worst: Sequence[tuple[FleetNode, Finding]], nodes: Sequence[FleetNode]) -> Placed:
-    """Say the worst verdict of a node, and where: on that node, on some, on all."""
+def _sort(own: Sequence[tuple[FleetNode, Finding]]) -> list[tuple[FleetNode, Finding]]:
+    return sorted(own, key=lambda one: _weigh(one[1]), reverse=True)
+
+
+def _place_own(
+    worst: Sequence[tuple[FleetNode, Finding]], nodes: Sequence[FleetNode], note: str = ""
+) -> Placed:
+    """Say the worst verdict of a node, and where: on that node, on some, on all; else why there is none."""
+    if not worst:
+        return Placed(_explain_silence(nodes))
     node, finding = worst[0]
     same = [one.node for one, other in worst if (other.kind, other.cause) == (finding.kind, finding.cause)]
+    more = f"; {note}" if note else ""
     if len(nodes) == 1:
         return Placed(finding, node.node)
     if len(same) == 1:
-        return Placed(
-            replace(_say_where(finding, node.node), summary=f"{node.node}: {finding.summary}"), node.node
-        )
-    where = "each node" if len(same) == len(worst) else f"{len(same)} of {count_of(len(worst), 'node')}"
-    return Placed(replace(finding, summary=f"on {where}, such as {node.node}: {finding.summary}"))
+        said = f"{node.node}: {finding.summary}{more}"
+        return Placed(replace(_say_where(finding, node.node), summary=said), node.node)
+    where = "each node" if len(same) == len(nodes) else f"{len(same)} of {count_of(len(nodes), 'node')}"
+    return Placed(replace(finding, summary=f"on {where}, such as {node.node}: {finding.summary}{more}"))
+
+
+def _explain_silence(nodes: Sequence[FleetNode]) -> Missing:
+    """Say that no node tells of the job, and why the first of them does not."""
+    why = next((f": {one.node}: {one.reason}" for one in nodes if is_known(one.reason)), "")
+    return Missing(clean_text(f"{_NOTHING}{why}"))
 
 
 def _say_where(finding: Finding, node: str) -> Finding:
@@ -483,7 +537,7 @@ def _say_where(finding: Finding, node: str) -> Finding:
 def list_views(nodes: Sequence[FleetNode]) -> tuple[NodeView, ...]:
     """Return which nodes have the same verdict of their own, the worst first."""
     found: dict[tuple[Kind, Applicable[str]], list[str]] = {}
-    for node, finding in sorted(_list_own(nodes), key=lambda one: _weigh(one[1]), reverse=True):
+    for node, finding in _sort(_list_own(nodes)):
         found.setdefault((finding.kind, finding.cause), []).append(node.node)
     return tuple(NodeView(kind, cause, tuple(names)) for (kind, cause), names in found.items())
 
