@@ -510,7 +510,10 @@ def _place_own(
     if len(same) == 1:
         said = f"{node.node}: {finding.summary}{more}"
         return Placed(replace(_say_where(finding, node.node), summary=said), node.node)
-    where = "each node" if len(same) == len(nodes) else f"{len(same)} of {count_of(len(nodes), 'node')}"
+    every = (
+        len(nodes) if len(same) == len(worst) else len(worst)
+    )  # those that tell nothing are none of "each"
+    where = "each node" if len(same) == every else f"{len(same)} of {count_of(every, 'node')}"
     return Placed(replace(finding, summary=f"on {where}, such as {node.node}: {finding.summary}{more}"))
 
 
