@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from contextlib import suppress
 
 import pytest
@@ -107,10 +108,12 @@ def test_a_hang_that_no_node_alone_can_tell_is_told_of_a_job_of_slurm(slurm, hos
 def test_a_killed_rank_is_a_failed_job_though_the_step_of_its_node_exits_with_0(slurm, hosts, tmp_path):
     with bed.run_job(slurm, hosts, bed.write_hang(tmp_path, hosts), tmp_path / "job.log"):
         bed.await_hang(tmp_path, len(hosts))
-        command = hosts["n2"].enter(*TPMON, "attach", "rank_hang.py", "--plain")
+        own = f"rank_hang.py --ready {tmp_path}/"  # the job of the whole file hangs beside it
+        pid = bed.run(*hosts["n2"].enter("pgrep", "-o", "-f", f"^{sys.executable} .*{own}")).strip()
+        command = hosts["n2"].enter(*TPMON, "attach", pid, "--plain")
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as watch:
             assert "attached: " in watch.stdout.readline()
-            bed.run(*hosts["n2"].enter("pkill", "-KILL", "-f", "rank_hang.py --ready"))
+            bed.run(*hosts["n2"].enter("pkill", "-KILL", "-f", own))
             said = watch.stdout.read()
     assert "launcher srun step" in said
     assert "ended: the job ended: rank 1 (" in said

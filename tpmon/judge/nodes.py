@@ -510,9 +510,8 @@ def _place_own(
     if len(same) == 1:
         said = f"{node.node}: {finding.summary}{more}"
         return Placed(replace(_say_where(finding, node.node), summary=said), node.node)
-    every = (
-        len(nodes) if len(same) == len(worst) else len(worst)
-    )  # those that tell nothing are none of "each"
+    # Nodes that tell nothing are none of "each".
+    every = len(nodes) if len(same) == len(worst) else len(worst)
     where = "each node" if len(same) == every else f"{len(same)} of {count_of(every, 'node')}"
     return Placed(replace(finding, summary=f"on {where}, such as {node.node}: {finding.summary}{more}"))
 
