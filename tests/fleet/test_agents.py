@@ -128,7 +128,9 @@ def test_an_agent_of_another_version_is_left_out(fleet):
         (sys.executable, "-c", "import tpmon; tpmon.__version__ = '0.0.1'; from tpmon.cli import main; main()")
     )
     done = call(*fleet[:-1], other, "--once", code=0)
-    assert done.stdout.count(f"tpmon 0.0.1 there, {__version__} here") == 2
+    why = f"tpmon 0.0.1 there, {__version__} here"
+    assert done.stdout.count(why) == 3, "a row of each node, and why there is no verdict"
+    assert f"no node tells of the job so far: n1: {why}" in " ".join(done.stdout.split())
     assert "0 of 2 nodes" in done.stdout
 
 
