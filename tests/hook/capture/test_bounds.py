@@ -14,7 +14,7 @@ from tpmon.hook.bus import wire
 from tpmon.hook.bus import wire_capture as w
 from tpmon.hook.bus.pages import Pages
 from tpmon.hook.capture import bounds as capture_bounds
-from tpmon.hook.capture import capture
+from tpmon.hook.capture import capture, recorder
 from tpmon.hook.capture import trace_file as capture_file
 from tpmon.hook.capture.bounds import judge_validation, name_tracer
 from tpmon.hook.capture.capture import Capture
@@ -465,6 +465,18 @@ def test_the_mark_of_a_step_that_did_not_end_is_renamed_in_its_place(tmp_path):
     path.write_text('[{"name": "ProfilerStep#10"}, {"name": "ProfilerStep#1"}, {"name": "ProfilerStep#1"}]')
     rename_cut(str(path), 1)
     assert path.read_text() == ('[{"name": "ProfilerStep#10"}, {"name": "StepCutShort#1"}, {"name": "StepCutShort#1"}]')
+
+
+def test_only_our_marks_count_as_steps(tmp_path):
+    """A profiler of the program's own that waits for its turn marks its steps too, maybe by the same numbers."""
+    path = tmp_path / "x.json"
+    written = '{"traceEvents": [{"name": "ProfiledStep#7"}, {"name": "ProfilerStep#7"}, {"name": "ProfilerStep#91"}]}'
+    results = types.SimpleNamespace(save=lambda place: Path(place).write_text(written))
+    ours = recorder.Recorder(0)
+    ours._profile = types.SimpleNamespace(kineto_results=results)
+    ours.save(str(path))
+    expected = '{"traceEvents": [{"name": "ProfilerStep#7"}, {"name": "ProgramsStep#7"}, {"name": "ProgramsStep#91"}]}'
+    assert path.read_text() == expected
 
 
 @pytest.fixture

@@ -30,8 +30,10 @@ _LEAST_LEVEL, _OURS, _SILENT = -1, 98, 99
 """Levels of libkineto's messages are 0 to 5; above all of them nothing is printed."""
 
 _MARK = "ProfilerStep"
-_CUT_MARK = "StepCutShort"
-"""Of the same length, to be written over it: tools that count steps ignore it."""
+"""What tools count as a step. A profiler of the program's own that waits for its turn marks its own so."""
+
+_OUR_MARK, _THEIR_MARK, _CUT_MARK = "ProfiledStep", "ProgramsStep", "StepCutShort"
+"""Of the same length, to be written over each other. A step that was cut short did not end."""
 
 
 class NotWrittenError(OSError):
@@ -74,7 +76,7 @@ class Recorder:
         """End the step before, and begin the one of this number."""
         self._end_step()
         profiler: Any = sys.modules[_PROFILER]
-        begun = profiler.record_function(f"{_MARK}#{step}")
+        begun = profiler.record_function(f"{_OUR_MARK}#{step}")
         begun.__enter__()
         self._range = begun
 
@@ -98,6 +100,8 @@ class Recorder:
         """Write what was recorded; NotWrittenError where the file is not whole."""
         self._profile.kineto_results.save(path)
         check_whole(path)
+        rename(path, f'"{_MARK}#', f'"{_THEIR_MARK}#')
+        rename(path, f'"{_OUR_MARK}#', f'"{_MARK}#')
 
     def drop(self) -> None:
         """Free the memory at once, not only at the next garbage collection."""
@@ -194,13 +198,18 @@ def check_whole(path: str) -> None:
 
 def rename_cut(path: str, step: int) -> None:
     """Rename the mark of a step that did not end, which would count as a whole one; may raise OSError."""
-    import mmap  # noqa: PLC0415 seldom needed
+    rename(path, f'"{_MARK}#{step}"', f'"{_CUT_MARK}#{step}"')
 
-    mark, other = (f'"{name}#{step}"'.encode() for name in (_MARK, _CUT_MARK))
-    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+
+def rename(path: str, name: str, other: str) -> None:
+    """Write a name over another of its length in a file; OSError where that fails."""
+    import mmap  # noqa: PLC0415 only who captures needs it
+
+    mark, instead = name.encode(), other.encode()
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         at = mapped.find(mark)
         while at >= 0:
-            mapped[at : at + len(mark)] = other
+            os.pwrite(file.fileno(), instead, at)
             at = mapped.find(mark, at + len(mark))
 
 
