@@ -31,6 +31,7 @@ from tpmon.capture.plan import (
     median_step,
     median_step_of,
     parse_pace,
+    say_dear,
     say_price,
     size_window,
     stretch_seconds,
@@ -96,6 +97,17 @@ def test_a_window_by_time_is_cut_too():
     asked = replace(ASKED, timed=True, seconds=10.0)
     probes = [(MOST_EVENTS // 10, 1000, 5.0)]
     assert fit_seconds(asked, size_window(asked, probes), probes) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("named", "seconds", "dear"), [(False, 1.0, False), (True, 10.0, True)])
+def test_a_window_by_time_that_nobody_named_needs_no_yes_for_its_pause(named, seconds, dear):
+    asked = replace(ASKED, timed=True, seconds=10.0, named_seconds=named)
+    probes = [(10, 1000, 200.0)]
+    price = size_window(asked, probes)
+    assert fit_seconds(asked, price, probes) == pytest.approx(seconds, rel=0.1)
+    said = say_dear(price)
+    assert bool(said) is dear
+    assert not dear or said[1].startswith("fewer --seconds, ")
 
 
 @pytest.mark.parametrize(

@@ -138,18 +138,22 @@ def count_alike(paces: Sequence[MeasuredPace]) -> bool:
 def size_window(asked: CaptureAsked, probes: Sequence[tuple[int, int, float]]) -> CapturePrice:
     """Return price and length of a window by the probes of one step: events, bytes, pause in ms.
 
-    The most expensive rank decides, since all record the same steps. 0 steps: not one fits.
+    The most expensive rank decides, since all record the same steps. 0 steps: not one fits. A window by time
+    whose seconds nobody named pauses the loop for half of what needs a yes at most.
     """
     events = max(probe[0] for probe in probes)
     size = max(probe[1] for probe in probes)
+    pause_ms = max(probe[2] for probe in probes)
     times = asked.seconds * 1e9 / PROBE_NS if asked.timed else float(asked.steps)
     most = min(times, MOST_EVENTS / max(events, 1), MOST_BYTES / max(size, 1))
+    if asked.timed and not asked.named_seconds:
+        most = min(most, DEAR_MS / 2 / max(pause_ms, 1e-3))
     fit = most if asked.timed else math.floor(most)
     detailed = asked.stacks or asked.shapes or asked.memory
     return CapturePrice(
         steps=0 if asked.timed else int(fit),
         events=round(events * fit),
-        pause_ms=max(probe[2] for probe in probes) * fit,
+        pause_ms=pause_ms * fit,
         bytes=round(size * fit),
         memory_bytes=round(events * fit)
         * (wire_capture.EVENT_MEMORY_DETAILED if detailed else wire_capture.EVENT_MEMORY),
@@ -298,9 +302,10 @@ def say_dear(price: CapturePrice) -> tuple[str, ...]:
     """Return lines on a price that needs a yes of its own and how to lower it; () for others."""
     if price.pause_ms <= DEAR_MS:
         return ()
+    less = "fewer steps" if price.steps else "fewer --seconds"
     return (
         f"the loop would pause for about {say_ms(price.pause_ms)}, more than {say_ms(DEAR_MS)}",
-        "fewer steps, and fewer of --stacks, --shapes and --memory, cost less; tpmon run --kineto costs none",
+        f"{less}, and fewer of --stacks, --shapes and --memory, cost less; tpmon run --kineto costs none",
     )
 
 
