@@ -8,13 +8,17 @@ import sys
 import pytest
 
 from tests.inject.late_matrix import find_ranks, finish, start
+from tests.inject.targets import find, looping
 from tests.programs.capturing import TPMON, run
 from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon import __version__
-from tpmon.model.hook import PutIn, StepReading
+from tpmon.commands.capture import find_bare
+from tpmon.inject.late_hook import LateHook
+from tpmon.model.hook import HookState, PutIn, StepReading
 from tpmon.model.known import is_known
 from tpmon.model.process import Identity
+from tpmon.model.results.late import LateState
 from tpmon.probe.hooked.page import NO_HOOK, StepReader
 
 pytestmark = [pytest.mark.torch, needs_torch]
@@ -31,6 +35,21 @@ def read(process: Identity) -> object:
 def counts(process: Identity) -> bool:
     found = read(process)
     return isinstance(found, StepReading) and found.counts.steps > 0
+
+
+def test_it_is_seen_to_be_in_before_its_first_event_comes():
+    """A step may take minutes, and whoever asks meanwhile must not be told to put it in."""
+    program = "import time, torch\nprint('ready', flush=True)\nwhile True:\n    time.sleep(0.01)\n"
+    with looping(program=program) as job:
+        process = find(job)
+        assert LateHook(process).install().state is LateState.INSTALLED
+        found = read(process)
+        assert isinstance(found, StepReading)
+        assert (found.state, is_known(found.put_in), is_known(found.now)) == (HookState.RUNNING, True, False)
+        assert len(found.patches) == 4
+        assert find_bare(process) is None
+        assert LateHook(process).remove().state is LateState.REMOVED
+        assert read(process) == NO_HOOK
 
 
 @pytest.mark.parametrize("loop", ["workers", pytest.param("ddp", marks=pytest.mark.long)])

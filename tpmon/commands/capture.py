@@ -341,7 +341,8 @@ def _lend(
         lent.put_in(hooks)
     except RefusedError as error:
         raise _offer(bare[0][1], job, bare[0][0], error) from error
-    asker.tell("waits for the first batch, backward or update that the hook sees")
+    if any(find_bare(process) for process, _ in bare):
+        asker.tell("waits for the first batch, backward or update that the hook sees")
     _await(asker, lambda: not any(find_bare(process) for process, _ in bare), EVENT_S)
     return True
 

@@ -57,6 +57,12 @@ def read_torch_version() -> str:
     return str(getattr(sys.modules.get("torch"), "__version__", ""))
 
 
+def read_put_in() -> tuple[int, str]:
+    """Return when and by which tpmon, which notes it, the hook was put into this running process; 0 else."""
+    told: tuple[int, str] | None = getattr(sys.modules.get("tpmon"), "put_in", None)
+    return told or (0, "")
+
+
 def has_gradients_on() -> bool:
     """Tell whether gradients are enabled in this thread; an evaluation turns them off."""
     ask = getattr(sys.modules.get("torch"), "is_grad_enabled", None)

@@ -6,7 +6,6 @@ what came after.
 
 from __future__ import annotations
 
-import sys
 from _thread import get_ident
 from time import monotonic_ns
 
@@ -19,6 +18,7 @@ from tpmon.hook.context import (
     is_loader_worker,
     is_of_python,
     is_ours,
+    read_put_in,
     read_ranks,
     read_torch_version,
 )
@@ -266,7 +266,7 @@ class Counts:
         if self.problem:
             self.turn_off(self.problem)
             return False
-        self._make_pages().set_status(wire.STATE_RUNNING, self.patches, "")
+        self.announce()
         self.owner = thread
         self.last_ns = self.published_ns = monotonic_ns()
         self.due_ns = self.last_ns + SHORT_NS
@@ -274,11 +274,17 @@ class Counts:
             self.mailbox.opened(self)
         return True
 
+    def announce(self) -> None:
+        """Make the pages where there are none; before the first event they say that the hook is in."""
+        if is_loader_worker():
+            return
+        pages = self.pages or self._make_pages()
+        pages.set_status(wire.STATE_RUNNING, self.patches, "")
+
     def _make_pages(self) -> Pages:
         from tpmon.hook.bus.pages import Pages  # noqa: PLC0415 a millisecond that only trainings pay
 
-        put_in = getattr(sys.modules.get("tpmon"), "put_in", None) or (0, "")  # hook.late sets it
-        pages = self.pages = Pages(__version__, read_torch_version(), read_ranks(), put_in)
+        pages = self.pages = Pages(__version__, read_torch_version(), read_ranks(), read_put_in())
         self.page = pages.page
         self.live = pages.live
         self.requests = pages.requests

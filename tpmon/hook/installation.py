@@ -11,7 +11,7 @@ import sys
 
 from tpmon.hook.bus import wire
 from tpmon.hook.capture.mailbox import Mailbox
-from tpmon.hook.context import GRAPHS, describe, is_ours
+from tpmon.hook.context import GRAPHS, describe, is_ours, read_put_in
 from tpmon.hook.counters import OFF
 from tpmon.hook.patches import LATER, PLACES, Patches
 from tpmon.hook.steps import Steps
@@ -153,6 +153,8 @@ class Installation:
             if not self._forks_watched:
                 os.register_at_fork(after_in_child=self._forked)
                 self._forks_watched = True
+            if read_put_in()[0] and "torch" in sys.modules:
+                self.steps.announce()  # before the patches: from then on another thread may make the pages
             self._torch_came()
         except Exception as error:
             self._give_up(error)

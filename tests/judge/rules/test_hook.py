@@ -20,7 +20,7 @@ from tpmon.judge.watch.clock import LAST_STEP, see_quiet
 from tpmon.judge.watch.tracker import NO_WATCH, WatchedTime, event_age_s, last_event_ns, longest_step_s, observe
 from tpmon.model.figures import Origin
 from tpmon.model.frame import Frame
-from tpmon.model.hook import HookSample, HookState, LoopPhase, StepRule
+from tpmon.model.hook import HookSample, HookState, LoopPhase, PutIn, StepRule
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.verdict import Confidence, Kind, SinceIs
@@ -259,6 +259,12 @@ def first_steps(steps: int, age_s: float = 40.0, **turns: int) -> Frame:
 def test_a_loop_with_few_steps_is_starting(frame, said):
     starts = [(one.kind, one.cause) == (Kind.STARTING, "first-steps") for one in suspected(scene_of(frame))]
     assert any(starts) is said
+
+
+def test_a_hook_that_was_put_in_by_hand_did_not_count_the_first_steps():
+    frame = first_steps(1)
+    by_hand = replace(frame.hook[0], put_in=PutIn(frame.taken, "1.0"))
+    assert not [one for one in suspected(scene_of(with_hooks(frame, by_hand))) if one.cause == "first-steps"]
 
 
 def test_before_the_first_step_a_loop_must_have_begun():

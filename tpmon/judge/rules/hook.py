@@ -218,6 +218,8 @@ def suspect_first_steps(scene: Scene) -> Suspicion | None:
         return None
     if any(one.counts.steps == 0 and not is_known(one.phase) for one in hooks):
         return None  # no loop was seen yet, and it may never come to one
+    if any(is_known(one.put_in) for one in hooks):
+        return None  # the steps before it came in are not counted
     turns = [max(one.batches, one.backwards, one.optimizer_calls, one.elsewhere) for one in counts]
     if fewest == 0 and max(turns) >= UNCOUNTED_TURNS:
         return None  # it goes round, whatever counts as a step
