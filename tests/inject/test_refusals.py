@@ -26,7 +26,7 @@ from tpmon.foreign_file import own
 from tpmon.inject import folder, layout
 from tpmon.inject.late_hook import LateHook
 from tpmon.inject.memory import TargetMemory
-from tpmon.inject.payload import make_payload
+from tpmon.inject.payload import make_payload, make_script
 from tpmon.inject.refusal import REFUSALS, RefusalReason, RefusedError
 from tpmon.inject.request import TEXT_BYTES
 from tpmon.model.results.late import LateState
@@ -286,6 +286,11 @@ def test_a_python_that_takes_no_scripts():
     python = find_pythons().get("3.14") or shutil.which("python3.14") or pytest.skip("no Python 3.14 here")
     with looping(python, PYTHON_DISABLE_REMOTE_DEBUG="1") as job:
         assert refuse(find(job)) is RefusalReason.REMOTE_DEBUG
+
+
+def test_what_the_main_thread_compiles_is_short():
+    """What the program's signal handler raises meanwhile is lost, as it cannot be raised again."""
+    assert len(make_script("/tmp/.tpmon-1-2-3", "install", 1 << 60, "1.0.0", "0" * 16)) < 1000
 
 
 def test_a_text_fits_into_its_bytes():

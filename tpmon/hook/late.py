@@ -1,6 +1,6 @@
 """Put the hook into this process, which is running, or take it out, and answer in a file (docs/late-hook.md).
 
-tpmon writes this file with a call of ``main`` at its end, and has the main thread run it at a safe point. The
+tpmon writes a script that calls ``main``, and has the main thread run it at a safe point. This and the
 hook's modules come from one file beside it and are kept in memory: nothing of it stays on disk. Removed, the
 modules stay loaded and do nothing, as code that other threads may stand in cannot be unloaded. Files are
 opened by ``posix``: a program may have replaced ``open`` and ``os.open`` by guards of its own.
@@ -133,7 +133,7 @@ def stands_within(frame: FrameType | None, shared: bool) -> bool:
             return True
         if file == _FINDERS and code.co_name == "_find_spec":
             return True
-        if file.startswith(_ROOT) and not file.endswith("/patches.py"):
+        if file.startswith(_ROOT) and not file.endswith(("/patches.py", "/late.py")):
             return True
         frame = frame.f_back
     return False

@@ -128,8 +128,26 @@ def parse_parts(data: bytes) -> Iterator[bytes]:
         at += 4 + size
 
 
+_SCRIPT = """\
+import marshal, posix
+from _frozen_importlib_external import MAGIC_NUMBER
+def load(path):
+    file = posix.open(path, posix.O_RDONLY | posix.O_NOFOLLOW)
+    try:
+        modules, magic = marshal.loads(posix.read(file, posix.fstat(file).st_size))
+    finally:
+        posix.close(file)
+    _, source, code = modules["tpmon.hook.late"]
+    return marshal.loads(code) if code and magic == MAGIC_NUMBER else compile(source, "late.py", "exec")
+exec(load({path!r}))
+main({call})
+"""
+
+
 def make_script(folder: str, verb: str, at_ns: int, version: str, mark: str) -> bytes:
-    """Return the script: ``hook/late.py`` with its call; ``folder`` as the target sees it."""
-    with open(os.path.join(_PACKAGE, "hook", "late.py"), "rb") as file:
-        text = file.read()
-    return text + f"\n\nmain({folder!r}, {verb!r}, {(at_ns, version)!r}, {mark!r})\n".encode()
+    """Return the script, which calls ``hook/late.py``; ``folder`` as the target sees it.
+
+    It is short: what a signal handler of the program raises while Python compiles it nobody raises again.
+    """
+    call = f"{folder!r}, {verb!r}, {(at_ns, version)!r}, {mark!r}"
+    return _SCRIPT.format(path=f"{folder}/hook", call=call).encode()
