@@ -1,6 +1,7 @@
 """A fleet on a real terminal: its nodes, the screen of one of them, stacks of all, an agent that dies, the end."""
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -78,7 +79,8 @@ def test_a_node_that_goes_away_while_it_is_watched_says_so_and_can_be_left(open_
 
 def test_lines_are_written_on_a_terminal_where_they_are_asked_for(open_terminal, state):
     terminal = open_terminal(command=fleet_words(state, "--plain"))
-    terminal.until("n[0-1]: live")
+    both = re.compile(r"n\[0-1\]: live|n0: live.*n1: live|n1: live.*n0: live", re.DOTALL)
+    terminal.until(lambda: both.search(terminal.text()) is not None)
     assert b"\x1b[?1049h" not in terminal.raw
     terminal.signal(signal.SIGTERM)
     terminal.end()
