@@ -18,8 +18,8 @@ _RUNS = (
     " hook takes of a step (10 to 55 us)"
 )
 _RISKS = {
-    LateWay.PENDING_CALL: "if it uses pending calls itself in the same microseconds, one may be lost; a signal"
-    " handler of its own that raises in those ends it",
+    LateWay.PENDING_CALL: "if it uses pending calls itself in the same microseconds, one may be lost; a"
+    " signal handler of its own that raises in those ends it",
     LateWay.SCRIPT: "within the constructor of a namedtuple Python cannot open the script: it says so on"
     " standard error and is asked again",
 }
