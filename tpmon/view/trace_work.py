@@ -9,10 +9,11 @@ from tpmon.view.blocks import Block, Paragraph, Sheet, cap, lay_sheet
 from tpmon.view.layout import NA, Figures, TableFigure, ms_of_us, number, pct, said, thousands
 from tpmon.view.trace import shorten_kernel
 
+_HIDDEN_MS = TableFigure[WorkRow]("hidden ms", lambda row: row.overlapping_us - row.us, ms_of_us, 3)
 WORK: Figures[WorkRow] = (
     TableFigure("ms", lambda row: row.us, ms_of_us, 1),
     TableFigure("of busy", lambda row: row.share_pct, pct, 2),
-    TableFigure("hidden ms", lambda row: row.overlapping_us - row.us, ms_of_us, 3),
+    _HIDDEN_MS,
     TableFigure("count", lambda row: row.count, thousands, 4),
     TableFigure("work", lambda row: row.category, keep=0, left=True),
     TableFigure("longest kernel", lambda row: row.largest, shorten_kernel, 3, 16, left=True, grows=True),
@@ -36,7 +37,7 @@ def list_work(file: results.TraceFile) -> list[Block]:
         of = f"a mean {work.unit}" if work.unit else "the whole trace"
         title = f"what the device computes, {of}, {busy}"
         hides = any(row.overlapping_us - row.us >= HIDDEN * work.busy_us for row in work.categories)
-        shown = tuple(one for one in WORK if hides or one.head != "hidden ms")
+        shown = tuple(one for one in WORK if hides or one is not _HIDDEN_MS)
         blocks.append(lay_sheet(title, shown, work.categories, findable=False, table="work"))
     if is_known(work.phases):
         blocks.append(

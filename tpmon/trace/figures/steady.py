@@ -17,7 +17,15 @@ from tpmon.trace.figures.repeats import LEAST_REPEATS, WARM, find_repeats
 from tpmon.trace.figures.steps import UNMARKED, TraceSteps
 from tpmon.trace.reading.columns import Ints
 from tpmon.trace.reading.read import Trace, clean_name
-from tpmon.trace.reading.schema import CallClass, Category, begins, class_of_call, is_compiling, is_optimizer
+from tpmon.trace.reading.schema import (
+    CallClass,
+    Category,
+    begins,
+    class_of_call,
+    is_compiling,
+    is_first_step,
+    is_optimizer,
+)
 from tpmon.trace.reading.spans import NOTHING, Spans, find_parts, unite, unite_all, unite_rows
 
 ONCE_NS = 1_000_000
@@ -121,7 +129,7 @@ class SteadyPart:
         count = len(self.steps.names)
         if self.unit and 2 * self.left_ns > self.whole_ns and count < LEAST_REPEATS:
             return f"that is of {'one' if count == 1 else count} {self.unit}{'s' * (count > 1)} alone"
-        first = self.steps.marked and count == 1 and self.steps.names[0].endswith("#0")
+        first = self.steps.marked and count == 1 and is_first_step(self.steps.names[0])
         few = first or (not self.unit and 0 < self.updates < LEAST_REPEATS)
         many = "one step" if first or self.updates == 1 else "one or two steps"
         return f"that is of {many} without warm-up" if few and not self.dropped else ""

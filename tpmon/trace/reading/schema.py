@@ -278,6 +278,8 @@ def begins(pattern: str, flags: int = 0) -> Callable[[str], bool]:
 
 is_step = begins(STEP)
 """A host event that marks a step of torch.profiler."""
+is_first_step = begins(rf"{STEP}0$")
+"""The step with which a profiler without a schedule begins: nothing has warmed up."""
 is_loader = begins(r"enumerate\(Data(?:Loader|Pipe)\)#")
 """The wait for the next batch."""
 is_node_of_backward = begins("autograd::engine::evaluate_function: ")
